@@ -1,0 +1,29 @@
+# `make train` runs the main job, `make test` the checks; both need nothing but Python >= 3.11.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: train test lint bench clean
+
+train: .venv/ready
+	$(BIN)/stageline train examples/digits/stageline.toml
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/ready
+	$(BIN)/python -m benchmarks
+
+.venv/ready: setup.py constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stageline needs Python 3.11 or newer, this is " + sys.version.split()[0] + ". Use make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples,test]'
+	touch $@
+
+clean:
+	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""How a microbatch travels, and who holds it."""

@@ -1,0 +1,87 @@
+"""What a queue promises, in words; the backends in `queues/` keep the promise in their own ways.
+
+A queue is a retained, ordered log from the one worker that produces its messages to the one that consumes them.
+Its messages are numbered by their place in the run: message `step * microbatches + microbatch` of the queue, from 0.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from .message import Message
+
+
+class Flow(StrEnum):
+    """What travels on a queue."""
+
+    FORWARD = "forward"  # activations, from stage k-1 to stage k
+    BACKWARD = "backward"  # gradients with respect to those activations, from stage k+1 to stage k
+    TARGET = "target"  # targets from a user's own loader to the last stage
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class QueueKey:
+    """Names one queue of a run: what travels on it, and the stage that takes from it."""
+
+    flow: Flow
+    stage: int
+
+    def __str__(self) -> str:
+        return f"{self.flow}-{self.stage}"
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What a queue holds now. Counts are messages; `oldest` is the age in seconds of the oldest retained one."""
+
+    ready: int  # put and not yet handed to the consumer's machine
+    in_flight: int  # handed over and not yet known to be taken
+    retained: int  # kept for a rewind, the ones above included
+    bytes: int  # of the retained ones
+    oldest: float
+
+
+class Outbound(Protocol):
+    """The producer's end of a queue."""
+
+    key: QueueKey
+
+    def put(self, message: Message) -> None:
+        """Keep `message` until it is trimmed, and deliver it. The same identity twice is one message.
+
+        Raises `Disagreement` if a message of the same identity has other bits, `QueueGap` if it skips a number.
+        """
+
+    def trim(self, step: int) -> None:
+        """Messages before `step` may be forgotten: every stage is past needing them."""
+
+    def depth(self) -> Depth:
+        """For inspection; never disturbs delivery."""
+
+    def peek(self, limit: int) -> list[Message]:
+        """The first `limit` retained messages; never disturbs delivery."""
+
+
+class Inbound(Protocol):
+    """The consumer's end of a queue."""
+
+    key: QueueKey
+
+    def take(self, timeout: float) -> Message | None:
+        """The next message in order, or None after `timeout` seconds (0: look once, never wait)."""
+
+    def rewind(self, step: int) -> None:
+        """Deliver again from the first message of `step` on: what a replacement does first."""
+
+
+class Queues(Protocol):
+    """All queue ends of one worker."""
+
+    def outbound(self, key: QueueKey) -> Outbound: ...
+
+    def inbound(self, key: QueueKey) -> Inbound: ...
+
+    def pump(self, timeout: float) -> None:
+        """Serve what the other ends ask for (credits, resends), waiting up to `timeout` seconds for such a request."""
+
+    def close(self) -> None: ...

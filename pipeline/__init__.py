@@ -1,0 +1,1 @@
+"""What is computed, and in which order."""

@@ -1,0 +1,5 @@
+"""The `stageline` command."""
+
+
+def main() -> None:
+    raise SystemExit("stageline: no command yet")
