@@ -1,0 +1,133 @@
+"""(seed, step) -> batch -> microbatches, the same on every machine.
+
+    step 7, 3 steps an epoch          epoch 2, place 1:  rows 4..7 of the epoch's order
+    batch_size 4, 10 rows             [ . . . . | 4 5 6 7 | . . ]    the last batch is smaller, never dropped
+    2 microbatches                              [4 5][6 7]
+
+Stage 0 asks for the inputs of a step and the last stage for its targets, each from a source of its own: nothing
+but the seed and the step may decide what a batch holds.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from hashlib import sha256
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .tree import Tree, map_tensors, tensors
+
+Batch: TypeAlias = tuple[Tree, Tree]  # inputs, targets
+
+
+class DataError(ValueError):
+    """The data source gives what no step can be made of."""
+
+
+class Source(Protocol):
+    """Where the batches of a run come from. Two sources of the same arguments give the same batches, to the bit."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in one pass over the data, the last and smaller one included; at least 1."""
+
+    def batch(self, step: int) -> Batch:
+        """Inputs and targets of `step`, counted from 0 over all epochs; in any order, any number of times.
+
+        Every tensor's dimension 0 counts rows, which may be none. Global random state is neither read nor changed.
+        """
+
+    def held_out(self) -> Batch | None:
+        """Rows that no batch holds, to measure the trained model by; None if the source keeps none back."""
+
+
+class Rows:
+    """The ready source: rows of tensors in memory, in an order drawn anew for every epoch.
+
+    `inputs` and `targets` are trees whose tensors all have as many rows (dimension 0), of any dtype. With `shuffle`
+    a batch is a copy of its rows; without, a view of them. Raises `DataError` if the tensors disagree about the
+    number of rows, if there are none, or if `batch_size` is below 1.
+    """
+
+    def __init__(
+        self,
+        inputs: Tree,
+        targets: Tree,
+        batch_size: int,
+        seed: int,
+        *,
+        shuffle: bool = True,
+        held_out: Batch | None = None,
+    ) -> None:
+        self._count = rows((inputs, targets))
+        if self._count == 0:
+            raise DataError("the data source holds 0 rows. Give it at least one.")
+        if batch_size < 1:
+            raise DataError(f"batch_size is {batch_size}. Give each batch at least one row.")
+        self._inputs, self._targets, self._held_out = inputs, targets, held_out
+        self._batch_size, self._seed, self._shuffle = batch_size, seed, shuffle
+        # Stages on one worker are a few steps apart, so at the seam of two epochs both orders are in use.
+        self._order = lru_cache(maxsize=2)(self._draw_order)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self._count // self._batch_size)
+
+    def batch(self, step: int) -> Batch:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        here = slice(place * self._batch_size, (place + 1) * self._batch_size)
+        if not self._shuffle:
+            return _slice(self._inputs, here), _slice(self._targets, here)
+        picked = self._order(epoch)[here]
+        return _pick(self._inputs, picked), _pick(self._targets, picked)
+
+    def held_out(self) -> Batch | None:
+        return self._held_out
+
+    def _draw_order(self, epoch: int) -> Tensor:
+        key = sha256(f"{self._seed}/epoch {epoch}".encode()).digest()[:8]
+        return torch.randperm(self._count, generator=torch.Generator().manual_seed(int.from_bytes(key, "little")))
+
+
+def rows(tree: Tree) -> int:
+    """How many rows the tensors of `tree` have in dimension 0.
+
+    Raises `DataError` if there is no tensor, one has no dimensions, or two disagree.
+    """
+    shapes = [tuple(leaf.shape) for leaf in tensors(tree)]
+    counts = {shape[0] for shape in shapes if shape}
+    if len(counts) != 1 or () in shapes:
+        raise DataError(f"tensors of shapes {shapes} have no common number of rows. Make dimension 0 count rows.")
+    return counts.pop()
+
+
+def split(tree: Tree, microbatches: int) -> list[Tree]:
+    """Cut every tensor of `tree` along dimension 0 as `torch.tensor_split` does; the slices are views.
+
+    The first `rows % microbatches` slices hold one row more than the others; with fewer rows than microbatches the
+    last ones are empty. Plain values are the same in every microbatch. Raises `DataError` as `rows` does.
+    """
+    rows(tree)
+    slices = [leaf.tensor_split(microbatches) for leaf in tensors(tree)]
+    return [_refill(tree, iter(microbatch)) for microbatch in zip(*slices, strict=True)]
+
+
+def share(microbatch_rows: int, batch_rows: int) -> float:
+    """What a microbatch's mean loss counts in its batch's, so that the counted losses add up to the batch's mean.
+
+    1 for an empty batch: its gradients are zeros, and its loss is left out of every sum.
+    """
+    return microbatch_rows / batch_rows if batch_rows else 1.0
+
+
+def _slice(tree: Tree, here: slice) -> Tree:
+    return map_tensors(lambda leaf: leaf[here], tree)
+
+
+def _pick(tree: Tree, picked: Tensor) -> Tree:
+    return map_tensors(lambda leaf: leaf.index_select(0, picked.to(leaf.device)), tree)
+
+
+def _refill(tree: Tree, leaves: Iterator[Tensor]) -> Tree:
+    return map_tensors(lambda _: next(leaves), tree)
