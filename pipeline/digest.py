@@ -1,0 +1,50 @@
+"""The fingerprint of a model's weights: one SHA-256 that any script can compute, from 32 bytes per tensor.
+
+Workers digest each tensor where it lies (`tensor_digests`); whoever holds all digests combines them (`weights_sha256`).
+"""
+
+import ctypes
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the broker combines digests and has no need of torch
+    from torch import Tensor
+
+TensorDigest = tuple[str, tuple[int, ...], str]
+"""dtype as torch prints it without `torch.`, shape, SHA-256 in hex of the raw little-endian bytes."""
+
+
+def tensor_digests(state_dict: "Mapping[str, Tensor]") -> dict[str, TensorDigest]:
+    """Digests every entry of a `state_dict()`, of any dtype, shape, layout in memory and device.
+
+    Raises `TypeError` for an entry that is not a tensor (a module's `get_extra_state`): it has no bytes to digest.
+    """
+    return {name: _tensor_digest(name, tensor) for name, tensor in state_dict.items()}
+
+
+def weights_sha256(digests: Mapping[str, TensorDigest]) -> str:
+    """The SHA-256 in hex over all tensors of a model, in sorted name order.
+
+    Each counts as: name in UTF-8, a zero byte, dtype, a zero byte, the shape as decimal numbers joined by commas,
+    a zero byte, the 32 bytes of its own SHA-256.
+    """
+    whole = hashlib.sha256()
+    for name in sorted(digests):
+        dtype, shape, hexdigest = digests[name]
+        whole.update(b"\0".join([name.encode(), dtype.encode(), _comma_joined(shape), bytes.fromhex(hexdigest)]))
+    return whole.hexdigest()
+
+
+def _comma_joined(shape: Iterable[int]) -> bytes:
+    return ",".join(map(str, shape)).encode()
+
+
+def _tensor_digest(name: str, tensor: "Tensor") -> TensorDigest:
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"state_dict entry {name!r} is a {type(tensor).__name__}, not a tensor: it has no digest")
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    view = (ctypes.c_ubyte * raw.numel()).from_address(raw.data_ptr())  # no copy; `raw` keeps the memory alive
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), hashlib.sha256(view).hexdigest()
