@@ -1,0 +1,380 @@
+"""Computes one stage: forward with a stash, backward from an output-gradient, update.
+
+    forward   activation in -> layers, each seeded -> stash -> activation out (or the loss, on the last stage)
+    backward  gradient with respect to that output in -> autograd -> gradient with respect to the input out
+    update    optimizer step, gradients cleared
+
+By hand, in a loop of your own:
+
+    y = first.forward(x)
+    loss = last.forward(y, target)
+    first.backward(last.backward())
+    first.update()
+    last.update()
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+Loss = Callable[[Any, Any], Tensor]
+Weights = Mapping[str, Tensor]
+
+
+class StageError(Exception):
+    """A stage was asked for something it cannot compute; the text names the stage and what it wants instead."""
+
+
+class GradientMismatch(StageError):
+    """The gradient handed to `backward` is not one with respect to what the stage sent."""
+
+
+class LossNotScalar(StageError):
+    """The loss function returned something other than one number."""
+
+
+def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
+    """What the random generators are seeded with before `layer` of one microbatch: the same wherever the cut is."""
+    return int.from_bytes(sha256(f"{seed}/{step}/{microbatch}/{layer}".encode()).digest()[:8], "little")
+
+
+class _NotGiven:
+    """Tells a gradient that was left out from one that is None, which a next stage that ignored its input sends."""
+
+
+NOT_GIVEN = _NotGiven()
+
+
+@dataclass(slots=True)
+class _Stashed:
+    """What backward needs of one forward: the outputs with their graph, where the gradients of the inputs will be
+    put, and the weights it ran with if those are stashed."""
+
+    outputs: Tree
+    is_loss: bool
+    slots: Tree
+    gradients: list[Tensor | None]
+    weights: Weights | None
+
+
+class Stage:
+    """One contiguous segment of a model.
+
+    `layers` are the segment's layers in order; `names` are their names in the unsplit model (by default their numbers,
+    from `first_layer` on). `optimizer` makes an optimizer from parameters, as `functools.partial(SGD, lr=0.1)` does; a
+    stage without trainable parameters makes none. `loss(output, target)` belongs to the last stage and is a mean over
+    rows. With `stash_weights`, backward uses the weights that its forward used (PipeDream, SOSP'19, section 3.3).
+    Every forward seeds torch's default generators, layer by layer.
+    """
+
+    def __init__(
+        self,
+        layers: nn.Module | Sequence[nn.Module],
+        *,
+        index: int = 0,
+        first_layer: int = 0,
+        names: Sequence[str] | None = None,
+        seed: int = 0,
+        optimizer: OptimizerFactory | None = None,
+        lr_scheduler: LrSchedulerFactory | None = None,
+        loss: Loss | None = None,
+        device: str | torch.device = "cpu",
+        stash_weights: bool = False,
+    ) -> None:
+        self.index = index
+        self.device = torch.device(device)
+        self.loss = loss
+        self.seed = seed
+        self.first_layer = first_layer
+        self._layers = _listed(layers)
+        self._body = _Body(self._layers).to(self.device)
+        self.names = tuple(names or (str(first_layer + k) for k in range(len(self._layers))))
+        trainable = [p for p in self._body.parameters() if p.requires_grad]
+        self.optimizer = optimizer(trainable) if optimizer is not None and trainable else None
+        self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
+        self._owned = {_address(t) for t in (*self._body.parameters(), *self._body.buffers())} - {0}
+        self._generators = _generators(self.device)
+        self._stash: dict[tuple[int, int], _Stashed] = {}
+        self._stash_weights = stash_weights
+        self._weights: Weights | None = None
+        self._position = 0
+        self._forwarded = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Microbatches run forward and not yet backward."""
+        return len(self._stash)
+
+    @property
+    def at_layer(self) -> str:
+        """The name of the layer that runs now, or ran last: what a diagnosis wants to know."""
+        return self.names[self._position]
+
+    def forward(
+        self,
+        x: Tree,
+        target: Tree = None,
+        *,
+        step: int = 0,
+        microbatch: int | None = None,
+        share: float = 1.0,
+        owned: bool = False,
+    ) -> Tree:
+        """The activation for the next stage; with a `target`, on a stage with a loss, `share` times the loss (0-dim).
+
+        `x`: what the stage before returned, or a batch: tensors of any shape and dtype, nested in any way. Gradients
+        flow back to those of its tensors that require them. `share` is the microbatch's rows over the batch's rows.
+        `owned` says that nobody else needs the memory of `x`; otherwise it is copied, since a layer may write to it.
+        Raises `LossNotScalar`, `StageError`, and whatever the layers raise.
+        """
+        key = (step, self._forwarded if microbatch is None else microbatch)
+        if key in self._stash:
+            raise StageError(f"stage {self.index} already holds microbatch {key[1]} of step {step}, not yet backward")
+        if not self._body.training:
+            self._body.train()
+        weights = self._current_weights() if self._stash_weights else None
+        gradients: list[Tensor | None] = []
+        with torch.enable_grad():
+            inputs = map_tensors(lambda t: self._receive(t, gradients, owned), x)
+            output = self._run(inputs, key, weights)
+            loss = self.loss if target is not None else None
+            if loss is not None:
+                output = self._loss_of(loss, output, target) * share
+        if _requires_grad(output):
+            self._stash[key] = _Stashed(output, loss is not None, _slots(x) if gradients else None, gradients, weights)
+        self._forwarded += 1
+        return self._sendable(output, x)
+
+    def backward(
+        self, gradient: "Tree | _NotGiven" = NOT_GIVEN, *, step: int | None = None, microbatch: int | None = None
+    ) -> Tree:
+        """The gradient with respect to the stage's input, of the oldest stashed microbatch or of the one named.
+
+        `gradient` is with respect to what `forward` returned: the same tree, a tensor of the same shape and dtype for
+        every tensor that requires a gradient, or None for one that gets none. Left out after a loss.
+        The result has the tree of `x`, with None for what carries no gradient; None on a first stage.
+        Parameters' gradients are added up in `.grad`. Raises `GradientMismatch`, or `StageError` if nothing is stashed.
+        """
+        stashed = self._stash.pop(self._stashed_key(step, microbatch), None)
+        if stashed is None:  # nothing in this stage required a gradient for this microbatch
+            return None
+        if isinstance(gradient, _NotGiven):
+            gradient = self._gradient_of_loss(stashed)
+        gradient = map_tensors(lambda t: t.to(self.device), gradient)
+        outputs, gradients = self._matched(stashed.outputs, gradient)
+        if outputs:
+            torch.autograd.backward(outputs, gradients)
+        if stashed.weights is not None:
+            self._collect_gradients(stashed.weights)
+        if stashed.slots is None:
+            return None
+        filled = stashed.gradients
+        result = map_leaves(lambda slot: filled[slot] if isinstance(slot, int) else None, stashed.slots)
+        return self._sendable(result, gradient)
+
+    def update(self) -> None:
+        """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler."""
+        self._forwarded = 0
+        if self.optimizer is None:
+            return
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._weights = None
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+
+    def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0) -> Tree:
+        """The stage's output in evaluation mode: no stash, no gradient; seeded like `forward`."""
+        if self._body.training:
+            self._body.eval()
+        with torch.no_grad():
+            inputs = map_tensors(lambda t: t.detach().to(self.device), x)
+            return self._sendable(self._run(inputs, (step, microbatch), None), x)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers under the unsplit model's names; the tensors are the stage's own, not copies."""
+        pairs = zip(self.names, self._layers, strict=True)
+        return {f"{name}.{key}": value for name, layer in pairs for key, value in layer.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `state_dict` gave. Raises `RuntimeError`, from torch, naming what is missing or misshapen."""
+        for name, layer in zip(self.names, self._layers, strict=True):
+            prefix = f"{name}."
+            layer.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+
+    def _run(self, x: Tree, key: tuple[int, int], weights: Weights | None) -> Tree:
+        if weights is not None:
+            lent: Tree = torch.func.functional_call(self._body, dict(weights), (lambda: self._run(x, key, None),))
+            return lent
+        for position, layer in enumerate(self._layers):
+            self._position = position
+            number = layer_seed(self.seed, *key, self.first_layer + position)
+            for generator in self._generators:
+                generator.manual_seed(number)
+            x = layer(x)
+        return x
+
+    def _receive(self, tensor: Tensor, gradients: list[Tensor | None], owned: bool) -> Tensor:
+        mine = tensor.detach().to(self.device)
+        if not owned and mine.data_ptr() == tensor.data_ptr():
+            mine = _copied(mine)
+        if not tensor.requires_grad:
+            return mine
+        gradients.append(None)
+        return _Receive.apply(mine, _anchor, gradients, len(gradients) - 1)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _loss_of(self, function: Loss, output: Tree, target: Tree) -> Tensor:
+        loss = function(output, map_tensors(lambda t: t.to(self.device), target))
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            found = describe(loss) if isinstance(loss, Tensor) else repr(loss)
+            raise LossNotScalar(
+                f"the loss must be one number (a 0-dimensional tensor, the mean over rows); "
+                f"it returned {found}. Use reduction='mean', or take its mean()."
+            )
+        return loss
+
+    def _sendable(self, tree: Tree, received: Tree) -> Tree:
+        """Detached, and copied where it shares memory with weights, buffers or what was received: a retained message
+        must never change."""
+        taken = {_address(leaf) for _, leaf in leaves(received) if isinstance(leaf, Tensor)} - {0}
+
+        def send(tensor: Tensor) -> Tensor:
+            detached = tensor.detach()
+            address = _address(detached)
+            if address in taken or address in self._owned:
+                detached = _copied(detached)
+            return detached.requires_grad_() if tensor.requires_grad else detached
+
+        return map_tensors(send, tree)
+
+    def _stashed_key(self, step: int | None, microbatch: int | None) -> tuple[int, int]:
+        if step is not None and microbatch is not None:
+            return (step, microbatch)
+        if not self._stash:
+            raise StageError(f"stage {self.index} has nothing to run backward: call forward first")
+        return next(iter(self._stash))
+
+    def _gradient_of_loss(self, stashed: _Stashed) -> Tree:
+        if not stashed.is_loss:
+            sent = ", ".join(describe(leaf) for _, leaf in leaves(stashed.outputs))
+            raise GradientMismatch(
+                f"stage {self.index} sent an activation ({sent}), not a loss: backward() needs the gradient "
+                f"with respect to it, which the next stage's backward() returns"
+            )
+        return map_tensors(torch.ones_like, stashed.outputs)
+
+    def _matched(self, outputs: Tree, gradient: Tree) -> tuple[list[Tensor], list[Tensor]]:
+        """The outputs that take part in backward, and their gradients. An output without a gradient takes no part."""
+        found = {path: given for path, given in leaves(gradient) if given is not None}
+        taking_part, gradients = [], []
+        for path, output in leaves(outputs):
+            given = found.pop(path, None)
+            if given is None:
+                continue
+            if not _fits(output, given):
+                raise self._mismatch(path, output, given)
+            taking_part.append(output)
+            gradients.append(given)
+        for path, extra in found.items():
+            raise self._mismatch(path, None, extra)
+        return taking_part, gradients  # type: ignore[return-value]  # only tensors fit
+
+    def _mismatch(self, path: str, output: Leaf, given: Leaf) -> GradientMismatch:
+        return GradientMismatch(
+            f"stage {self.index} got a gradient of {describe(given)} for output{path}, which is {describe(output)}. "
+            f"Wanted is the gradient with respect to the activation that the stage sent, of the same shape and dtype, "
+            f"not the gradient of a weight: what the next stage's backward() returns."
+        )
+
+    def _current_weights(self) -> Weights:
+        if self._weights is None:
+            self._weights = {n: p.detach().clone().requires_grad_() for n, p in self._trainable().items()}
+        return self._weights
+
+    def _collect_gradients(self, weights: Weights) -> None:
+        for name, parameter in self._trainable().items():
+            parameter.grad, weights[name].grad = weights[name].grad, None
+
+    def _trainable(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self._body.named_parameters() if p.requires_grad}
+
+
+class _Body(nn.ModuleList):
+    """The layers as one module, so that `torch.func.functional_call` can lend them other weights."""
+
+    def forward(self, run: Callable[[], Tree]) -> Tree:
+        return run()
+
+
+class _Receive(torch.autograd.Function):
+    """Makes a received tensor an inner node of the graph without copying it.
+
+    A leaf would refuse an in-place first layer. Marked dirty, the tensor itself becomes this function's output, and
+    its gradient arrives in `backward`, which keeps it in `gradients[slot]`. The anchor, a number that requires a
+    gradient and gets none, is what makes autograd come here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, _: Tensor, gradients: list[Tensor | None], slot: int) -> Tensor:
+        ctx.mark_dirty(tensor)
+        ctx.gradients, ctx.slot = gradients, slot
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[None, None, None, None]:
+        ctx.gradients[ctx.slot] = gradient[0]
+        return None, None, None, None
+
+
+_anchor = torch.zeros((), requires_grad=True)
+
+
+def _listed(layers: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
+    if isinstance(layers, nn.Sequential):
+        return list(layers)
+    return [layers] if isinstance(layers, nn.Module) else list(layers)
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    if device.type != "cuda":
+        return [torch.default_generator]
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # fills default_generators
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy of the same layout, expanded dimensions included: kernels choose by layout, and bits follow."""
+    dense = tensor
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            dense = dense.narrow(dim, 0, 1)
+    return dense.clone().expand(tensor.shape)
+
+
+def _requires_grad(tree: Tree) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for _, leaf in leaves(tree))
+
+
+def _slots(x: Tree) -> Tree:
+    """The tree of `x` with, for each tensor that requires a gradient, the place where its gradient will be."""
+    count = iter(range(sum(1 for _ in leaves(x))))
+    return map_leaves(lambda leaf: next(count) if isinstance(leaf, Tensor) and leaf.requires_grad else None, x)
+
+
+def _fits(output: Leaf, gradient: Leaf) -> bool:
+    if not isinstance(output, Tensor) or not isinstance(gradient, Tensor) or not output.requires_grad:
+        return False
+    return gradient.shape == output.shape and gradient.dtype == output.dtype
