@@ -1,0 +1,22 @@
+"""Schedules as data: for every worker, the list of actions it runs in a step, decided before the run.
+
+What is true of them all: per stage, forwards and backwards each run in ascending microbatch order.
+"""
+
+from .action import Action, Kind
+from .alternating import window_for
+from .catalogue import forward_only, make, names
+from .value import Mode, Placement, Schedule, ScheduleRefused
+
+__all__ = [
+    "Action",
+    "Kind",
+    "Mode",
+    "Placement",
+    "Schedule",
+    "ScheduleRefused",
+    "forward_only",
+    "make",
+    "names",
+    "window_for",
+]

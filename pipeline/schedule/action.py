@@ -1,0 +1,43 @@
+"""An action: one thing a worker does. Written `2F0`: stage 2, forward, microbatch 0."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+
+class Kind(StrEnum):
+    """What an action does for its stage."""
+
+    FORWARD = "F"
+    BACKWARD = "B"  # both gradients at once
+    INPUT = "I"  # the gradient with respect to the stage's input, which the stage before waits for
+    WEIGHT = "W"  # the gradient with respect to the weights, which only the update waits for
+    UPDATE = "U"  # the optimizer; once per step, with no microbatch of its own
+
+
+_WRITTEN = re.compile(r"(?a:(?P<stage>\d+)(?:(?P<kind>[FBIW])(?P<microbatch>\d+)|U))")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing a worker does: `kind`, for `stage` and `microbatch`, both from 0. An update's microbatch is 0."""
+
+    kind: Kind
+    stage: int
+    microbatch: int = 0
+
+    def __str__(self) -> str:
+        if self.kind is Kind.UPDATE:
+            return f"{self.stage}U"
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The action that `str` writes as `text`. Raises ValueError for anything else."""
+        match = _WRITTEN.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"{text!r} is not an action; one is written like 2F0 (stage 2, forward, microbatch 0) or 2U"
+            )
+        return cls(Kind(match["kind"] or "U"), int(match["stage"]), int(match["microbatch"] or 0))

@@ -1,0 +1,72 @@
+"""One stage's list in the schedules that warm up, then alternate: `F x w, (F B) x (M - w), B x w`.
+
+They differ in nothing but w: GPipe runs all forwards first, 1F1B as few as keep the stages behind it busy, the others
+lie between. One more than w microbatches are in flight at most. Four stages, 1F1B (B takes twice as long as F):
+
+    stage 0  F0 F1 F2 F3 .. .. .. .. .. B0=== F4 B1=== F5 B2===
+    stage 1  .. F0 F1 F2 .. .. .. B0=== F3 B1=== F4 B2===
+    stage 2  .. .. F0 F1 .. B0=== F2 B1=== F3 B2===
+    stage 3  .. .. .. F0 B0=== F1 B1=== F2 B2===
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from .action import Action, Kind
+from .merge import Run
+
+
+def gpipe(stages: int, microbatches: int) -> list[int]:
+    """Each stage's warm-up in GPipe (arXiv 1811.06965): every forward, then every backward."""
+    return [microbatches] * stages
+
+
+def one_f_one_b(stages: int) -> list[int]:
+    """Each stage's warm-up in 1F1B (PipeDream-Flush, arXiv 2006.09503)."""
+    return [stages - 1 - stage for stage in range(stages)]
+
+
+def eager(stages: int) -> list[int]:
+    """Each stage's warm-up in eager 1F1B: hides one-way latencies up to half of a forward and a backward."""
+    return [2 * (stages - 1 - stage) for stage in range(stages)]
+
+
+def window_for(latencies: Sequence[float], forward: float, backward: float) -> tuple[int, ...]:
+    """The smallest window that hides the latencies: how many microbatches each stage needs in flight.
+
+    `latencies[h]` is the one-way latency between stages h and h+1, `forward` and `backward` are the time of one
+    microbatch in a stage (the slowest one's), all in the same unit. No latency gives 1F1B's window.
+    """
+    needed = [math.ceil(1 + 2 * latency / (forward + backward) - 1e-9) for latency in latencies]
+    return tuple(1 + sum(needed[stage:]) for stage in range(len(needed) + 1))
+
+
+def flush(stage: int, microbatches: int, warm_up: int, first_trainable: int) -> Iterator[Run]:
+    """One step of `stage`, its update left out: `warm_up` forwards, then forward and backward in turn."""
+    numbers = range(microbatches)
+    if stage < first_trainable:
+        return ((0, Action(Kind.FORWARD, stage, number)) for number in numbers)
+    return ((0, Action(kind, stage, number)) for kind, number in _alternate(numbers, warm_up))
+
+
+def pipedream(stage: int, stages: int, steps: range, first_trainable: int) -> Iterator[Run]:
+    """`stage` over `steps` of one microbatch each, without a flush between them (PipeDream, SOSP'19).
+
+    The order is 1F1B's with an update right after each backward; a stage that is not trained updates, in name, after
+    each forward.
+    """
+    updates_after = Kind.FORWARD if stage < first_trainable else Kind.BACKWARD
+    for kind, step in _alternate(steps, stages - 1 - stage):
+        if kind is Kind.FORWARD or stage >= first_trainable:
+            yield step, Action(kind, stage)
+        if kind is updates_after:
+            yield step, Action(Kind.UPDATE, stage)
+
+
+def _alternate(numbers: range, warm_up: int) -> Iterator[tuple[Kind, int]]:
+    for place, number in enumerate(numbers):
+        yield Kind.FORWARD, number
+        if place >= warm_up:
+            yield Kind.BACKWARD, numbers[place - warm_up]
+    for number in numbers[max(0, len(numbers) - warm_up) :]:
+        yield Kind.BACKWARD, number

@@ -1,0 +1,58 @@
+"""What a schedule is asked for, and whether any schedule could be made for it."""
+
+from dataclasses import dataclass
+
+from .value import Placement, ScheduleRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A schedule's name, the stages of each worker, and the microbatches of a step."""
+
+    name: str
+    placement: Placement
+    microbatches: int
+
+    @property
+    def stages(self) -> int:
+        return sum(len(stages) for stages in self.placement)
+
+    @property
+    def workers(self) -> int:
+        return len(self.placement)
+
+    def __str__(self) -> str:
+        return (
+            f"{_counted(self.stages, 'stage')} on {_counted(self.workers, 'worker')} "
+            f"with {_counted(self.microbatches, 'microbatch', 'microbatches')}"
+        )
+
+    def refused(self, reason: str) -> ScheduleRefused:
+        """The refusal that says `reason` of this schedule and shape."""
+        return ScheduleRefused(f"schedule {self.name} cannot run {self}: {reason}")
+
+    def check(self) -> None:
+        """Raises ScheduleRefused unless there are microbatches and every stage has one worker."""
+        if self.microbatches < 1:
+            raise self.refused("a step needs at least one microbatch; set schedule.microbatches to 1 or more")
+        for worker, stages in enumerate(self.placement):
+            if not stages:
+                raise self.refused(f"worker {worker} owns no stage; give it one or leave it out")
+        self._check_each_stage_is_owned_once()
+
+    def _check_each_stage_is_owned_once(self) -> None:
+        owned = sorted(stage for stages in self.placement for stage in stages)
+        if not owned:
+            raise self.refused("there is no worker; give every stage one")
+        if owned != list(range(len(owned))):
+            raise self.refused(
+                f"the workers own stages {_listed(owned)}, but each of 0 to {max(owned)} needs exactly one owner"
+            )
+
+
+def _counted(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
