@@ -5,18 +5,9 @@ Its messages are numbered by their place in the run: message `step * microbatche
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
-from .message import Message
-
-
-class Flow(StrEnum):
-    """What travels on a queue."""
-
-    FORWARD = "forward"  # activations, from stage k-1 to stage k
-    BACKWARD = "backward"  # gradients with respect to those activations, from stage k+1 to stage k
-    TARGET = "target"  # targets from a user's own loader to the last stage
+from .message import Flow, Message
 
 
 @dataclass(frozen=True, slots=True, order=True)
