@@ -12,41 +12,15 @@ from math import prod
 from typing import Annotated, NamedTuple
 
 import msgspec
-import torch
 
-from .errors import BadMessage
-from .layout import Ints, block_size
+from .dtypes import DTYPES
+from .errors import BadMessage, Unsendable
+from .layout import Ints, layout
 from .tree import ONE_TENSOR, Node, count_tensors
 
 WIRE_VERSION = 1
 MAGIC = b"SLMG"
 MOST = 2**63 - 1
-
-# The codes are part of the wire format: never reused, never renumbered.
-DTYPES: dict[int, torch.dtype] = {
-    1: torch.bool,
-    2: torch.uint8,
-    3: torch.int8,
-    4: torch.uint16,
-    5: torch.int16,
-    6: torch.uint32,
-    7: torch.int32,
-    8: torch.uint64,
-    9: torch.int64,
-    10: torch.float16,
-    11: torch.bfloat16,
-    12: torch.float32,
-    13: torch.float64,
-    14: torch.complex32,
-    15: torch.complex64,
-    16: torch.complex128,
-    17: torch.float8_e4m3fn,
-    18: torch.float8_e4m3fnuz,
-    19: torch.float8_e5m2,
-    20: torch.float8_e5m2fnuz,
-    21: torch.float8_e8m0fnu,
-    22: torch.float4_e2m1fn_x2,
-}
 
 _PREFIX = struct.Struct("<4sH")
 _CRC = struct.Struct("<I")
@@ -68,7 +42,7 @@ class Flow(StrEnum):
 class Limits:
     """What a receiver is willing to take; a sender refuses what would go beyond."""
 
-    message_bytes: int = 2**32  # all frames together
+    message_bytes: int = 2**32  # what the tensors of a message occupy, gaps between their elements included
     header_bytes: int = 2**20
     tensors: int = 4096
     ndim: int = 32
@@ -92,9 +66,9 @@ class Identity(NamedTuple):
 
 
 class TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
-    """One tensor: shape and strides in elements, `nbytes` and CRC-32 of its frame."""
+    """One tensor: `dtype` by its code, shape and strides in elements, the bytes of its frame and their CRC-32."""
 
-    dtype: int  # a code of DTYPES
+    dtype: int
     shape: tuple[_Count, ...]
     strides: tuple[_Count, ...]
     requires_grad: bool
@@ -124,9 +98,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Header).decode
 
 
-def write_header(header: Header) -> bytes:
-    """The first frame. Raises `ValueError` or `OverflowError` for a number or text that msgpack cannot hold."""
-    frame = _PROLOGUE + _encode(header)
+def write_header(header: Header, *, limits: Limits = LIMITS) -> bytes:
+    """The first frame. Raises `Unsendable` for what a receiver with these limits would refuse."""
+    try:
+        frame = _PROLOGUE + _encode(header)
+    except (ValueError, OverflowError) as error:  # lone surrogates in a text, integers beyond 64 bits
+        raise Unsendable(f"{header.identity} holds a value that cannot travel: {error}") from error
+    complaint = _complaint(header, len(frame) + _CRC.size, limits)
+    if complaint:
+        raise Unsendable(f"{header.identity} {complaint}")
     return frame + _CRC.pack(zlib.crc32(frame))
 
 
@@ -135,15 +115,17 @@ def read_header(frame: bytes | memoryview, *, limits: Limits = LIMITS) -> Header
 
     Whoever has it may allocate what it asks for. Raises `BadMessage` naming what is wrong.
     """
+    view = memoryview(frame)
     try:
-        header = _decode(_checked_body(memoryview(frame), limits))
+        header = _decode(_body(view))
     except (ValueError, RecursionError) as error:  # ValueError: msgspec's own errors, and invalid UTF-8
         raise BadMessage(f"the header is malformed: {error}") from error
-    _check_numbers(header, limits)
-    for number, tensor in enumerate(header.tensors):
-        complaint = _check_tensor(tensor, limits)
-        if complaint:
-            raise BadMessage(f"tensor {number} of {header.identity}: {complaint}")
+    count = 1 if header.tree == ONE_TENSOR else count_tensors(header.tree, limits.depth)
+    if count != len(header.tensors):
+        raise BadMessage(f"{header.identity} has {count} tensors in its tree and announces {len(header.tensors)}")
+    complaint = _complaint(header, view.nbytes, limits)
+    if complaint:
+        raise BadMessage(f"{header.identity} {complaint}")
     return header
 
 
@@ -161,54 +143,55 @@ def fingerprint(header: Header) -> bytes:
     return _encode((header.tree, header.tensors))
 
 
-def _checked_body(frame: memoryview, limits: Limits) -> memoryview:
-    if not _PREFIX.size + _CRC.size < frame.nbytes <= limits.header_bytes:
-        raise BadMessage(f"the header has {frame.nbytes} bytes, the limit is {limits.header_bytes}")
+def _body(frame: memoryview) -> memoryview:
+    if frame.nbytes <= _PREFIX.size + _CRC.size:
+        raise BadMessage(f"the header has only {frame.nbytes} bytes")
     magic, version = _PREFIX.unpack_from(frame)
     if magic != MAGIC:
-        raise BadMessage(f"the header begins with {magic!r}, not with {MAGIC!r}: no message of this system")
-    if zlib.crc32(frame[: -_CRC.size]) != _CRC.unpack_from(frame, frame.nbytes - _CRC.size)[0]:
+        raise BadMessage(f"the header begins with {magic!r}, not with {MAGIC!r}: no message of ours")
+    if zlib.crc32(frame[: -_CRC.size]) != _CRC.unpack(frame[-_CRC.size :])[0]:
         raise BadMessage("the header is damaged: its CRC-32 does not match")
     if version != WIRE_VERSION:
         raise BadMessage(
-            f"the message has wire version {version}, this worker speaks {WIRE_VERSION}; "
-            "install the same stageline on every machine"
+            f"the message has wire version {version}, this side speaks {WIRE_VERSION}; "
+            "install the same version of stageline on every machine"
         )
     return frame[_PREFIX.size : -_CRC.size]
 
 
-def _check_numbers(header: Header, limits: Limits) -> None:
-    announced = len(header.tensors)
-    if announced > limits.tensors:
-        raise BadMessage(f"{header.identity} announces {announced} tensors, the limit is {limits.tensors}")
-    in_tree = 1 if header.tree == ONE_TENSOR else count_tensors(header.tree, limits.depth)
-    if in_tree != announced:
-        raise BadMessage(f"{header.identity} has {in_tree} tensors in its tree and announces {announced}")
-    nbytes = sum(tensor.nbytes for tensor in header.tensors)
-    if nbytes > limits.message_bytes:
-        raise BadMessage(f"{header.identity} announces {nbytes} bytes, the limit is {limits.message_bytes}")
+def _complaint(header: Header, size: int, limits: Limits) -> str | None:
+    if size > limits.header_bytes:
+        return f"has a header of {size} bytes, the limit is {limits.header_bytes}"
+    if len(header.tensors) > limits.tensors:
+        return f"has {len(header.tensors)} tensors, the limit is {limits.tensors}"
+    total = 0
+    for number, tensor in enumerate(header.tensors):
+        if len(tensor.shape) > limits.ndim:
+            return f"has {len(tensor.shape)} dimensions in tensor {number}, the limit is {limits.ndim}"
+        occupied = _occupied(tensor.dtype, tensor.shape, tensor.strides, tensor.nbytes, tensor.requires_grad)
+        if isinstance(occupied, str):
+            return f"is wrong about tensor {number}: {occupied}"
+        total += occupied
+    if total > limits.message_bytes:
+        return f"needs {total} bytes for its tensors, the limit is {limits.message_bytes}"
+    return None
 
 
-def _check_tensor(tensor: TensorHeader, limits: Limits) -> str | None:
-    if len(tensor.shape) > limits.ndim:
-        return f"{len(tensor.shape)} dimensions, the limit is {limits.ndim}"
-    return _complaint(tensor.dtype, tensor.shape, tensor.strides, tensor.requires_grad, tensor.nbytes)
-
-
-@lru_cache(maxsize=1024)  # the same few layouts pass all day
-def _complaint(code: int, shape: Ints, strides: Ints, requires_grad: bool, nbytes: int) -> str | None:
+@lru_cache(maxsize=1024)  # the same few tensors pass all day
+def _occupied(code: int, shape: Ints, strides: Ints, nbytes: int, requires_grad: bool) -> int | str:
+    """The bytes a tensor occupies at the receiver, or what is wrong with its header."""
     dtype = DTYPES.get(code)
     if dtype is None:
-        return f"unknown dtype code {code}"
+        return f"dtype code {code} is unknown"
     if len(strides) != len(shape):
         return f"strides {strides} do not fit shape {shape}"
     if prod(size or 1 for size in shape) * dtype.itemsize > MOST:
         return f"shape {shape} has more elements than can be counted"
-    elements = block_size(shape, strides)
-    if elements is None:
-        return f"shape {shape} with strides {strides} is not dense"
-    if elements * dtype.itemsize != nbytes:
-        return f"{nbytes} bytes announced, shape and dtype need {elements * dtype.itemsize}"
+    form = layout(shape, strides)
+    if form.extent is None:
+        return f"elements of shape {shape} overlap with strides {strides}"
+    if form.stored * dtype.itemsize != nbytes:
+        return f"{nbytes} bytes are announced, shape and dtype need {form.stored * dtype.itemsize}"
     if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
-        return f"requires_grad with {dtype}, which has no gradients"
-    return None
+        return f"{dtype} cannot require gradients"
+    return form.extent * dtype.itemsize

@@ -1,31 +1,53 @@
-"""How a tensor's elements lie in memory. Dense layouts travel as they are: kernels choose by layout, and bits follow.
+"""How a tensor's elements lie in memory. Layouts travel: kernels choose their path by strides, and bits follow.
 
-A layout is dense when its elements fill one block without gaps or overlaps, in any order of dimensions (channels_last
-is one), dimensions expanded with stride 0 not counted: those are stored once. Shapes and strides are in elements.
+    dense       one block without gaps, dimensions in any order (channels_last is one)
+    with gaps   distinct elements, unused memory between them (one of the parts of `chunk`)
+    overlapping several indices share an element other than by expansion (`unfold`); the only kind that is not kept
+
+An expanded dimension (stride 0) is stored once. Shapes, strides and sizes are in elements.
 """
 
 from functools import lru_cache
+from math import prod
+from typing import NamedTuple
 
 Ints = tuple[int, ...]
 
 
-@lru_cache(maxsize=4096)
-def block_size(shape: Ints, strides: Ints) -> int | None:
-    """How many elements a dense layout occupies; None if the layout is not dense."""
-    if 0 in shape:
-        return 0
-    filled = 1
+class Layout(NamedTuple):
+    """`stored` elements lie in a stretch of `extent` elements; overlapping layouts have no extent."""
+
+    stored: int
+    extent: int | None
+
+    @property
+    def dense(self) -> bool:
+        return self.stored == self.extent
+
+
+@lru_cache(maxsize=1024)  # the same few layouts pass all day
+def layout(shape: Ints, strides: Ints) -> Layout:
+    """What shape and strides, of equal length and not negative, say about memory."""
+    stored = prod(stored_shape(shape, strides))
+    if stored == 0:
+        return Layout(0, 0)
+    extent = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size == 1 or stride == 0:
             continue
-        if stride != filled:
-            return None
-        filled *= size
-    return filled
+        if stride < extent:
+            return Layout(stored, None)
+        extent += stride * (size - 1)
+    return Layout(stored, extent)
+
+
+def stored_shape(shape: Ints, strides: Ints) -> Ints:
+    """The shape with every expanded dimension counted once."""
+    return tuple(size if stride else min(size, 1) for size, stride in zip(shape, strides, strict=True))
 
 
 def packed_strides(shape: Ints, strides: Ints) -> Ints:
-    """Strides of the dense layout that keeps the order of dimensions and what is expanded."""
+    """Strides of the dense layout with the same order of dimensions and the same ones expanded."""
     packed = [0] * len(shape)
     filled = 1
     for axis in sorted(range(len(shape)), key=lambda axis: (strides[axis], -axis)):
@@ -33,8 +55,3 @@ def packed_strides(shape: Ints, strides: Ints) -> Ints:
             packed[axis] = filled
             filled *= max(shape[axis], 1)
     return tuple(packed)
-
-
-def stored_shape(shape: Ints, strides: Ints) -> Ints:
-    """The shape with every expanded dimension counted once: what has to be copied."""
-    return tuple(size if stride else min(size, 1) for size, stride in zip(shape, strides, strict=True))

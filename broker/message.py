@@ -12,24 +12,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
 
-from .errors import BadMessage, Unsendable
-from .header import (
-    DTYPES,
-    LIMITS,
-    Flow,
-    Header,
-    Identity,
-    Limits,
-    TensorHeader,
-    check_run,
-    fingerprint,
-    read_header,
-    write_header,
-)
-from .layout import block_size, packed_strides, stored_shape
-from .tree import ONE_TENSOR, Node, Tree, put_together, take_apart
+from .errors import BadMessage
+from .header import LIMITS, Flow, Header, Identity, Limits, check_run, fingerprint, read_header, write_header
+from .tensors import pack, unpack
+from .tree import ONE_TENSOR, Tree, put_together, take_apart
 
 __all__ = [
     "LIMITS",
@@ -51,15 +38,13 @@ __all__ = [
 
 Frame: TypeAlias = bytes | memoryview  # or anything else with a buffer of bytes, such as zmq.Frame
 
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
-
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """What travels on a queue. `stage` is the consumer's, `incarnation` the producer's.
 
-    `sequence` numbers the messages of a queue from 0. `payload` is a tensor, a plain value, or tuples, lists and
-    dicts of them; it is compared by identity only, as tensors are.
+    `sequence` numbers the messages of a queue from 0. `payload` is a tensor, a plain value, or tuples, lists and dicts
+    of them, nested.
     """
 
     run: str
@@ -77,18 +62,14 @@ class Message:
 
 
 def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
-    """The message's frames: header, then one flat buffer of bytes per tensor.
+    """The message's frames: the header, then the bytes of each tensor, flat.
 
-    A dense tensor on the CPU is not copied: its frame lies over its memory and keeps it alive, so the tensor must not
-    be written to while the frame is in use. Other tensors are copied once. Raises `Unsendable` for what cannot travel,
-    and for what a receiver with these `limits` would refuse.
+    A dense tensor on the CPU is not copied: its frame lies over its memory and keeps that alive, so nobody may write
+    to the tensor while the frame is in use. Raises `Unsendable` for what cannot travel, and for what a receiver with
+    these limits would refuse.
     """
-    node: Node
-    if isinstance(message.payload, Tensor):
-        node, tensors = ONE_TENSOR, [message.payload]
-    else:
-        node, tensors = take_apart(message.payload, limits.depth)
-    parts = [_tensor_frame(tensor) for tensor in tensors]
+    tree, tensors = take_apart(message.payload, limits.depth)
+    parts = [pack(tensor) for tensor in tensors]
     header = Header(
         message.run,
         message.flow,
@@ -97,14 +78,14 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
         message.stage,
         message.incarnation,
         message.sequence,
-        node,
-        tuple([part[0] for part in parts]),
+        tree,
+        tuple([tensor for tensor, _ in parts]),
     )
-    return [write_header(header), *[part[1] for part in parts]]
+    return [write_header(header, limits=limits), *[memory for _, memory in parts]]
 
 
 def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
-    """The message of `frames`. Its tensors own their memory, which is aligned to 64 bytes; nothing of `frames` is kept.
+    """The message of `frames`. Its tensors have memory of their own, aligned to 64 bytes.
 
     Raises `BadMessage` naming what is wrong; nothing is allocated before all sizes are checked.
     """
@@ -120,20 +101,20 @@ def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
 
 
 def allocate(header: Header) -> list[memoryview]:
-    """A writable buffer for each tensor of a header, in order, to receive its frame into."""
+    """A writable buffer for each tensor of the header, in order, to receive its frame into."""
     return [torch.empty(tensor.nbytes, dtype=torch.uint8).numpy().data for tensor in header.tensors]
 
 
 def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
     """The message of a header and its filled buffers, which become the memory of its tensors.
 
-    Raises `BadMessage` if a buffer's size or checksum is not what the header says.
+    Raises `BadMessage` if a buffer has not the size or the checksum that the header says.
     """
     _check_sizes(header, buffers)
-    for number, (tensor, buffer) in enumerate(zip(header.tensors, buffers, strict=True)):
-        if zlib.crc32(buffer) != tensor.crc32:
+    for number, buffer in enumerate(buffers):
+        if zlib.crc32(buffer) != header.tensors[number].crc32:
             raise BadMessage(f"tensor {number} of {header.identity} is damaged: its CRC-32 does not match")
-    tensors = [_tensor(tensor, buffer) for tensor, buffer in zip(header.tensors, buffers, strict=True)]
+    tensors = iter([unpack(tensor, buffer) for tensor, buffer in zip(header.tensors, buffers, strict=True)])
     return Message(
         header.run,
         header.flow,
@@ -142,66 +123,14 @@ def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
         header.stage,
         header.incarnation,
         header.sequence,
-        tensors[0] if header.tree == ONE_TENSOR else put_together(header.tree, iter(tensors)),
+        next(tensors) if header.tree == ONE_TENSOR else put_together(header.tree, tensors),
     )
 
 
 def _check_sizes(header: Header, contents: Sequence[memoryview]) -> None:
     if len(contents) != len(header.tensors):
         raise BadMessage(f"{header.identity} came with {len(contents)} tensor frames, not {len(header.tensors)}")
-    for number, (tensor, content) in enumerate(zip(header.tensors, contents, strict=True)):
-        if content.nbytes != tensor.nbytes:
-            raise BadMessage(
-                f"tensor {number} of {header.identity} came with {content.nbytes} bytes, not {tensor.nbytes}"
-            )
-
-
-def _tensor_frame(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
-    _check_sendable(tensor)
-    plain, elements = _plain(tensor)
-    memory = plain.as_strided((elements,), (1,)).view(torch.uint8).numpy().data
-    shape, strides = tuple(plain.shape), plain.stride()
-    code, checksum = _CODES[plain.dtype], zlib.crc32(memory)
-    return TensorHeader(code, shape, strides, tensor.requires_grad, memory.nbytes, checksum), memory
-
-
-def _check_sendable(tensor: Tensor) -> None:
-    if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
-        raise Unsendable(f"a {type(tensor).__qualname__} cannot travel; send a tensor: .as_subclass(torch.Tensor)")
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        raise Unsendable(f"a nested or {tensor.layout} tensor cannot travel; send .to_dense() or its parts")
-    if tensor.is_meta:
-        raise Unsendable("a meta tensor has no values to send")
-    if tensor.dtype not in _CODES:
-        raise Unsendable(f"a {tensor.dtype} tensor cannot travel; convert it, for example with .dequantize()")
-
-
-def _plain(tensor: Tensor) -> tuple[Tensor, int]:
-    """The same values outside autograd, on the CPU and dense, in the tensor's own memory if they are; and the number
-    of elements stored there."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    elements = block_size(tuple(tensor.shape), tensor.stride())
-    if elements is not None and tensor.is_cpu:
-        return tensor, elements
-    return _gathered(tensor, dense=elements is not None)
-
-
-def _gathered(tensor: Tensor, *, dense: bool) -> tuple[Tensor, int]:
-    shape, strides = tuple(tensor.shape), tensor.stride()
-    stored = stored_shape(shape, strides)
-    new_strides = strides if dense else packed_strides(shape, strides)
-    memory = torch.empty_strided(stored, new_strides, dtype=tensor.dtype)
-    memory.copy_(tensor.as_strided(stored, strides))
-    return memory.as_strided(shape, new_strides), memory.numel()
-
-
-def _tensor(header: TensorHeader, buffer: memoryview) -> Tensor:
-    dtype = DTYPES[header.dtype]
-    if header.nbytes:
-        tensor = torch.frombuffer(buffer, dtype=dtype).as_strided_(header.shape, header.strides)
-    else:  # which frombuffer refuses
-        tensor = torch.empty_strided(header.shape, header.strides, dtype=dtype)
-    return tensor.requires_grad_() if header.requires_grad else tensor
+    for number, content in enumerate(contents):
+        expected = header.tensors[number].nbytes
+        if content.nbytes != expected:
+            raise BadMessage(f"tensor {number} of {header.identity} came with {content.nbytes} bytes, not {expected}")

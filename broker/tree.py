@@ -56,7 +56,7 @@ def count_tensors(node: Node, depth: int) -> int:
             return sum(count_tensors(item, depth - 1) for item in items)
         case [3, *pairs] if _is_dict(pairs):
             return sum(count_tensors(value, depth - 1) for value in pairs[1::2])
-    raise BadMessage(f"the tree holds {node!r:.60}, which is neither a value nor a container")
+    raise BadMessage(f"the tree holds a {type(node).__name__} that is neither a value nor a container")
 
 
 def _take_apart(tree: Tree, depth: int, place: str, tensors: list[Tensor]) -> Node:
