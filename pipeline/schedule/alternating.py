@@ -12,8 +12,8 @@ lie between. One more than w microbatches are in flight at most. Four stages, 1F
 import math
 from collections.abc import Iterator, Sequence
 
-from .action import Action, Kind
-from .merge import Run
+from .action import Kind
+from .merge import Turn
 
 
 def gpipe(stages: int, microbatches: int) -> list[int]:
@@ -41,32 +41,20 @@ def window_for(latencies: Sequence[float], forward: float, backward: float) -> t
     return tuple(1 + sum(needed[stage:]) for stage in range(len(needed) + 1))
 
 
-def flush(stage: int, microbatches: int, warm_up: int, first_trainable: int) -> Iterator[Run]:
-    """One step of `stage`, its update left out: `warm_up` forwards, then forward and backward in turn."""
-    numbers = range(microbatches)
-    if stage < first_trainable:
-        return ((0, Action(Kind.FORWARD, stage, number)) for number in numbers)
-    return ((0, Action(kind, stage, number)) for kind, number in _alternate(numbers, warm_up))
+def alternate(stage: int, numbers: range, warm_up: int, first_trainable: int) -> Iterator[Turn]:
+    """`stage`'s turns over `numbers`: `warm_up` forwards, then forward and backward in turn, then what is left.
 
-
-def pipedream(stage: int, stages: int, steps: range, first_trainable: int) -> Iterator[Run]:
-    """`stage` over `steps` of one microbatch each, without a flush between them (PipeDream, SOSP'19).
-
-    The order is 1F1B's with an update right after each backward; a stage that is not trained updates, in name, after
-    each forward.
+    A stage below `first_trainable` runs no backward.
     """
-    updates_after = Kind.FORWARD if stage < first_trainable else Kind.BACKWARD
-    for kind, step in _alternate(steps, stages - 1 - stage):
-        if kind is Kind.FORWARD or stage >= first_trainable:
-            yield step, Action(kind, stage)
-        if kind is updates_after:
-            yield step, Action(Kind.UPDATE, stage)
+    if stage < first_trainable:
+        return (Turn(Kind.FORWARD, stage, number) for number in numbers)
+    return _warm_up_and_alternate(stage, numbers, min(warm_up, len(numbers)))
 
 
-def _alternate(numbers: range, warm_up: int) -> Iterator[tuple[Kind, int]]:
+def _warm_up_and_alternate(stage: int, numbers: range, warm_up: int) -> Iterator[Turn]:
     for place, number in enumerate(numbers):
-        yield Kind.FORWARD, number
+        yield Turn(Kind.FORWARD, stage, number)
         if place >= warm_up:
-            yield Kind.BACKWARD, numbers[place - warm_up]
-    for number in numbers[max(0, len(numbers) - warm_up) :]:
-        yield Kind.BACKWARD, number
+            yield Turn(Kind.BACKWARD, stage, numbers[place - warm_up])
+    for number in numbers[len(numbers) - warm_up :]:
+        yield Turn(Kind.BACKWARD, stage, number)

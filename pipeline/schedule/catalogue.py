@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from .action import Action, Kind
-from .alternating import eager, flush, gpipe, one_f_one_b
+from .alternating import alternate, eager, gpipe, one_f_one_b
 from .interleaved import group_of, interleave, nearest
 from .merge import merge
 from .shape import Shape
@@ -136,11 +136,10 @@ def _checked_window(shape: Shape, window: Sequence[int] | None) -> Sequence[int]
 
 
 def _alternating(shape: Shape, warm_ups: Sequence[int], first_trainable: int) -> Lists:
-    stages = [flush(stage, shape.microbatches, warm_up, first_trainable) for stage, warm_up in enumerate(warm_ups)]
-    lists: list[list[Action]] = [[] for _ in shape.placement]
-    for worker, (_, action) in merge(stages, shape.placement, first_trainable):
-        lists[worker].append(action)
-    return tuple(map(tuple, lists))
+    numbers = range(shape.microbatches)
+    turns = [alternate(stage, numbers, warm_up, first_trainable) for stage, warm_up in enumerate(warm_ups)]
+    actions = [Action(turn.kind, turn.stage, turn.number) for turn in merge(turns, first_trainable)]
+    return tuple(tuple(action for action in actions if action.stage in stages) for stages in shape.placement)
 
 
 def _interleaved(shape: Shape, first_trainable: int) -> Lists:

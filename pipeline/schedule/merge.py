@@ -1,80 +1,80 @@
-"""Several stages on one worker: their lists are merged by running all workers on a clock that knows only F=1 and B=2.
+"""Several stages on one worker: their lists are merged by when each action would start, had every stage its own worker.
 
 Any placement can be merged so: neighbours on one worker, a U (first and last stage together), four stages on three
-workers. What was once run to its end, however crudely timed, cannot deadlock.
+workers. All workers follow one order in time, in which nothing starts before its data, so they cannot deadlock.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from .action import Action, Kind
-
-Run = tuple[int, Action]  # an action, after the step it belongs to
-
-_COST = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.UPDATE: 0}
-_FIRST_OF_TIED = (Kind.UPDATE, Kind.BACKWARD, Kind.FORWARD)
+from .action import Kind
 
 
-def merge(
-    lists: Sequence[Iterator[Run]], placement: Sequence[Sequence[int]], first_trainable: int
-) -> Iterator[tuple[int, Run]]:
-    """Every action of every stage's list in the order of their start, each after the worker that runs it.
+class Turn(NamedTuple):
+    """A stage's next action: `number` is its microbatch, or its step where each step is one microbatch."""
 
-    A worker starts whichever of its stages' next actions can start first; of those that can start at once a backward
-    goes first, then the lower microbatch, then the higher stage.
+    kind: Kind
+    stage: int
+    number: int
+
+
+_COST = {Kind.FORWARD: 1, Kind.BACKWARD: 2}  # what is known of costs before a run; messages take no time
+
+
+def merge(lists: Sequence[Iterator[Turn]], first_trainable: int) -> Iterator[Turn]:
+    """All turns of all stages' lists in the order of their start.
+
+    Of those that start at once a backward goes first, then the lower number, then the higher stage.
     """
-    clock = _Clock(lists, placement, first_trainable)
-    while (turn := clock.turn()) is not None:
+    clock = _Clock(lists, first_trainable)
+    while (turn := clock.next_turn()) is not None:
         yield turn
 
 
 class _Clock:
-    """When each worker is free and when each message arrived, as far as the actions run so far tell."""
+    """When each stage is free, and when the messages came that it has not used yet."""
 
-    def __init__(
-        self, lists: Sequence[Iterator[Run]], placement: Sequence[Sequence[int]], first_trainable: int
-    ) -> None:
-        self._owner = {stage: worker for worker, stages in enumerate(placement) for stage in stages}
+    def __init__(self, lists: Sequence[Iterator[Turn]], first_trainable: int) -> None:
         self._lists = lists
-        self._heads = {stage: head for stage, runs in enumerate(lists) if (head := next(runs, None)) is not None}
-        self._free = [0] * len(placement)
+        self._heads = {stage: head for stage, turns in enumerate(lists) if (head := next(turns, None)) is not None}
+        self._free = [0] * len(lists)
         forward = ((Kind.FORWARD, stage) for stage in range(1, len(lists)))
         backward = ((Kind.BACKWARD, stage) for stage in range(first_trainable, len(lists) - 1))
         self._arrivals: dict[tuple[Kind, int], deque[int]] = {queue: deque() for queue in (*forward, *backward)}
 
-    def turn(self) -> tuple[int, Run] | None:
-        """Runs the action that starts next; None when all lists are at their end."""
-        starts = [(start, head) for head in self._heads.values() if (start := self._start(head[1])) is not None]
+    def next_turn(self) -> Turn | None:
+        """Runs the turn that starts next; None when all lists are at their end."""
+        starts = [(start, head) for head in self._heads.values() if (start := self._start(head)) is not None]
         if not starts:
             return None
-        start, head = min(starts, key=_precedence)
-        self._run(start, head[1])
-        return self._owner[head[1].stage], head
+        start, turn = min(starts, key=_precedence)
+        self._run(start, turn)
+        return turn
 
-    def _start(self, action: Action) -> int | None:
-        free = self._free[self._owner[action.stage]]
-        arrivals = self._arrivals.get((action.kind, action.stage))
+    def _start(self, turn: Turn) -> int | None:
+        free = self._free[turn.stage]
+        arrivals = self._arrivals.get((turn.kind, turn.stage))
         if arrivals is None:
             return free
         return max(free, arrivals[0]) if arrivals else None
 
-    def _run(self, start: int, action: Action) -> None:
-        end = start + _COST[action.kind]
-        self._free[self._owner[action.stage]] = end
-        self._take(action)
-        self._put(action, end)
-        self._advance(action.stage)
+    def _run(self, start: int, turn: Turn) -> None:
+        self._free[turn.stage] = start + _COST[turn.kind]
+        self._take(turn)
+        self._put(turn)
+        self._advance(turn.stage)
 
-    def _take(self, action: Action) -> None:
-        arrivals = self._arrivals.get((action.kind, action.stage))
+    def _take(self, turn: Turn) -> None:
+        arrivals = self._arrivals.get((turn.kind, turn.stage))
         if arrivals is not None:
             arrivals.popleft()
 
-    def _put(self, action: Action, end: int) -> None:
-        consumer = action.stage + 1 if action.kind is Kind.FORWARD else action.stage - 1
-        arrivals = self._arrivals.get((action.kind, consumer))
+    def _put(self, turn: Turn) -> None:
+        consumer = turn.stage + 1 if turn.kind is Kind.FORWARD else turn.stage - 1
+        arrivals = self._arrivals.get((turn.kind, consumer))
         if arrivals is not None:
-            arrivals.append(end)
+            arrivals.append(self._free[turn.stage])
 
     def _advance(self, stage: int) -> None:
         head = next(self._lists[stage], None)
@@ -84,6 +84,6 @@ class _Clock:
             self._heads[stage] = head
 
 
-def _precedence(candidate: tuple[int, Run]) -> tuple[int, int, int, int, int]:
-    start, (step, action) = candidate
-    return start, _FIRST_OF_TIED.index(action.kind), step, action.microbatch, -action.stage
+def _precedence(candidate: tuple[int, Turn]) -> tuple[int, bool, int, int]:
+    start, turn = candidate
+    return start, turn.kind is not Kind.BACKWARD, turn.number, -turn.stage

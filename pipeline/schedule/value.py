@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .action import Action
-from .alternating import pipedream
-from .merge import Run, merge
+from .action import Action, Kind
+from .alternating import alternate, one_f_one_b
+from .merge import Turn, merge
 
 Mode = Literal["sync", "async"]
 Placement = tuple[tuple[int, ...], ...]  # the stages of each worker
@@ -36,6 +36,11 @@ class Schedule:
     def stages(self) -> int:
         return sum(len(stages) for stages in self.placement)
 
+    @property
+    def updates(self) -> bool:
+        """Whether a step ends with an update; a forward pass does not."""
+        return any(action.kind is Kind.UPDATE for actions in self.workers for action in actions)
+
     def owner(self, stage: int) -> int:
         """The worker that owns `stage`. Raises ValueError if no worker does."""
         for worker, stages in enumerate(self.placement):
@@ -55,8 +60,22 @@ class Schedule:
             case "async":
                 return self._overlapping(worker, steps)
 
-    def _overlapping(self, worker: int, steps: range) -> Iterator[Run]:
-        lists = [pipedream(stage, self.stages, steps, self.first_trainable) for stage in range(self.stages)]
-        if len(self.placement[worker]) == 1:
-            return lists[self.placement[worker][0]]
-        return (run for who, run in merge(lists, self.placement, self.first_trainable) if who == worker)
+    def _overlapping(self, worker: int, steps: range) -> Iterator[tuple[int, Action]]:
+        """PipeDream (SOSP'19): 1F1B over all steps without a flush, with an update right after each backward.
+
+        A stage that is not trained ends its steps with the forward.
+        """
+        for turn in self._turns(worker, steps):
+            yield turn.number, Action(turn.kind, turn.stage)
+            if turn.kind is Kind.BACKWARD or turn.stage < self.first_trainable:
+                yield turn.number, Action(Kind.UPDATE, turn.stage)
+
+    def _turns(self, worker: int, steps: range) -> Iterator[Turn]:
+        own = self.placement[worker]
+        lists = [
+            alternate(stage, steps, warm_up, self.first_trainable)
+            for stage, warm_up in enumerate(one_f_one_b(self.stages))
+        ]
+        if len(own) == 1:
+            return lists[own[0]]
+        return (turn for turn in merge(lists, self.first_trainable) if turn.stage in own)

@@ -1,0 +1,90 @@
+"""Is a worker's list complete, and in an order that the worker itself could keep?
+
+What it needs from other workers is not looked at here.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from ..schedule import Action, Kind, Schedule
+from .unsound import Disordered, Incomplete
+
+Program = Sequence[tuple[int, Action]]  # a worker's actions, each after its step
+
+# Of each stage, what a microbatch's action comes after: these of the microbatch before, so that messages are numbered
+# and gradients summed in microbatch order; and that of the same microbatch, which it builds on.
+_AFTER_LAST = {
+    Kind.FORWARD: (Kind.FORWARD,),
+    Kind.BACKWARD: (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT),
+    Kind.INPUT: (Kind.BACKWARD, Kind.INPUT),
+    Kind.WEIGHT: (Kind.BACKWARD, Kind.WEIGHT),
+}
+_BUILDS_ON = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT: Kind.INPUT}
+
+
+def check_complete(schedule: Schedule, worker: int, program: Program, steps: range) -> None:
+    """Raises Incomplete unless `program` has every action of the worker's stages in `steps` exactly once, and no other.
+
+    A backward may be there whole or as its two halves. A schedule without any update is a forward pass.
+    """
+    found = Counter(program)
+    wanted = Counter(
+        (step, action) for step in steps for stage in schedule.placement[worker] for action in _wanted(schedule, stage)
+    )
+    _halve(wanted, found)
+    for step, action in wanted - found:
+        raise Incomplete(f"schedule {schedule.name}: worker {worker} never runs {action} of step {step}")
+    for step, action in found - wanted:
+        what = "more than once" if (step, action) in wanted else "which is none of its actions"
+        raise Incomplete(f"schedule {schedule.name}: worker {worker} runs {action} of step {step} {what}")
+
+
+def check_order(schedule: Schedule, worker: int, program: Program) -> None:
+    """Raises Disordered unless every action comes after those of the same stage that it builds on."""
+    places = {run: place for place, run in enumerate(program)}
+    for (step, action), place in places.items():
+        for earlier in _earlier(schedule, step, action):
+            if places.get(earlier, -1) > place:
+                raise Disordered(
+                    f"schedule {schedule.name}: worker {worker} has {action} of step {step} "
+                    f"before {earlier[1]} of step {earlier[0]}, which must come first"
+                )
+
+
+def _wanted(schedule: Schedule, stage: int) -> Iterator[Action]:
+    for microbatch in range(schedule.microbatches):
+        yield Action(Kind.FORWARD, stage, microbatch)
+        if stage >= schedule.first_trainable:
+            yield Action(Kind.BACKWARD, stage, microbatch)
+    if schedule.updates:
+        yield Action(Kind.UPDATE, stage)
+
+
+def _halve(wanted: Counter[tuple[int, Action]], found: Counter[tuple[int, Action]]) -> None:
+    for step, action in list(wanted):
+        if action.kind is Kind.BACKWARD and (step, action) not in found:
+            halves = [(step, Action(kind, action.stage, action.microbatch)) for kind in (Kind.INPUT, Kind.WEIGHT)]
+            if any(half in found for half in halves):
+                del wanted[step, action]
+                wanted.update(halves)
+
+
+def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[int, Action]]:
+    if action.kind is Kind.UPDATE:
+        yield step - 1, action
+        for kind in _AFTER_LAST:
+            yield step, Action(kind, action.stage, schedule.microbatches - 1)
+        return
+    for kind in _AFTER_LAST[action.kind]:
+        yield _last(schedule, step, Action(kind, action.stage, action.microbatch))
+    if action.kind in _BUILDS_ON:
+        yield step, Action(_BUILDS_ON[action.kind], action.stage, action.microbatch)
+    if schedule.mode == "sync":
+        yield step - 1, Action(Kind.UPDATE, action.stage)
+
+
+def _last(schedule: Schedule, step: int, action: Action) -> tuple[int, Action]:
+    """The same for the microbatch before: the last one of the step before, if it is the first."""
+    if action.microbatch > 0:
+        return step, Action(action.kind, action.stage, action.microbatch - 1)
+    return step - 1, Action(action.kind, action.stage, schedule.microbatches - 1)

@@ -1,0 +1,43 @@
+"""What a schedule's actions and messages cost, as far as anyone plans with it."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from ..schedule import Action, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """How long things take, all in one unit: per stage its actions for one microbatch, per hop the way of a message.
+
+    A backward takes as long as its two halves, `input` and `weight`. `latency[h]` is the one-way latency between stages
+    h and h+1; a hop between two stages of one worker has none, whatever stands here.
+    """
+
+    forward: tuple[float, ...]
+    input: tuple[float, ...]
+    weight: tuple[float, ...]
+    update: tuple[float, ...]
+    latency: tuple[float, ...]
+
+    @classmethod
+    def even(
+        cls, stages: int, *, forward: float = 1, backward: float = 2, update: float = 0, latency: float = 0
+    ) -> Self:
+        """The same for every stage and every hop, with a backward's halves equally long."""
+        half = (backward / 2,) * stages
+        return cls((forward,) * stages, half, half, (update,) * stages, (latency,) * (stages - 1))
+
+    def of(self, action: Action) -> float:
+        """How long `action` takes."""
+        match action.kind:
+            case Kind.FORWARD:
+                return self.forward[action.stage]
+            case Kind.BACKWARD:
+                return self.input[action.stage] + self.weight[action.stage]
+            case Kind.INPUT:
+                return self.input[action.stage]
+            case Kind.WEIGHT:
+                return self.weight[action.stage]
+            case Kind.UPDATE:
+                return self.update[action.stage]

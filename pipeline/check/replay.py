@@ -1,0 +1,211 @@
+"""Runs a schedule's workers on a clock: when does every action start, and does any worker wait for ever?
+
+Each worker runs its list in order. It waits for the message that an action takes and, where the queue that the result
+goes to has a window, for room in it. Nothing here depends on the order in which the workers are looked at.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ..schedule import Action, Kind, Schedule
+from .costs import Costs
+from .unsound import Deadlock
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An action that `worker` ran from `start` to `end`, planned or measured."""
+
+    worker: int
+    action: Action
+    start: float
+    end: float
+    step: int = 0
+
+
+def replay(
+    schedule: Schedule, costs: Costs, steps: range, windows: Mapping[str, int]
+) -> tuple[list[Timed], dict[str, int]]:
+    """Every action with its times, and for each queue the most messages that can be put and not yet taken.
+
+    The times are for these costs; the most messages are for any costs, they follow from the order of actions alone.
+    `windows` limits what may be in a queue (named "forward-1", "backward-0": what it carries, and the stage that takes
+    from it); a worker that would put more waits. Raises Deadlock if a worker waits for ever.
+    """
+    line = _Line(schedule, costs, steps, windows)
+    line.run()
+    return sorted(line.timed, key=lambda timed: timed.start), line.most()
+
+
+@dataclass(frozen=True, slots=True)
+class _Take:
+    step: int
+    action: Action
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    step: int
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class _Put:
+    step: int
+    action: Action
+    queue: str
+
+
+_Move = _Take | _Run | _Put  # an action is up to three moves, and a worker may wait at the first and at the last
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What a queue has carried. Its messages are numbered by their place in the lists."""
+
+    number: int  # among the queues
+    latency: float
+    window: int | None
+    puts: list[tuple[float, list[int]]] = field(default_factory=list)  # when, and what the producer knew by then
+    takes: list[float] = field(default_factory=list)
+    most: int = 0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """How far a worker is, and how many messages of each queue it can tell to be taken."""
+
+    number: int
+    moves: list[_Move]
+    known: list[int]
+    place: int = 0
+    time: float = 0
+
+
+class _Line:
+    def __init__(self, schedule: Schedule, costs: Costs, steps: range, windows: Mapping[str, int]) -> None:
+        self._schedule = schedule
+        self._costs = costs
+        self._queues = {
+            name: _Queue(number, _latency(schedule, costs, hop), windows.get(name))
+            for number, (name, hop) in enumerate(_hops(schedule).items())
+        }
+        self._workers = [
+            _Worker(number, list(self._moves(number, steps)), [0] * len(self._queues))
+            for number in range(len(schedule.placement))
+        ]
+        self.timed: list[Timed] = []
+
+    def run(self) -> None:
+        while any(self._advance(worker) for worker in self._workers):
+            pass
+        waits = [self._wait(worker) for worker in self._workers if worker.place < len(worker.moves)]
+        if waits:
+            raise Deadlock(f"schedule {self._schedule.name} deadlocks: {'; '.join(waits)}")
+
+    def most(self) -> dict[str, int]:
+        return {name: queue.most for name, queue in self._queues.items()}
+
+    def _moves(self, worker: int, steps: range) -> Iterator[_Move]:
+        for step, action in self._schedule.program(worker, steps):
+            if (queue := _inbound(action)) in self._queues:
+                yield _Take(step, action, queue)
+            yield _Run(step, action)
+            if (queue := _outbound(action)) in self._queues:
+                yield _Put(step, action, queue)
+
+    def _advance(self, worker: _Worker) -> bool:
+        before = worker.place
+        while worker.place < len(worker.moves) and self._make(worker, worker.moves[worker.place]):
+            worker.place += 1
+        return worker.place > before
+
+    def _make(self, worker: _Worker, move: _Move) -> bool:
+        match move:
+            case _Take():
+                return _take(worker, self._queues[move.queue])
+            case _Put():
+                return _put(worker, self._queues[move.queue])
+            case _Run():
+                end = worker.time + self._costs.of(move.action)
+                self.timed.append(Timed(worker.number, move.action, worker.time, end, move.step))
+                worker.time = end
+                return True
+
+    def _wait(self, worker: _Worker) -> str:
+        move = worker.moves[worker.place]
+        at = f"worker {worker.number} waits at {move.action} of step {move.step}"
+        match move:
+            case _Put(queue=name):
+                queue, consumer = self._queues[name], _consumer(move.action)
+                return f"{at} for room in {name}, of which {self._at(consumer)} has taken {len(queue.takes)} messages"
+            case _:
+                what, producer = _needed(move.action)
+                return f"{at} for the {what} from {self._at(producer)}"
+
+    def _at(self, stage: int) -> str:
+        return f"stage {stage} on worker {self._schedule.owner(stage)}"
+
+
+def _take(worker: _Worker, queue: _Queue) -> bool:
+    if len(queue.takes) == len(queue.puts):
+        return False
+    put_at, known = queue.puts[len(queue.takes)]
+    worker.time = max(worker.time, put_at + queue.latency)
+    queue.takes.append(worker.time)
+    worker.known = list(map(max, worker.known, known))
+    worker.known[queue.number] = len(queue.takes)
+    return True
+
+
+def _put(worker: _Worker, queue: _Queue) -> bool:
+    if queue.window is not None and (taken := len(queue.puts) + 1 - queue.window) > 0:
+        if len(queue.takes) < taken:
+            return False
+        worker.time = max(worker.time, queue.takes[taken - 1] + queue.latency)
+        worker.known[queue.number] = max(worker.known[queue.number], taken)
+    queue.puts.append((worker.time, worker.known.copy()))
+    queue.most = max(queue.most, len(queue.puts) - worker.known[queue.number])
+    return True
+
+
+def _hops(schedule: Schedule) -> dict[str, int]:
+    """The queues between stages, each with the hop it crosses: hop h is between stages h and h+1."""
+    forward = {f"forward-{stage}": stage - 1 for stage in range(1, schedule.stages)}
+    backward = {f"backward-{stage}": stage for stage in range(schedule.first_trainable, schedule.stages - 1)}
+    return forward | backward
+
+
+def _latency(schedule: Schedule, costs: Costs, hop: int) -> float:
+    return 0 if schedule.owner(hop) == schedule.owner(hop + 1) else costs.latency[hop]
+
+
+def _inbound(action: Action) -> str:
+    match action.kind:
+        case Kind.FORWARD:
+            return f"forward-{action.stage}"
+        case Kind.BACKWARD | Kind.INPUT:
+            return f"backward-{action.stage}"
+        case _:
+            return ""
+
+
+def _outbound(action: Action) -> str:
+    match action.kind:
+        case Kind.FORWARD:
+            return f"forward-{action.stage + 1}"
+        case Kind.BACKWARD | Kind.INPUT:
+            return f"backward-{action.stage - 1}"
+        case _:
+            return ""
+
+
+def _needed(action: Action) -> tuple[str, int]:
+    if action.kind is Kind.FORWARD:
+        return "activation", action.stage - 1
+    return "gradient", action.stage + 1
+
+
+def _consumer(action: Action) -> int:
+    return action.stage + 1 if action.kind is Kind.FORWARD else action.stage - 1

@@ -1,0 +1,88 @@
+"""The checker: replays all workers of a schedule, and says what is true of it before anything runs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..schedule import Kind, Schedule
+from .complete import Program, check_complete, check_order
+from .costs import Costs
+from .replay import Timed, replay
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is true of a sound schedule. Times are in the unit of the costs."""
+
+    timed: tuple[Timed, ...]  # every action, by start
+    span: float  # from the first start to the last end
+    busy: tuple[float, ...]  # how long each worker computes
+    stage_peak: tuple[int, ...]  # microbatches that a stage has run forward and not yet backward, at most
+    worker_peak: tuple[int, ...]  # the same over all stages of a worker
+    queue_bound: Mapping[str, int]  # messages put and not yet taken, at most, whatever things cost; by "forward-1"
+
+    @property
+    def ideal(self) -> float:
+        """The span that nothing could beat: the busiest worker's computing."""
+        return max(self.busy)
+
+    @property
+    def bubble(self) -> float:
+        """How long the busiest worker waits."""
+        return self.span - self.ideal
+
+    @property
+    def idle(self) -> tuple[float, ...]:
+        """The share of the span that each worker waits, 0 to 1."""
+        return tuple(1 - busy / self.span if self.span else 0.0 for busy in self.busy)
+
+
+def check(
+    schedule: Schedule,
+    costs: Costs | None = None,
+    *,
+    steps: int | None = None,
+    windows: Mapping[str, int] | None = None,
+) -> Verdict:
+    """Replays all workers over `steps` steps: one in synchronous mode, as many as reach a steady state in the other.
+
+    Without `costs` a forward takes 1, a backward 2, an update and a message nothing. `windows` limits, by queue
+    ("forward-1", "backward-0"), the messages put and not yet taken: a worker that would put more waits.
+    Raises Incomplete, Disordered or Deadlock, all of them Unsound, if the schedule cannot be run.
+    """
+    over = range(steps or _enough(schedule))
+    programs = [list(schedule.program(worker, over)) for worker in range(len(schedule.placement))]
+    for worker, program in enumerate(programs):
+        check_complete(schedule, worker, program, over)
+        check_order(schedule, worker, program)
+    timed, queue_bound = replay(schedule, costs or Costs.even(schedule.stages), over, windows or {})
+    return Verdict(
+        timed=tuple(timed),
+        span=max(each.end for each in timed),
+        busy=tuple(_busy(timed, worker) for worker in range(len(programs))),
+        stage_peak=tuple(
+            max(_in_flight(schedule, programs[schedule.owner(stage)], (stage,))) for stage in range(schedule.stages)
+        ),
+        worker_peak=tuple(
+            max(_in_flight(schedule, program, stages))
+            for program, stages in zip(programs, schedule.placement, strict=True)
+        ),
+        queue_bound=queue_bound,
+    )
+
+
+def _enough(schedule: Schedule) -> int:
+    return 1 if schedule.mode == "sync" else 3 * schedule.stages
+
+
+def _busy(timed: list[Timed], worker: int) -> float:
+    return sum(each.end - each.start for each in timed if each.worker == worker)
+
+
+def _in_flight(schedule: Schedule, program: Program, stages: tuple[int, ...]) -> Iterator[int]:
+    """How many microbatches `stages` hold after each action; a stage that runs no backward holds none."""
+    in_flight = 0
+    yield in_flight
+    for _, action in program:
+        if action.stage in stages and action.stage >= schedule.first_trainable:
+            in_flight += (action.kind is Kind.FORWARD) - (action.kind in (Kind.BACKWARD, Kind.WEIGHT))
+            yield in_flight
