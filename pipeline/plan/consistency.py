@@ -1,0 +1,122 @@
+"""What the keys of a plan must agree on once each is of its kind: a table of checks, and the keys each reads."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .. import schedule
+
+if TYPE_CHECKING:  # a name for the checks' argument: plan values call the checks
+    from .value import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A key whose value does not go with the rest of the plan, why not, and the way out."""
+
+    key: str
+    reason: str
+
+
+def problems(plan: "Plan", refused: Collection[str] = ()) -> list[Problem]:
+    """All that does not go together. A check that reads a key of `refused` is left out: there is no value to check."""
+    sound = [check for keys, check in _CHECKS if not any(overlap(key, bad) for key in keys for bad in refused)]
+    return [problem for check in sound for problem in check(plan)]
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether one of two dotted keys is the other, or a part of it."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _length(plan: "Plan") -> Iterator[Problem]:
+    match plan.run.steps, plan.run.epochs:
+        case None, None:
+            yield Problem("run.steps", "say how long to train: steps = 1000, or epochs = 10")
+        case int(), int(epochs):
+            yield Problem("run.steps", f"epochs = {epochs} is given too; keep one of the two")
+
+
+def _number_of_stages(plan: "Plan") -> Iterator[Problem]:
+    match plan.model.cut, plan.model.stages:
+        case "auto", None:
+            yield Problem("model.cut", "say into how many stages: add stages = 2")
+        case tuple(cut), int(stages) if len(cut) + 1 != stages:
+            yield Problem("model.stages", f"cut = {list(cut)} makes {len(cut) + 1}; leave stages out")
+
+
+def _rows(plan: "Plan") -> Iterator[Problem]:
+    rows, microbatches = plan.data.batch_size, plan.schedule.microbatches
+    if rows < microbatches:
+        yield Problem(
+            "data.batch_size",
+            f"{rows} rows make no {microbatches} microbatches; "
+            f"use batch_size = {microbatches} or more, or schedule.microbatches = {rows} or fewer",
+        )
+
+
+def _asynchronous(plan: "Plan") -> Iterator[Problem]:
+    if plan.schedule.mode != "async":
+        return
+    if plan.schedule.microbatches != 1:
+        yield Problem("schedule.microbatches", 'mode = "async" updates after every microbatch; use microbatches = 1')
+    if plan.schedule.name != "1f1b":
+        yield Problem("schedule.name", 'mode = "async" is defined for name = "1f1b"; use that, or mode = "sync"')
+
+
+def _window(plan: "Plan") -> Iterator[Problem]:
+    named, window, stages = plan.schedule.name == "window", plan.schedule.window, plan.model.stages
+    if named and window is None:
+        yield Problem("schedule.window", 'name = "window" needs it: one K for each stage, such as window = [4, 2]')
+    elif not named and window is not None:
+        yield Problem(
+            "schedule.window", f'name = "{plan.schedule.name}" takes none; use name = "window", or leave it out'
+        )
+    elif window is not None and stages is not None and len(window) != stages:
+        yield Problem("schedule.window", f"{len(window)} values for {stages} stages; give one K for each stage")
+
+
+def _owners(plan: "Plan") -> Iterator[Problem]:
+    owners = Counter(stage for stages in plan.placement for stage in stages)
+    count = max(owners, default=-1) + 1 if plan.model.stages is None else plan.model.stages
+    for stage in range(count):
+        if owners[stage] != 1:
+            yield Problem("workers", f"stage {stage} is owned by {_said(plan, stage)}; give it to exactly one worker")
+    for stage in sorted(stage for stage in owners if stage >= count):
+        yield Problem(
+            "workers", f"stage {stage} is owned by {_said(plan, stage)}, but there are {count} stages, 0 to {count - 1}"
+        )
+
+
+def _said(plan: "Plan", stage: int) -> str:
+    owners = [f"worker {index}" for index, stages in enumerate(plan.placement) for each in stages if each == stage]
+    return " and ".join(owners) or "no worker"
+
+
+def _shape(plan: "Plan") -> Iterator[Problem]:
+    known = plan.model.stages is not None and any(plan.placement)
+    # What the checks above have refused already, the catalogue would refuse again in its own words.
+    if not known or any(True for check in (_asynchronous, _window, _owners) for _ in check(plan)):
+        return
+    wanted = plan.schedule
+    try:
+        schedule.make(wanted.name, plan.placement, wanted.microbatches, mode=wanted.mode, window=wanted.window)
+    except schedule.ScheduleRefused as refused:
+        yield Problem("schedule.name", str(refused))
+
+
+Check = Callable[["Plan"], Iterator[Problem]]
+
+_STAGES = ("model.cut", "model.stages")
+_SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.window")
+
+_CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
+    (("run.steps", "run.epochs"), _length),
+    (_STAGES, _number_of_stages),
+    (("data.batch_size", "schedule.microbatches"), _rows),
+    (("schedule.name", "schedule.mode", "schedule.microbatches"), _asynchronous),
+    (("schedule.name", "schedule.window", *_STAGES), _window),
+    (("workers", *_STAGES), _owners),
+    (("workers", *_STAGES, *_SCHEDULE), _shape),
+)
