@@ -1,0 +1,44 @@
+"""Takes the measurements named, or all; a run of all of them writes docs/performance.md."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from . import queue_speed, throughput
+from .finding import Finding
+from .machine import machine
+
+ROOT = Path(__file__).parent.parent
+
+CLAIMS: dict[str, Callable[[int], Finding]] = {
+    "throughput": throughput.measure,
+    "queues": queue_speed.measure,
+}
+
+
+@click.command()
+@click.argument("claims", nargs=-1, type=click.Choice(list(CLAIMS)))
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=1), help="Turns of every contestant.")
+def main(claims: tuple[str, ...], rounds: int) -> None:
+    """Measure CLAIMS (default: all) and keep the figures in runs/bench/."""
+    findings = {name: _take(name, rounds) for name in claims or CLAIMS}
+    if not claims:
+        (ROOT / "docs" / "performance.md").write_text(_page(list(findings.values()), rounds), encoding="utf-8")
+
+
+def _take(name: str, rounds: int) -> Finding:
+    finding = CLAIMS[name](rounds)
+    finding.write(ROOT / "runs" / "bench" / f"{name}.json", machine())
+    click.echo(f"{finding}\n")
+    return finding
+
+
+def _page(findings: list[Finding], rounds: int) -> str:
+    described = ", ".join(f"{key} {value}" for key, value in machine().items())
+    head = f"# Performance\n\nMeasured by `make bench`, {rounds} rounds, on: {described}."
+    return "\n\n".join([head, *map(str, findings)]) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Claim: messages through queues, with a broker watching, cost no more than a process group does.
+
+Steps per second of the same work on two workers of one thread each, beside torch's own pipeline, a bare ZeroMQ loop
+(the floor) and one process with the whole model.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+
+from .finding import Finding, Table
+from .rounds import Spread, alternate
+from .timing import Timing
+from .trainers import bare, gloo, unsplit
+from .workload import WORKLOADS, Workload
+
+TORCH, BARE = "torch 1F1B, gloo", "bare ZeroMQ loop"
+
+TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {
+    BARE: bare.train,
+    TORCH: gloo.train,
+    "one process, 1 thread": partial(unsplit.train, threads=1),
+    "one process, 2 threads": partial(unsplit.train, threads=2),
+}
+
+ABOUT = """\
+Two workers with one torch thread each on one machine; transformer encoder layers (pre-norm, no dropout), mean squared
+error, SGD, 8 microbatches a step, schedule 1f1b. Every trainer starts from the same weights and must end with the same
+loss. They take turns; rates are steps per second as `min / median / max` over the rounds, ratios are medians of those
+within each round."""
+
+
+class UnequalWork(Exception):
+    """Trainers that did the same work would have ended with the same loss."""
+
+
+def measure(rounds: int) -> Finding:
+    rates = {workload: _rates(workload, rounds) for workload in WORKLOADS}
+    tables = tuple(_table(workload, by_trainer) for workload, by_trainer in rates.items())
+    return Finding("Steps per second", ABOUT, tables, {"throughput": [_facts(*item) for item in rates.items()]})
+
+
+def _rates(workload: Workload, rounds: int) -> dict[str, Spread]:
+    turns = {name: partial(train, workload) for name, train in TRAINERS.items()}
+    timings = alternate(turns, rounds)
+    _demand_equal_work(workload, timings)
+    return {name: Spread(tuple(t.steps_per_second(workload.warm) for t in runs)) for name, runs in timings.items()}
+
+
+def _demand_equal_work(workload: Workload, timings: Mapping[str, list[Timing]]) -> None:
+    expected = timings[BARE][0].loss
+    for name, runs in timings.items():
+        for run in runs:
+            if not math.isclose(run.loss, expected, rel_tol=1e-5):  # two threads add in another order
+                raise UnequalWork(f"{workload}: {name} ended with loss {run.loss!r}, {BARE} with {expected!r}")
+
+
+def _table(workload: Workload, rates: Mapping[str, Spread]) -> Table:
+    rows = tuple(
+        (
+            name,
+            f"{rate.low:.3g} / {rate.middle:.3g} / {rate.high:.3g}",
+            f"{(rate / rates[TORCH]).middle:.2f}",
+            f"{(rate / rates[BARE]).middle:.2f}",
+        )
+        for name, rate in rates.items()
+    )
+    return Table(str(workload), ("trainer", "steps/s", "vs torch", "vs bare"), rows)
+
+
+def _facts(workload: Workload, rates: Mapping[str, Spread]) -> dict[str, object]:
+    return {
+        "workload": asdict(workload),
+        "steps_per_second": {name: rate.rounds for name, rate in rates.items()},
+        "ratio_to_torch": {name: (rate / rates[TORCH]).rounds for name, rate in rates.items()},
+        "ratio_to_bare": {name: (rate / rates[BARE]).rounds for name, rate in rates.items()},
+    }

@@ -1,0 +1,18 @@
+"""What one trainer's run of a workload came to."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When stage 0 ended each step, in seconds of one clock, and the last step's loss.
+
+    Stage 0 is the last to end its part of a step, so its clock times the whole line.
+    """
+
+    ends: tuple[float, ...]
+    loss: float
+
+    def steps_per_second(self, warm: int) -> float:
+        """Over all steps but the first `warm`."""
+        return (len(self.ends) - warm) / (self.ends[-1] - self.ends[warm - 1])

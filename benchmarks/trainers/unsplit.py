@@ -1,0 +1,42 @@
+"""The unsplit model in one process, gradients accumulated over the same microbatches."""
+
+from functools import partial
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from ..processes import together
+from ..timing import Timing
+from ..workload import MICROBATCHES, Workload, batch, layers, mean_loss, optimizer, share
+
+
+def train(workload: Workload, threads: int) -> Timing:
+    [timing] = together(partial(_run, workload, threads))
+    return timing
+
+
+def _run(workload: Workload, threads: int) -> Timing:
+    torch.set_num_threads(threads)
+    model = nn.Sequential(*layers(workload))
+    sgd = optimizer(model)
+    inputs, targets = batch(workload)
+    ends = []
+    for _ in range(workload.steps):
+        losses = _accumulate(model, inputs, targets)
+        sgd.step()
+        sgd.zero_grad()
+        loss = mean_loss(losses)
+        ends.append(perf_counter())
+    return Timing(tuple(ends), loss)
+
+
+def _accumulate(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    losses = []
+    weight = share()
+    for x, y in zip(inputs.tensor_split(MICROBATCHES), targets.tensor_split(MICROBATCHES), strict=True):
+        loss = mse_loss(model(x), y)
+        torch.autograd.backward(loss, weight)
+        losses.append(loss.detach())
+    return losses

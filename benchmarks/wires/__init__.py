@@ -1,0 +1,1 @@
+"""Ways to carry tensors between two processes, behind the small Protocol in `wire.py`."""

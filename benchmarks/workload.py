@@ -1,0 +1,88 @@
+"""The work every trainer is measured on: pre-norm transformer encoder layers, mean squared error, plain SGD.
+
+Model, data and order of additions are the same for all, so all end a run with the same loss, and a trainer that
+skipped work would be seen.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+STAGES = 2
+MICROBATCHES = 8
+SEED = 40
+HEADS = 4
+LEARNING_RATE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One size of model and batch. `rows` are those of a microbatch; `warm` steps run before `timed` ones count."""
+
+    width: int
+    layers: int  # per stage
+    sequence: int
+    rows: int
+    warm: int
+    timed: int
+
+    def __str__(self) -> str:
+        layers = f"{self.layers} layer{'s' if self.layers > 1 else ''}/stage"
+        return f"width {self.width}, {layers}, sequence {self.sequence}, {self.rows} rows/microbatch"
+
+    @property
+    def steps(self) -> int:
+        return self.warm + self.timed
+
+
+WORKLOADS = (
+    Workload(width=16, layers=1, sequence=1, rows=1, warm=75, timed=300),
+    Workload(width=64, layers=1, sequence=16, rows=4, warm=40, timed=160),
+    Workload(width=256, layers=2, sequence=64, rows=4, warm=2, timed=8),
+)
+
+
+def layers(workload: Workload) -> list[nn.Module]:
+    """The layers of the unsplit model, under the benchmark's seed."""
+    torch.manual_seed(SEED)
+    return [_layer(workload.width) for _ in range(STAGES * workload.layers)]
+
+
+def stage(workload: Workload, index: int) -> nn.Sequential:
+    """The layers of one stage, with the weights they have in the unsplit model."""
+    first = index * workload.layers
+    return nn.Sequential(*layers(workload)[first : first + workload.layers])
+
+
+def batch(workload: Workload) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of every step, float32 (microbatches * rows, sequence, width)."""
+    generator = torch.Generator().manual_seed(SEED)
+    shape = (MICROBATCHES * workload.rows, workload.sequence, workload.width)
+    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+
+def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+
+def mean_loss(losses: Iterable[Tensor]) -> float:
+    """A step's loss from those of its microbatches, added in microbatch order."""
+    return sum(loss.item() for loss in losses) / MICROBATCHES
+
+
+def share() -> Tensor:
+    """What a microbatch's loss counts within its step; backpropagated as the loss's own gradient."""
+    return torch.tensor(1.0 / MICROBATCHES)
+
+
+def like(microbatches: Sequence[Tensor]) -> list[Tensor]:
+    """Memory for what a neighbour will send for each of `microbatches`: every layer keeps its input's shape."""
+    return [torch.empty_like(microbatch) for microbatch in microbatches]
+
+
+def _layer(width: int) -> nn.Module:
+    return nn.TransformerEncoderLayer(
+        width, HEADS, dim_feedforward=4 * width, dropout=0.0, norm_first=True, batch_first=True
+    )
