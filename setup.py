@@ -9,7 +9,17 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     package_dir={"": "."},
-    packages=["pipeline", "pipeline.check", "pipeline.schedule", "broker", "broker.queues", "broker.stores", "workers", "workers.cli"],
+    packages=[
+        "pipeline",
+        "pipeline.check",
+        "pipeline.plan",
+        "pipeline.schedule",
+        "broker",
+        "broker.queues",
+        "broker.stores",
+        "workers",
+        "workers.cli",
+    ],
     package_data={"pipeline": ["py.typed"], "broker": ["py.typed"], "workers": ["py.typed"]},
     install_requires=[
         "torch>=2.10",
