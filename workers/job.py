@@ -1,0 +1,83 @@
+"""What every process of a run derives from its plan: the model's segments, the schedule, the routes, the batches."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.queue import QueueKey
+from pipeline.feed import Feed
+from pipeline.model import Segment, base, build, first_trainable, load_function, load_source, make_stage
+from pipeline.plan import Plan
+from pipeline.schedule import Schedule, make
+from pipeline.stage import Stage
+
+from .executor import Executor, Metric
+from .machine import Machine, Route, program
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A plan that has met its model and data. `plan` has its number of stages and its workers filled in."""
+
+    plan: Plan
+    segments: Sequence[Segment]
+    schedule: Schedule
+    route: Route
+    steps: int
+    feed: Feed
+
+    def machine(self, worker: int, start: int = 0) -> Machine:
+        """The machine of one worker, from step `start` on."""
+        instructions = program(
+            self.schedule,
+            self.route,
+            worker,
+            range(start, self.steps),
+            self.feed.evaluation if self.metrics else range(0),
+        )
+        return Machine(instructions, self.schedule.microbatches)
+
+    def executor(self, worker: int) -> Executor:
+        """One worker's stages with data and metrics. Raises `ModelRefused` if the plan's optimizer or loss is wrong."""
+        mine = self.plan.workers[worker]
+        stages = {stage: self._stage(stage, mine.device) for stage in mine.stages}
+        return Executor(stages, self.feed, self.route.stages - 1, self.metrics)
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        names = self.plan.model.metrics
+        return {name.replace(":", ".").rpartition(".")[2]: self._metric(name) for name in names}
+
+    def windows(self) -> dict[QueueKey, int]:
+        """How many messages each queue's consumer lets its producer send ahead: twice what the schedule needs, so that
+        credit is granted again before it runs out."""
+        return {key: 2 * self._bound(key) + 2 for key in self.route.queues()}
+
+    def _bound(self, key: QueueKey) -> int:
+        return self.schedule.microbatches
+
+    def _stage(self, stage: int, device: str) -> Stage:
+        last = stage == self.route.stages - 1
+        stash_weights = self.schedule.mode == "async" and not last
+        return make_stage(self.plan, self.segments[stage], last=last, device=device, stash_weights=stash_weights)
+
+    def _metric(self, name: str) -> Metric:
+        return load_function(name, base(self.plan), "model.metrics")
+
+
+def prepare(plan: Plan) -> Job:
+    """Loads the plan's model and data. Raises `PlanRefused` or `ModelRefused` if they cannot be trained as planned."""
+    segments = build(plan)
+    plan = plan.resolved(len(segments))
+    choice, lowest = plan.schedule, first_trainable(segments)
+    schedule = make(
+        choice.name,
+        plan.placement,
+        choice.microbatches,
+        mode=choice.mode,
+        window=choice.window,
+        first_trainable=lowest,
+    )
+    source = load_source(plan)
+    steps = plan.run.steps if plan.run.steps is not None else (plan.run.epochs or 0) * source.steps_per_epoch
+    feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, keep=len(segments) + 2)
+    return Job(plan, segments, schedule, Route(len(segments), lowest), steps, feed)

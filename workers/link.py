@@ -1,0 +1,293 @@
+"""A worker's line to the broker: a thread that reports what the compute loop has left in its `Progress`, and listens.
+
+    compute loop  --Progress-->  Link thread  --Report (every BEAT seconds)-->  broker
+    compute loop  <---inbox----  Link thread  <--Peers, Trim, Stop, ...-------  broker
+
+The compute loop never waits for it. A broker that is away costs nothing: finished steps are kept and said again until
+the broker has confirmed them.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, time
+
+import msgspec
+import zmq
+
+from broker.control import (
+    CONTROL_VERSION,
+    WAITS,
+    Assigned,
+    Event,
+    Failed,
+    Finished,
+    FromBroker,
+    Goodbye,
+    Heard,
+    Hello,
+    Refused,
+    Report,
+    StepRecord,
+    ToBroker,
+    decode_from_broker,
+    encode,
+)
+from broker.ledger import State
+from pipeline.schedule import Kind
+
+from .progress import Done, Progress
+
+BEAT = 0.1  # seconds between two reports
+AGAIN = 1.0  # seconds without confirmation after which a report's steps are said again
+FULLEST = 2000  # finished steps in one report at most, so that a broker that comes back is not swamped
+
+
+class BrokerUnreachable(Exception):
+    """No broker answers where the plan says that it is."""
+
+
+class TurnedAway(Exception):
+    """The broker refuses this worker; `code` is the exit code to leave with."""
+
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a worker says of itself: see `broker.control.Hello`."""
+
+    plan: str
+    name: str
+    host: str
+    claim: int | None
+    settings: dict[str, object]
+
+    def hello(self, endpoint: str = "", incarnation: int = 0) -> Hello:
+        return Hello(
+            CONTROL_VERSION,
+            self.plan,
+            self.name,
+            self.host,
+            os.getpid(),
+            endpoint,
+            self.claim,
+            incarnation,
+            self.settings,
+        )
+
+
+class Link:
+    """`join` first; then `start`, whose thread owns the socket and fills `inbox` with the broker's words."""
+
+    def __init__(self, url: str, introduction: Introduction) -> None:
+        self.inbox: deque[FromBroker] = deque()
+        self._url = url
+        self._introduction = introduction
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.LINGER, 500)
+        self._socket.set(zmq.SNDHWM, 64)
+        self._socket.set(zmq.IMMEDIATE, 1)
+        self._socket.set(zmq.RECONNECT_IVL, 50)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.connect(url)
+        self._outbox: deque[ToBroker] = deque()
+        self._leaving = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._heard = monotonic()
+
+    def join(self, patience: float) -> Assigned:
+        """The broker's assignment. Raises `BrokerUnreachable` after `patience` seconds, `TurnedAway` if it refuses."""
+        deadline = monotonic() + patience
+        while monotonic() < deadline:
+            self._send(self._introduction.hello())
+            match self._receive(min(0.5, deadline - monotonic())):
+                case Assigned() as assigned:
+                    return assigned
+                case Refused(reason, code):
+                    raise TurnedAway(reason, code)
+                case _:
+                    continue
+        raise BrokerUnreachable(
+            f"no broker answered at {self._url} within {patience:g} s. "
+            f"Start one with `stageline broker`, or name another with --broker."
+        )
+
+    def start(
+        self,
+        assigned: Assigned,
+        endpoint: str,
+        progress: Progress,
+        *,
+        steps: int,
+        ring: Callable[[], None],
+    ) -> None:
+        """Begin to report on `progress`. `ring` is called when something has come into the inbox."""
+        hello = self._introduction.hello(endpoint, assigned.incarnation)
+        reporter = Reporter(progress, assigned.incarnation, steps)
+        self._thread = threading.Thread(target=self._serve, args=(hello, reporter, ring), name="link", daemon=True)
+        self._thread.start()
+
+    @property
+    def silence(self) -> float:
+        """For how many seconds the broker has said nothing; a broker that is there confirms every report."""
+        return monotonic() - self._heard
+
+    def say(self, sentence: Failed | Finished | Goodbye) -> None:
+        """Sent before the next report, in order. `Finished` is repeated until the broker stops the run."""
+        self._outbox.append(sentence)
+
+    def close(self) -> None:
+        """Sends what is left, waiting half a second at most."""
+        self._leaving.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+        self._socket.close()
+        self._context.term()
+
+    def _serve(self, hello: Hello, reporter: "Reporter", ring: Callable[[], None]) -> None:
+        introduced = 0.0
+        finished: Finished | None = None
+        while not self._leaving.is_set():
+            now = monotonic()
+            if not introduced or now - max(self._heard, introduced) > AGAIN:  # a broker that came back does not know us
+                self._send(hello)
+                introduced = now
+            while self._outbox:
+                sentence = self._outbox.popleft()
+                if isinstance(sentence, Finished):
+                    finished = sentence
+                else:
+                    self._send(sentence)
+            self._send(reporter.report(now))
+            if finished is not None and reporter.all_confirmed:
+                self._send(finished)
+            self._listen(now + BEAT, reporter, ring)
+        while self._outbox:
+            self._send(self._outbox.popleft())
+
+    def _listen(self, until: float, reporter: "Reporter", ring: Callable[[], None]) -> None:
+        """Takes in what comes before `until`."""
+        while (left := until - monotonic()) > 0 and not self._outbox and not self._leaving.is_set():
+            match self._receive(left):
+                case None:
+                    continue
+                case Heard(number):
+                    reporter.confirmed(number)
+                case sentence:
+                    self.inbox.append(sentence)
+                    ring()
+            self._heard = monotonic()
+
+    def _send(self, sentence: ToBroker) -> bool:
+        try:
+            self._socket.send(encode(sentence), zmq.NOBLOCK)
+        except zmq.Again:  # nobody there at the moment; all that matters is said again
+            return False
+        return True
+
+    def _receive(self, timeout: float) -> FromBroker | None:
+        if not self._socket.poll(max(0, int(timeout * 1000))):
+            return None
+        try:
+            return decode_from_broker(self._socket.recv())  # type: ignore[no-any-return]
+        except msgspec.MsgspecError:  # of another version, or not a broker's: `join` will run out of patience
+            return None
+
+
+class Reporter:
+    """Turns a `Progress` into reports. Finished steps are handed over again until they are confirmed."""
+
+    def __init__(self, progress: Progress, incarnation: int, steps: int) -> None:
+        self._progress = progress
+        self._incarnation = incarnation
+        self._steps = steps
+        self._number = 0
+        self._unconfirmed: deque[tuple[int, list[StepRecord]]] = deque()
+        self._said = 0.0
+        self._busy, self._at = progress.busy, time()
+
+    def report(self, now: float) -> Report:
+        """The news since the last call, and what was said before if it was not confirmed for too long."""
+        again = [record for _, records in self._unconfirmed for record in records]
+        repeat = bool(again) and now - self._said > AGAIN
+        if repeat:
+            self._unconfirmed.clear()
+        records = again if repeat else []
+        while self._progress.steps and len(records) < FULLEST:
+            records.append(self._progress.steps.popleft())
+        self._number += 1
+        if records:
+            self._unconfirmed.append((self._number, records))
+            self._said = now
+        return self._report(records)
+
+    def confirmed(self, number: int) -> None:
+        """The broker has stored the report of this number and all before it."""
+        while self._unconfirmed and self._unconfirmed[0][0] <= number:
+            self._unconfirmed.popleft()
+
+    @property
+    def all_confirmed(self) -> bool:
+        return not self._unconfirmed and not self._progress.steps
+
+    def _report(self, records: list[StepRecord]) -> Report:
+        progress = self._progress
+        depths, progress.depths_wanted = progress.depths, True
+        return Report(
+            incarnation=self._incarnation,
+            number=self._number,
+            actions=progress.actions,
+            now=self._now(),
+            since=progress.since,
+            idle=self._idle(),
+            steps=records,
+            events=self._events(),
+            retained_bytes=sum(depth.bytes for depth in depths.values()),
+            queues={
+                name: [depth.ready, depth.in_flight, depth.retained, depth.bytes, depth.oldest]
+                for name, depth in depths.items()
+            },
+            metrics=dict(progress.metrics),
+            training_steps=self._steps,
+        )
+
+    def _now(self) -> str:
+        instruction = self._progress.instruction
+        if instruction is None:
+            return f"{WAITS} for the other workers"
+        if not self._progress.waits:
+            return str(instruction)
+        return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {instruction}"
+
+    def _idle(self) -> float:
+        now, progress = time(), self._progress
+        computing = 0.0 if progress.waits else max(0.0, now - max(progress.since, self._at))
+        busy = progress.busy - self._busy + computing
+        idle = 1 - busy / max(now - self._at, 1e-9)
+        self._busy, self._at = progress.busy, now
+        return min(1.0, max(0.0, idle))
+
+    def _events(self) -> list[Event]:
+        """The states of the open steps' microbatches: those that are done with an action, and the one under way."""
+        progress = self._progress
+        done = [event for stage in list(progress.open.values()) for each in list(stage) for event in _entered(each)]
+        instruction = progress.instruction
+        if instruction is None or progress.waits or instruction.action.kind is Kind.UPDATE:
+            return done
+        begun = State.FORWARD if instruction.action.kind is Kind.FORWARD else State.BACKWARD
+        action = instruction.action
+        return [*done, Event(action.stage, instruction.step, action.microbatch, begun, progress.since)]
+
+
+def _entered(done: Done) -> list[Event]:
+    action, step = done.instruction.action, done.instruction.step
+    states = {Kind.FORWARD: (State.FORWARD, State.STASHED), Kind.BACKWARD: (State.BACKWARD, State.DONE)}
+    times = (done.start, done.end)
+    entered = zip(states.get(action.kind, ()), times, strict=False)
+    return [Event(action.stage, step, action.microbatch, state, at) for state, at in entered]

@@ -1,0 +1,191 @@
+"""One worker's state machine: events in, commands out. It decides what happens next and does nothing itself.
+
+                    Begin
+        IDLE ------------------+
+                               v                Arrived
+        (take the program's next action)  <-- WAITING ---+
+              |          |         |            ^        |
+              | needs    | needs   | nothing    | Take   v
+              | messages | nothing | left       |     COMPUTING
+              v          v         v            |        |
+           WAITING   COMPUTING  FINISHED        +--------+ Computed
+                                                (and again from the top)
+    Halt stops it from any state but the last; TimedOut leaves it WAITING, with a name for what it waits for.
+
+The order of actions is the schedule's and nothing else's: neither time nor the order of arrival changes it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+from broker.message import Flow
+from broker.queue import QueueKey
+from pipeline.schedule import Action, Kind, Schedule, forward_only
+
+
+class State(StrEnum):
+    IDLE = "idle"
+    WAITING = "waiting"
+    COMPUTING = "computing"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """An action of one step with the queues it takes from and gives to. `evaluates`: no stash, no gradient."""
+
+    step: int
+    action: Action
+    takes: tuple[QueueKey, ...]
+    gives: QueueKey | None
+    evaluates: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.action} of step {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Command: wait for message `number` of `key`, which `instruction` needs."""
+
+    key: QueueKey
+    number: int
+    instruction: Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Command: carry out `instruction`; all that it takes is there."""
+
+    instruction: Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Command: the program is over."""
+
+
+Command = Take | Compute | Finish
+
+
+class OutOfPlace(Exception):
+    """An event came that the machine's state has no place for: a bug, or a message of another place in the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How the stages of a run are joined: what every instruction takes and gives follows from it.
+
+    `fed` says that batches and targets come through queues, from a user's own loader, not from data sources.
+    """
+
+    stages: int
+    first_trainable: int = 0
+    fed: bool = False
+
+    def takes(self, action: Action) -> tuple[QueueKey, ...]:
+        last = action.stage == self.stages - 1
+        match action.kind:
+            case Kind.FORWARD:
+                inputs = (QueueKey(Flow.FORWARD, action.stage),) if action.stage or self.fed else ()
+                targets = (QueueKey(Flow.TARGET, action.stage),) if last and self.fed else ()
+                return inputs + targets
+            case Kind.BACKWARD:
+                return () if last else (QueueKey(Flow.BACKWARD, action.stage),)
+            case _:
+                return ()
+
+    def gives(self, action: Action) -> QueueKey | None:
+        if action.kind is Kind.FORWARD and action.stage < self.stages - 1:
+            return QueueKey(Flow.FORWARD, action.stage + 1)
+        if action.kind is Kind.BACKWARD and action.stage > self.first_trainable:
+            return QueueKey(Flow.BACKWARD, action.stage - 1)
+        return None
+
+    def queues(self) -> list[QueueKey]:
+        """Every queue between stages; those that a user's loader fills are not among them."""
+        forward = [QueueKey(Flow.FORWARD, stage) for stage in range(1, self.stages)]
+        backward = [QueueKey(Flow.BACKWARD, stage) for stage in range(self.first_trainable, self.stages - 1)]
+        return forward + backward
+
+    @staticmethod
+    def producer(key: QueueKey) -> int:
+        """The stage that puts into `key`."""
+        return key.stage - 1 if key.flow is Flow.FORWARD else key.stage + 1
+
+
+def program(
+    schedule: Schedule, route: Route, worker: int, steps: range, evaluation: range = range(0)
+) -> Iterator[Instruction]:
+    """Everything one worker does: the schedule over `steps`, then forward only over `evaluation`."""
+    routed = cache(lambda action: (route.takes(action), route.gives(action)))
+    for step, action in schedule.program(worker, steps):
+        yield Instruction(step, action, *routed(action))
+    for step, action in forward_only(schedule.placement, schedule.microbatches).program(worker, evaluation):
+        yield Instruction(step, action, *routed(action), evaluates=True)
+
+
+class Machine:
+    """Walks one worker through its program. Every method is an event and returns the command that answers it."""
+
+    def __init__(self, instructions: Iterator[Instruction], microbatches: int) -> None:
+        self._instructions = instructions
+        self._microbatches = microbatches
+        self._missing: list[QueueKey] = []
+        self.instruction: Instruction | None = None
+        self.state = State.IDLE
+
+    def begin(self) -> Command:
+        """The worker is ready for its first action."""
+        self._expect(State.IDLE, "begin")
+        return self._next()
+
+    def arrived(self, key: QueueKey, step: int, microbatch: int) -> Command:
+        """The message of (`step`, `microbatch`) was taken from `key`."""
+        self._expect(State.WAITING, f"a message of {key}")
+        wanted = self._instruction()
+        if key != self._missing[0] or (step, microbatch) != (wanted.step, wanted.action.microbatch):
+            raise OutOfPlace(
+                f"microbatch {microbatch} of step {step} arrived on {key}, but {wanted} needs "
+                f"microbatch {wanted.action.microbatch} of step {wanted.step} on {self._missing[0]}"
+            )
+        self._missing.pop(0)
+        return self._go_on()
+
+    def timed_out(self) -> Command:
+        """Nothing arrived yet: wait on."""
+        self._expect(State.WAITING, "a time-out")
+        return self._go_on()
+
+    def computed(self) -> Command:
+        """The instruction was carried out and what it gives was put."""
+        self._expect(State.COMPUTING, "a result")
+        return self._next()
+
+    def _next(self) -> Command:
+        self.instruction = next(self._instructions, None)
+        if self.instruction is None:
+            self.state = State.FINISHED
+            return Finish()
+        self._missing = list(self.instruction.takes)
+        return self._go_on()
+
+    def _go_on(self) -> Command:
+        instruction = self._instruction()
+        if not self._missing:
+            self.state = State.COMPUTING
+            return Compute(instruction)
+        self.state = State.WAITING
+        number = instruction.step * self._microbatches + instruction.action.microbatch
+        return Take(self._missing[0], number, instruction)
+
+    def _instruction(self) -> Instruction:
+        if self.instruction is None:
+            raise OutOfPlace("the machine has no instruction yet")
+        return self.instruction
+
+    def _expect(self, state: State, event: str) -> None:
+        if self.state is not state:
+            raise OutOfPlace(f"{event} came while the machine was {self.state}, not {state}")

@@ -1,0 +1,264 @@
+"""One worker process from start to end: meet the broker, join the queues, run the program, hand in the result.
+
+prepare -> join -> bind -> wait for the peers -> run -> save the weights -> Finished -> serve until Stop -> exit
+"""
+
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+
+import structlog
+import torch
+from safetensors.torch import save_file
+
+from broker.control import Assigned, Failed, Finished, Goodbye, Peers, Refused, Stop, Trim
+from broker.errors import BrokerError
+from broker.queue import QueueKey
+from broker.queues.zeromq import ZeroMQQueues
+from pipeline.data import DataError
+from pipeline.digest import TensorDigest, tensor_digests
+from pipeline.model import ModelRefused
+from pipeline.plan import Plan, PlanRefused
+
+from .executor import ComputeFailed, Executor
+from .job import Job, prepare
+from .link import BrokerUnreachable, Introduction, Link, TurnedAway
+from .worker import PATIENCE, Worker
+
+log = structlog.get_logger()
+
+
+class Stopped(Exception):
+    """The worker leaves before its program is over; `code` is the exit code to leave with. `told`: by the broker."""
+
+    def __init__(self, reason: str, code: int, *, told: bool = False) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.told = told
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a worker process is to behave. Times in seconds.
+
+    `claim`: the worker of the plan it wants to be (None: any). `patience`: how long it looks for the broker.
+    `company`: how long it then waits for the other workers. `parent`: a process without which it will not go on (0:
+    none), so that a killed supervisor leaves nothing behind.
+    """
+
+    broker: str
+    name: str
+    claim: int | None = None
+    patience: float = 10.0
+    company: float = 600.0
+    parent: int = 0
+
+
+def run_worker(plan: Plan, terms: Terms) -> int:
+    """Runs one worker to the end of the run; returns the exit code. A reason to stop early is logged, and told the broker.
+
+    Signals SIGINT and SIGTERM end it between two actions, with exit code 130.
+    """
+    try:
+        return _run(plan, terms)
+    except (PlanRefused, ModelRefused, DataError) as error:
+        log.error("refused", reason=str(error))
+        return 78
+    except BrokerUnreachable as error:
+        log.error("no broker", reason=str(error))
+        return 3
+    except TurnedAway as error:
+        log.error("turned away", reason=str(error))
+        return error.code
+    except Stopped as stop:
+        (log.info if stop.code == 0 else log.error)("stopped", reason=str(stop))
+        return stop.code
+    except (ComputeFailed, BrokerError) as error:
+        log.error("failed", reason=str(error), exc_info=error.__cause__)
+        return 1
+
+
+def _run(plan: Plan, terms: Terms) -> int:
+    watch = _Watch(terms.parent)
+    job = prepare(plan)
+    link = Link(terms.broker, _introduction(job.plan, terms))
+    try:
+        assigned = link.join(terms.patience)
+        log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
+        torch.set_num_threads(job.plan.workers[assigned.index].threads)
+        with tempfile.TemporaryDirectory(prefix="stageline-") as folder:
+            _work(job, assigned, link, watch, terms, Path(folder))
+    finally:
+        link.close()
+    return 0
+
+
+def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Terms, folder: Path) -> None:
+    queues = _open_queues(job, assigned, folder)
+    try:
+        executor = job.executor(assigned.index)
+        worker = Worker(
+            job.machine(assigned.index, assigned.step),
+            executor,
+            queues,
+            run=assigned.run,
+            incarnation=assigned.incarnation,
+            microbatches=job.schedule.microbatches,
+            last=job.route.stages - 1,
+        )
+        watch.on_signal = queues.ring
+        link.start(assigned, queues.endpoint, worker.progress, steps=job.steps, ring=queues.ring)
+        ear = _Ear(job, assigned, link, watch, queues)
+        ear.wait_for_company(terms.company)
+        worker.run(ear.listen)
+        digests = _save(executor, Path(job.plan.run.dir) / assigned.run)
+        link.say(Finished(assigned.incarnation, digests))
+        ear.serve_until_stopped(job.plan.recovery.lease)
+    except (ComputeFailed, BrokerError, DataError) as error:
+        link.say(Failed(assigned.incarnation, str(error), 78 if isinstance(error, DataError) else 1))
+        raise
+    except Stopped as stop:
+        farewell = Goodbye(assigned.incarnation, str(stop))
+        link.say(farewell if stop.told else Failed(assigned.incarnation, str(stop), stop.code))
+        raise
+    finally:
+        queues.close()
+
+
+def _open_queues(job: Job, assigned: Assigned, folder: Path) -> ZeroMQQueues:
+    url = job.plan.queues.url
+    return ZeroMQQueues(
+        assigned.run,
+        assigned.incarnation,
+        f"ipc://{folder}/queues" if url.startswith("ipc://") else url,
+        microbatches=job.schedule.microbatches,
+        windows=job.windows(),
+        local=_local(job, assigned.index),
+        retain_bytes=job.plan.queues.retain_bytes,
+    )
+
+
+def _local(job: Job, worker: int) -> set[QueueKey]:
+    """The queues that begin and end on this worker."""
+    mine = job.plan.workers[worker].stages
+    return {key for key in job.route.queues() if key.stage in mine and job.route.producer(key) in mine}
+
+
+def _save(executor: Executor, folder: Path) -> dict[str, TensorDigest]:
+    """Saves the trained weights, a file for each stage; returns their digests."""
+    folder.mkdir(parents=True, exist_ok=True)
+    digests = {}
+    for index, stage in executor.stages.items():
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in stage.state_dict().items()}
+        save_file(state, folder / f"stage-{index}.safetensors")
+        digests |= tensor_digests(state)
+    return digests
+
+
+def _introduction(plan: Plan, terms: Terms) -> Introduction:
+    return Introduction(plan.digest(), terms.name, socket.gethostname(), terms.claim, plan.as_mapping())
+
+
+class _Watch:
+    """Notices that the process should go: a signal came, or its parent is gone."""
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+        self._signal = 0
+        self.on_signal: Callable[[], None] = lambda: None
+        signal.signal(signal.SIGINT, self._note)
+        signal.signal(signal.SIGTERM, self._note)
+
+    def check(self) -> None:
+        """Raises `Stopped` if it should."""
+        if self._signal:
+            raise Stopped(f"interrupted by {signal.Signals(self._signal).name}, nothing saved", 130)
+        if self._parent and os.getppid() != self._parent:
+            raise Stopped(f"the supervisor (pid {self._parent}) is gone", 1)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._signal = number
+        self.on_signal()
+
+
+class _Ear:
+    """Listens to the broker between two turns of the compute loop."""
+
+    def __init__(self, job: Job, assigned: Assigned, link: Link, watch: _Watch, queues: ZeroMQQueues) -> None:
+        self._job = job
+        self._assigned = assigned
+        self._link = link
+        self._watch = watch
+        self._queues = queues
+        self._joined = False
+        self._outbound = [
+            queues.outbound(key)
+            for key in job.route.queues()
+            if job.route.producer(key) in job.plan.workers[assigned.index].stages
+        ]
+
+    def listen(self) -> None:
+        """Takes in what the broker has said. Raises `Stopped`."""
+        self._watch.check()
+        while self._link.inbox:
+            match self._link.inbox.popleft():
+                case Peers(workers):
+                    self._connect({index: endpoint for index, (_, endpoint) in workers.items()})
+                case Trim(step):
+                    for outbound in self._outbound:
+                        outbound.trim(step)
+                case Stop(reason, code) | Refused(reason, code):
+                    raise Stopped(reason, code, told=True)
+                case _:
+                    continue
+
+    def wait_for_company(self, timeout: float) -> None:
+        """Returns when every worker of the plan is there. Raises `Stopped`, with code 69, if that takes too long."""
+        deadline = monotonic() + timeout
+        while not self._joined:
+            if monotonic() > deadline:
+                raise Stopped(f"the other workers did not come within {timeout:g} s: see `stageline status`", 69)
+            self._queues.pump(PATIENCE)
+            self.listen()
+
+    def serve_until_stopped(self, lease: float) -> None:
+        """Gives the others what they still want, until the broker says that all have finished.
+
+        A broker that is away is waited for as long as others still have to take something, and a lease longer.
+        """
+        deadline = monotonic() + lease
+        while True:
+            self._queues.pump(PATIENCE)
+            try:
+                self.listen()
+            except Stopped as stop:
+                if stop.code:
+                    raise
+                return
+            if self._link.silence < lease / 2 or self._wanted():
+                deadline = monotonic() + lease
+            elif monotonic() > deadline:
+                log.warning("the broker is away: the weights are saved, the result could not be reported")
+                return
+
+    def _wanted(self) -> bool:
+        depths = [outbound.depth() for outbound in self._outbound]
+        return any(depth.ready or depth.in_flight for depth in depths)
+
+    def _connect(self, endpoints: dict[int, str]) -> None:
+        mine = self._job.plan.workers[self._assigned.index].stages
+        owner = self._job.schedule.owner
+        self._queues.connect(
+            {
+                key: endpoints[owner(self._job.route.producer(key))]
+                for key in self._job.route.queues()
+                if key.stage in mine and self._job.route.producer(key) not in mine
+            }
+        )
+        self._joined = True

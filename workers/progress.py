@@ -1,0 +1,64 @@
+"""What the compute loop leaves behind for whoever watches it: plain attributes and lists, never a lock or a call.
+
+The loop writes, one other thread reads (`Link`, which turns it into reports). A reader sees each value whole, though
+perhaps a moment old; nothing in here ever makes the loop wait.
+"""
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+
+from broker.control import StepRecord
+from broker.queue import Depth
+
+from .machine import Instruction
+
+
+@dataclass(slots=True)
+class Done:
+    """An action of the step that is still open at its stage, with its start and end in seconds since the epoch."""
+
+    instruction: Instruction
+    start: float
+    end: float
+
+
+@dataclass(slots=True)
+class Progress:
+    """`instruction`, `waits` and `since` (seconds since the epoch) say what the loop does, `actions` how many it has
+    completed, `busy` for how many seconds it has computed in all. `open` holds, for each stage, the actions of its
+    open step; `steps` the records of finished steps, taken away by the reader. `depths` is filled in by the loop when
+    the reader wants it, since only the loop may look into its queues."""
+
+    since: float = 0.0
+    waits: bool = True
+    actions: int = 0
+    busy: float = 0.0
+    instruction: Instruction | None = None
+    open: dict[int, list[Done]] = field(default_factory=dict)
+    steps: deque[StepRecord] = field(default_factory=deque)
+    metrics: dict[str, float] = field(default_factory=dict)
+    depths: dict[str, Depth] = field(default_factory=dict)
+    depths_wanted: bool = False
+
+    def computing(self, instruction: Instruction, now: float) -> None:
+        """The loop starts on `instruction`."""
+        self.instruction, self.waits, self.since = instruction, False, now
+
+    def waiting(self, instruction: Instruction, now: float) -> None:
+        """The loop has to wait for a message that `instruction` needs."""
+        if not self.waits:
+            self.instruction, self.waits, self.since = instruction, True, now
+
+    def done(self, instruction: Instruction, now: float) -> None:
+        """The loop has carried out `instruction`, on which it started at `since`."""
+        self.actions += 1
+        self.busy += now - self.since
+        self.open.setdefault(instruction.action.stage, []).append(Done(instruction, self.since, now))
+
+    def closed(self, stage: int, step: int, loss: float | None) -> None:
+        """`stage` has finished `step`."""
+        mine = [d for d in self.open.get(stage, ()) if d.instruction.step == step]
+        self.open[stage] = [d for d in self.open.get(stage, ()) if d.instruction.step != step]
+        times = array("d", [time for d in mine for time in (d.start, d.end)])
+        self.steps.append(StepRecord(stage, step, times.tobytes(), loss))

@@ -1,0 +1,213 @@
+"""Runs a whole plan on this machine: starts the broker and the workers as processes, watches them, and stops them.
+
+    train ──starts──> broker, worker 0, worker 1, ...        each in a session of its own: Ctrl-C reaches train alone
+      │ <── status ── broker
+      └── a worker exits: the broker is told; the broker exits: it is started again on its store
+
+Nothing outlives `run`: it ends every process it started, and they end themselves if it is killed.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, sleep
+from types import FrameType
+from typing import Any, TextIO
+
+from .client import Client
+from .link import BrokerUnreachable
+
+POLL = 0.1  # seconds between two looks at the processes and at the broker's status
+RESTARTS = 5  # of a broker that does not stay up
+VERDICT = 3.0  # seconds that the broker gets to say what a worker's exit means
+PARTING = 5.0  # seconds that processes get to leave by themselves, before they are ended
+
+Facts = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Local:
+    """What to run, and where: `plan` is the command line's part that names the plan (file and --set options)."""
+
+    plan: Sequence[str]
+    workers: int
+    folder: Path
+    lease: float = 10.0
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a local run ended: exit code, the reason in words, and the broker's last word on the run."""
+
+    code: int
+    reason: str
+    facts: Facts
+
+
+def run(local: Local, on_status: Callable[[Facts], None] = lambda facts: None) -> Outcome:
+    """Runs to the end and returns how it ended; `on_status` is called with every new status of the broker.
+
+    The first SIGINT or SIGTERM asks everyone to stop, the second ends them at once.
+    """
+    local.folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-")))
+        crew = stack.enter_context(_Crew(local, f"ipc://{sockets}/broker"))
+        client = stack.enter_context(Client(crew.url))
+        interrupts = stack.enter_context(_interrupts())
+        return _watch(crew, client, interrupts, on_status)
+
+
+class _Crew:
+    """The processes of a local run: the broker, and one for each worker of the plan."""
+
+    def __init__(self, local: Local, url: str) -> None:
+        self.url = url
+        self._local = local
+        self._logs: list[TextIO] = []
+        self.broker: subprocess.Popen[bytes] | None = None
+        self.workers: dict[int, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> "_Crew":
+        self.start_broker()
+        for index in range(self._local.workers):
+            self.workers[index] = self._start(
+                f"worker-{index}", "worker", *self._local.plan, "--broker", self.url, "--index", str(index)
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """First the workers, which still have something to tell the broker, then the broker."""
+        _end(list(self.workers.values()))
+        _end([self.broker] if self.broker else [])
+        for file in self._logs:
+            file.close()
+
+    def start_broker(self) -> None:
+        run = self._local.folder.name
+        self.broker = self._start("broker", "broker", *self._local.plan, "--bind", self.url, "--run", run)
+
+    def last_words(self, name: str) -> str:
+        """The last line that a process has logged, or where its log is if it has logged nothing."""
+        path = self._local.folder / f"{name}.log"
+        lines = path.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"nothing is in its log, {path}"
+
+    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        file = (self._local.folder / f"{name}.log").open("a")
+        self._logs.append(file)
+        return subprocess.Popen(  # noqa: S603  # our own command, with arguments that our own command was given
+            [sys.executable, "-m", "workers.cli", *arguments, "--parent", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, **self._local.environment},
+            start_new_session=True,
+        )
+
+
+class _Interrupts:
+    """Counts SIGINT and SIGTERM; from the second on, `now` says that the run must end at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @property
+    def now(self) -> bool:
+        return self.count > 1
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+@contextmanager
+def _interrupts() -> Iterator[_Interrupts]:
+    interrupts = _Interrupts()
+    before = {number: signal.signal(number, interrupts.note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch(crew: _Crew, client: Client, interrupts: _Interrupts, on_status: Callable[[Facts], None]) -> Outcome:
+    watch = _Watch(crew, client)
+    while True:
+        facts = watch.look()
+        if facts:
+            on_status(facts)
+        if facts.get("phase") in ("finished", "failed"):
+            return Outcome(int(facts.get("code") or 0), str(facts.get("reason") or ""), facts)
+        if interrupts.now:
+            return Outcome(130, "interrupted twice: ended at once", watch.facts)
+        if interrupts.count:
+            client.stop_run("interrupted, nothing saved", 130)
+        if (outcome := watch.hopeless()) is not None:
+            return outcome
+        sleep(POLL)
+
+
+class _Watch:
+    """Looks at the processes and the broker's status in turn, and keeps what it has seen."""
+
+    def __init__(self, crew: _Crew, client: Client) -> None:
+        self.facts: Facts = {}
+        self._crew = crew
+        self._client = client
+        self._left: dict[int, float] = {}  # worker: when it was seen to be gone
+        self._broker_restarts = 0
+
+    def look(self) -> Facts:
+        """The broker's status, {} if it does not answer now. Gone workers are reported, a gone broker is restarted."""
+        self._note_exits()
+        if self._crew.broker is not None and self._crew.broker.poll() is not None:
+            self._restart_broker()
+        try:
+            self.facts = self._client.ask("status", timeout=2.0)
+        except BrokerUnreachable:
+            return {}
+        return self.facts
+
+    def hopeless(self) -> Outcome | None:
+        """The end of a run that the broker cannot end: a worker left before it joined, or the broker will not stay."""
+        if self._broker_restarts > RESTARTS:
+            return Outcome(1, f"the broker does not stay up: {self._crew.last_words('broker')}", self.facts)
+        for index, when in self._left.items():
+            status = self._crew.workers[index].returncode
+            if status and monotonic() - when > VERDICT:
+                words = self._crew.last_words(f"worker-{index}")
+                return Outcome(status if status > 0 else 1, f"worker {index} has left: {words}", self.facts)
+        return None
+
+    def _note_exits(self) -> None:
+        for index, process in self._crew.workers.items():
+            status = process.poll()
+            if status is not None and index not in self._left:
+                self._left[index] = monotonic()
+                self._client.exited(index, process.pid, status)
+
+    def _restart_broker(self) -> None:
+        self._broker_restarts += 1
+        if self._broker_restarts <= RESTARTS:
+            sleep(0.1 * self._broker_restarts)
+            self._crew.start_broker()
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Lets `processes` leave by themselves, then asks them to, then makes them."""
+    for patience, number in ((PARTING, None), (PARTING, signal.SIGTERM), (PARTING, signal.SIGKILL)):
+        left = [process for process in processes if process.poll() is None]
+        for process in left:
+            if number is not None:
+                process.send_signal(number)
+        deadline = monotonic() + patience
+        while any(process.poll() is None for process in left) and monotonic() < deadline:
+            sleep(0.02)

@@ -1,0 +1,117 @@
+"""One worker: a machine that decides, an executor that computes, queues that carry, and the loop that joins them.
+
+poll():  Take     the queue gives a message, or nothing yet        -> machine
+         Compute  the executor computes, the queue gets the result -> machine
+"""
+
+from collections.abc import Callable
+from time import time
+
+from broker.message import Message
+from broker.queue import QueueKey, Queues
+from pipeline.schedule import Kind
+from pipeline.tree import Tree
+
+from .executor import Executor
+from .machine import Command, Compute, Finish, Instruction, Machine, Take
+from .progress import Progress
+
+PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker looks around
+
+
+class Worker:
+    """Runs one worker's program. `run` and `incarnation` are written into the messages it puts."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        executor: Executor,
+        queues: Queues,
+        *,
+        run: str,
+        incarnation: int,
+        microbatches: int,
+        last: int,
+    ) -> None:
+        self.progress = Progress()
+        self._machine = machine
+        self._executor = executor
+        self._queues = queues
+        self._run = run
+        self._incarnation = incarnation
+        self._microbatches = microbatches
+        self._last = last
+        self._puts: set[QueueKey] = set()
+        self._received: list[Tree] = []
+        self._command: Command = machine.begin()
+
+    def run(self, between: Callable[[], None]) -> None:
+        """Polls until the program is over. `between` is called before every turn; what it raises ends the loop."""
+        while not self.finished:
+            between()
+            if self.progress.depths_wanted:
+                self._show_depths()
+            self.poll(PATIENCE)
+
+    @property
+    def finished(self) -> bool:
+        return isinstance(self._command, Finish)
+
+    def poll(self, timeout: float) -> bool:
+        """One turn: at most one message taken or one instruction carried out. False if it had to wait in vain."""
+        match self._command:
+            case Take(key, _, instruction):
+                return self._take(key, instruction, timeout)
+            case Compute(instruction):
+                self._compute(instruction)
+                return True
+            case Finish():
+                return False
+
+    def _take(self, key: QueueKey, instruction: Instruction, timeout: float) -> bool:
+        inbound = self._queues.inbound(key)
+        message = inbound.take(0)
+        if message is None:
+            self.progress.waiting(instruction, time())
+            message = inbound.take(timeout)
+        if message is None:
+            self._command = self._machine.timed_out()
+            return False
+        self._command = self._machine.arrived(key, message.step, message.microbatch)
+        self._received.append(message.payload)
+        return True
+
+    def _compute(self, instruction: Instruction) -> None:
+        self.progress.computing(instruction, time())
+        result = self._executor.carry_out(instruction, self._received)
+        self._received.clear()
+        if instruction.gives is not None:
+            self._puts.add(instruction.gives)
+            self._queues.outbound(instruction.gives).put(self._message(instruction, instruction.gives, result))
+        self.progress.done(instruction, time())
+        if instruction.action.kind is Kind.UPDATE:
+            self._close(instruction)
+        elif instruction.evaluates:
+            self._evaluated(instruction)
+        self._command = self._machine.computed()
+
+    def _message(self, instruction: Instruction, key: QueueKey, payload: Tree) -> Message:
+        step, microbatch = instruction.step, instruction.action.microbatch
+        number = step * self._microbatches + microbatch
+        return Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
+
+    def _show_depths(self) -> None:
+        self.progress.depths = {str(key): self._queues.outbound(key).depth() for key in self._puts}
+        self.progress.depths_wanted = False
+
+    def _evaluated(self, instruction: Instruction) -> None:
+        self.progress.metrics = self._executor.measured()
+        if instruction.action.microbatch == self._microbatches - 1:
+            self.progress.closed(instruction.action.stage, instruction.step, None)
+            self._queues.pump(0)
+
+    def _close(self, instruction: Instruction) -> None:
+        stage = instruction.action.stage
+        loss = self._executor.step_loss(instruction.step) if stage == self._last else None
+        self.progress.closed(stage, instruction.step, loss)
+        self._queues.pump(0)
