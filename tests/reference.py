@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -126,8 +126,8 @@ def _accumulate(recipe: Recipe, model: nn.Sequential, step: int) -> float | None
         loss = loss * (len(x) / count if count else 1.0)
         torch.autograd.backward(loss)
         if len(x):
-            losses.append(loss.item())
-    return sum(losses) if losses else None
+            losses.append(loss.detach())
+    return reduce(torch.add, losses).item() if losses else None
 
 
 def _run(layers: nn.Sequential, x: Tensor, place: str, first_layer: int = 0) -> Tensor:
