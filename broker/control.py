@@ -1,27 +1,36 @@
 """What workers, the broker and the commands say to each other: msgpack, one tagged Struct per sentence.
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye
-    broker  -> worker   Assigned, Peers, Trim, Stop, Refused
-    command -> broker   Ask, StopRun
+    broker  -> worker   Assigned, Peers, Heard, Trim, Stop, Refused
+    command -> broker   Ask, StopRun; a supervisor also Exited
     broker  -> command  Answer, Refused
 
-Data never takes this way; a broker that is away costs nothing but news.
+A worker repeats Hello until Assigned or Refused comes, a Report's `steps` until Heard comes, and Finished until Stop
+comes. All else is said once and may get lost. Data never takes this way; a broker that is away costs nothing but news.
 """
+
+from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
 CONTROL_VERSION = 1
+WAITS = "waits"  # how `Report.now` begins while the compute loop has nothing to compute
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # stays exact in JSON and in a store
 
 
 class _Sentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
     pass
 
 
-class Hello(_Sentence, tag="hello"):
+class Hello(_Sentence, frozen=True, tag="hello"):
     """A worker offers itself. `plan` is `Plan.digest()`; `endpoint` is where its queues can be reached ("" if nowhere).
 
-    `claim` is the worker index it wants (None: any that is free). `incarnation` is 0 at first; a worker that speaks to
-    a restarted broker names the incarnation it still holds.
+    `claim` is the worker index it wants (None: any that is free). `incarnation` is 0 at first. A worker that has been
+    given one says hello with it when its endpoint is known, and again when it suspects that the broker was restarted.
+    `settings` is `Plan.as_mapping()`, so that a refusal can
+    say in what two plans differ.
     """
 
     version: int
@@ -30,43 +39,46 @@ class Hello(_Sentence, tag="hello"):
     host: str
     pid: int
     endpoint: str
-    claim: int | None = None
-    incarnation: int = 0
+    claim: Count | None = None
+    incarnation: Count = 0
+    settings: dict[str, object] = {}
 
 
-class StepRecord(_Sentence, tag="step"):
+class StepRecord(_Sentence, frozen=True, tag="step"):
     """One step a stage has finished. `times` holds, for each of the worker's actions of that stage in schedule order,
     its start and end as seconds since the epoch (float64, little-endian, 16 bytes an action).
 
-    `loss` is the step's loss on the last stage, None elsewhere and for a step without rows.
+    Empty `times`: not measured. `loss` is the step's on the last stage, None elsewhere and for a step without rows.
     """
 
-    stage: int
-    step: int
+    stage: Count
+    step: Count
     times: bytes
     loss: float | None = None
 
 
-class Event(_Sentence, tag="event"):
+class Event(_Sentence, frozen=True, tag="event"):
     """One microbatch entered a state at a stage (`ledger.py: State`), `at` seconds since the epoch."""
 
-    stage: int
-    step: int
-    microbatch: int
+    stage: Count
+    step: Count
+    microbatch: Count
     state: str
     at: float
 
 
-class Report(_Sentence, tag="report"):
+class Report(_Sentence, frozen=True, tag="report"):
     """What a worker's compute loop has done since the last report. Sent even when nothing happened: a heartbeat.
 
+    `number` counts the reports of an incarnation from 1 on; 0 for one that needs no confirmation.
     `now` says in words what the compute loop does at the moment ("2F3 of step 7", "waits for forward-1 message 40"),
-    `since` when it began to, `actions` how many actions it has completed: no growth means no progress.
-    `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
+    `since` when it began to, `actions` how many actions it has completed: no growth means no progress, unless `now`
+    begins with `WAITS`. `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
+    `training_steps`: how many steps the run has before it evaluates, from whoever has loaded the data.
     """
 
-    incarnation: int
-    actions: int
+    incarnation: Count
+    actions: Count
     now: str
     since: float
     idle: float
@@ -75,31 +87,36 @@ class Report(_Sentence, tag="report"):
     retained_bytes: int = 0
     queues: dict[str, list[float]] = {}  # queue -> ready, in flight, retained, bytes, oldest age in seconds
     metrics: dict[str, float] = {}
+    training_steps: Count | None = None
+    number: Count = 0
 
 
-class Failed(_Sentence, tag="failed"):
+class Failed(_Sentence, frozen=True, tag="failed"):
     """The worker's run is over: `reason` for people, `code` the exit code it leaves with."""
 
-    incarnation: int
+    incarnation: Count
     reason: str
     code: int
 
 
-class Finished(_Sentence, tag="finished"):
-    """All steps are done. `digests` maps each state_dict name of the worker's stages to [dtype, shape, sha256 hex]."""
+class Finished(_Sentence, frozen=True, tag="finished"):
+    """All steps are done. `digests` maps each state_dict name of the worker's stages to [dtype, shape, sha256 hex].
 
-    incarnation: int
+    Its queues are still wanted: the worker serves them until Stop with code 0 says that everyone has finished.
+    """
+
+    incarnation: Count
     digests: dict[str, tuple[str, tuple[int, ...], str]]
 
 
-class Goodbye(_Sentence, tag="goodbye"):
+class Goodbye(_Sentence, frozen=True, tag="goodbye"):
     """The worker leaves on purpose (`reason`), with nothing unreported."""
 
-    incarnation: int
+    incarnation: Count
     reason: str
 
 
-class Assigned(_Sentence, tag="assigned"):
+class Assigned(_Sentence, frozen=True, tag="assigned"):
     """The worker is number `index` of the plan, under `incarnation`, and begins at `step`."""
 
     run: str
@@ -108,19 +125,25 @@ class Assigned(_Sentence, tag="assigned"):
     step: int
 
 
-class Peers(_Sentence, tag="peers"):
-    """Where every worker's queues are: index -> (incarnation, endpoint). Sent when all are there, and on every change."""
+class Peers(_Sentence, frozen=True, tag="peers"):
+    """Where every worker's queues are: index -> (incarnation, endpoint). Said when all are there, and after changes."""
 
     workers: dict[int, tuple[int, str]]
 
 
-class Trim(_Sentence, tag="trim"):
+class Heard(_Sentence, frozen=True, tag="heard"):
+    """The broker has stored the worker's reports up to this number."""
+
+    number: Count
+
+
+class Trim(_Sentence, frozen=True, tag="trim"):
     """No stage needs a message from before `step` any more."""
 
     step: int
 
 
-class Stop(_Sentence, tag="stop"):
+class Stop(_Sentence, frozen=True, tag="stop"):
     """End the run: `reason` for people, `code` the exit code to leave with. `at_step_end`: finish the step first."""
 
     reason: str
@@ -128,21 +151,21 @@ class Stop(_Sentence, tag="stop"):
     at_step_end: bool = False
 
 
-class Refused(_Sentence, tag="refused"):
+class Refused(_Sentence, frozen=True, tag="refused"):
     """The broker will not: `reason` says what, and the way out. `code` is the exit code to leave with."""
 
     reason: str
     code: int
 
 
-class Ask(_Sentence, tag="ask"):
+class Ask(_Sentence, frozen=True, tag="ask"):
     """A command's question: "status", "queues", "story"... with `of` saying of what."""
 
     what: str
     of: dict[str, str] = {}
 
 
-class StopRun(_Sentence, tag="stop-run"):
+class StopRun(_Sentence, frozen=True, tag="stop-run"):
     """Someone with the right to (the supervisor, a command) ends the run."""
 
     reason: str
@@ -150,16 +173,24 @@ class StopRun(_Sentence, tag="stop-run"):
     at_step_end: bool = False
 
 
-class Answer(_Sentence, tag="answer"):
+class Exited(_Sentence, frozen=True, tag="exited"):
+    """The process of worker `index` is gone; `status` as `subprocess` gives it (negative: a signal killed it)."""
+
+    index: Count
+    pid: int
+    status: int
+
+
+class Answer(_Sentence, frozen=True, tag="answer"):
     """JSON-ready facts, under a versioned schema name such as `status/1`."""
 
     schema: str
     facts: dict[str, object]
 
 
-FromWorker = Hello | Report | Failed | Finished | Goodbye | Ask | StopRun
-FromBroker = Assigned | Peers | Trim | Stop | Refused | Answer
+ToBroker = Hello | Report | Failed | Finished | Goodbye | Exited | Ask | StopRun
+FromBroker = Assigned | Peers | Heard | Trim | Stop | Refused | Answer
 
 encode = msgspec.msgpack.Encoder().encode
-decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
-decode_from_broker = msgspec.msgpack.Decoder(FromBroker).decode
+decode_to_broker: Callable[[bytes], ToBroker] = msgspec.msgpack.Decoder(ToBroker).decode
+decode_from_broker: Callable[[bytes], FromBroker] = msgspec.msgpack.Decoder(FromBroker).decode

@@ -31,3 +31,7 @@ class QueueClosed(BrokerError):
 
 class Fenced(BrokerError):
     """A newer incarnation owns the stage: whoever gets this is a zombie and must stop."""
+
+
+class EndpointTaken(BrokerError):
+    """An address to listen at cannot be had: in use, or not an address of this machine."""

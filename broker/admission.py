@@ -1,0 +1,28 @@
+"""Whether a worker that says hello may take part in a run at all, whatever place it wants."""
+
+from pipeline.plan import differences
+
+from .control import CONTROL_VERSION, Hello, Refused
+from .run import Outcome, Terms
+
+
+def misfit(hello: Hello, terms: Terms, outcome: Outcome | None) -> Refused | None:
+    """Why not, and what would help; None if it may."""
+    if hello.version != CONTROL_VERSION:
+        return Refused(
+            f"{hello.name} speaks version {hello.version} of the control language, the broker version "
+            f"{CONTROL_VERSION}; install the same stageline on both machines",
+            code=1,
+        )
+    if hello.plan != terms.plan:
+        return Refused(f"{hello.name} has another plan than the broker: {_difference(hello, terms)}", code=78)
+    if outcome is not None:
+        return Refused(f"the run is over ({outcome.reason}); start the broker again for a new one", code=1)
+    return None
+
+
+def _difference(hello: Hello, terms: Terms) -> str:
+    found = differences(hello.settings, terms.settings) if hello.settings else ()
+    if found:
+        return f"{'; '.join(map(str, found))} (here: the worker, there: the broker)"
+    return f"its digest is {hello.plan[:12]}, the broker's {terms.plan[:12]}; give both the same plan file"

@@ -1,0 +1,125 @@
+"""What the broker answers when asked: facts of JSON's own types, each kind under a schema name with a version."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from .control import Answer, Ask, Refused
+from .registry import Member
+from .run import Phase
+from .story import story
+
+if TYPE_CHECKING:
+    from .core import Core
+
+Facts = dict[str, object]
+
+
+class _BadQuestion(Exception):
+    """The question lacks something, or something in it is not what it must be."""
+
+
+def answer(core: "Core", ask: Ask, now: float) -> Answer | Refused:
+    """Answers `ask`, or says what can be asked. `now` in seconds since the epoch."""
+    if ask.what not in _ANSWERS:
+        return Refused(f"the broker has no answer to {ask.what!r}; ask for {', '.join(_ANSWERS)}", code=2)
+    try:
+        return Answer(f"{ask.what}/1", _ANSWERS[ask.what](core, ask.of, now))
+    except _BadQuestion as error:
+        return Refused(f"{ask.what}: {error}", code=2)
+
+
+def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
+    """The run, its workers, and the losses from step `losses_from` on (all if not given)."""
+    first = _number(of, "losses_from", 0)
+    outcome = core.outcome
+    return {
+        "run": core.run,
+        "name": core.terms.name,
+        "plan": _plan(core),
+        "phase": str(core.phase),
+        "missing": core.registry.missing if core.phase is Phase.WAITING else [],
+        "reason": outcome.reason if outcome else None,
+        "code": outcome.code if outcome else None,
+        "weights_sha256": outcome.weights_sha256 if outcome else None,
+        "training_steps": core.training_steps,
+        "finished": list(core.ledger.finished),
+        "finished_floor": core.ledger.finished_floor,
+        "last_loss": core.ledger.last_loss and {"step": core.ledger.last_loss[0], "loss": core.ledger.last_loss[1]},
+        "losses": {str(step): loss for step, loss in sorted(core.ledger.losses.items()) if step >= first},
+        "metrics": dict(core.metrics),
+        "oddities": dict(core.oddities),
+        "workers": [_worker(core.registry.members.get(i), i, stages, now) for i, stages in _places(core)],
+    }
+
+
+def _plan(core: "Core") -> Facts:
+    schedule = core.terms.schedule
+    return {
+        "digest": core.terms.plan,
+        "schedule": schedule.name,
+        "mode": schedule.mode,
+        "microbatches": schedule.microbatches,
+        "stages": schedule.stages,
+        "placement": [list(stages) for stages in schedule.placement],
+        "lease": core.terms.lease,
+    }
+
+
+def _worker(member: Member | None, index: int, stages: tuple[int, ...], now: float) -> Facts:
+    place: Facts = {"index": index, "stages": list(stages)}
+    if member is None:
+        return {**place, "standing": "missing"}
+    report = member.report
+    return {
+        **place,
+        "standing": str(member.standing),
+        "name": member.name,
+        "host": member.host,
+        "pid": member.pid,
+        "endpoint": member.endpoint,
+        "incarnation": member.incarnation,
+        "heard": max(0.0, now - member.heard),  # seconds ago
+        "now": report.now if report else "starts",
+        "since": report.since if report else None,
+        "idle": report.idle if report else None,
+        "actions": report.actions if report else 0,
+        "retained_bytes": report.retained_bytes if report else 0,
+    }
+
+
+def _queues(core: "Core", of: Mapping[str, str], now: float) -> Facts:
+    """Each queue as each worker with an end of it sees it."""
+    reports = [(index, member.report) for index, member in sorted(core.registry.members.items()) if member.report]
+    rows = [_queue(index, name, depth) for index, report in reports for name, depth in report.queues.items()]
+    return {"run": core.run, "queues": rows}
+
+
+def _queue(worker: int, name: str, depth: list[float]) -> Facts:
+    columns = ("ready", "in_flight", "retained", "bytes", "oldest")
+    return {"queue": name, "worker": worker, **dict(zip(columns, depth, strict=False))}
+
+
+def _story(core: "Core", of: Mapping[str, str], now: float) -> Facts:
+    step, microbatch = _number(of, "step"), _number(of, "microbatch")
+    if microbatch >= core.ledger.microbatches:
+        raise _BadQuestion(f"there is no microbatch {microbatch}: a step has {core.ledger.microbatches}")
+    chapters = story(core.ledger, core.terms.schedule, core.store.record, step, microbatch)
+    return {"run": core.run, "step": step, "microbatch": microbatch, "stages": chapters}
+
+
+def _places(core: "Core") -> enumerate[tuple[int, ...]]:
+    return enumerate(core.terms.schedule.placement)
+
+
+def _number(of: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = of.get(name, "" if default is None else str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise _BadQuestion(f"{name} must be a number from 0 on, not {text!r}")
+    return int(text)
+
+
+_ANSWERS: Mapping[str, Callable[["Core", Mapping[str, str], float], Facts]] = {
+    "status": _status,
+    "queues": _queues,
+    "story": _story,
+}

@@ -1,0 +1,83 @@
+"""Binds a socket, or says who is in the way."""
+
+import errno
+import os
+import re
+import socket as sockets
+import sys
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from .errors import EndpointTaken
+
+_REASONS = {
+    errno.EADDRINUSE: "it is in use{by}; stop that process, or listen at another port (0 takes any that is free)",
+    errno.EADDRNOTAVAIL: "this machine has no such address; use one of its own, or 127.0.0.1 for this machine alone",
+    errno.ENODEV: "this machine has no such address; use one of its own, or 127.0.0.1 for this machine alone",
+    errno.EACCES: "this user may not; use a port from 1024 on, or a folder that is yours",
+    errno.ENAMETOOLONG: f"a path may have {zmq.IPC_PATH_MAX_LEN} bytes at most; use a shorter one, such as in /tmp",
+    errno.ENOENT: "the folder does not exist; make it first",
+}
+_LISTENS = "0A"  # a state in /proc/net/tcp
+
+
+def bind(socket: zmq.Socket[Any], url: str) -> str:
+    """Binds `socket` to `url` and returns the endpoint to connect to. Raises `EndpointTaken`, naming who has it."""
+    if url.startswith("ipc://"):
+        _refuse_served_path(url)  # ZeroMQ would silently take the path away from whoever serves it
+    try:
+        socket.bind(url)
+    except zmq.ZMQError as error:
+        reason = _REASONS.get(error.errno or 0, str(error)).format(by=_by(_tcp_owner(url)))
+        raise EndpointTaken(f"cannot listen at {url}: {reason}") from error
+    return socket.get_string(zmq.LAST_ENDPOINT)
+
+
+def _refuse_served_path(url: str) -> None:
+    path = re.sub("^@", "\\0", url.removeprefix("ipc://"))  # Linux's abstract names
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:  # nothing there, or left behind by a dead process
+            return
+        pid = _peer(probe)
+    raise EndpointTaken(f"cannot listen at {url}: it is in use{_by(pid)}; stop that process, or use another path")
+
+
+def _peer(probe: sockets.socket) -> int | None:
+    """The process at the other end, where the system tells."""
+    if not hasattr(sockets, "SO_PEERCRED"):
+        return None
+    return int.from_bytes(probe.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 4), sys.byteorder)
+
+
+def _by(pid: int | None) -> str:
+    return f" by pid {pid}" if pid else ""
+
+
+def _tcp_owner(url: str) -> int | None:
+    """The process that listens at the port of `url`, if this user may know."""
+    port = url.rpartition(":")[2]
+    if not url.startswith("tcp://") or not port.isdigit():
+        return None
+    sockets_there = {f"socket:[{inode}]" for inode in _listening_inodes(int(port))}
+    return next((pid for pid in _pids() if sockets_there & _open_files(pid)), None) if sockets_there else None
+
+
+def _listening_inodes(port: int) -> list[str]:
+    tables = [path.read_text() for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if path.exists()]
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    return [row[9] for row in rows if row[3] == _LISTENS and int(row[1].rpartition(":")[2], 16) == port]
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _open_files(pid: int) -> set[str]:
+    try:
+        return {os.readlink(entry) for entry in os.scandir(f"/proc/{pid}/fd")}
+    except OSError:  # another user's, or gone meanwhile
+        return set()

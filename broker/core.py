@@ -1,0 +1,251 @@
+"""The broker without its sockets: a sentence comes in, it is decided and stored, sentences go out.
+
+    waiting ──(every worker of the plan is there)──> running ──(all have finished)──> finished
+       └──────────(a worker fails or is lost, someone stops the run)──┴─────────────> failed
+
+It has no clock either; `now` is seconds since the epoch, from a clock that never goes back.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from pipeline.digest import TensorDigest, weights_sha256
+
+from .admission import misfit
+from .answers import answer
+from .control import (
+    Ask,
+    Assigned,
+    Exited,
+    Failed,
+    Finished,
+    FromBroker,
+    Goodbye,
+    Heard,
+    Hello,
+    Peers,
+    Refused,
+    Report,
+    StopRun,
+    ToBroker,
+    Trim,
+)
+from .diagnosis import obituary
+from .intake import take_in
+from .ledger import Ledger
+from .registry import Loss, Member, Registry, Standing, exit_in_words, stages_in_words
+from .run import Outcome, Phase, Terms
+from .store import Kept, Store
+
+TRIM_EVERY = 0.05  # seconds between two announcements
+_TOLD = 20  # oddities of one kind that become news; all are counted
+_PASSED_ON = frozenset({2, 75, 78, 130})  # a lost process's exit statuses that say more than "failed"
+
+Send = tuple[bytes, FromBroker]  # recipient, sentence
+
+
+class Core:
+    """Decides everything the broker decides. `run` is the run's id; what `store` knows of it is taken up.
+
+    Whatever must not be forgotten is stored before it is said; `StoreUnusable` if that fails.
+    """
+
+    def __init__(self, terms: Terms, store: Store, run: str, now: float) -> None:
+        schedule = terms.schedule
+        self.terms = terms
+        self.store = store
+        self.run = run
+        self.ledger = Ledger(schedule.stages, schedule.microbatches, terms.log_every)
+        self.registry = Registry(schedule.placement, terms.lease)
+        self.outcome: Outcome | None = None
+        self.stop_asked = False
+        self.dismissed = False  # told, after the run, that it may leave
+        self.training_steps: int | None = None
+        self.metrics: dict[str, float] = {}
+        self.oddities: Counter[str] = Counter()
+        self.news: list[str] = []  # for a log; whoever reads it clears it
+        self.warnings: list[str] = []  # likewise
+        self._digests: dict[int, Mapping[str, TensorDigest]] = {}  # by worker
+        self._peers: dict[int, tuple[int, str]] = {}  # as last told
+        self._trimmed, self._trimmed_at = 0, now
+        self._ticked = now
+        self._take_up(store.load(), now)
+
+    @property
+    def phase(self) -> Phase:
+        if self.outcome is not None:
+            return self.outcome.phase
+        return Phase.RUNNING if self.registry.complete else Phase.WAITING
+
+    @property
+    def everyone_left(self) -> bool:
+        return not self.registry.present()
+
+    def handle(self, sender: bytes, sentence: ToBroker, now: float) -> list[Send]:
+        """Decides on a sentence; returns what is to be said, and to whom."""
+        match sentence:
+            case Hello():
+                return self._welcome(sender, sentence, now)
+            case Report() | Finished() | Failed() | Goodbye():
+                return self._from_worker(sender, sentence, now)
+            case Exited():
+                return self._note_exit(sentence, now)
+            case StopRun():
+                return self._stop(sentence)
+            case Ask():
+                return [(sender, answer(self, sentence, now))]
+
+    def tick(self, now: float) -> list[Send]:
+        """What is due without being asked. Call it several times a second, after all that has come was handled."""
+        if now - self._ticked > self.terms.lease / 2:
+            self.warnings.append(f"the broker itself was away for {now - self._ticked:.1f} s; every lease begins anew")
+            self.registry.grant_grace(now)
+        self._ticked = now
+        lost = [send for loss in self.registry.losses(now) for send in self._lose(loss, now)]
+        return lost + self._trim(now)
+
+    def _take_up(self, kept: Kept, now: float) -> None:
+        self.ledger.restore(kept.finished, kept.losses)
+        self._trimmed = self.ledger.finished_floor
+        if "registry" in kept.facts:
+            self.registry.adopt(kept.facts["registry"], now)
+        if "outcome" in kept.facts:
+            self.outcome = msgspec.convert(kept.facts["outcome"], Outcome)
+
+    def _welcome(self, sender: bytes, hello: Hello, now: float) -> list[Send]:
+        if self.outcome is not None and self.registry.current(hello.incarnation) is not None:
+            return [(sender, self.outcome.farewell)]
+        found = misfit(hello, self.terms, self.outcome) or self.registry.place(hello, sender, now)
+        if isinstance(found, Refused):
+            self._odd("refused", f"{hello.name}: {found.reason}")
+            return [(sender, found)]
+        self.store.put("registry", self.registry.facts())
+        step = min(self.ledger.finished[stage] for stage in found.stages)
+        assigned = Assigned(self.run, found.index, found.incarnation, step)
+        if not hello.incarnation:
+            self.news.append(f"{found.place} is {found.process}, incarnation {found.incarnation}")
+        return [(sender, assigned), *self._introduce(sender)]
+
+    def _introduce(self, sender: bytes) -> list[Send]:
+        """Tells who is where: everyone if that is news, else whoever has just said hello again."""
+        peers = self.registry.peers
+        if not self.registry.complete:
+            return []
+        if peers == self._peers:
+            return [(sender, Peers(peers))]
+        self._peers = peers
+        self.news.append(f"run {self.run}: every worker is there")
+        return self._to_all(Peers(peers))
+
+    def _from_worker(self, sender: bytes, said: Report | Finished | Failed | Goodbye, now: float) -> list[Send]:
+        member = self.registry.current(said.incarnation)
+        if member is None:
+            return [(sender, self._fenced(said))]
+        self.registry.hear(member, sender, now)
+        match said:
+            case Report():
+                return self._take_in(member, said, now)
+            case Finished():
+                return self._finish(member, said)
+            case Failed():
+                member.standing = Standing.LEFT
+                return self._fail(f"{member.place} failed: {said.reason}", said.code or 1)
+            case Goodbye():
+                return self._leave(member, said, now)
+
+    def _fenced(self, said: Report | Finished | Failed | Goodbye) -> Refused:
+        self._odd("fenced", f"{type(said).__name__} of incarnation {said.incarnation}, which nobody holds")
+        return Refused(
+            f"incarnation {said.incarnation} is not current in run {self.run}: its stages belong to another process, "
+            "or its run is over. Stop this worker",
+            code=1,
+        )
+
+    def _take_in(self, member: Member, report: Report, now: float) -> list[Send]:
+        self.registry.beat(member, report, now)
+        self.metrics |= report.metrics
+        if report.training_steps is not None:
+            self.training_steps = report.training_steps
+        for wrong in take_in(report, member, self.ledger, self.store):
+            self._odd("illegal", f"{member.place} reports what cannot be: {wrong}")
+        heard = [(member.sender, Heard(report.number))] if report.number else []
+        return [*heard, *(self._trim(now) if self.outcome is None else [(member.sender, self.outcome.farewell)])]
+
+    def _finish(self, member: Member, finished: Finished) -> list[Send]:
+        if self.outcome is not None:
+            return [(member.sender, self.outcome.farewell)]
+        member.standing = Standing.FINISHED
+        self._digests[member.index] = finished.digests
+        if len(self._digests) < len(self.terms.schedule.placement):
+            return []
+        all_digests = {name: digest for part in self._digests.values() for name, digest in part.items()}
+        return self._end(Outcome(Phase.FINISHED, "all steps are done", 0, weights_sha256(all_digests)))
+
+    def _leave(self, member: Member, goodbye: Goodbye, now: float) -> list[Send]:
+        sends = self._lose(Loss(member, f"left: {goodbye.reason}"), now)
+        member.standing = Standing.LEFT
+        return sends
+
+    def _note_exit(self, exited: Exited, now: float) -> list[Send]:
+        member = self.registry.members.get(exited.index)
+        how = exit_in_words(exited.status)
+        if member is None and self.outcome is None and exited.index in self.registry.missing:
+            where = f"worker {exited.index} ({stages_in_words(self.registry.placement[exited.index])})"
+            return self._fail(f"{where} {how} before it joined; its own output says why", _code(exited.status))
+        if member is None or member.pid != exited.pid or not member.here:
+            return []
+        member.exited = now, exited.status
+        if self.outcome is not None:
+            member.standing = Standing.LEFT
+        return []
+
+    def _lose(self, loss: Loss, now: float) -> list[Send]:
+        """While the run waits for workers, one that is lost without a word of its exit only leaves its place."""
+        if self.phase is Phase.WAITING and loss.status is None:
+            self.registry.free(loss.member)
+            self.news.append(f"{loss.member.place} is free again: {loss.member.process} {loss.why}")
+            return []
+        why = obituary(loss, self.ledger, now)
+        loss.member.standing = Standing.LOST
+        return self._fail(why, _code(loss.status))
+
+    def _stop(self, stop: StopRun) -> list[Send]:
+        """Ends the run. Afterwards it dismisses the broker, and hastens workers that were allowed to finish a step."""
+        self.stop_asked = True
+        if self.outcome is None:
+            return self._end(Outcome(Phase.FAILED, stop.reason, stop.code, at_step_end=stop.at_step_end))
+        self.dismissed = True
+        if not stop.at_step_end:
+            self.outcome = msgspec.structs.replace(self.outcome, at_step_end=False)
+        return self._to_all(self.outcome.farewell)
+
+    def _fail(self, reason: str, code: int) -> list[Send]:
+        """The first cause ends the run; what follows from it does not replace it."""
+        return self._end(Outcome(Phase.FAILED, reason, code)) if self.outcome is None else []
+
+    def _end(self, outcome: Outcome) -> list[Send]:
+        self.outcome = outcome
+        self.store.put("outcome", msgspec.to_builtins(outcome))
+        self.news.append(f"run {self.run} has {outcome.phase}: {outcome.reason}")
+        return self._to_all(outcome.farewell)
+
+    def _trim(self, now: float) -> list[Send]:
+        floor = self.ledger.finished_floor
+        if floor <= self._trimmed or now - self._trimmed_at < TRIM_EVERY or self.outcome is not None:
+            return []
+        self._trimmed, self._trimmed_at = floor, now
+        return self._to_all(Trim(floor))
+
+    def _to_all(self, sentence: FromBroker) -> list[Send]:
+        return [(member.sender, sentence) for member in self.registry.present() if member.sender]
+
+    def _odd(self, kind: str, what: str) -> None:
+        self.oddities[kind] += 1
+        if self.oddities[kind] <= _TOLD:
+            self.warnings.append(what)
+
+
+def _code(status: int | None) -> int:
+    return status if status in _PASSED_ON else 1

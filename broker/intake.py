@@ -1,0 +1,48 @@
+"""Takes a worker's report into the ledger and the store; what cannot be is left out, and handed back."""
+
+from collections.abc import Sequence
+
+from .control import Event, Report, StepRecord
+from .ledger import IllegalTransition, Ledger
+from .registry import Member
+from .store import Store
+
+
+def take_in(report: Report, member: Member, ledger: Ledger, store: Store) -> list[IllegalTransition]:
+    """Writes down what `member` reports. Returns what was wrong with it."""
+    kept, wrong = _steps(report.steps, member, ledger)
+    if kept:
+        store.append(kept, {record.step: record.loss for record in kept if ledger.takes_loss(record)})
+    return wrong + _events(report.events, member, ledger)
+
+
+def _steps(
+    records: Sequence[StepRecord], member: Member, ledger: Ledger
+) -> tuple[list[StepRecord], list[IllegalTransition]]:
+    kept: list[StepRecord] = []
+    wrong: list[IllegalTransition] = []
+    for record in records:
+        try:
+            _check_owner(member, record.stage)
+            ledger.finish(record)
+        except IllegalTransition as error:
+            wrong.append(error)
+        else:
+            kept.append(record)
+    return kept, wrong
+
+
+def _events(events: Sequence[Event], member: Member, ledger: Ledger) -> list[IllegalTransition]:
+    wrong: list[IllegalTransition] = []
+    for event in events:
+        try:
+            _check_owner(member, event.stage)
+            ledger.enter(event, member.holder)
+        except IllegalTransition as error:
+            wrong.append(error)
+    return wrong
+
+
+def _check_owner(member: Member, stage: int) -> None:
+    if stage not in member.stages:
+        raise IllegalTransition(f"stage {stage} is not its own")

@@ -1,0 +1,262 @@
+"""Who is which worker of the plan, under which incarnation, and who is lost.
+
+    hello ──> present ──> finished ──> left
+                 └──────────┴────────> lost     not heard for a lease, no progress for a lease, or its process exited
+
+It has no clock: whoever asks says what time it is, in seconds.
+"""
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from pipeline.schedule import Placement
+
+from .control import WAITS, Hello, Refused, Report
+from .ledger import Holder
+
+NEWS_ON_ITS_WAY = 0.5  # seconds that a process's last words may take longer than the news of its exit
+
+
+class Standing(StrEnum):
+    """How a worker stands to the run."""
+
+    PRESENT = "present"
+    FINISHED = "finished"
+    LEFT = "left"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker that was given its place in the plan. Times are seconds since the epoch."""
+
+    index: int
+    stages: tuple[int, ...]
+    incarnation: int
+    name: str
+    host: str
+    pid: int
+    endpoint: str
+    heard: float
+    sender: bytes = b""  # empty until it has spoken to this broker
+    introduced: bool = False  # it knows its incarnation, and its endpoint is known
+    standing: Standing = Standing.PRESENT
+    report: Report | None = None
+    progressed: float = 0.0  # when it last completed an action, or had none to compute
+    exited: tuple[float, int] | None = None  # when, and with which status
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(self.name, self.incarnation)
+
+    @property
+    def place(self) -> str:
+        """The worker in words: its number and stages."""
+        return f"worker {self.index} ({stages_in_words(self.stages)})"
+
+    @property
+    def process(self) -> str:
+        """Its process in words."""
+        return f"{self.name} (pid {self.pid}, host {self.host})"
+
+    @property
+    def here(self) -> bool:
+        """Whether it can be spoken to."""
+        return self.standing in (Standing.PRESENT, Standing.FINISHED)
+
+    def is_process_of(self, hello: Hello) -> bool:
+        return (self.name, self.host, self.pid) == (hello.name, hello.host, hello.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A worker was lost: `why` continues a sentence about it; `status` is its process's exit status, if known."""
+
+    member: Member
+    why: str
+    status: int | None = None
+
+
+@dataclass(slots=True)
+class Registry:
+    """Gives places and incarnations, hears heartbeats, finds who is lost."""
+
+    placement: Placement
+    lease: float  # seconds
+    incarnation: int = 0  # the highest handed out
+    members: dict[int, Member] = field(default_factory=dict)  # by index
+
+    @property
+    def missing(self) -> list[int]:
+        """The indexes that nobody has."""
+        return [index for index in range(len(self.placement)) if index not in self.members]
+
+    @property
+    def peers(self) -> dict[int, tuple[int, str]]:
+        """Where the queues of those who have said so are: index -> (incarnation, endpoint)."""
+        return {each.index: (each.incarnation, each.endpoint) for each in self._in_order() if each.introduced}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every worker of the plan is there and introduced."""
+        return len(self.peers) == len(self.placement)
+
+    def present(self) -> list[Member]:
+        """Who can be spoken to, by index."""
+        return [member for member in self._in_order() if member.here]
+
+    def place(self, hello: Hello, sender: bytes, now: float) -> Member | Refused:
+        """Gives the worker that says `hello` a place, or the one it has already. Refusals say what would work."""
+        known = self._known(hello)
+        if known is not None:
+            known.sender, known.endpoint, known.heard = sender, hello.endpoint, now
+            known.introduced = known.introduced or bool(hello.incarnation)
+            return known
+        if hello.incarnation:
+            return Refused(
+                f"incarnation {hello.incarnation} of {hello.name} is not current: its stages were given to another "
+                "process, or its run is over. Start the worker again",
+                code=1,
+            )
+        index = self._free_index(hello, now)
+        return index if isinstance(index, Refused) else self._placed(index, hello, sender, now)
+
+    def current(self, incarnation: int) -> Member | None:
+        """The worker that holds `incarnation`; None for a zombie's."""
+        return next((member for member in self.members.values() if member.incarnation == incarnation), None)
+
+    def hear(self, member: Member, sender: bytes, now: float) -> None:
+        """The worker speaks, under its incarnation, from `sender`."""
+        member.sender, member.heard = sender, now
+
+    def beat(self, member: Member, report: Report, now: float) -> None:
+        """Takes in a heartbeat."""
+        before = member.report
+        if before is None or before.actions != report.actions or report.now.startswith(WAITS):
+            member.progressed = now
+        member.report = report
+
+    def free(self, member: Member) -> None:
+        """Takes a worker's place away, so that another can have it."""
+        self.members.pop(member.index, None)
+
+    def grant_grace(self, now: float) -> None:
+        """Begins all leases anew: the broker itself was away."""
+        for member in self.members.values():
+            member.heard = member.progressed = now
+
+    def losses(self, now: float) -> list[Loss]:
+        """Workers that should be at work and are not, each with the reason."""
+        found = ((member, self._lost(member, now)) for member in self.present())
+        return [loss for _, loss in found if loss is not None]
+
+    def facts(self) -> dict[str, object]:
+        """What another broker needs in order to `adopt` the workers, as JSON's own types."""
+        kept = [
+            msgspec.to_builtins(msgspec.convert(member, _Kept, from_attributes=True)) for member in self._in_order()
+        ]
+        return {"incarnation": self.incarnation, "members": kept}
+
+    def adopt(self, facts: Mapping[str, object], now: float) -> None:
+        """Takes over a former broker's workers, who keep their incarnations; each has a lease to speak up."""
+        self.incarnation = msgspec.convert(facts["incarnation"], int)
+        for kept in msgspec.convert(facts["members"], list[_Kept]):
+            stages = self.placement[kept.index]
+            member = Member(stages=stages, heard=now, progressed=now, introduced=True, **msgspec.structs.asdict(kept))
+            self.members[kept.index] = member
+
+    def _in_order(self) -> Iterator[Member]:
+        return (self.members[index] for index in sorted(self.members))
+
+    def _known(self, hello: Hello) -> Member | None:
+        """Who says hello again: it names its incarnation, or is a process that has not yet heard of its place.
+
+        An introduced one that does not name its incarnation has forgotten everything: in a container, a restarted
+        process may well have the same host name and process number.
+        """
+        if hello.incarnation:
+            return self.current(hello.incarnation)
+        same = (member for member in self.members.values() if member.is_process_of(hello) and not member.introduced)
+        return next(same, None)
+
+    def _free_index(self, hello: Hello, now: float) -> int | Refused:
+        if hello.claim is None:
+            return self.missing[0] if self.missing else Refused(self._full(), code=1)
+        if hello.claim >= len(self.placement):
+            return Refused(
+                f"there is no worker {hello.claim}: the plan has workers 0 to {len(self.placement) - 1}", code=2
+            )
+        owner = self.members.get(hello.claim)
+        return hello.claim if owner is None else Refused(self._claimed(owner, now), code=1)
+
+    def _full(self) -> str:
+        owners = ", ".join(f"{member.index} is {member.process}" for member in self._in_order())
+        return f"all {len(self.placement)} workers of the plan are there: {owners}. Stop one of them first"
+
+    def _claimed(self, owner: Member, now: float) -> str:
+        verb = "is" if len(owner.stages) == 1 else "are"
+        way_out = "start this one without --index or stop the other" if self.missing else "stop the other first"
+        return (
+            f"{stages_in_words(owner.stages)} {verb} claimed by worker {owner.process}, "
+            f"alive {max(0.0, now - owner.heard):.1f} s ago; {way_out}"
+        )
+
+    def _placed(self, index: int, hello: Hello, sender: bytes, now: float) -> Member:
+        self.incarnation += 1
+        self.members[index] = Member(
+            index,
+            self.placement[index],
+            self.incarnation,
+            hello.name,
+            hello.host,
+            hello.pid,
+            hello.endpoint,
+            heard=now,
+            sender=sender,
+            progressed=now,
+        )
+        return self.members[index]
+
+    def _lost(self, member: Member, now: float) -> Loss | None:
+        if member.exited is not None and now - member.exited[0] >= NEWS_ON_ITS_WAY:
+            return Loss(member, exit_in_words(member.exited[1]), member.exited[1])
+        if now - member.heard >= self.lease:
+            return Loss(member, f"was not heard for {now - member.heard:.1f} s (recovery.lease is {self.lease:g} s)")
+        if member.standing is Standing.PRESENT and member.report and now - member.progressed >= self.lease:
+            return Loss(
+                member,
+                f"lives, but completed no action for {now - member.progressed:.1f} s; if one may take this long, "
+                f"raise recovery.lease ({self.lease:g} s)",
+            )
+        return None
+
+
+def stages_in_words(stages: Sequence[int]) -> str:
+    """ "stage 1", "stages 0 and 2", "stages 0, 2 and 4"."""
+    *others, last = map(str, stages)
+    return f"stages {', '.join(others)} and {last}" if others else f"stage {last}"
+
+
+def exit_in_words(status: int) -> str:
+    """How a process ended, from its status as `subprocess` gives it."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What a store keeps of a `Member`."""
+
+    index: int
+    incarnation: int
+    name: str
+    host: str
+    pid: int
+    endpoint: str

@@ -1,0 +1,86 @@
+"""A run as the broker sees it: what it was told of the plan, how far the run is, how it ended, and its id."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from pipeline.plan import Plan
+from pipeline.schedule import Schedule
+
+from .control import Stop
+from .errors import BrokerError
+from .store import Store
+
+
+class OtherRun(BrokerError):
+    """The store holds an unfinished run of another plan."""
+
+
+class Phase(StrEnum):
+    """How far the run is."""
+
+    WAITING = "waiting"  # for workers
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"  # or stopped
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How the run ended: `code` is the exit code of whoever waited for it. A finished run has its `weights_sha256`."""
+
+    phase: Phase
+    reason: str
+    code: int
+    weights_sha256: str | None = None
+    at_step_end: bool = False
+
+    @property
+    def farewell(self) -> Stop:
+        """What the workers are told."""
+        return Stop(self.reason, self.code, self.at_step_end)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the broker must know of the plan: `plan` is its digest, `settings` its mapping, `lease` in seconds."""
+
+    name: str
+    plan: str
+    settings: Mapping[str, object]
+    schedule: Schedule
+    lease: float
+    log_every: int
+
+    @classmethod
+    def of(cls, plan: Plan, schedule: Schedule) -> "Terms":
+        """The terms of a plan whose number of stages is known, and its schedule."""
+        return cls(plan.run.name, plan.digest(), plan.as_mapping(), schedule, plan.recovery.lease, plan.run.log_every)
+
+
+def run_of(store: Store, plan: str, fresh: str) -> str:
+    """The id of the run to serve: the store's if it holds an unfinished run of `plan` (a digest), else `fresh`.
+
+    What an ended run left gives way to the new one's. Raises `OtherRun` rather than forget an unfinished run.
+    """
+    facts = store.load().facts
+    if "run" in facts and "outcome" not in facts:
+        return _unfinished(msgspec.convert(facts["run"], _Name), plan)
+    store.begin()
+    store.put("run", {"id": fresh, "plan": plan})
+    return fresh
+
+
+class _Name(msgspec.Struct, frozen=True):
+    id: str
+    plan: str
+
+
+def _unfinished(run: _Name, plan: str) -> str:
+    if run.plan != plan:
+        raise OtherRun(
+            f"the broker's store holds run {run.id}, which has not ended and has another plan "
+            f"(digest {run.plan[:12]}, now {plan[:12]}); start it with its own plan, or give this run another run.dir"
+        )
+    return run.id

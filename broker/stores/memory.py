@@ -1,0 +1,45 @@
+"""Keeps a run as long as the process lives: the reference, and the store of a run in one process."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ..control import StepRecord
+from ..store import KEPT_STEPS, Fact, Kept
+
+
+class MemoryStore:
+    """See `Store`."""
+
+    def __init__(self, kept_steps: int = KEPT_STEPS) -> None:
+        self._kept_steps = kept_steps
+        self.begin()
+
+    def append(self, records: Sequence[StepRecord], losses: Mapping[int, float | None]) -> None:
+        for record in records:
+            slot = record.stage, record.step % self._kept_steps
+            if slot not in self._records or self._records[slot].step < record.step:
+                self._records[slot] = record
+            self._finished[record.stage] = max(self._finished.get(record.stage, 0), record.step + 1)
+        for step, loss in losses.items():
+            self._losses.setdefault(step, loss)
+
+    def put(self, name: str, fact: Fact) -> None:
+        self._facts[name] = msgspec.json.encode(fact)  # what comes back is what any other store gives back
+
+    def load(self) -> Kept:
+        facts = {name: msgspec.json.decode(text, type=Fact) for name, text in self._facts.items()}
+        return Kept(facts, dict(self._finished), dict(self._losses))
+
+    def record(self, stage: int, step: int) -> StepRecord | None:
+        record = self._records.get((stage, step % self._kept_steps))
+        return StepRecord(stage, step, record.times) if record is not None and record.step == step else None
+
+    def begin(self) -> None:
+        self._records: dict[tuple[int, int], StepRecord] = {}
+        self._finished: dict[int, int] = {}
+        self._losses: dict[int, float | None] = {}
+        self._facts: dict[str, bytes] = {}
+
+    def close(self) -> None:
+        """Nothing is open."""
