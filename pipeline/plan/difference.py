@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .refusal import shown
-from .value import UNCOUNTED, canonical, flat
+from .tables import canonical, flat
+from .value import UNCOUNTED
 
 
 @dataclass(frozen=True, slots=True)

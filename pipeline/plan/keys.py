@@ -31,7 +31,7 @@ TABLES: Mapping[str, Table] = {
     "run": Table(
         value.RunPlan,
         {
-            "name": kinds.TEXT,
+            "name": kinds.NAME,
             "seed": kinds.whole(0),
             "steps": kinds.whole(1),
             "epochs": kinds.whole(1),

@@ -163,7 +163,14 @@ def _quantity(text: str, units: Mapping[str, float]) -> float:
 
 
 def _read_options(table: Mapping[object, object]) -> dict[str, object]:
-    return {str(name): _read_option(value) for name, value in table.items()}
+    return {str(name): _read_named(str(name), value) for name, value in table.items()}
+
+
+def _read_named(name: str, value: object) -> object:
+    try:
+        return _read_option(value)
+    except Unfit as hint:
+        raise Unfit(f"{name}: {hint}") from None
 
 
 def _read_option(value: object) -> object:
@@ -186,7 +193,7 @@ def _read_option(value: object) -> object:
 
 _LAYER = whole(1)
 
-TEXT = matching(re.compile(r".*\S.*"), "text")
+NAME = matching(re.compile(r"\w[\w.-]*"), "a name of letters, digits and - _ .")
 REFERENCE = matching(_REFERENCE, 'a name in a file or a package, such as "model.py:build" or "torch.optim.SGD",')
 REFERENCES = several(REFERENCE, 'a list such as ["metrics.py:accuracy"]')
 DEVICE = matching(_DEVICE, 'a device such as "cpu" or "cuda:0"')

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .lines import Key, place
-from .value import Origin, leaves
+from .lines import place
+from .tables import Key, leaves
+from .value import Origin
 
 PREFIX = "STAGELINE_"
 

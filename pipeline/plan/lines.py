@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-Key = tuple[str, ...]  # ("schedule", "microbatches")
+from .tables import Key
 
 _HEADER = re.compile(r"\s*\[([^\[\]]+)]\s*(?:#.*)?$")
 _ASSIGNMENT = re.compile(r"""\s*([\w"'-]+(?:\s*\.\s*[\w"'-]+)*)\s*=""")

@@ -9,9 +9,10 @@ from .consistency import problems
 from .keys import KEYS, TABLES, WORKER, Table
 from .kinds import OPTION, Kind, Unfit, nearest
 from .layers import Setting, nested
-from .lines import Key, place
+from .lines import place
 from .refusal import PlanError, PlanRefused, shown
-from .value import Origin, Plan, WorkerPlan, dotted, flat, leaves
+from .tables import Key, dotted, flat, leaves
+from .value import Origin, Plan, WorkerPlan
 
 
 class Reading:

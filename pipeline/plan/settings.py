@@ -3,16 +3,19 @@
 text -> tables -> settings, the later over the earlier -> sections, key by key -> plan -> checks of the whole
 """
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from .layers import NotASetting, Setting, from_environment, from_set, from_tables, merged
-from .lines import Key, lines_of
+from .lines import lines_of
 from .reading import Reading
 from .refusal import PlanError, PlanRefused
+from .tables import Key
 from .value import Plan
 
 FILE_NAME = "stageline.toml"
@@ -26,8 +29,10 @@ def read(path: str | Path, *, sets: Sequence[str] = (), environment: Mapping[str
     which overrules the file. Raises `PlanRefused`, which names all that is wrong.
     """
     file = Path(path)
-    file = file / FILE_NAME if file.is_dir() else file
-    text = _text(file)
+    try:
+        text = _text(file)
+    except IsADirectoryError:
+        return read(file / FILE_NAME, sets=sets, environment=environment)
     return _plan(_tables(text, file), file, lines_of(text), sets, environment)
 
 
@@ -55,9 +60,15 @@ def _plan(
     name = str(file or "")
     path = None if file is None else file.absolute()
     typed, errors = _typed(sets)
-    default = Setting(("run", "name"), (path and path.parent.name) or "run", "default")
-    settings = merged([default, *from_tables(tables, name, lines), *from_environment(environment), *typed])
-    return Reading(settings, name, lines).plan(path, errors)
+    settings = merged([*from_tables(tables, name, lines), *from_environment(environment), *typed])
+    plan = Reading(settings, name, lines).plan(path, errors)
+    return plan if ("run", "name") in settings else replace(plan, run=replace(plan.run, name=_name(path)))
+
+
+def _name(path: Path | None) -> str:
+    """The run's name, if nobody gives it one: that of the plan's folder, as far as it makes a name."""
+    folder = "" if path is None else path.parent.name
+    return re.sub(r"\W+", "-", folder).strip("-") or "run"
 
 
 def _typed(sets: Sequence[str]) -> tuple[list[Setting], list[PlanError]]:
@@ -72,9 +83,11 @@ def _typed(sets: Sequence[str]) -> tuple[list[Setting], list[PlanError]]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise _refused(file, f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}") from None
+    except IsADirectoryError:
+        raise
     except OSError as error:
         raise _refused(file, f"it cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

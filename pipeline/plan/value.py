@@ -1,7 +1,6 @@
 """The plan as a value: what is trained, how it is cut and scheduled, and which worker owns which stage."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Literal
 from ..schedule import Mode, Placement
 from .consistency import problems
 from .refusal import PlanError, PlanRefused, shown
+from .tables import canonical, flat
 from .urls import open_to_others
 
 Options = Mapping[str, object]  # keyword arguments for a user's factory: whatever TOML can say, but for dates
@@ -20,9 +20,12 @@ _MEBIBYTE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """How long the run is, and where it leaves its files. Exactly one of `steps` and `epochs` is given."""
+    """How long the run is, and where it leaves its files. Exactly one of `steps` and `epochs` is given.
 
-    name: str
+    A plan that is read without a `name` takes that of its folder.
+    """
+
+    name: str = "run"
     seed: int = 0
     steps: int | None = None
     epochs: int | None = None
@@ -214,30 +217,6 @@ _EXPOSED = (
     "can be reached from other machines and nothing on it is encrypted: whoever reaches it can read and change "
     "the run. Use 127.0.0.1, or an address inside a tunnel (WireGuard, ssh)."
 )
-
-
-def flat(mapping: Mapping[str, object]) -> dict[str, object]:
-    """Nested tables as one, by dotted key."""
-    return {dotted(path): value for path, value in leaves(mapping)}
-
-
-def leaves(mapping: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Every value of nested tables, with its path. An empty table is a value."""
-    for name, value in mapping.items():
-        if isinstance(value, Mapping) and value:
-            yield from (((str(name), *path), leaf) for path, leaf in leaves(value))
-        else:
-            yield (str(name),), value
-
-
-def dotted(path: Iterable[str]) -> str:
-    """A path as a TOML key: names that hold a dot are quoted, so that no two paths look alike."""
-    return ".".join(f'"{name}"' if "." in name else name for name in path)
-
-
-def canonical(value: object) -> str:
-    """JSON of `value` in its one spelling: sorted keys, no spaces, `1` apart from `1.0`."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _table(section: Section) -> dict[str, object]:
