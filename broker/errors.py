@@ -35,3 +35,11 @@ class Fenced(BrokerError):
 
 class EndpointTaken(BrokerError):
     """An address to listen at cannot be had: in use, or not an address of this machine."""
+
+
+class ForeignMessage(BadMessage):
+    """An intact message of another run or wire version: asking again would bring the same."""
+
+
+class Overwritten(BrokerError):
+    """A tensor was written to after it was put: sent again, its message would have other bits."""

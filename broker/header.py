@@ -14,9 +14,9 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from .dtypes import DTYPES
-from .errors import BadMessage, Unsendable
+from .errors import BadMessage, ForeignMessage, Unsendable
 from .layout import Ints, layout
-from .tree import ONE_TENSOR, Node, count_tensors
+from .outline import ONE_TENSOR, Outline, count_tensors
 
 WIRE_VERSION = 1
 MAGIC = b"SLMG"
@@ -86,7 +86,7 @@ class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     stage: _Count
     incarnation: _Count
     sequence: _Count
-    tree: Node
+    outline: Outline
     tensors: tuple[TensorHeader, ...]
 
     @property
@@ -104,9 +104,11 @@ def write_header(header: Header, *, limits: Limits = LIMITS) -> bytes:
         frame = _PROLOGUE + _encode(header)
     except (ValueError, OverflowError) as error:  # lone surrogates in a text, integers beyond 64 bits
         raise Unsendable(f"{header.identity} holds a value that cannot travel: {error}") from error
-    complaint = _complaint(header, len(frame) + _CRC.size, limits)
+    complaint = _complaint(header, limits)
     if complaint:
         raise Unsendable(f"{header.identity} {complaint}")
+    if len(frame) + _CRC.size > limits.header_bytes:
+        raise Unsendable(f"{header.identity} has a header of {len(frame)} bytes, the limit is {limits.header_bytes}")
     return frame + _CRC.pack(zlib.crc32(frame))
 
 
@@ -115,65 +117,64 @@ def read_header(frame: bytes | memoryview, *, limits: Limits = LIMITS) -> Header
 
     Whoever has it may allocate what it asks for. Raises `BadMessage` naming what is wrong.
     """
-    view = memoryview(frame)
     try:
-        header = _decode(_body(view))
+        header = _decode(_body(memoryview(frame), limits))
     except (ValueError, RecursionError) as error:  # ValueError: msgspec's own errors, and invalid UTF-8
         raise BadMessage(f"the header is malformed: {error}") from error
-    count = 1 if header.tree == ONE_TENSOR else count_tensors(header.tree, limits.depth)
+    count = 1 if header.outline == ONE_TENSOR else count_tensors(header.outline, limits.depth)
     if count != len(header.tensors):
-        raise BadMessage(f"{header.identity} has {count} tensors in its tree and announces {len(header.tensors)}")
-    complaint = _complaint(header, view.nbytes, limits)
+        raise BadMessage(f"{header.identity} has {count} tensors in its outline and announces {len(header.tensors)}")
+    complaint = _complaint(header, limits)
     if complaint:
         raise BadMessage(f"{header.identity} {complaint}")
     return header
 
 
 def check_run(header: Header, run: str) -> None:
-    """Raises `BadMessage` naming both runs if the message is not of `run`."""
+    """Raises `ForeignMessage` naming both runs if the message is not of `run`."""
     if header.run != run:
-        raise BadMessage(
+        raise ForeignMessage(
             f"{header.identity} belongs to run {header.run!r}, this worker to run {run!r}; "
             "two runs share a queue address: give one of them another queues.url"
         )
 
 
 def fingerprint(header: Header) -> bytes:
-    """Equal for two messages of one identity if and only if their bits are equal (tensors by their CRC-32)."""
-    return _encode((header.tree, header.tensors))
+    """Two messages of one identity have the same bits if these are equal (as far as the tensors' CRC-32 can tell)."""
+    return _encode((header.outline, header.tensors))
 
 
-def _body(frame: memoryview) -> memoryview:
-    if frame.nbytes <= _PREFIX.size + _CRC.size:
-        raise BadMessage(f"the header has only {frame.nbytes} bytes")
+def _body(frame: memoryview, limits: Limits) -> memoryview:
+    if not _PREFIX.size + _CRC.size < frame.nbytes <= limits.header_bytes:
+        raise BadMessage(f"a header of {frame.nbytes} bytes, the limit is {limits.header_bytes}")
     magic, version = _PREFIX.unpack_from(frame)
     if magic != MAGIC:
         raise BadMessage(f"the header begins with {magic!r}, not with {MAGIC!r}: no message of ours")
     if zlib.crc32(frame[: -_CRC.size]) != _CRC.unpack(frame[-_CRC.size :])[0]:
         raise BadMessage("the header is damaged: its CRC-32 does not match")
     if version != WIRE_VERSION:
-        raise BadMessage(
+        raise ForeignMessage(
             f"the message has wire version {version}, this side speaks {WIRE_VERSION}; "
             "install the same version of stageline on every machine"
         )
     return frame[_PREFIX.size : -_CRC.size]
 
 
-def _complaint(header: Header, size: int, limits: Limits) -> str | None:
-    if size > limits.header_bytes:
-        return f"has a header of {size} bytes, the limit is {limits.header_bytes}"
+def _complaint(header: Header, limits: Limits) -> str | None:
     if len(header.tensors) > limits.tensors:
         return f"has {len(header.tensors)} tensors, the limit is {limits.tensors}"
     total = 0
     for number, tensor in enumerate(header.tensors):
         if len(tensor.shape) > limits.ndim:
             return f"has {len(tensor.shape)} dimensions in tensor {number}, the limit is {limits.ndim}"
+        if len(tensor.strides) != len(tensor.shape):
+            return f"has {len(tensor.strides)} strides for {len(tensor.shape)} dimensions in tensor {number}"
         occupied = _occupied(tensor.dtype, tensor.shape, tensor.strides, tensor.nbytes, tensor.requires_grad)
         if isinstance(occupied, str):
             return f"is wrong about tensor {number}: {occupied}"
         total += occupied
     if total > limits.message_bytes:
-        return f"needs {total} bytes for its tensors, the limit is {limits.message_bytes}"
+        return f"needs {total} bytes for its tensors and the gaps in them, the limit is {limits.message_bytes}"
     return None
 
 
@@ -183,8 +184,6 @@ def _occupied(code: int, shape: Ints, strides: Ints, nbytes: int, requires_grad:
     dtype = DTYPES.get(code)
     if dtype is None:
         return f"dtype code {code} is unknown"
-    if len(strides) != len(shape):
-        return f"strides {strides} do not fit shape {shape}"
     if prod(size or 1 for size in shape) * dtype.itemsize > MOST:
         return f"shape {shape} has more elements than can be counted"
     form = layout(shape, strides)

@@ -13,10 +13,12 @@ from typing import TypeAlias
 
 import torch
 
+from pipeline.tree import Tree
+
 from .errors import BadMessage
 from .header import LIMITS, Flow, Header, Identity, Limits, check_run, fingerprint, read_header, write_header
+from .outline import ONE_TENSOR, fill, outline
 from .tensors import pack, unpack
-from .tree import ONE_TENSOR, Tree, put_together, take_apart
 
 __all__ = [
     "LIMITS",
@@ -26,7 +28,6 @@ __all__ = [
     "Identity",
     "Limits",
     "Message",
-    "Tree",
     "allocate",
     "assemble",
     "check_run",
@@ -68,7 +69,7 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
     to the tensor while the frame is in use. Raises `Unsendable` for what cannot travel, and for what a receiver with
     these limits would refuse.
     """
-    tree, tensors = take_apart(message.payload, limits.depth)
+    form, tensors = outline(message.payload, limits.depth)
     parts = [pack(tensor) for tensor in tensors]
     header = Header(
         message.run,
@@ -78,7 +79,7 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
         message.stage,
         message.incarnation,
         message.sequence,
-        tree,
+        form,
         tuple([tensor for tensor, _ in parts]),
     )
     return [write_header(header, limits=limits), *[memory for _, memory in parts]]
@@ -123,7 +124,7 @@ def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
         header.stage,
         header.incarnation,
         header.sequence,
-        next(tensors) if header.tree == ONE_TENSOR else put_together(header.tree, tensors),
+        next(tensors) if header.outline == ONE_TENSOR else fill(header.outline, tensors),
     )
 
 

@@ -1,0 +1,95 @@
+"""The outline of a payload is its tree with the tensors taken out; it travels in the header.
+
+In msgpack None, bool, int, float and str are themselves, and an array's first element says what it is:
+`[0]` the next tensor, `[1, ...]` a tuple, `[2, ...]` a list, `[3, key, value, ...]` a dict in its own order.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from pipeline.tree import Tree
+
+from .errors import BadMessage, Unsendable
+
+Outline: TypeAlias = Any  # what msgpack has for it
+
+TENSOR, TUPLE, LIST, DICT = range(4)
+ONE_TENSOR = [TENSOR]  # the outline of nearly every message
+_SCALARS = frozenset({type(None), bool, int, float, str})
+
+
+def outline(tree: Tree, depth: int) -> tuple[Outline, list[Tensor]]:
+    """The outline of `tree`, and its tensors in order.
+
+    Raises `Unsendable`, naming the place, for what would not come back as what it was, and beyond `depth` containers.
+    """
+    tensors: list[Tensor] = []
+    return _outline(tree, depth, "payload", tensors), tensors
+
+
+def fill(node: Outline, tensors: Iterator[Tensor]) -> Tree:
+    """The tree of an outline that `count_tensors` has accepted, with `tensors` in their places."""
+    match node:
+        case [0]:
+            return next(tensors)
+        case [1, *items]:
+            return tuple([fill(item, tensors) for item in items])
+        case [2, *items]:
+            return [fill(item, tensors) for item in items]
+        case [3, *pairs]:
+            return {key: fill(value, tensors) for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    return node  # type: ignore[no-any-return]
+
+
+def count_tensors(node: Outline, depth: int) -> int:
+    """How many tensors a received outline has. Raises `BadMessage` if it is none, or nests deeper than `depth`."""
+    if type(node) in _SCALARS:
+        return 0
+    match node:
+        case [0]:
+            return 1
+        case [1 | 2 | 3, *_] if depth == 0:
+            raise BadMessage("the outline nests deeper than the limit")
+        case [1 | 2, *items]:
+            return sum(count_tensors(item, depth - 1) for item in items)
+        case [3, *pairs] if _alternate(pairs):
+            return sum(count_tensors(value, depth - 1) for value in pairs[1::2])
+    raise BadMessage(f"the outline holds a {type(node).__name__} that is neither a value nor a container")
+
+
+def _outline(tree: Tree, depth: int, place: str, tensors: list[Tensor]) -> Outline:
+    if isinstance(tree, Tensor):
+        tensors.append(tree)
+        return ONE_TENSOR
+    if type(tree) in _SCALARS:
+        return tree
+    if depth == 0:
+        raise Unsendable(f"{place} nests too deep; give the stage an output with fewer containers in containers")
+    if type(tree) is tuple:
+        return [TUPLE, *_outlines(enumerate(tree), depth, place, tensors)]
+    if type(tree) is list:
+        return [LIST, *_outlines(enumerate(tree), depth, place, tensors)]
+    if type(tree) is dict and all(type(key) is str for key in tree):
+        return [DICT, *chain.from_iterable(zip(tree, _outlines(tree.items(), depth, place, tensors), strict=True))]
+    raise Unsendable(_complaint(tree, place))
+
+
+def _outlines(
+    items: Iterable[tuple[int | str, Tree]], depth: int, place: str, tensors: list[Tensor]
+) -> Iterator[Outline]:
+    return (_outline(tree, depth - 1, f"{place}[{key!r}]", tensors) for key, tree in items)
+
+
+def _complaint(tree: Tree, place: str) -> str:
+    if type(tree) is dict:
+        return f"{place} is a dict with a key that is not a string; name its entries"
+    kind = f"{type(tree).__module__}.{type(tree).__qualname__}"
+    return f"{place} is a {kind}, which would not come back as one; make it a tensor, number, tuple, list or dict"
+
+
+def _alternate(pairs: list[Outline]) -> bool:
+    keys = pairs[::2]
+    return len(pairs) % 2 == 0 and all(type(key) is str for key in keys) and len(set(keys)) == len(keys)
