@@ -4,9 +4,9 @@ What is true of them all: per stage, forwards and backwards each run in ascendin
 """
 
 from .action import Action, Kind
-from .alternating import window_for
 from .catalogue import forward_only, make, names
 from .value import Mode, Placement, Schedule, ScheduleRefused
+from .window import window_for
 
 __all__ = [
     "Action",

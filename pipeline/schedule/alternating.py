@@ -9,8 +9,7 @@ lie between. One more than w microbatches are in flight at most. Four stages, 1F
     stage 3  .. .. .. F0 B0=== F1 B1=== F2 B2===
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from .action import Kind
 from .merge import Turn
@@ -29,16 +28,6 @@ def one_f_one_b(stages: int) -> list[int]:
 def eager(stages: int) -> list[int]:
     """Each stage's warm-up in eager 1F1B: hides one-way latencies up to half of a forward and a backward."""
     return [2 * (stages - 1 - stage) for stage in range(stages)]
-
-
-def window_for(latencies: Sequence[float], forward: float, backward: float) -> tuple[int, ...]:
-    """The smallest window that hides the latencies: how many microbatches each stage needs in flight.
-
-    `latencies[h]` is the one-way latency between stages h and h+1, `forward` and `backward` are the time of one
-    microbatch in a stage (the slowest one's), all in the same unit. No latency gives 1F1B's window.
-    """
-    needed = [math.ceil(1 + 2 * latency / (forward + backward) - 1e-9) for latency in latencies]
-    return tuple(1 + sum(needed[stage:]) for stage in range(len(needed) + 1))
 
 
 def alternate(stage: int, numbers: range, warm_up: int, first_trainable: int) -> Iterator[Turn]:

@@ -2,41 +2,74 @@
 
 The stages loop over the workers (worker r of P owns r, P + r, 2P + r, ...), and microbatches go round in groups: a
 worker forwards a group through its first stage, then through its second, and so on, before it begins the next group.
+Two workers with two stages each, groups of two (stage before, microbatch after the letter; B takes twice as long):
+
+    worker 0  0F0 0F1 2F0 2F1 0F2 2B0==== 0F3 2B1==== 2F2 ...
+    worker 1  ... 1F0 1F1 3F0 3B0==== 3F1 3B1==== 1F2 1B0==== ...
 """
 
 from collections.abc import Iterator
 
 from .action import Action, Kind
+from .shape import Shape
+from .value import Lists, Placement
 
 
-def group_of(workers: int, microbatches: int) -> int | None:
-    """How many microbatches go round together, or None where they do not divide into groups that have no deadlock."""
-    rounds = max(1, microbatches // workers)
-    return microbatches // rounds if microbatches % rounds == 0 else None
-
-
-def nearest(workers: int, microbatches: int) -> list[int]:
-    """The numbers of microbatches next to `microbatches`, below and above, that do divide into groups."""
-    below = next((number for number in range(microbatches - 1, 0, -1) if group_of(workers, number)), None)
-    above = next(
-        number for number in range(microbatches + 1, 2 * microbatches + workers + 1) if group_of(workers, number)
+def interleaved(shape: Shape) -> Lists:
+    """Each worker's list for one step, its updates left out. Raises ScheduleRefused if stages or groups do not fit."""
+    placement = tuple(tuple(sorted(stages)) for stages in shape.placement)
+    if shape.stages % shape.workers or placement != _looped(shape):
+        raise shape.refused(_not_looped(shape))
+    group = _group(shape.workers, shape.microbatches)
+    if group is None:
+        raise shape.refused(_not_in_groups(shape))
+    return tuple(
+        tuple(action for action in actions if action.kind is Kind.FORWARD or action.stage >= shape.first_trainable)
+        for actions in (_worker(shape, worker, group) for worker in range(shape.workers))
     )
-    return [above] if below is None else [below, above]
 
 
-def interleave(worker: int, workers: int, turns: int, microbatches: int, group: int) -> Iterator[Action]:
-    """One step of `worker`, its updates left out, if each of `workers` owns `turns` stages."""
+def _worker(shape: Shape, worker: int, group: int) -> Iterator[Action]:
+    turns = shape.stages // shape.workers
+    places = turns * shape.microbatches
+    warm_up = min(places, (turns - 1) * group + 2 * (shape.workers - 1 - worker))
 
     def action(kind: Kind, place: int) -> Action:
         turn = place // group % turns
-        stage = (turn if kind is Kind.FORWARD else turns - 1 - turn) * workers + worker
+        stage = (turn if kind is Kind.FORWARD else turns - 1 - turn) * shape.workers + worker
         return Action(kind, stage, place // (group * turns) * group + place % group)
 
-    places = microbatches * turns
-    warm_up = min(places, (turns - 1) * group + 2 * (workers - 1 - worker))
     for place in range(places):
         yield action(Kind.FORWARD, place)
         if place >= warm_up:
             yield action(Kind.BACKWARD, place - warm_up)
     for place in range(places - warm_up, places):
         yield action(Kind.BACKWARD, place)
+
+
+def _group(workers: int, microbatches: int) -> int | None:
+    """How many microbatches go round together; None where they do not divide."""
+    rounds = max(1, microbatches // workers)
+    return microbatches // rounds if microbatches % rounds == 0 else None
+
+
+def _looped(shape: Shape) -> Placement:
+    return tuple(tuple(range(worker, shape.stages, shape.workers)) for worker in range(shape.workers))
+
+
+def _not_looped(shape: Shape) -> str:
+    if shape.stages % shape.workers:
+        way_out = f"use a multiple of {shape.workers} stages"
+    else:
+        way_out = f"place the stages as {[list(stages) for stages in _looped(shape)]}"
+    return f"its stages must loop over the workers (worker r of P owns r, P + r, ...); {way_out}, or use 1f1b"
+
+
+def _not_in_groups(shape: Shape) -> str:
+    workers, microbatches = shape.workers, shape.microbatches
+    below = next(number for number in range(microbatches - 1, 0, -1) if _group(workers, number))
+    above = next(number for number in range(microbatches + 1, microbatches + workers + 1) if _group(workers, number))
+    return (
+        f"the microbatches do not divide into {microbatches // workers} equal groups; "
+        f"the nearest numbers that work on {workers} workers are {below} and {above}"
+    )

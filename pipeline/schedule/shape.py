@@ -7,11 +7,12 @@ from .value import Placement, ScheduleRefused
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A schedule's name, the stages of each worker, and the microbatches of a step."""
+    """A schedule's name, the stages of each worker, the microbatches of a step, and the first stage that trains."""
 
     name: str
     placement: Placement
     microbatches: int
+    first_trainable: int = 0
 
     @property
     def stages(self) -> int:
@@ -32,13 +33,15 @@ class Shape:
         return ScheduleRefused(f"schedule {self.name} cannot run {self}: {reason}")
 
     def check(self) -> None:
-        """Raises ScheduleRefused unless there are microbatches and every stage has one worker."""
+        """Raises ScheduleRefused unless every stage has one worker and the numbers are in range."""
         if self.microbatches < 1:
             raise self.refused("a step needs at least one microbatch; set schedule.microbatches to 1 or more")
         for worker, stages in enumerate(self.placement):
             if not stages:
                 raise self.refused(f"worker {worker} owns no stage; give it one or leave it out")
         self._check_each_stage_is_owned_once()
+        if not 0 <= self.first_trainable <= self.stages:
+            raise self.refused(f"its first trainable stage is {self.first_trainable}; use one of 0 to {self.stages}")
 
     def _check_each_stage_is_owned_once(self) -> None:
         owned = sorted(stage for stages in self.placement for stage in stages)

@@ -10,6 +10,7 @@ from .merge import Turn, merge
 
 Mode = Literal["sync", "async"]
 Placement = tuple[tuple[int, ...], ...]  # the stages of each worker
+Lists = tuple[tuple[Action, ...], ...]  # the actions of each worker in one step
 
 
 class ScheduleRefused(Exception):
@@ -29,7 +30,7 @@ class Schedule:
     mode: Mode
     placement: Placement
     microbatches: int
-    workers: tuple[tuple[Action, ...], ...]
+    workers: Lists
     first_trainable: int = 0
 
     @property

@@ -1,0 +1,58 @@
+"""Shapes and pictures of schedules that several tests share."""
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from pipeline.check import Timed, check
+from pipeline.schedule import Kind, Placement, Schedule, ScheduleRefused, make
+
+
+def line(stages: int) -> Placement:
+    """A worker for each stage."""
+    return tuple((stage,) for stage in range(stages))
+
+
+def looped(workers: int, turns: int) -> Placement:
+    """`turns` stages on each worker, as interleaving wants them."""
+    return tuple(tuple(range(worker, workers * turns, workers)) for worker in range(workers))
+
+
+def scattered(stages: int, seed: int) -> Placement:
+    """The stages thrown onto some workers, none of them left without a stage."""
+    random = Random(seed)
+    owners = [random.randrange(stages) for _ in range(stages)]
+    return tuple(tuple(stage for stage in range(stages) if owners[stage] == worker) for worker in sorted(set(owners)))
+
+
+def accepted(name: str, placement: Placement, most: int, **options: Any) -> Iterator[Schedule]:
+    """The schedules of `name` for 1 to `most` microbatches, without those it refuses."""
+    for microbatches in range(1, most + 1):
+        try:
+            yield make(name, placement, microbatches, **options)
+        except ScheduleRefused:
+            continue
+
+
+def drawn(schedule: Schedule, steps: int | None = None) -> str:
+    """A row for each worker with a cell for each unit of time; a forward takes one, a backward two, an update none.
+
+    The stage is left out where every worker has but one. In asynchronous mode the step stands for the microbatch.
+    """
+    timed = [each for each in check(schedule, steps=steps).timed if each.action.kind is not Kind.UPDATE]
+    rows = [[each for each in timed if each.worker == worker] for worker in range(len(schedule.placement))]
+    return "\n".join(_row(schedule, row) for row in rows)
+
+
+def _row(schedule: Schedule, row: list[Timed]) -> str:
+    width = 2 if schedule.stages == len(schedule.placement) else 3
+    cells: list[str] = []
+    for each in row:
+        cells += ["." * width] * (int(each.start) - len(cells))
+        cells += [_label(schedule, each)[-width:], *["=" * width] * (int(each.end - each.start) - 1)]
+    return " ".join(cells)
+
+
+def _label(schedule: Schedule, each: Timed) -> str:
+    number = each.step if schedule.mode == "async" else each.action.microbatch
+    return f"{each.action.stage}{each.action.kind}{number}"
