@@ -43,11 +43,3 @@ class ForeignMessage(BadMessage):
 
 class Overwritten(BrokerError):
     """A tensor was written to after it was put: sent again, its message would have other bits."""
-
-
-class ForeignMessage(BadMessage):
-    """An intact message of another run or wire version: asking for it again would bring the same."""
-
-
-class Overwritten(BrokerError):
-    """A tensor was written to after it was put: sent again, its message would have other bits."""
