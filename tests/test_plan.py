@@ -382,6 +382,9 @@ WRONG = [
     ({"model__cut": 2}, "model.cut", "is wanted, this is a whole number"),
     ({"model__cut": "auto"}, "model.cut", "say into how many stages: add stages = 2"),
     ({"model__stages": 3}, "model.stages", "cut = [5] makes 2; leave stages out"),
+    ({"model__stages": 10**9}, "model.stages", "a whole number from 1 to 1024 is wanted"),
+    ({"workers__0__stages": [0, 10**9]}, "workers.0.stages", "a whole number from 0 to 1023 is wanted"),
+    ({"schedule__microbatches": 10**9}, "schedule.microbatches", "a whole number from 1 to 65536 is wanted"),
     ({"data__batch_size": 3, "schedule__microbatches": 4}, "data.batch_size", "3 rows make no 4 microbatches; use"),
     ({"schedule__name": "1f1bb"}, "schedule.name", 'is wanted; did you mean "1f1b"?'),
     ({"schedule__mode": "asink"}, "schedule.mode", '"sync" or "async" is wanted; did you mean'),
@@ -653,6 +656,19 @@ def test_a_plan_written_as_a_mapping_and_read_again_is_the_same(tables: dict[str
     assert again == plan
     assert again.digest() == plan.digest()
     assert plan.origins.keys() == flat(plan.as_mapping()).keys()
+
+
+SECTIONS = st.sampled_from((*TABLES, "workers", "other"))
+KEYS = st.sampled_from(sorted({key for table in TABLES.values() for key in table.keys} | {"0", "1", "stages", ""}))
+JUNK = st.none() | st.just(b"bytes") | st.floats() | st.integers() | VALUES
+JUNK_TABLES = st.dictionaries(KEYS, JUNK | st.dictionaries(KEYS, JUNK, max_size=3), max_size=4)
+
+
+@given(st.dictionaries(SECTIONS, JUNK | JUNK_TABLES, max_size=6), st.lists(st.text(max_size=9), max_size=2))
+def test_whatever_stands_in_a_plan_it_becomes_a_plan_or_is_refused_in_words(tables: dict, sets: list[str]) -> None:
+    with pytest.raises(PlanRefused) as refused:
+        from_mapping({**tables, "other": {}}, sets=sets)
+    assert all(error.reason for error in refused.value.errors)
 
 
 @given(OPTIONS, OPTIONS)

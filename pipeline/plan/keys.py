@@ -45,7 +45,7 @@ TABLES: Mapping[str, Table] = {
             "factory": kinds.REFERENCE,
             "options": kinds.OPTIONS,
             "cut": kinds.CUT,
-            "stages": kinds.whole(1),
+            "stages": kinds.NUMBER_OF_STAGES,
             "loss": kinds.REFERENCE,
             "metrics": kinds.REFERENCES,
         },
@@ -55,7 +55,7 @@ TABLES: Mapping[str, Table] = {
         value.SchedulePlan,
         {
             "name": kinds.choice(schedule.names()),
-            "microbatches": kinds.whole(1),
+            "microbatches": kinds.MICROBATCHES,
             "mode": kinds.choice(("sync", "async")),
             "window": kinds.WINDOW,
         },

@@ -14,6 +14,8 @@ from . import urls
 T = TypeVar("T")
 
 _LARGEST = 2**63 - 1  # TOML's integers have 64 bits
+_MOST_STAGES = 1024  # a slip of the finger shall not make a billion workers, nor a list of a billion actions
+_MOST_MICROBATCHES = 65536
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TIMES = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
@@ -72,14 +74,14 @@ def nearest(name: str, names: Collection[str]) -> str:
     return f'did you mean "{near[0]}"?' if near else ""
 
 
-def whole(least: int) -> Kind[int]:
-    """A whole number, `least` or more."""
+def whole(least: int, most: int = _LARGEST) -> Kind[int]:
+    """A whole number, at least `least` and at most `most`."""
 
     def read(value: int) -> int:
-        _want(least <= value <= _LARGEST)
+        _want(least <= value <= most)
         return value
 
-    return Kind(f"a whole number from {least} on", (int,), read)
+    return Kind(f"a whole number from {least} {'on' if most == _LARGEST else f'to {most}'}", (int,), read)
 
 
 def choice(names: Collection[str], *, later: Collection[str] = ()) -> Kind[str]:
@@ -194,6 +196,8 @@ def _read_option(value: object) -> object:
 _LAYER = whole(1)
 
 NAME = matching(re.compile(r"\w[\w.-]*"), "a name of letters, digits and - _ .")
+NUMBER_OF_STAGES = whole(1, _MOST_STAGES)
+MICROBATCHES = whole(1, _MOST_MICROBATCHES)
 REFERENCE = matching(_REFERENCE, 'a name in a file or a package, such as "model.py:build" or "torch.optim.SGD",')
 REFERENCES = several(REFERENCE, 'a list such as ["metrics.py:accuracy"]')
 DEVICE = matching(_DEVICE, 'a device such as "cpu" or "cuda:0"')
@@ -201,7 +205,7 @@ FOLDER = Kind("a folder", (str, Path), Path)
 SIZE = Kind('a size in bytes, such as 1048576 or "512MiB",', (int, str), _read_size)
 SECONDS = Kind('a time in seconds, such as 10, "10s" or "250ms",', (int, float, str), _read_seconds)
 CUT = Kind('"auto" or a list of ascending layer numbers from 1 on, such as [2, 4],', (str, list, tuple), _read_cut)
-STAGES = several(whole(0), "a list of stages such as [0, 2]", least=1)
+STAGES = several(whole(0, _MOST_STAGES - 1), "a list of stages such as [0, 2]", least=1)
 WINDOW = several(whole(1), "a list with one whole number from 1 on for each stage, such as [4, 2],", least=1)
 OPTIONS = Kind("a table of arguments", (Mapping,), _read_options)
 OPTION = Kind("an argument that TOML can write", (bool, object), _read_option)
