@@ -1,0 +1,43 @@
+"""The examples learn what they are there to learn, before anything is cut, queued or scheduled."""
+
+import subprocess
+import sys
+
+import torch
+from reference import EXAMPLES, Result, recipe, train
+
+from pipeline.model import build, load_function, load_source
+from pipeline.plan import Plan, read
+
+
+def measured(plan: Plan, trained: Result, metric: str) -> float:
+    """`metric` of the trained, unsplit model over the rows its example holds out."""
+    model = torch.nn.Sequential(*(layer for part in build(plan) for layer in part.layers)).eval()
+    model.load_state_dict(trained.state)
+    held_out = load_source(plan).held_out()
+    assert held_out is not None
+    with torch.no_grad():
+        return float(load_function(metric, EXAMPLES / plan.run.name, "metric")(model(held_out[0]), held_out[1]))
+
+
+def test_digits_are_recognised_with_every_epoch_ending_in_a_smaller_batch() -> None:
+    plan, plain = read(EXAMPLES / "digits"), recipe(EXAMPLES / "digits", steps=230)
+    source = load_source(plan)
+    sizes = {len(plain.batch(step)[0]) for step in range(source.steps_per_epoch)}
+    assert sizes == {64, 29}
+    assert measured(plan, train(plain), "model.py:accuracy") >= 0.97
+
+
+def test_a_few_steps_teach_chargpt_more_than_which_symbols_are_common() -> None:
+    plan, plain = read(EXAMPLES / "chargpt"), recipe(EXAMPLES / "chargpt", steps=120, batch_size=8, microbatches=1)
+    symbols = torch.cat([plain.batch(step)[1].flatten() for step in range(120)])
+    shares = symbols.bincount().float() / len(symbols)
+    by_frequency = -(shares * shares.clamp(min=1e-9).log2()).sum().item()
+    assert measured(plan, train(plain), "model.py:bits_per_symbol") < by_frequency - 0.2
+
+
+def test_the_walk_through_two_stages_by_hand_ends_at_the_unsplit_models_weights() -> None:
+    run = subprocess.run([sys.executable, EXAMPLES / "two_stages.py"], capture_output=True, text=True, check=True)
+    *_, in_two, unsplit, verdict = run.stdout.splitlines()
+    assert in_two.split()[-1] == unsplit.split()[-1]
+    assert verdict == "the same weights, to the bit: True"
