@@ -353,6 +353,8 @@ def test_an_error_reads_as_one_sentence_with_place_key_value_and_what_is_wanted(
 
 WRONG = [
     ({"run__epochs": True}, "run.epochs", "a whole number from 1 on is wanted, this is true or false"),
+    ({"model__options": {"width": None}}, "model.options", "width: None does not travel"),
+    ({"schedule": {"window": None}}, "schedule.window", "is wanted, this is None"),
     ({"run__epochs": 1.5}, "run.epochs", "a whole number from 1 on is wanted, this is a number"),
     ({"run__epochs": [1]}, "run.epochs", "a whole number from 1 on is wanted, this is a list"),
     ({"run__epochs": {"a": 1}}, "run.epochs", "a whole number from 1 on is wanted, this is a table"),

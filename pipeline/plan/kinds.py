@@ -52,6 +52,8 @@ class Kind(Generic[T]):
 def name_of(value: object) -> str:
     """The type of `value` in the words of a plan file."""
     match value:
+        case None:
+            return "None"
         case bool():
             return "true or false"
         case int():
