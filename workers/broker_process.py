@@ -1,0 +1,94 @@
+"""The broker as a process: finds the run in its store, serves it, and leaves when the run has ended or on a signal."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import time
+from types import FrameType
+
+import structlog
+
+from broker.control import StopRun
+from broker.core import Core
+from broker.run import Terms, run_of
+from broker.service import LINGER, serve
+from broker.stores.sqlite import SqliteStore
+from pipeline.plan import Plan
+from pipeline.schedule import Schedule, make
+
+from . import runs
+
+log = structlog.get_logger()
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a broker serves which run. `parent`: a process without which it will not go on (0: none)."""
+
+    url: str
+    run: str
+    parent: int = 0
+
+
+def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambda endpoint: None) -> int:
+    """Serves the run until it has ended and its workers have left; returns the run's exit code.
+
+    The run's records are in its folder: a broker of the same `run` goes on where the one before was killed.
+    The first SIGINT or SIGTERM stops the run, the second ends the broker at once.
+    Raises `EndpointTaken`, `OtherRun`, `StoreUnusable`, and `PlanRefused` or `ModelRefused` for an unusable plan.
+    """
+    plan, schedule = _scheduled(plan)
+    folder = runs.folder(plan, place.run)
+    folder.mkdir(parents=True, exist_ok=True)
+    store = SqliteStore(folder / runs.STORE)
+    try:
+        terms = Terms.of(plan, schedule)
+        core = Core(terms, store, run_of(store, terms.plan, place.run), time())
+        watch = _Watch(core, place.parent)
+        serve(core, place.url, stop=watch.must_leave, on_bound=on_bound, linger=1.0 if place.parent else LINGER)
+    finally:
+        store.close()
+    return _told(core)
+
+
+def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
+    """The plan with its number of stages, and its schedule. The model is loaded only if nothing else tells them."""
+    if plan.model.stages is None:
+        from .job import prepare
+
+        job = prepare(plan)
+        return job.plan, job.schedule
+    choice = plan.schedule
+    return plan, make(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
+
+
+def _told(core: Core) -> int:
+    if core.outcome is None:
+        log.error("left", reason=f"run {core.run} has not ended; start a broker with --run {core.run} to go on")
+        return INTERRUPTED
+    if core.outcome.code:
+        log.error("the run has failed", reason=core.outcome.reason)
+    return core.outcome.code
+
+
+class _Watch:
+    """Notices signals, and that the parent is gone."""
+
+    def __init__(self, core: Core, parent: int) -> None:
+        self._core = core
+        self._parent = parent
+        self._signals = 0
+        signal.signal(signal.SIGINT, self._note)
+        signal.signal(signal.SIGTERM, self._note)
+
+    def must_leave(self) -> bool:
+        """Asked again and again. After a signal it stops the run: workers are told when they next report."""
+        if self._signals and self._core.outcome is None:
+            self._core.handle(b"", StopRun("the broker was interrupted, nothing saved", INTERRUPTED), time())
+        return self._signals > 1 or bool(self._parent and os.getppid() != self._parent)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._signals += 1

@@ -1,0 +1,5 @@
+"""`python -m workers.cli` is `stageline`."""
+
+from . import main
+
+main()

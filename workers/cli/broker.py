@@ -1,0 +1,28 @@
+"""`stageline broker`: the process that knows where every microbatch is."""
+
+import click
+
+from . import options
+from .logs import log_to_stderr
+
+
+@click.command(epilog="Example: stageline broker examples/digits --bind tcp://10.0.0.4:5600")
+@options.config
+@options.sets
+@click.option("--bind", metavar="URL", help="Where to listen; broker.url of the plan if not given.")
+@click.option("--run", metavar="ID", help="Go on with this run's records; a new run if not given.")
+@options.parent
+def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None, parent: int) -> int:
+    """Run the broker of the plan CONFIG until the run is over."""
+    log_to_stderr()
+    plan = options.plan_of(config, sets)
+    from .. import runs
+    from ..broker_process import Place, run_broker
+
+    def tell(endpoint: str) -> None:
+        click.echo(f"run {place.run}: broker at {endpoint}, records in {runs.folder(plan, place.run)}", err=True)
+        if not parent:
+            click.echo(f"start every worker with: stageline worker {config} --broker {endpoint}", err=True)
+
+    place = Place(bind or plan.broker.url, run or runs.new_id(plan), parent)
+    return run_broker(plan, place, tell)

@@ -1,0 +1,31 @@
+"""Arguments and options that several commands share."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from pipeline.plan import Plan, read
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+config = click.argument("config", type=click.Path())
+sets = click.option(
+    "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Overrule a key of the plan: --set run.steps=20."
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON of a versioned schema on stdout.")
+parent = click.option("--parent", type=int, default=0, hidden=True, help="Leave when this process is gone.")
+
+
+def plan_of(config: str, sets: Sequence[str]) -> Plan:
+    """The plan that the command line and the environment name; warnings go to stderr."""
+    plan = read(config, sets=sets, environment=os.environ)
+    for warning in plan.warnings:
+        click.echo(f"stageline: warning: {warning}", err=True)
+    return plan
+
+
+def plan_words(config: str, sets: Sequence[str]) -> list[str]:
+    """The same plan, as arguments for another of our commands."""
+    return [config, *(word for each in sets for word in ("--set", each))]

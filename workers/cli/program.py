@@ -1,0 +1,71 @@
+"""The commands under their names, and what becomes of their errors."""
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from .failure import Exit, Failure, explained
+
+COMMANDS = {
+    "train": "train:train",
+    "worker": "worker:worker",
+    "broker": "broker:broker",
+}
+_BUG = (
+    "stageline: this is a bug in stageline. Please report it with the traceback above and the logs in the run's folder."
+)
+
+
+class Commands(click.Group):
+    """Loads a command when it is used, so that none waits for the imports of another."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(f".{module}", __package__), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in COMMANDS and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}."
+            ctx.fail(f"there is no command {name!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of every error.")
+@click.version_option(package_name="stageline", prog_name="stageline")
+def stageline(debug: bool) -> None:
+    """Train one PyTorch model on machines that share nothing but message queues."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command; returns the exit code."""
+    try:
+        with explained():
+            return stageline.main(list(arguments), prog_name="stageline", standalone_mode=False) or Exit.OK
+    except Failure as failure:
+        if "--debug" in arguments:
+            sys.excepthook(type(failure), failure, failure.__traceback__)
+        click.echo(f"stageline: {failure}", err=True)
+        return failure.code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return Exit.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - a bug, whatever it is
+        sys.excepthook(type(error), error, error.__traceback__)
+        click.echo(_BUG, err=True)
+        return Exit.FAILED

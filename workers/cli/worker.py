@@ -1,0 +1,34 @@
+"""`stageline worker`: one worker of a run."""
+
+import click
+
+from . import options
+from .logs import log_to_stderr
+
+
+@click.command(epilog="Example: stageline worker examples/digits --broker tcp://10.0.0.4:5600")
+@options.config
+@options.sets
+@click.option("--broker", metavar="URL", help="Where the broker listens; broker.url of the plan if not given.")
+@click.option("--index", type=click.IntRange(min=0), help="Which worker of the plan to be; any free one if not given.")
+@click.option("--name", help="What to call it in reports.")
+@click.option(
+    "--patience", type=click.FloatRange(min=0), default=10.0, show_default=True, help="Seconds to look for the broker."
+)
+@options.parent
+def worker(
+    config: str,
+    sets: tuple[str, ...],
+    broker: str | None,
+    index: int | None,
+    name: str | None,
+    patience: float,
+    parent: int,
+) -> int:
+    """Run one worker of the plan CONFIG: it computes its stages until the run is over."""
+    log_to_stderr()
+    plan = options.plan_of(config, sets)
+    from ..process import Terms, run_worker
+
+    called = name or ("worker" if index is None else f"worker-{index}")
+    return run_worker(plan, Terms(broker or plan.broker.url, called, index, patience, parent=parent))

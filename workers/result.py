@@ -1,0 +1,49 @@
+"""What a finished run has come to: one value, printed by `train --json` and kept in the run's folder."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeline.plan import Plan
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """Schema train/1. `loss` is the last step's, None if it had no rows; `losses` are by step, counted from 0.
+
+    `microbatches` are those of one step. `seconds` is from the start of the processes to the end of the run.
+    """
+
+    schema: str = "train/1"
+    run: str
+    steps: int
+    microbatches: int
+    loss: float | None
+    losses: dict[str, float | None]
+    metrics: dict[str, float]
+    weights_sha256: str
+    seconds: float
+    restarts: int = 0
+
+
+def result_of(plan: Plan, run: str, facts: dict[str, Any], seconds: float) -> Result:
+    """The result of a run from the broker's last status of it."""
+    last = facts["last_loss"]
+    return Result(
+        run=run,
+        steps=facts["training_steps"],
+        microbatches=plan.schedule.microbatches,
+        loss=last and last["loss"],
+        losses=facts["losses"],
+        metrics=facts["metrics"],
+        weights_sha256=facts["weights_sha256"],
+        seconds=round(seconds, 3),
+    )
+
+
+def keep(folder: Path, name: str, value: object) -> None:
+    """Writes `value` as JSON into the run's folder; whoever reads meanwhile finds the old file or the new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{name}.tmp"
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    draft.replace(folder / name)
