@@ -25,7 +25,7 @@ _BUILDS_ON = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT
 def check_complete(schedule: Schedule, worker: int, program: Program, steps: range) -> None:
     """Raises Incomplete unless `program` has every action of the worker's stages in `steps` exactly once, and no other.
 
-    A backward may be there whole or as its two halves. A schedule without any update is a forward pass.
+    A backward may be there whole or as its two halves.
     """
     found = Counter(program)
     wanted = Counter(
@@ -35,7 +35,7 @@ def check_complete(schedule: Schedule, worker: int, program: Program, steps: ran
     for step, action in wanted - found:
         raise Incomplete(f"schedule {schedule.name}: worker {worker} never runs {action} of step {step}")
     for step, action in found - wanted:
-        what = "more than once" if (step, action) in wanted else "which is none of its actions"
+        what = "more than once" if (step, action) in wanted else "though it is none of its actions"
         raise Incomplete(f"schedule {schedule.name}: worker {worker} runs {action} of step {step} {what}")
 
 

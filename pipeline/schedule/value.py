@@ -39,8 +39,8 @@ class Schedule:
 
     @property
     def updates(self) -> bool:
-        """Whether a step ends with an update; a forward pass does not."""
-        return any(action.kind is Kind.UPDATE for actions in self.workers for action in actions)
+        """Whether a step ends with an update; one of forwards alone does not."""
+        return any(action.kind is not Kind.FORWARD for actions in self.workers for action in actions)
 
     def owner(self, stage: int) -> int:
         """The worker that owns `stage`. Raises ValueError if no worker does."""
