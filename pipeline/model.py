@@ -22,7 +22,7 @@ from torch import nn
 
 from .data import Source
 from .plan import Plan
-from .stage import Stage
+from .stage import LrSchedulerFactory, Stage
 
 
 class ModelRefused(Exception):
@@ -110,7 +110,6 @@ def segment(model: Any, cut: Sequence[int] | str | None = None, stages: int | No
 def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool) -> Stage:
     """The stage that computes `part`, with the plan's optimizer, and the plan's loss if it is the last."""
     optimizer = load(plan.optimizer.factory, base(plan), "optimizer.factory")
-    schedule = plan.lr_scheduler and load(plan.lr_scheduler.factory, base(plan), "lr_scheduler.factory")
     return call(  # type: ignore[no-any-return]  # call hands on what Stage makes
         Stage,
         "optimizer",
@@ -120,7 +119,7 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
         names=part.names,
         seed=plan.run.seed,
         optimizer=partial(optimizer, **plan.optimizer.options),
-        lr_scheduler=partial(schedule, **plan.lr_scheduler.options) if plan.lr_scheduler else None,
+        lr_scheduler=_lr_scheduler(plan),
         loss=load_function(plan.model.loss, base(plan), "model.loss") if last else None,
         device=device,
         stash_weights=stash_weights,
@@ -160,6 +159,13 @@ def first_trainable(segments: Sequence[Segment]) -> int:
 def base(plan: Plan) -> Path:
     """The folder that file names in the plan are relative to: the plan file's own, or the current one."""
     return plan.file.parent if plan.file else Path()
+
+
+def _lr_scheduler(plan: Plan) -> LrSchedulerFactory | None:
+    if plan.lr_scheduler is None:
+        return None
+    factory = load(plan.lr_scheduler.factory, base(plan), "lr_scheduler.factory")
+    return partial(factory, **plan.lr_scheduler.options)
 
 
 def _load_file(path: Path, key: str) -> ModuleType:

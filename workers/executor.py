@@ -9,7 +9,7 @@ from torch import Tensor
 from pipeline.feed import Microbatch
 from pipeline.schedule import Kind
 from pipeline.stage import Stage
-from pipeline.tree import Tree, map_tensors
+from pipeline.tree import Tree, describe, map_tensors
 
 from .machine import Instruction
 
@@ -30,14 +30,29 @@ class Supply(Protocol):
     def microbatch(self, step: int, microbatch: int) -> Microbatch: ...
 
 
+def delivery(microbatch: Microbatch) -> Tree:
+    """What a `target` queue carries for a microbatch from a user's own loader."""
+    return (microbatch.targets, microbatch.rows, microbatch.share)
+
+
+def delivered(inputs: Tree, delivery: Tree) -> Microbatch:
+    """The microbatch whose `inputs` and `delivery` came through queues. Raises `ComputeFailed` for another payload."""
+    match delivery:
+        case (targets, int(rows), float(share)):
+            return Microbatch(inputs, targets, rows, share)
+        case _:
+            raise ComputeFailed(f"a target queue carries (targets, rows, share); this one brought {describe(delivery)}")
+
+
 class Executor:
     """The stages of one worker with what they need besides messages.
 
     `last` is the number of the model's last stage, the one with the loss. `metrics` are means over rows, by name.
+    Without a `supply`, batches and targets come through queues.
     """
 
     def __init__(
-        self, stages: Mapping[int, Stage], supply: Supply, last: int, metrics: Mapping[str, Metric] | None = None
+        self, stages: Mapping[int, Stage], supply: Supply | None, last: int, metrics: Mapping[str, Metric] | None = None
     ) -> None:
         self.stages = stages
         self._supply = supply
@@ -93,17 +108,29 @@ class Executor:
         return {name: total / self._measured for name, total in self._sums.items()}
 
     def _forward(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        step, number = instruction.step, instruction.action.microbatch
-        first, last = stage.index == 0, stage.index == self._last
-        if not (first or last):
-            return stage.forward(received[0], step=step, microbatch=number, owned=True)
-        supplied = self._supply.microbatch(step, number)
-        x = supplied.inputs if first else received[0]
-        if not last:
-            return stage.forward(x, step=step, microbatch=number, owned=not first)
-        loss = stage.forward(x, supplied.targets, step=step, microbatch=number, share=supplied.share, owned=not first)
-        self._losses.append(loss.detach() if supplied.rows and isinstance(loss, Tensor) else None)
-        return loss
+        given = self._given(stage.index, instruction, received)
+        output = stage.forward(
+            given.inputs,
+            given.targets,
+            step=instruction.step,
+            microbatch=instruction.action.microbatch,
+            share=given.share,
+            owned=bool(received),
+        )
+        if stage.index == self._last:
+            self._losses.append(output if given.rows and isinstance(output, Tensor) else None)
+        return output
+
+    def _given(self, stage: int, instruction: Instruction, received: Sequence[Tree]) -> Microbatch:
+        """What a forward works on: inputs from a queue or, on the first stage, from the supply; targets on the last."""
+        first, last = stage == 0, stage == self._last
+        if self._supply is not None and (first or last):
+            supplied = self._supply.microbatch(instruction.step, instruction.action.microbatch)
+            inputs = supplied.inputs if first else received[0]
+            return Microbatch(inputs, supplied.targets if last else None, supplied.rows, supplied.share)
+        if last:
+            return delivered(received[0], received[1])
+        return Microbatch(received[0], None, 0, 1.0)
 
     def _backward(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         step, number = instruction.step, instruction.action.microbatch
@@ -112,15 +139,13 @@ class Executor:
         return stage.backward(received[0], step=step, microbatch=number)
 
     def _evaluate(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        step, number = instruction.step, instruction.action.microbatch
-        supplied = self._supply.microbatch(step, number) if stage.index in (0, self._last) else None
-        x = supplied.inputs if supplied is not None and stage.index == 0 else received[0]
-        output = stage.evaluate(x, step=step, microbatch=number)
-        if supplied is not None and stage.index == self._last and supplied.rows:
-            targets = map_tensors(lambda t: t.to(stage.device), supplied.targets)
+        given = self._given(stage.index, instruction, received)
+        output = stage.evaluate(given.inputs, step=instruction.step, microbatch=instruction.action.microbatch)
+        if stage.index == self._last and given.rows:
+            targets = map_tensors(lambda t: t.to(stage.device), given.targets)
             for name, metric in self._metrics.items():
-                self._sums[name] += float(metric(output, targets)) * supplied.rows
-            self._measured += supplied.rows
+                self._sums[name] += float(metric(output, targets)) * given.rows
+            self._measured += given.rows
         return output
 
     def _blame(self, step: int) -> None:

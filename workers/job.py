@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.queue import QueueKey
+from broker.queue import QueueKey, Queues
 from pipeline.feed import Feed
 from pipeline.model import Segment, base, build, first_trainable, load_function, load_source, make_stage
 from pipeline.plan import Plan
@@ -12,6 +12,7 @@ from pipeline.stage import Stage
 
 from .executor import Executor, Metric
 from .machine import Machine, Route, program
+from .worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +26,27 @@ class Job:
     steps: int
     feed: Feed
 
-    def machine(self, worker: int, start: int = 0) -> Machine:
-        """The machine of one worker, from step `start` on."""
-        instructions = program(
-            self.schedule,
-            self.route,
-            worker,
-            range(start, self.steps),
-            self.feed.evaluation if self.metrics else range(0),
-        )
-        return Machine(instructions, self.schedule.microbatches)
-
     def executor(self, worker: int) -> Executor:
         """One worker's stages with data and metrics. Raises `ModelRefused` if the plan's optimizer or loss is wrong."""
         mine = self.plan.workers[worker]
         stages = {stage: self._stage(stage, mine.device) for stage in mine.stages}
         return Executor(stages, self.feed, self.route.stages - 1, self.metrics)
+
+    def worker(
+        self, worker: int, executor: Executor, queues: Queues, *, run: str, incarnation: int, start: int = 0
+    ) -> Worker:
+        """The loop of one worker, from step `start` on."""
+        evaluation = self.feed.evaluation if self.plan.model.metrics else range(0)
+        instructions = program(self.schedule, self.route, worker, range(start, self.steps), evaluation)
+        return Worker(
+            Machine(instructions, self.schedule.microbatches),
+            executor,
+            queues,
+            run=run,
+            incarnation=incarnation,
+            microbatches=self.schedule.microbatches,
+            last=self.route.stages - 1,
+        )
 
     @property
     def metrics(self) -> Mapping[str, Metric]:

@@ -195,7 +195,7 @@ class Link:
         if not self._socket.poll(max(0, int(timeout * 1000))):
             return None
         try:
-            return decode_from_broker(self._socket.recv())  # type: ignore[no-any-return]
+            return decode_from_broker(self._socket.recv())
         except msgspec.MsgspecError:  # of another version, or not a broker's: `join` will run out of patience
             return None
 
@@ -231,6 +231,10 @@ class Reporter:
         """The broker has stored the report of this number and all before it."""
         while self._unconfirmed and self._unconfirmed[0][0] <= number:
             self._unconfirmed.popleft()
+
+    def confirmed_all(self) -> None:
+        """The broker has stored every report so far."""
+        self.confirmed(self._number)
 
     @property
     def all_confirmed(self) -> bool:

@@ -78,7 +78,8 @@ class OutOfPlace(Exception):
 class Route:
     """How the stages of a run are joined: what every instruction takes and gives follows from it.
 
-    `fed` says that batches and targets come through queues, from a user's own loader, not from data sources.
+    `fed` says that batches and targets come through queues from a user's own loader, not from data sources; what the
+    last stage computes then goes back to that loader, as if to a stage after it.
     """
 
     stages: int
@@ -98,7 +99,7 @@ class Route:
                 return ()
 
     def gives(self, action: Action) -> QueueKey | None:
-        if action.kind is Kind.FORWARD and action.stage < self.stages - 1:
+        if action.kind is Kind.FORWARD and (self.fed or action.stage < self.stages - 1):
             return QueueKey(Flow.FORWARD, action.stage + 1)
         if action.kind is Kind.BACKWARD and action.stage > self.first_trainable:
             return QueueKey(Flow.BACKWARD, action.stage - 1)

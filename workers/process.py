@@ -15,21 +15,20 @@ from types import FrameType
 
 import structlog
 import torch
-from safetensors.torch import save_file
+from broker.queues.zeromq import ZeroMQQueues
 
 from broker.control import Assigned, Failed, Finished, Goodbye, Peers, Refused, Stop, Trim
 from broker.errors import BrokerError
 from broker.queue import QueueKey
-from broker.queues.zeromq import ZeroMQQueues
 from pipeline.data import DataError
-from pipeline.digest import TensorDigest, tensor_digests
 from pipeline.model import ModelRefused
 from pipeline.plan import Plan, PlanRefused
 
-from .executor import ComputeFailed, Executor
+from .executor import ComputeFailed
 from .job import Job, prepare
 from .link import BrokerUnreachable, Introduction, Link, TurnedAway
-from .worker import PATIENCE, Worker
+from .weights import save_weights
+from .worker import PATIENCE
 
 log = structlog.get_logger()
 
@@ -61,7 +60,7 @@ class Terms:
 
 
 def run_worker(plan: Plan, terms: Terms) -> int:
-    """Runs one worker to the end of the run; returns the exit code. A reason to stop early is logged, and told the broker.
+    """Runs one worker to the end of the run; returns the exit code. A reason to stop early is logged, and told.
 
     Signals SIGINT and SIGTERM end it between two actions, with exit code 130.
     """
@@ -103,21 +102,15 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Term
     queues = _open_queues(job, assigned, folder)
     try:
         executor = job.executor(assigned.index)
-        worker = Worker(
-            job.machine(assigned.index, assigned.step),
-            executor,
-            queues,
-            run=assigned.run,
-            incarnation=assigned.incarnation,
-            microbatches=job.schedule.microbatches,
-            last=job.route.stages - 1,
+        worker = job.worker(
+            assigned.index, executor, queues, run=assigned.run, incarnation=assigned.incarnation, start=assigned.step
         )
         watch.on_signal = queues.ring
         link.start(assigned, queues.endpoint, worker.progress, steps=job.steps, ring=queues.ring)
         ear = _Ear(job, assigned, link, watch, queues)
         ear.wait_for_company(terms.company)
         worker.run(ear.listen)
-        digests = _save(executor, Path(job.plan.run.dir) / assigned.run)
+        digests = save_weights(executor.stages, Path(job.plan.run.dir) / assigned.run)
         link.say(Finished(assigned.incarnation, digests))
         ear.serve_until_stopped(job.plan.recovery.lease)
     except (ComputeFailed, BrokerError, DataError) as error:
@@ -148,17 +141,6 @@ def _local(job: Job, worker: int) -> set[QueueKey]:
     """The queues that begin and end on this worker."""
     mine = job.plan.workers[worker].stages
     return {key for key in job.route.queues() if key.stage in mine and job.route.producer(key) in mine}
-
-
-def _save(executor: Executor, folder: Path) -> dict[str, TensorDigest]:
-    """Saves the trained weights, a file for each stage; returns their digests."""
-    folder.mkdir(parents=True, exist_ok=True)
-    digests = {}
-    for index, stage in executor.stages.items():
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in stage.state_dict().items()}
-        save_file(state, folder / f"stage-{index}.safetensors")
-        digests |= tensor_digests(state)
-    return digests
 
 
 def _introduction(plan: Plan, terms: Terms) -> Introduction:

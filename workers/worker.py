@@ -34,6 +34,7 @@ class Worker:
         last: int,
     ) -> None:
         self.progress = Progress()
+        self.loss: float | None = None  # of the last finished step, where the last stage is
         self._machine = machine
         self._executor = executor
         self._queues = queues
@@ -55,7 +56,24 @@ class Worker:
 
     @property
     def finished(self) -> bool:
+        """Whether the program is over."""
         return isinstance(self._command, Finish)
+
+    @property
+    def step(self) -> int | None:
+        """The step of the instruction at hand; None when the program is over."""
+        return None if isinstance(self._command, Finish) else self._command.instruction.step
+
+    @property
+    def doing(self) -> str:
+        """What the loop is at, in words."""
+        match self._command:
+            case Take(key, number, instruction):
+                return f"{instruction} waits for message {number} of {key}"
+            case Compute(instruction):
+                return f"{instruction} is next"
+            case Finish():
+                return "finished"
 
     def poll(self, timeout: float) -> bool:
         """One turn: at most one message taken or one instruction carried out. False if it had to wait in vain."""
@@ -112,6 +130,8 @@ class Worker:
 
     def _close(self, instruction: Instruction) -> None:
         stage = instruction.action.stage
-        loss = self._executor.step_loss(instruction.step) if stage == self._last else None
+        loss = None
+        if stage == self._last:
+            loss = self.loss = self._executor.step_loss(instruction.step)
         self.progress.closed(stage, instruction.step, loss)
         self._queues.pump(0)

@@ -1,0 +1,157 @@
+"""Drives a line of stages from a script of the user's own, one batch at a time.
+
+with Line([front, back], loss=loss, optimizer=partial(SGD, lr=0.1), schedule="1f1b", microbatches=8) as line:
+    for x, y in loader:
+        loss = line.step(x, y)
+model.load_state_dict(line.state_dict())
+"""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+from broker.queues.memory import MemoryQueues
+from torch import Tensor, nn
+
+from broker.message import Flow, Message
+from broker.queue import QueueKey
+from pipeline.feed import cut as cut_batch
+from pipeline.model import Segment, first_trainable, segment
+from pipeline.schedule import make
+from pipeline.stage import Loss, LrSchedulerFactory, OptimizerFactory, Stage
+from pipeline.tree import Tree
+
+from .executor import Executor, delivery
+from .machine import Machine, Route, program
+from .turns import take_turns
+from .worker import Worker
+
+RUN = "line"
+ENDLESS = range(2**62)
+
+
+class Line:
+    """The stages of a model as workers of a schedule, in this process, trained with a loader of one's own.
+
+    `model`: an `nn.Sequential` with `cut` (the layers that stages 1, 2, ... begin with) or `stages` (their number), or
+    a list with one module for each stage. `placement`: the stages of each worker, by default one worker each. `loss`
+    is a mean over rows; `optimizer` makes an optimizer from a stage's parameters. The names of a schedule are
+    `pipeline.schedule.names()`; `window` goes with "window". Equal, bit for bit, to the unsplit model under the same
+    microbatches, loss shares and layer seeding. Raises `ModelRefused` or `ScheduleRefused` for what cannot work.
+    """
+
+    def __init__(
+        self,
+        model: nn.Sequential | Sequence[nn.Module],
+        *,
+        loss: Loss,
+        optimizer: OptimizerFactory,
+        lr_scheduler: LrSchedulerFactory | None = None,
+        cut: Sequence[int] | None = None,
+        stages: int | None = None,
+        placement: Sequence[Sequence[int]] | None = None,
+        schedule: str = "1f1b",
+        microbatches: int = 1,
+        window: Sequence[int] | None = None,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        segments = segment(model, cut, stages)
+        last = len(segments) - 1
+        self._route = Route(len(segments), first_trainable(segments), fed=True)
+        self._schedule = make(
+            schedule,
+            placement or [(index,) for index in range(len(segments))],
+            microbatches,
+            window=window,
+            first_trainable=self._route.first_trainable,
+        )
+        self._queues = MemoryQueues(RUN, microbatches)
+        self._stages = [
+            _stage(part, loss if part.index == last else None, optimizer, lr_scheduler, seed, device)
+            for part in segments
+        ]
+        self._workers = [self._worker(index) for index in range(len(self._schedule.placement))]
+        self._step = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def step(self, x: Tree, y: Tree) -> float | None:
+        """Trains on one batch and returns its loss; None for a batch without rows.
+
+        `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows. Raises `ComputeFailed`.
+        """
+        step, last = self._step, len(self._stages) - 1
+        for number, microbatch in enumerate(cut_batch(x, y, self._schedule.microbatches)):
+            self._put(QueueKey(Flow.FORWARD, 0), number, microbatch.inputs)
+            self._put(QueueKey(Flow.TARGET, last), number, delivery(microbatch))
+        take_turns(self._workers, lambda worker: worker.step is None or worker.step > step)
+        self._step += 1
+        self._forget()
+        return self._workers[self._schedule.owner(last)].loss
+
+    def evaluate(self, x: Tree) -> Tree:
+        """What the model says to `x`, in evaluation mode and without gradients."""
+        for stage in self._stages:
+            x = stage.evaluate(x, step=self._step)
+        return x
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy of the weights under the unsplit model's names (as `nn.Sequential(*model)` has them for a list)."""
+        state = {name: tensor for stage in self._stages for name, tensor in stage.state_dict().items()}
+        return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+    def close(self) -> None:
+        """Lets the queues go; the weights can still be had."""
+        self._queues.close()
+
+    def _worker(self, index: int) -> Worker:
+        microbatches, last = self._schedule.microbatches, len(self._stages) - 1
+        return Worker(
+            Machine(program(self._schedule, self._route, index, ENDLESS), microbatches),
+            Executor({stage: self._stages[stage] for stage in self._schedule.placement[index]}, None, last),
+            self._queues,
+            run=RUN,
+            incarnation=1,
+            microbatches=microbatches,
+            last=last,
+        )
+
+    def _put(self, key: QueueKey, microbatch: int, payload: Tree) -> None:
+        number = self._step * self._schedule.microbatches + microbatch
+        message = Message(RUN, key.flow, self._step, microbatch, key.stage, 1, number, payload)
+        self._queues.outbound(key).put(message)
+
+    def _forget(self) -> None:
+        last = len(self._stages) - 1
+        ends = [QueueKey(Flow.FORWARD, 0), QueueKey(Flow.TARGET, last), QueueKey(Flow.FORWARD, last + 1)]
+        for key in (*ends, *self._route.queues()):
+            self._queues.outbound(key).trim(self._step)
+        for worker in self._workers:
+            worker.progress.steps.clear()
+
+
+def _stage(
+    part: Segment,
+    loss: Loss | None,
+    optimizer: OptimizerFactory,
+    lr_scheduler: LrSchedulerFactory | None,
+    seed: int,
+    device: str | torch.device,
+) -> Stage:
+    return Stage(
+        part.layers,
+        index=part.index,
+        first_layer=part.first_layer,
+        names=part.names,
+        seed=seed,
+        optimizer=optimizer,
+        lr_scheduler=lr_scheduler,
+        loss=loss,
+        device=device,
+    )

@@ -1,0 +1,130 @@
+"""Runs a whole plan in this one process: all workers in turn in one thread, over `memory://` queues.
+
+The same machines, executors, messages and broker decisions as in a run of many processes; only the sockets are missing.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, time
+
+import torch
+from broker.queues.memory import MemoryQueues
+
+from broker.control import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, ToBroker, Trim
+from broker.core import Core
+from broker.errors import BrokerError
+from broker.queue import Queues
+from broker.run import Terms
+from broker.stores.memory import MemoryStore
+
+from .executor import ComputeFailed, Executor
+from .job import Job
+from .link import Reporter
+from .supervise import Facts, Outcome
+from .turns import Stuck, take_turns
+from .weights import save_weights
+from .worker import Worker
+
+NEWS_EVERY = 0.1  # seconds between two reports to the broker's decisions
+
+
+class Interrupted(Exception):
+    """Somebody wants the run to end."""
+
+
+def run_memory(
+    job: Job,
+    run: str,
+    folder: Path,
+    on_status: Callable[[Facts], None] = lambda facts: None,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Runs `job` to the end under the run id `run`; saves weights in `folder`. `interrupted` is asked in between."""
+    torch.set_num_threads(job.plan.workers[0].threads)
+    local = _Local(job, run)
+    try:
+        local.run(on_status, interrupted)
+    except Interrupted:
+        return Outcome(130, "interrupted, nothing saved", local.status())
+    except (ComputeFailed, BrokerError, Stuck) as error:
+        return Outcome(1, str(error), local.status())
+    return local.finish(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One worker of the plan, and how it reports."""
+
+    sender: bytes
+    incarnation: int
+    executor: Executor
+    worker: Worker
+    reporter: Reporter
+
+
+class _Local:
+    """All workers of a job, with a broker's core between them."""
+
+    def __init__(self, job: Job, run: str) -> None:
+        self._job = job
+        self._core = Core(Terms.of(job.plan, job.schedule), MemoryStore(), run, time())
+        self._queues: Queues = MemoryQueues(run, job.schedule.microbatches)
+        self._places = [self._place(index) for index in range(len(job.plan.workers))]
+
+    def run(self, on_status: Callable[[Facts], None], interrupted: Callable[[], bool]) -> None:
+        due = 0.0
+
+        def until(worker: Worker) -> bool:
+            nonlocal due
+            if monotonic() >= due:
+                due = monotonic() + NEWS_EVERY
+                self._report()
+                on_status(self.status())
+                if interrupted():
+                    raise Interrupted
+            return worker.finished
+
+        take_turns([place.worker for place in self._places], until)
+        self._report()
+
+    def finish(self, folder: Path) -> Outcome:
+        for place in self._places:
+            self._tell(place, Finished(place.incarnation, save_weights(place.executor.stages, folder)))
+        facts = self.status()
+        return Outcome(int(facts["code"] or 0), str(facts["reason"]), facts)
+
+    def status(self) -> Facts:
+        for _, answer in self._core.handle(b"local", Ask("status"), time()):
+            if isinstance(answer, Answer):
+                return {"schema": answer.schema, **answer.facts}
+        return {}
+
+    def _place(self, index: int) -> _Place:
+        sender, job = str(index).encode(), self._job
+        hello = Hello(
+            CONTROL_VERSION, job.plan.digest(), f"worker-{index}", socket.gethostname(), os.getpid(), "", index
+        )
+        incarnation = next(
+            said.incarnation for _, said in self._core.handle(sender, hello, time()) if isinstance(said, Assigned)
+        )
+        executor = job.executor(index)
+        worker = job.worker(index, executor, self._queues, run=self._core.run, incarnation=incarnation)
+        return _Place(sender, incarnation, executor, worker, Reporter(worker.progress, incarnation, job.steps))
+
+    def _report(self) -> None:
+        for place in self._places:
+            self._tell(place, place.reporter.report(monotonic()))
+        for _, said in self._core.tick(time()):
+            if isinstance(said, Trim):
+                self._trim(said.step)
+
+    def _trim(self, step: int) -> None:
+        for key in self._job.route.queues():
+            self._queues.outbound(key).trim(step)
+
+    def _tell(self, place: _Place, sentence: ToBroker) -> None:
+        self._core.handle(place.sender, sentence, time())
+        place.reporter.confirmed_all()
