@@ -268,6 +268,12 @@ def test_a_whole_table_of_options_is_overruled_and_nothing_of_it_stays(file: Pat
     assert read(file, sets=["model.options={ size = 3 }"]).model.options == {"size": 3}
 
 
+def test_an_option_gives_way_to_a_table_of_its_name(file: Path) -> None:
+    file.write_text(SMALLEST + "[model.options]\nsize = 8\n")
+    plan = read(file, sets=["model.options.size.width=16"])
+    assert plan.model.options == {"size": {"width": 16}}
+
+
 def test_variables_that_name_no_key_are_left_alone(file: Path) -> None:
     environment = {"STAGELINE_LOG": "debug", "HOME": "/root", "OTHER__RUN__SEED": "1"}
     assert read(file, environment=environment) == read(file)
@@ -615,6 +621,18 @@ def test_saying_a_default_changes_nothing() -> None:
     spoken = plan(model__stages=2, schedule__name="1f1b", workers={"0": {"stages": [0]}, "1": {"stages": [1]}})
     assert spoken == plan()
     assert spoken.digest() == plan().digest()
+
+
+def test_the_order_of_keys_is_nobodys_business() -> None:
+    one, other = {"a": 1, "b": [{"c": 2, "d": 3}]}, {"b": [{"d": 3, "c": 2}], "a": 1}
+    assert plan(model__options=one).digest() == plan(model__options=other).digest()
+
+
+@pytest.mark.parametrize(("one", "other"), [({"a": 1}, {"a": 1.0}), ({"a.b": 1}, {"a": {"b": 1}})])
+def test_options_that_only_look_alike_differ(one: dict[str, object], other: dict[str, object]) -> None:
+    first, second = plan(model__options=one), plan(model__options=other)
+    assert first.digest() != second.digest()
+    assert differences(first.as_mapping(), second.as_mapping())
 
 
 # For every plan
