@@ -20,12 +20,12 @@ def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
     Raises `Unsendable` for a tensor that does not consist of numbers in strided memory, or of an unknown dtype.
     """
     _check_sendable(tensor)
-    plain = _plain(tensor)
+    plain = tensor.detach() if tensor.requires_grad else tensor
     shape, strides = tuple(plain.shape), plain.stride()
     form = layout(shape, strides)
     if form.extent is None:
         strides = packed_strides(shape, strides)
-    if not (form.dense and plain.is_cpu):
+    if not form.dense or not plain.is_cpu or plain.is_conj() or plain.is_neg():
         plain = _packed(plain)
     memory = plain.as_strided((form.stored,), (1,)).view(torch.uint8).numpy().data
     code, checksum = CODES[plain.dtype], zlib.crc32(memory)
@@ -56,16 +56,8 @@ def _check_sendable(tensor: Tensor) -> None:
         raise Unsendable(f"a {tensor.dtype} tensor cannot travel; convert it, for example with .dequantize()")
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """The same tensor outside autograd, with nothing left to be done when it is read."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return tensor
-
-
 def _packed(tensor: Tensor) -> Tensor:
+    """A dense copy on the CPU, its elements in the same order, with nothing left to be conjugated or negated."""
     shape, strides = tuple(tensor.shape), tensor.stride()
     stored, packed = stored_shape(shape, strides), packed_strides(shape, strides)
     memory = torch.empty_strided(stored, packed, dtype=tensor.dtype)

@@ -78,8 +78,9 @@ def tensors(draw: Callable[..., Any]) -> Tensor:
     tensor = noise(dtype, draw(st.lists(st.integers(0, 5), max_size=4)), draw(st.integers(0, 2**32)))
     for change in draw(st.lists(st.sampled_from([_permuted, _sliced, _expanded]), max_size=4)):
         tensor = change(tensor, draw)
-    if dtype in (torch.complex64, torch.complex128) and draw(st.booleans()):
-        tensor = tensor.conj()
+    if dtype in (torch.complex64, torch.complex128):
+        tensor = draw(st.sampled_from([tensor, tensor.conj(), tensor.conj().imag]))
+        dtype = tensor.dtype
     return tensor.requires_grad_((dtype.is_floating_point or dtype.is_complex) and draw(st.booleans()))
 
 
