@@ -16,12 +16,14 @@ By hand, in a loop of your own:
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors
+from .inlet import Inlet, enter
+from .tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -60,8 +62,8 @@ class _Stashed:
 
     outputs: Tree
     is_loss: bool
-    slots: Tree
-    gradients: list[Tensor | None]
+    places: Tree  # the input's tree, with an inlet's place in `inlets` for each tensor that requires a gradient
+    inlets: list[Inlet]
     weights: Weights | None
 
 
@@ -141,15 +143,15 @@ class Stage:
         if not self._body.training:
             self._body.train()
         weights = self._current_weights() if self._stash_weights else None
-        gradients: list[Tensor | None] = []
+        inlets: list[Inlet] = []
         with torch.enable_grad():
-            inputs = map_tensors(lambda t: self._receive(t, gradients, owned), x)
+            inputs = map_tensors(lambda t: self._receive(t, inlets, owned), x)
             output = self._run(inputs, key, weights)
             loss = self.loss if target is not None else None
             if loss is not None:
                 output = self._loss_of(loss, output, target) * share
         if _requires_grad(output):
-            self._stash[key] = _Stashed(output, loss is not None, _slots(x) if gradients else None, gradients, weights)
+            self._stash[key] = _Stashed(output, loss is not None, _inlet_places(x) if inlets else None, inlets, weights)
         self._forwarded += 1
         return self._sendable(output, x)
 
@@ -168,16 +170,15 @@ class Stage:
             return None
         if isinstance(gradient, _NotGiven):
             gradient = self._gradient_of_loss(stashed)
-        gradient = map_tensors(lambda t: t.to(self.device), gradient)
+        if self.device.type != "cpu":
+            gradient = map_tensors(lambda t: t.to(self.device), gradient)
         outputs, gradients = self._matched(stashed.outputs, gradient)
         if outputs:
             torch.autograd.backward(outputs, gradients)
         if stashed.weights is not None:
             self._collect_gradients(stashed.weights)
-        if stashed.slots is None:
-            return None
-        filled = stashed.gradients
-        result = map_leaves(lambda slot: filled[slot] if isinstance(slot, int) else None, stashed.slots)
+        inlets = stashed.inlets
+        result = map_leaves(lambda place: inlets[place].grad if isinstance(place, int) else None, stashed.places)
         return self._sendable(result, gradient)
 
     def update(self) -> None:
@@ -222,14 +223,15 @@ class Stage:
             x = layer(x)
         return x
 
-    def _receive(self, tensor: Tensor, gradients: list[Tensor | None], owned: bool) -> Tensor:
+    def _receive(self, tensor: Tensor, inlets: list[Inlet], owned: bool) -> Tensor:
         mine = tensor.detach().to(self.device)
         if not owned and mine.data_ptr() == tensor.data_ptr():
             mine = _copied(mine)
         if not tensor.requires_grad:
             return mine
-        gradients.append(None)
-        return _Receive.apply(mine, _anchor, gradients, len(gradients) - 1)  # type: ignore[no-any-return, no-untyped-call]
+        entered, inlet = enter(mine)
+        inlets.append(inlet)
+        return entered
 
     def _loss_of(self, function: Loss, output: Tree, target: Tree) -> Tensor:
         loss = function(output, map_tensors(lambda t: t.to(self.device), target))
@@ -244,12 +246,12 @@ class Stage:
     def _sendable(self, tree: Tree, received: Tree) -> Tree:
         """Detached, and copied where it shares memory with weights, buffers or what was received: a retained message
         must never change."""
-        taken = {_address(leaf) for _, leaf in leaves(received) if isinstance(leaf, Tensor)} - {0}
+        taken = [_address(tensor) for tensor in tensors(received)]
 
         def send(tensor: Tensor) -> Tensor:
             detached = tensor.detach()
             address = _address(detached)
-            if address in taken or address in self._owned:
+            if address and (address in taken or address in self._owned):
                 detached = _copied(detached)
             return detached.requires_grad_() if tensor.requires_grad else detached
 
@@ -314,29 +316,6 @@ class _Body(nn.ModuleList):
         return run()
 
 
-class _Receive(torch.autograd.Function):
-    """Makes a received tensor an inner node of the graph without copying it.
-
-    A leaf would refuse an in-place first layer. Marked dirty, the tensor itself becomes this function's output, and
-    its gradient arrives in `backward`, which keeps it in `gradients[slot]`. The anchor, a number that requires a
-    gradient and gets none, is what makes autograd come here.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, _: Tensor, gradients: list[Tensor | None], slot: int) -> Tensor:
-        ctx.mark_dirty(tensor)
-        ctx.gradients, ctx.slot = gradients, slot
-        return tensor
-
-    @staticmethod
-    def backward(ctx: Any, *gradient: Tensor) -> tuple[None, None, None, None]:
-        ctx.gradients[ctx.slot] = gradient[0]
-        return None, None, None, None
-
-
-_anchor = torch.zeros((), requires_grad=True)
-
-
 def _listed(layers: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
     if isinstance(layers, nn.Sequential):
         return list(layers)
@@ -365,13 +344,13 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _requires_grad(tree: Tree) -> bool:
-    return any(isinstance(leaf, Tensor) and leaf.requires_grad for _, leaf in leaves(tree))
+    return any(tensor.requires_grad for tensor in tensors(tree))
 
 
-def _slots(x: Tree) -> Tree:
-    """The tree of `x` with, for each tensor that requires a gradient, the place where its gradient will be."""
-    count = iter(range(sum(1 for _ in leaves(x))))
-    return map_leaves(lambda leaf: next(count) if isinstance(leaf, Tensor) and leaf.requires_grad else None, x)
+def _inlet_places(x: Tree) -> Tree:
+    """The tree of `x` with the numbers 0, 1, ... for the tensors that require a gradient, None for all else."""
+    numbers = count()
+    return map_leaves(lambda leaf: next(numbers) if isinstance(leaf, Tensor) and leaf.requires_grad else None, x)
 
 
 def _fits(output: Leaf, gradient: Leaf) -> bool:

@@ -1,6 +1,9 @@
-"""A tree is what a stage takes and gives: tensors nested in tuples, lists and dicts, with plain values between them."""
+"""A tree is what a stage takes and gives: tensors nested in tuples, lists and dicts, with plain values between them.
 
-from collections.abc import Callable, Iterator
+Most trees are a single tensor, so every function looks for that first.
+"""
+
+from collections.abc import Callable
 from typing import TypeAlias
 
 from torch import Tensor
@@ -10,47 +13,43 @@ Tree: TypeAlias = "Leaf | tuple[Tree, ...] | list[Tree] | dict[str, Tree]"
 
 
 def map_leaves(function: Callable[[Leaf], Leaf], tree: Tree) -> Tree:
-    """The same tree with `function` applied to every leaf."""
-    if isinstance(tree, dict):
-        return {key: map_leaves(function, value) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(map_leaves(function, value) for value in tree)
-    if isinstance(tree, list):
-        return [map_leaves(function, value) for value in tree]
-    return function(tree)
-
-
-def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf]]:
-    """The leaves of `tree` and their paths ("", "[0]", "[1].mask"): sequences from the front, dicts as filled."""
+    """`tree` with `function` of each leaf in its place, called in the order of `leaves`."""
     match tree:
-        case tuple() | list():
-            for place, branch in enumerate(tree):
-                yield from leaves(branch, f"{path}[{place}]")
+        case tuple():
+            return tuple([map_leaves(function, branch) for branch in tree])
+        case list():
+            return [map_leaves(function, branch) for branch in tree]
         case dict():
-            for name, branch in tree.items():
-                yield from leaves(branch, f"{path}.{name}")
+            return {name: map_leaves(function, branch) for name, branch in tree.items()}
         case _:
-            yield path, tree
-
-
-def tensors(tree: Tree) -> Iterator[Tensor]:
-    """The tensors of `tree`, in the order of `leaves`."""
-    return (leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor))
+            return function(tree)
 
 
 def map_tensors(function: Callable[[Tensor], Leaf], tree: Tree) -> Tree:
     """`tree` with `function` of each tensor in its place, called in the order of `leaves`; the rest is kept."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def leaves(tree: Tree, path: str = "") -> list[tuple[str, Leaf]]:
+    """The leaves of `tree` and their paths ("", "[0]", "[1].mask"): sequences from the front, dicts as filled."""
     match tree:
         case Tensor():
-            return function(tree)
-        case tuple():
-            return tuple([map_tensors(function, branch) for branch in tree])
-        case list():
-            return [map_tensors(function, branch) for branch in tree]
+            return [(path, tree)]
+        case tuple() | list():
+            return [found for place, branch in enumerate(tree) for found in leaves(branch, f"{path}[{place}]")]
         case dict():
-            return {name: map_tensors(function, branch) for name, branch in tree.items()}
+            return [found for name, branch in tree.items() for found in leaves(branch, f"{path}.{name}")]
         case _:
-            return tree
+            return [(path, tree)]
+
+
+def tensors(tree: Tree) -> list[Tensor]:
+    """The tensors of `tree`, in the order of `leaves`."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def describe(tree: Tree) -> str:
