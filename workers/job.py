@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.queue import QueueKey, Queues
+from pipeline.check import Verdict, check
 from pipeline.feed import Feed
 from pipeline.model import Segment, base, build, first_trainable, load_function, load_source, make_stage
 from pipeline.plan import Plan
@@ -22,6 +23,7 @@ class Job:
     plan: Plan
     segments: Sequence[Segment]
     schedule: Schedule
+    verdict: Verdict
     route: Route
     steps: int
     feed: Feed
@@ -54,16 +56,14 @@ class Job:
         return {name.replace(":", ".").rpartition(".")[2]: self._metric(name) for name in names}
 
     def windows(self) -> dict[QueueKey, int]:
-        """How many messages each queue's consumer lets its producer send ahead: twice what the schedule needs, so that
-        credit is granted again before it runs out."""
-        return {key: 2 * self._bound(key) + 2 for key in self.route.queues()}
-
-    def _bound(self, key: QueueKey) -> int:
-        return self.schedule.microbatches
+        """How many messages each queue's consumer lets its producer send ahead: twice the most that the schedule can
+        have on its way, so that credit is granted again before it runs out."""
+        most = self.verdict.queue_bound
+        return {key: 2 * most[str(key)] + 2 for key in self.route.queues()}
 
     def _stage(self, stage: int, device: str) -> Stage:
         last = stage == self.route.stages - 1
-        stash_weights = self.schedule.mode == "async" and not last
+        stash_weights = self.schedule.mode == "async" and self.verdict.stage_peak[stage] > 1
         return make_stage(self.plan, self.segments[stage], last=last, device=device, stash_weights=stash_weights)
 
     def _metric(self, name: str) -> Metric:
@@ -86,4 +86,4 @@ def prepare(plan: Plan) -> Job:
     source = load_source(plan)
     steps = plan.run.steps if plan.run.steps is not None else (plan.run.epochs or 0) * source.steps_per_epoch
     feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, keep=len(segments) + 2)
-    return Job(plan, segments, schedule, Route(len(segments), lowest), steps, feed)
+    return Job(plan, segments, schedule, check(schedule), Route(len(segments), lowest), steps, feed)
