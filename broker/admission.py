@@ -22,7 +22,10 @@ def misfit(hello: Hello, terms: Terms, outcome: Outcome | None) -> Refused | Non
 
 
 def _difference(hello: Hello, terms: Terms) -> str:
-    found = differences(hello.settings, terms.settings) if hello.settings else ()
+    try:
+        found = "; ".join(map(str, differences(hello.settings, terms.settings))) if hello.settings else ""
+    except (TypeError, RecursionError):  # what came is not a plan's settings at all
+        found = ""
     if found:
-        return f"{'; '.join(map(str, found))} (here: the worker, there: the broker)"
+        return f"{found} (here: the worker, there: the broker)"
     return f"its digest is {hello.plan[:12]}, the broker's {terms.plan[:12]}; give both the same plan file"

@@ -1,6 +1,7 @@
 """What the broker answers when asked: facts of JSON's own types, each kind under a schema name with a version."""
 
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from .control import Answer, Ask, Refused
@@ -31,7 +32,7 @@ def answer(core: "Core", ask: Ask, now: float) -> Answer | Refused:
 def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
     """The run, its workers, and the losses from step `losses_from` on (all if not given)."""
     first = _number(of, "losses_from", 0)
-    outcome = core.outcome
+    outcome, losses = core.outcome, core.ledger.losses
     return {
         "run": core.run,
         "name": core.terms.name,
@@ -45,8 +46,8 @@ def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
         "finished": list(core.ledger.finished),
         "finished_floor": core.ledger.finished_floor,
         "last_loss": core.ledger.last_loss and {"step": core.ledger.last_loss[0], "loss": core.ledger.last_loss[1]},
-        "losses": {str(step): loss for step, loss in sorted(core.ledger.losses.items()) if step >= first},
-        "metrics": dict(core.metrics),
+        "losses": {str(step): losses[step] for step in sorted(step for step in losses if step >= first)},
+        "metrics": {name: value if isfinite(value) else None for name, value in core.metrics.items()},
         "oddities": dict(core.oddities),
         "workers": [_worker(core.registry.members.get(i), i, stages, now) for i, stages in _places(core)],
     }

@@ -77,7 +77,15 @@ def _pids() -> list[int]:
 
 
 def _open_files(pid: int) -> set[str]:
+    folder = f"/proc/{pid}/fd"
     try:
-        return {os.readlink(entry) for entry in os.scandir(f"/proc/{pid}/fd")}
+        return {_target(f"{folder}/{number}") for number in os.listdir(folder)}
     except OSError:  # another user's, or gone meanwhile
         return set()
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed meanwhile
+        return ""

@@ -18,6 +18,7 @@ CONTROL_VERSION = 1
 WAITS = "waits"  # how `Report.now` begins while the compute loop has nothing to compute
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # stays exact in JSON and in a store
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class _Sentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
@@ -106,7 +107,7 @@ class Finished(_Sentence, frozen=True, tag="finished"):
     """
 
     incarnation: Count
-    digests: dict[str, tuple[str, tuple[int, ...], str]]
+    digests: dict[str, tuple[str, tuple[int, ...], Sha256]]
 
 
 class Goodbye(_Sentence, frozen=True, tag="goodbye"):

@@ -117,6 +117,7 @@ class Core:
     def _welcome(self, sender: bytes, hello: Hello, now: float) -> list[Send]:
         if self.outcome is not None and self.registry.current(hello.incarnation) is not None:
             return [(sender, self.outcome.farewell)]
+        before = self.registry.incarnation
         found = misfit(hello, self.terms, self.outcome) or self.registry.place(hello, sender, now)
         if isinstance(found, Refused):
             self._odd("refused", f"{hello.name}: {found.reason}")
@@ -124,7 +125,7 @@ class Core:
         self.store.put("registry", self.registry.facts())
         step = min(self.ledger.finished[stage] for stage in found.stages)
         assigned = Assigned(self.run, found.index, found.incarnation, step)
-        if not hello.incarnation:
+        if found.incarnation > before:
             self.news.append(f"{found.place} is {found.process}, incarnation {found.incarnation}")
         return [(sender, assigned), *self._introduce(sender)]
 

@@ -18,7 +18,8 @@ from pipeline.schedule import Placement
 from .control import WAITS, Hello, Refused, Report
 from .ledger import Holder
 
-NEWS_ON_ITS_WAY = 0.5  # seconds that a process's last words may take longer than the news of its exit
+LAST_WORDS = 0.5  # seconds that a process's last words may take longer than the news of its exit
+BEGINNING = 60.0  # seconds that a worker may take from its first hello to its first report: it loads its model
 
 
 class Standing(StrEnum):
@@ -166,7 +167,7 @@ class Registry:
         self.incarnation = msgspec.convert(facts["incarnation"], int)
         for kept in msgspec.convert(facts["members"], list[_Kept]):
             stages = self.placement[kept.index]
-            member = Member(stages=stages, heard=now, progressed=now, introduced=True, **msgspec.structs.asdict(kept))
+            member = Member(stages=stages, heard=now, progressed=now, **msgspec.structs.asdict(kept))
             self.members[kept.index] = member
 
     def _in_order(self) -> Iterator[Member]:
@@ -222,9 +223,10 @@ class Registry:
         return self.members[index]
 
     def _lost(self, member: Member, now: float) -> Loss | None:
-        if member.exited is not None and now - member.exited[0] >= NEWS_ON_ITS_WAY:
+        if member.exited is not None and now - member.exited[0] >= LAST_WORDS:
             return Loss(member, exit_in_words(member.exited[1]), member.exited[1])
-        if now - member.heard >= self.lease:
+        patience = self.lease if member.introduced else max(self.lease, BEGINNING)
+        if now - member.heard >= patience:
             return Loss(member, f"was not heard for {now - member.heard:.1f} s (recovery.lease is {self.lease:g} s)")
         if member.standing is Standing.PRESENT and member.report and now - member.progressed >= self.lease:
             return Loss(
@@ -260,3 +262,4 @@ class _Kept(msgspec.Struct, frozen=True):
     host: str
     pid: int
     endpoint: str
+    introduced: bool

@@ -1,0 +1,168 @@
+"""The ledger, from a table of one microbatch's life to random histories told late, twice and with gaps."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.control import Event, StepRecord
+from broker.ledger import Entry, Holder, IllegalTransition, Ledger, Place, State
+
+ANNA = Holder("anna", 1)
+LIFE = (State.QUEUED, State.FORWARD, State.STASHED, State.BACKWARD, State.DONE)
+
+
+def event(state: str, at: float, *, stage: int = 0, step: int = 0, microbatch: int = 0) -> Event:
+    return Event(stage, step, microbatch, state, at)
+
+
+def record(stage: int, step: int, *, actions: int = 5, loss: float | None = None) -> StepRecord:
+    return StepRecord(stage, step, bytes(16 * actions), loss)
+
+
+def told(*events: Event) -> Ledger:
+    ledger = Ledger(stages=2, microbatches=2)
+    for each in events:
+        ledger.enter(each, ANNA)
+    return ledger
+
+
+def test_a_microbatch_goes_through_its_states_in_turn():
+    ledger = told()
+    seen = []
+    for at, state in enumerate(LIFE, start=1):
+        ledger.enter(event(state, at), ANNA)
+        seen.append(ledger.entry(Place(0, 0, 0)))
+    assert seen == [Entry(State.QUEUED), *(Entry(state, at, ANNA) for at, state in enumerate(LIFE[1:], start=2))]
+
+
+def test_a_forward_only_stage_is_done_after_forward():
+    ledger = told(event("forward", 1), event("done", 2))
+    assert ledger.entry(Place(0, 0, 0)) == Entry(State.DONE, 2, ANNA)
+
+
+def test_what_nobody_has_spoken_of_is_queued():
+    assert told().entry(Place(1, 7, 1)) == Entry(State.QUEUED)
+
+
+def test_a_second_delivery_changes_nothing():
+    ledger = told(event("forward", 1), event("stashed", 2), event("forward", 1), event("stashed", 2))
+    assert ledger.entry(Place(0, 0, 0)) == Entry(State.STASHED, 2, ANNA)
+
+
+def test_a_late_event_changes_nothing():
+    ledger = told(event("backward", 3), event("forward", 1), event("stashed", 2))
+    assert ledger.entry(Place(0, 0, 0)) == Entry(State.BACKWARD, 3, ANNA)
+
+
+def test_a_microbatch_that_goes_back_is_refused_by_name():
+    ledger = told(event("backward", 3, step=7, microbatch=1))
+    with pytest.raises(IllegalTransition, match="microbatch 1 of step 7 cannot go from backward to forward at stage 0"):
+        ledger.enter(event("forward", 4, step=7, microbatch=1), ANNA)
+    assert ledger.entry(Place(0, 7, 1)) == Entry(State.BACKWARD, 3, ANNA)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (event("forward", 1, stage=2), "there is no stage 2: the plan has 2"),
+        (event("forward", 1, microbatch=2), "there is no microbatch 2: a step has 2"),
+        (event("lost", 1), "no microbatch can be 'lost': queued, forward, stashed, backward, done"),
+    ],
+)
+def test_an_event_that_cannot_be_is_refused_with_the_reason(wrong: Event, words: str):
+    with pytest.raises(IllegalTransition, match=words):
+        told(wrong)
+
+
+@given(st.data())
+def test_samples_of_a_history_in_any_order_and_number_tell_its_latest_state(data: st.DataObject):
+    history = [event(state, at) for at, state in enumerate(LIFE, start=1)]
+    samples: Sequence[Event] = data.draw(st.lists(st.sampled_from(history), min_size=1))
+    latest = max(samples, key=lambda each: each.at)
+    entry = told(*samples).entry(Place(0, 0, 0))
+    assert entry.state == latest.state
+
+
+def test_a_step_record_finishes_the_step_and_all_before_it():
+    ledger = told(event("stashed", 1, step=3), event("forward", 2, step=4), event("forward", 3, step=5))
+    ledger.finish(record(0, 4))
+    assert ledger.finished == [5, 0]
+    assert ledger.entry(Place(0, 4, 0)) == Entry(State.DONE)
+    assert [str(held) for held in ledger.held([0])] == ["0F0 of step 5"]
+
+
+def test_an_event_of_a_finished_step_is_late():
+    ledger = told()
+    ledger.finish(record(0, 4))
+    ledger.enter(event("forward", 9, step=4), ANNA)
+    assert ledger.held([0]) == []
+
+
+def test_the_floor_is_the_first_step_that_some_stage_has_not_finished():
+    ledger = told()
+    floors = []
+    for stage, step in [(0, 0), (0, 1), (1, 0), (1, 2), (0, 2), (1, 1)]:
+        ledger.finish(record(stage, step))
+        floors.append(ledger.finished_floor)
+    assert floors == [0, 0, 1, 2, 3, 3]
+
+
+def test_times_that_are_not_whole_actions_are_refused():
+    with pytest.raises(IllegalTransition, match="step 3 of stage 1 has 15 bytes of times; an action takes 16"):
+        told().finish(StepRecord(1, 3, bytes(15)))
+
+
+def test_losses_come_from_the_last_stage_and_are_kept_every_so_often():
+    ledger = Ledger(stages=2, microbatches=2, log_every=10)
+    for step in range(25):
+        ledger.finish(record(0, step, loss=99.0))
+        ledger.finish(record(1, step, loss=float(step)))
+    assert ledger.losses == {0: 0.0, 10: 10.0, 20: 20.0}
+    assert ledger.last_loss == (24, 24.0)
+
+
+def test_a_loss_that_is_not_a_number_is_none_as_in_json():
+    ledger = told()
+    ledger.finish(record(1, 0, loss=float("nan")))
+    ledger.finish(record(1, 1, loss=None))
+    assert ledger.losses == {0: None, 1: None}
+
+
+def test_evaluation_has_no_training_loss():
+    ledger = told()
+    ledger.finish(record(1, 0, loss=0.5))
+    ledger.finish(record(1, 1, actions=2, loss=0.7))  # two microbatches forward, no update
+    assert ledger.losses == {0: 0.5}
+    assert ledger.finished == [0, 2]
+
+
+def test_a_late_record_still_brings_its_loss():
+    ledger = told()
+    ledger.finish(record(1, 1, loss=0.1))
+    ledger.finish(record(1, 0, loss=0.2))
+    assert ledger.losses == {0: 0.2, 1: 0.1}
+    assert ledger.last_loss == (1, 0.1)
+
+
+def test_what_is_held_is_what_was_begun_and_not_finished():
+    ledger = told(
+        event("stashed", 1, step=7),
+        event("forward", 2, step=7, microbatch=1),
+        event("queued", 2, stage=1, step=7),
+        event("done", 3, stage=1, step=6),
+        event("backward", 4, stage=1, step=6, microbatch=1),
+    )
+    assert [str(held) for held in ledger.held([0, 1])] == [
+        "microbatch 0 of step 7, stashed at stage 0",
+        "0F1 of step 7",
+        "1B1 of step 6",
+    ]
+
+
+def test_a_restored_ledger_goes_on_where_the_last_one_was():
+    ledger = Ledger(stages=2, microbatches=2, log_every=2)
+    ledger.restore({0: 4, 1: 3}, {0: 0.5, 1: 0.4, 2: None})
+    assert (ledger.finished, ledger.finished_floor) == ([4, 3], 3)
+    assert (ledger.losses, ledger.last_loss) == ({0: 0.5, 2: None}, (2, None))

@@ -1,0 +1,322 @@
+"""The broker over real sockets: conversations, garbage, a taken port, and kill -9 in the middle of a run."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import time
+from typing import Self
+
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from broker.control import (
+    CONTROL_VERSION,
+    Answer,
+    Ask,
+    Assigned,
+    Event,
+    Exited,
+    Failed,
+    Finished,
+    FromBroker,
+    Goodbye,
+    Heard,
+    Hello,
+    Peers,
+    Refused,
+    Report,
+    StepRecord,
+    Stop,
+    StopRun,
+    decode_from_broker,
+    encode,
+)
+from broker.core import Core
+from broker.errors import EndpointTaken
+from broker.run import Terms
+from broker.service import serve
+from broker.stores.memory import MemoryStore
+from pipeline.schedule import make
+
+PATIENCE = 10_000  # milliseconds after which a test gives up waiting
+TERMS = Terms("digits", "plan", {}, make("1f1b", ((0,), (1,)), 4), lease=10.0, log_every=1)
+
+
+class Line:
+    """Somebody's line to the broker."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.set(zmq.LINGER, 0)
+        self.socket.set(zmq.RECONNECT_IVL, 20)
+        self.socket.connect(endpoint)
+
+    def say(self, *sentences: object) -> Self:
+        for sentence in sentences:
+            self.socket.send(encode(sentence))
+        return self
+
+    def hear(self) -> FromBroker:
+        assert self.socket.poll(PATIENCE), "the broker is silent"
+        return decode_from_broker(self.socket.recv())
+
+    def hear_of(self, kind: type[FromBroker]) -> FromBroker:
+        while not isinstance(sentence := self.hear(), kind):
+            continue
+        return sentence
+
+
+Connect = Callable[[str], Line]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes lines to an endpoint; they are closed after the test."""
+    lines: list[Line] = []
+    with zmq.Context() as context:
+
+        def connect(endpoint: str) -> Line:
+            lines.append(Line(context, endpoint))
+            return lines[-1]
+
+        yield connect
+        for line in lines:
+            line.socket.close()
+
+
+@contextmanager
+def served(core: Core, url: str = "tcp://127.0.0.1:*", linger: float = 60.0) -> Iterator[tuple[str, threading.Thread]]:
+    """A broker in a thread: its endpoint, and the thread, which has ended when the block is left."""
+    bound, stop, endpoints = threading.Event(), threading.Event(), []
+
+    def on_bound(endpoint: str) -> None:
+        endpoints.append(endpoint)
+        bound.set()
+
+    options = {"stop": stop.is_set, "on_bound": on_bound, "linger": linger}
+    thread = threading.Thread(target=serve, args=(core, url), kwargs=options)
+    thread.start()
+    try:
+        assert bound.wait(PATIENCE / 1000)
+        yield endpoints[0], thread
+    finally:
+        stop.set()
+        thread.join(PATIENCE / 1000)
+        assert not thread.is_alive()
+
+
+def core() -> Core:
+    return Core(TERMS, MemoryStore(), "run-1", time())
+
+
+def hello(index: int, incarnation: int = 0, plan: str = "plan") -> Hello:
+    return Hello(CONTROL_VERSION, plan, f"worker-{index}", "desk", 100 + index, f"ipc://{index}", index, incarnation)
+
+
+def finished(index: int) -> Finished:
+    return Finished(index + 1, {f"{index}.weight": ("float32", (1,), "0" * 64)})
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_a_run_from_hello_to_goodbye(connect: Connect, transport: str, tmp_path: Path):
+    url = "tcp://127.0.0.1:*" if transport == "tcp" else f"ipc://{tmp_path}/broker"
+    with served(core(), url) as (endpoint, thread):
+        workers = [connect(endpoint) for _ in range(2)]
+        for index, worker in enumerate(workers):
+            assert worker.say(hello(index)).hear() == Assigned("run-1", index, index + 1, 0)
+            worker.say(hello(index, index + 1))
+        for index, worker in enumerate(workers):
+            assert worker.hear_of(Peers) == Peers({0: (1, "ipc://0"), 1: (2, "ipc://1")})
+            records = [StepRecord(index, step, b"", 0.5) for step in range(3)]
+            worker.say(Report(index + 1, 9, "waits", 0.0, 0.0, records, number=1))
+            assert worker.hear_of(Heard) == Heard(1)
+        for index, worker in enumerate(workers):
+            worker.say(finished(index))
+        for index, worker in enumerate(workers):
+            assert worker.hear_of(Stop) == Stop("all steps are done", 0)
+            worker.say(Goodbye(index + 1, "all steps are done"))
+        command = connect(endpoint).say(Ask("status"))
+        answer = command.hear()
+        assert isinstance(answer, Answer)
+        assert (answer.facts["phase"], answer.facts["finished"]) == ("finished", [3, 3])
+        command.say(StopRun("read", 0))
+        thread.join(PATIENCE / 1000)  # everyone has left, and it was dismissed
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""],
+        [b"garbage"],
+        [b"\x81\xa2is\xa4none"],
+        [b"\x82\xa2is\xa3ask\xa4what\xa1\xff"],
+        [b"", encode(Ask("status"))],
+    ],
+    ids=["empty", "no msgpack", "unknown sentence", "no UTF-8", "a frame too many"],
+)
+def test_what_cannot_be_read_is_answered_naming_the_version(connect: Connect, frames: list[bytes]):
+    with served(core()) as (endpoint, _):
+        line = connect(endpoint)
+        line.socket.send_multipart(frames)
+        answer = line.hear()
+        assert isinstance(answer, Refused)
+        assert answer.reason.startswith("this is not a sentence of control version 1")
+
+
+def test_no_garbage_stops_the_broker(connect: Connect):
+    whole = encode(Report(1, 1, "1F3", 0.0, 0.5, [StepRecord(0, 1, bytes(16), 0.5)], [Event(0, 1, 2, "done", 1.0)]))
+
+    with served(core()) as (endpoint, _):
+        line = connect(endpoint)
+
+        @given(st.lists(st.binary(max_size=64), min_size=1, max_size=3), st.integers(0, len(whole) - 1), st.binary())
+        @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+        def throw(frames: list[bytes], place: int, patch: bytes) -> None:
+            line.socket.send_multipart(frames)
+            line.socket.send(whole[:place] + patch + whole[place + len(patch) :])
+
+        throw()
+        answer = line.say(Ask("status")).hear_of(Answer)
+        assert isinstance(answer, Answer)
+        assert answer.facts["phase"] == "waiting"
+
+
+_NUMBERS = st.integers(0, 3) | st.integers(0, 2**53 - 1)
+_WORDS = st.sampled_from(
+    ["", "forward", "backward", "done", "waits", "status", "story", "queues", "step", "microbatch"]
+)
+_FLOATS = st.floats()
+_RECORDS = st.builds(StepRecord, _NUMBERS, _NUMBERS, st.sampled_from([b"", bytes(16), bytes(64)]), st.none() | _FLOATS)
+_EVENTS = st.builds(Event, _NUMBERS, _NUMBERS, _NUMBERS, _WORDS, _FLOATS)
+_DIGESTS = st.dictionaries(_WORDS, st.just(("float32", (1,), "0" * 64)))
+_SENTENCES = st.one_of(
+    st.builds(hello, st.integers(0, 2), _NUMBERS, st.sampled_from(["plan", "plan", "other"])),
+    st.builds(
+        Report, st.integers(0, 3), _NUMBERS, _WORDS, _FLOATS, _FLOATS, st.lists(_RECORDS), st.lists(_EVENTS), _NUMBERS,
+        st.dictionaries(_WORDS, st.lists(_FLOATS)), st.dictionaries(_WORDS, _FLOATS), st.none() | _NUMBERS, _NUMBERS,
+    ),
+    st.builds(Failed, st.integers(0, 3), _WORDS, st.integers(-9, 130)),
+    st.builds(Finished, st.integers(0, 3), _DIGESTS),
+    st.builds(Goodbye, st.integers(0, 3), _WORDS),
+    st.builds(Exited, st.integers(0, 3), st.integers(99, 103), st.integers(-70, 255)),
+    st.builds(Ask, _WORDS, st.dictionaries(_WORDS, _WORDS | st.just("3"))),
+    st.builds(StopRun, _WORDS, st.integers(0, 130), st.booleans()),
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), _SENTENCES, st.floats(0, 30)), max_size=30))
+def test_no_order_of_sentences_stops_the_core_and_all_it_says_can_be_sent(talk: list[tuple[bytes, object, float]]):
+    broker, now, phases = Core(TERMS, MemoryStore(), "run-1", 0.0), 0.0, []
+    for sender, sentence, passes in talk:
+        now += passes
+        for _, said in [*broker.handle(sender, sentence, now), *broker.tick(now)]:  # type: ignore[arg-type]
+            assert decode_from_broker(encode(said)) == said or "nan" in repr(said)
+        phases.append(broker.phase)
+    over = [phase for phase in phases if phase in ("finished", "failed")]
+    assert len(set(over)) <= 1
+    assert phases[len(phases) - len(over) :] == over
+
+
+def test_a_taken_port_is_refused_naming_who_has_it():
+    with served(core()) as (endpoint, _), pytest.raises(EndpointTaken, match=f"in use by pid {os.getpid()}; stop that"):
+        serve(core(), endpoint)
+
+
+def test_a_served_path_is_not_taken_away(tmp_path: Path):
+    url = f"ipc://{tmp_path}/broker"
+    with served(core(), url), pytest.raises(EndpointTaken, match=f"in use by pid {os.getpid()}"):
+        serve(core(), url)
+
+
+def test_a_path_that_a_dead_broker_left_behind_is_free(tmp_path: Path):
+    url = f"ipc://{tmp_path}/broker"
+    lines = ["import os, signal, zmq", f"zmq.Context().socket(zmq.ROUTER).bind({url!r})", "os.kill(os.getpid(), 9)"]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=False)
+    assert (tmp_path / "broker").is_socket()
+    with served(core(), url) as (endpoint, _):
+        assert endpoint == url
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("tcp://192.0.2.1:5600", "this machine has no such address"),
+        ("ipc:///nowhere/broker", "the folder does not exist"),
+        (f"ipc:///tmp/{'x' * 120}", "a path may have 107 bytes at most"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_refused_with_the_reason(url: str, words: str):
+    with pytest.raises(EndpointTaken, match=words):
+        serve(core(), url)
+
+
+def test_a_broker_whose_run_is_over_leaves_by_itself():
+    over = core()
+    over.handle(b"train", StopRun("enough", 130), time())
+    with served(over, linger=0.0) as (_, thread):
+        thread.join(PATIENCE / 1000)
+        assert not thread.is_alive()
+
+
+BROKER = """
+import pathlib, sys
+from time import time
+from broker.core import Core
+from broker.run import Terms, run_of
+from broker.service import serve
+from broker.stores.sqlite import SqliteStore
+from pipeline.schedule import make
+
+store = SqliteStore(pathlib.Path(sys.argv[1]))
+terms = Terms("digits", "plan", {}, make("1f1b", ((0,), (1,)), 4), 10.0, 1)
+core = Core(terms, store, run_of(store, "plan", sys.argv[3]), time())
+assert "torch" not in sys.modules
+serve(core, sys.argv[2], on_bound=lambda endpoint: print(endpoint, "bound", file=sys.stderr, flush=True))
+"""
+
+
+@contextmanager
+def broker_process(store: Path, url: str, fresh: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BROKER, str(store), url, fresh],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stderr is not None
+            assert "bound" in process.stderr.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_killed_broker_is_taken_over_by_the_next_and_the_workers_lose_nothing(connect: Connect, tmp_path: Path):
+    url, store = f"ipc://{tmp_path}/broker", tmp_path / "broker.sqlite"
+    workers = [connect(url) for _ in range(2)]
+    with broker_process(store, url, "run-1") as process:
+        for index, worker in enumerate(workers):
+            assert worker.say(hello(index)).hear() == Assigned("run-1", index, index + 1, 0)
+            worker.say(hello(index, index + 1))
+            records = [StepRecord(index, step, bytes(144), 0.5) for step in range(4)]
+            worker.say(Report(index + 1, 9, "waits", 0.0, 0.0, records, number=1))
+            assert worker.hear_of(Heard) == Heard(1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with broker_process(store, url, "run-2"):
+        for index, worker in enumerate(workers):
+            worker.say(hello(index, index + 1))
+            assert worker.hear_of(Assigned) == Assigned("run-1", index, index + 1, 4)
+        answer = connect(url).say(Ask("status")).hear()
+        assert isinstance(answer, Answer)
+        assert (answer.facts["run"], answer.facts["phase"]) == ("run-1", "running")
+        assert answer.facts["losses"] == {str(step): 0.5 for step in range(4)}
