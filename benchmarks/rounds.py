@@ -4,12 +4,13 @@ A B C, A B C, A B C: whatever else the machine does meanwhile meets all of them 
 absolute figures drift.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
 R = TypeVar("R")
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Spread:
         return Spread(tuple(mine / theirs for mine, theirs in zip(self.rounds, other.rounds, strict=True)))
 
 
-def alternate(contestants: Mapping[str, Callable[[], R]], rounds: int) -> dict[str, list[R]]:
+def alternate(contestants: Mapping[Name, Callable[[], R]], rounds: int) -> dict[Name, list[R]]:
     """Let each contestant have its turn, `rounds` times over; the results of each, by round."""
     turns = [{name: turn() for name, turn in contestants.items()} for _ in range(rounds)]
     return {name: [results[name] for results in turns] for name in contestants}
