@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -136,9 +135,9 @@ def _last_stage(x: Tensor) -> Part:
     layer = _Scale()
     stage = Stage([layer], loss=mse_loss)
     target, weight = torch.zeros_like(x), share()
-    received: Any = x.clone().requires_grad_()
 
     def ours() -> None:
+        received = x.detach().requires_grad_()
         stage.forward(received, target, step=0, microbatch=0, share=1 / MICROBATCHES, owned=True)
         stage.backward(step=0, microbatch=0)
 
