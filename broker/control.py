@@ -29,7 +29,7 @@ class Hello(_Sentence, frozen=True, tag="hello"):
     """A worker offers itself. `plan` is `Plan.digest()`; `endpoint` is where its queues can be reached ("" if nowhere).
 
     `claim` is the worker index it wants (None: any that is free). `incarnation` is 0 at first. A worker that has been
-    given one says hello with it when its endpoint is known, and again when it suspects that the broker was restarted.
+    given one says hello with it: when it has an endpoint to name, and when it suspects that the broker was restarted.
     `settings` is `Plan.as_mapping()`, so that a refusal can
     say in what two plans differ.
     """

@@ -81,7 +81,8 @@ class Core:
 
     @property
     def everyone_left(self) -> bool:
-        return not self.registry.present()
+        """Whether no worker has anything to tell any more."""
+        return all(member.standing is not Standing.PRESENT for member in self.registry.members.values())
 
     def handle(self, sender: bytes, sentence: ToBroker, now: float) -> list[Send]:
         """Decides on a sentence; returns what is to be said, and to whom."""
@@ -171,8 +172,9 @@ class Core:
             self.training_steps = report.training_steps
         for wrong in take_in(report, member, self.ledger, self.store):
             self._odd("illegal", f"{member.place} reports what cannot be: {wrong}")
-        heard = [(member.sender, Heard(report.number))] if report.number else []
-        return [*heard, *(self._trim(now) if self.outcome is None else [(member.sender, self.outcome.farewell)])]
+        heard: list[FromBroker] = [Heard(report.number)] if report.number else []
+        farewell = [self.outcome.farewell] if self.outcome else []
+        return [(member.sender, sentence) for sentence in (*heard, *farewell)]
 
     def _finish(self, member: Member, finished: Finished) -> list[Send]:
         if self.outcome is not None:

@@ -44,7 +44,8 @@ class Member:
     endpoint: str
     heard: float
     sender: bytes = b""  # empty until it has spoken to this broker
-    introduced: bool = False  # it knows its incarnation, and its endpoint is known
+    introduced: bool = False  # its endpoint is known, even if that is nowhere
+    aware: bool = False  # it has shown that it knows its incarnation
     standing: Standing = Standing.PRESENT
     report: Report | None = None
     progressed: float = 0.0  # when it last completed an action, or had none to compute
@@ -115,7 +116,8 @@ class Registry:
         known = self._known(hello)
         if known is not None:
             known.sender, known.endpoint, known.heard = sender, hello.endpoint, now
-            known.introduced = known.introduced or bool(hello.incarnation)
+            known.aware = known.aware or bool(hello.incarnation)
+            known.introduced = known.introduced or known.aware or bool(hello.endpoint)
             return known
         if hello.incarnation:
             return Refused(
@@ -132,7 +134,7 @@ class Registry:
 
     def hear(self, member: Member, sender: bytes, now: float) -> None:
         """The worker speaks, under its incarnation, from `sender`."""
-        member.sender, member.heard = sender, now
+        member.sender, member.heard, member.aware = sender, now, True
 
     def beat(self, member: Member, report: Report, now: float) -> None:
         """Takes in a heartbeat."""
@@ -167,7 +169,7 @@ class Registry:
         self.incarnation = msgspec.convert(facts["incarnation"], int)
         for kept in msgspec.convert(facts["members"], list[_Kept]):
             stages = self.placement[kept.index]
-            member = Member(stages=stages, heard=now, progressed=now, **msgspec.structs.asdict(kept))
+            member = Member(stages=stages, heard=now, progressed=now, aware=True, **msgspec.structs.asdict(kept))
             self.members[kept.index] = member
 
     def _in_order(self) -> Iterator[Member]:
@@ -176,12 +178,12 @@ class Registry:
     def _known(self, hello: Hello) -> Member | None:
         """Who says hello again: it names its incarnation, or is a process that has not yet heard of its place.
 
-        An introduced one that does not name its incarnation has forgotten everything: in a container, a restarted
+        One that has known its incarnation and does not name it has forgotten everything: in a container, a restarted
         process may well have the same host name and process number.
         """
         if hello.incarnation:
             return self.current(hello.incarnation)
-        same = (member for member in self.members.values() if member.is_process_of(hello) and not member.introduced)
+        same = (member for member in self.members.values() if member.is_process_of(hello) and not member.aware)
         return next(same, None)
 
     def _free_index(self, hello: Hello, now: float) -> int | Refused:
@@ -218,6 +220,7 @@ class Registry:
             hello.endpoint,
             heard=now,
             sender=sender,
+            introduced=bool(hello.endpoint),
             progressed=now,
         )
         return self.members[index]

@@ -127,6 +127,13 @@ def test_who_says_hello_again_hears_again_where_the_others_are(talk: Talk):
     assert sends[1:] == [(b"new socket", Peers({0: (1, "ipc://0"), 1: (2, "ipc://1")}))]
 
 
+def test_a_worker_that_names_its_endpoint_at_once_need_not_say_it_again():
+    talk = Talk()
+    for index in (0, 1):
+        talk.say(name(index), hello(index, endpoint="memory://"))
+    assert talk.core.phase is Phase.RUNNING
+
+
 def test_an_incarnation_is_stored_before_it_is_handed_out():
     talk = Talk()
     ((_, assigned),) = talk.say(b"a", hello(0))
@@ -184,13 +191,17 @@ def test_what_a_worker_cannot_know_is_counted_and_left_out(talk: Talk):
 def test_queues_are_trimmed_to_what_every_stage_has_finished(talk: Talk):
     talk.after(1.0)
     assert talk.say(name(0), report(0, steps=steps(0, *range(8)))) == []
-    assert talk.say(name(1), report(1, steps=steps(1, *range(5)))) == [(name(0), Trim(5)), (name(1), Trim(5))]
+    assert talk.say(name(1), report(1, steps=steps(1, *range(5)))) == []
+    assert talk.core.tick(talk.now) == [(name(0), Trim(5)), (name(1), Trim(5))]
 
 
 def test_trims_keep_a_distance(talk: Talk):
     talk.after(1.0)
     talk.say(name(0), report(0, steps=steps(0, *range(8))))
-    sends = [talk.say(name(1), report(1, steps=steps(1, step))) for step in range(8)]
+    sends = []
+    for step in range(8):
+        talk.say(name(1), report(1, steps=steps(1, step)))
+        sends.append(talk.core.tick(talk.now))
     assert sends == [[(name(0), Trim(1)), (name(1), Trim(1))], [], [], [], [], [], [], []]
     assert talk.after(0.1) == [(name(0), Trim(8)), (name(1), Trim(8))]
 
@@ -313,6 +324,11 @@ def test_everyone_has_left_after_goodbyes_and_exits(talk: Talk):
     talk.say(name(0), Goodbye(1, "told to stop"))
     assert not talk.core.everyone_left
     talk.say(b"train", Exited(1, 101, 130))
+    assert talk.core.everyone_left
+
+
+def test_nobody_waits_for_the_goodbye_of_a_worker_that_has_finished(talk: Talk):
+    talk.say(name(0), finished(0)), talk.say(name(1), finished(1))
     assert talk.core.everyone_left
 
 

@@ -105,7 +105,7 @@ class _Local:
     def _place(self, index: int) -> _Place:
         sender, job = str(index).encode(), self._job
         hello = Hello(
-            CONTROL_VERSION, job.plan.digest(), f"worker-{index}", socket.gethostname(), os.getpid(), "", index
+            CONTROL_VERSION, job.plan.digest(), f"worker-{index}", socket.gethostname(), os.getpid(), "memory://", index
         )
         incarnation = next(
             said.incarnation for _, said in self._core.handle(sender, hello, time()) if isinstance(said, Assigned)
