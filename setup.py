@@ -14,6 +14,7 @@ setup(
         "pipeline.check",
         "pipeline.plan",
         "pipeline.schedule",
+        "pipeline.timetable",
         "broker",
         "broker.queues",
         "broker.stores",

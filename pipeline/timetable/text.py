@@ -1,0 +1,93 @@
+"""A timetable as text: a row for each worker, a cell for each action, as wide as the action is long.
+
+          0     2     4     6     8     10
+worker 0  F0 F1          B0███ B1███
+worker 1     F0 B0███ F1 B1███
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..check import Timed
+from ..schedule import Kind
+from .sheet import WORDS, Sheet
+
+_WIDEST = 400  # columns, where no width is given: beyond it nobody reads labels any more
+
+_ASCII = {Kind.FORWARD: "-", Kind.BACKWARD: "=", Kind.INPUT: "~", Kind.WEIGHT: "+", Kind.UPDATE: "u"}
+_UNICODE = {Kind.FORWARD: "░", Kind.BACKWARD: "█", Kind.INPUT: "▓", Kind.WEIGHT: "▒", Kind.UPDATE: "▄"}
+
+
+def text(timed: Sequence[Timed], *, width: int | None = None, ascii_only: bool = False, seconds: bool = False) -> str:
+    """The actions as lines of at most `width` columns, if that leaves room for any; without it, as wide as labels need.
+
+    A cell that is too narrow for its label shows what kind of action it is. Times are in seconds or in the unit of a
+    plan's costs.
+    """
+    sheet = Sheet(timed, seconds)
+    if not sheet.span:
+        return "no action took any time"
+    names = [f"worker {worker}  " for worker in range(len(sheet.rows))]
+    margin = max(map(len, names))
+    columns = _columns(sheet, _WIDEST if width is None else max(1, width - margin - len(_IDLE)))
+    fills = _ASCII if ascii_only else _UNICODE
+    rows = [_row(sheet, row, columns, fills) for row in sheet.rows]
+    return "\n".join(
+        (
+            " " * margin + _axis(sheet, columns) + _IDLE,
+            *(
+                f"{name:{margin}}{row} {sheet.idle(worker):3.0%}"
+                for worker, (name, row) in enumerate(zip(names, rows, strict=True))
+            ),
+            " " * margin + "   ".join(f"{kind}{fills[kind] * 2} {WORDS[kind]}" for kind in sheet.kinds),
+        )
+    )
+
+
+_IDLE = "idle"  # above the shares
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Turns times into columns. `gap` is how many are left free at the end of a cell."""
+
+    start: float
+    per_time: float
+    number: int
+    gap: int
+
+    def of(self, time: float) -> int:
+        return round((time - self.start) * self.per_time)
+
+
+def _columns(sheet: Sheet, room: int) -> _Columns:
+    """The shortest action gets room for its label and a gap, or for the label, or a column, or what there is."""
+    label = max(len(sheet.label(each)) for row in sheet.rows for each in row)
+    widest = room / sheet.span * sheet.shortest
+    shortest = next((wanted for wanted in (label + 1, label, 1) if wanted <= widest), widest)
+    per_time = shortest / sheet.shortest
+    return _Columns(sheet.start, per_time, round(sheet.span * per_time), gap=int(shortest != label))
+
+
+def _row(sheet: Sheet, row: Sequence[Timed], columns: _Columns, fills: dict[Kind, str]) -> str:
+    line = ""
+    for each in row:
+        line = line.ljust(columns.of(each.start))
+        cell = columns.of(each.end) - len(line)
+        line += _cell(sheet.label(each), cell, columns.gap, fills[each.action.kind])
+    return line.ljust(columns.number)
+
+
+def _cell(label: str, width: int, gap: int, fill: str) -> str:
+    if width < len(label) + gap:
+        return fill * width
+    return label.ljust(width - gap, fill) + " " * gap
+
+
+def _axis(sheet: Sheet, columns: _Columns) -> str:
+    line = ""
+    for tick in sheet.ticks(most=max(1, columns.number // 10)):
+        column, time = columns.of(sheet.start + tick), sheet.time(tick)
+        if column + len(time) <= columns.number:
+            line = line.ljust(column) + time
+    return line.ljust(columns.number)
