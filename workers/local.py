@@ -11,12 +11,12 @@ from pathlib import Path
 from time import monotonic, time
 
 import torch
-from broker.queues.memory import MemoryQueues
 
 from broker.control import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, ToBroker, Trim
 from broker.core import Core
 from broker.errors import BrokerError
 from broker.queue import Queues
+from broker.queues.memory import MemoryQueues
 from broker.run import Terms
 from broker.stores.memory import MemoryStore
 

@@ -15,11 +15,11 @@ from types import FrameType
 
 import structlog
 import torch
-from broker.queues.zeromq import ZeroMQQueues
 
 from broker.control import Assigned, Failed, Finished, Goodbye, Peers, Refused, Stop, Trim
 from broker.errors import BrokerError
 from broker.queue import QueueKey
+from broker.queues.zeromq import ZeroMQQueues
 from pipeline.data import DataError
 from pipeline.model import ModelRefused
 from pipeline.plan import Plan, PlanRefused
@@ -119,6 +119,9 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Term
     except Stopped as stop:
         farewell = Goodbye(assigned.incarnation, str(stop))
         link.say(farewell if stop.told else Failed(assigned.incarnation, str(stop), stop.code))
+        raise
+    except Exception as bug:  # the run must end, and say why, whatever it was
+        link.say(Failed(assigned.incarnation, f"a bug in stageline: {type(bug).__name__}: {bug}", 1))
         raise
     finally:
         queues.close()

@@ -7,6 +7,7 @@ perhaps a moment old; nothing in here ever makes the loop wait.
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from time import time
 
 from broker.control import StepRecord
 from broker.queue import Depth
@@ -30,7 +31,7 @@ class Progress:
     open step; `steps` the records of finished steps, taken away by the reader. `depths` is filled in by the loop when
     the reader wants it, since only the loop may look into its queues."""
 
-    since: float = 0.0
+    since: float = field(default_factory=time)
     waits: bool = True
     actions: int = 0
     busy: float = 0.0

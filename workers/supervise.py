@@ -14,11 +14,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from .client import Client
 from .link import BrokerUnreachable
@@ -31,7 +31,32 @@ PARTING = 5.0  # seconds that processes get to leave by themselves, before they 
 Facts = dict[str, Any]
 
 
-@dataclass(slots=True)
+class Process(Protocol):
+    """A process that was started: what `subprocess.Popen` offers of it."""
+
+    pid: int
+    returncode: int | None  # negative: the signal that ended it; None as long as `poll` has not seen it end
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
+Spawn = Callable[[Sequence[str], TextIO], Process]  # arguments of the command `stageline`, and where its output goes
+
+
+def spawn(arguments: Sequence[str], log: TextIO) -> Process:
+    """Starts the command in a process and a session of its own."""
+    return subprocess.Popen(  # noqa: S603  # our own command, with arguments that our own command was given
+        [sys.executable, "-m", "workers.cli", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Local:
     """What to run, and where: `plan` is the command line's part that names the plan (file and --set options)."""
 
@@ -39,7 +64,7 @@ class Local:
     workers: int
     folder: Path
     lease: float = 10.0
-    environment: dict[str, str] = field(default_factory=dict)
+    spawn: Spawn = spawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +97,8 @@ class _Crew:
         self.url = url
         self._local = local
         self._logs: list[TextIO] = []
-        self.broker: subprocess.Popen[bytes] | None = None
-        self.workers: dict[int, subprocess.Popen[bytes]] = {}
+        self.broker: Process | None = None
+        self.workers: dict[int, Process] = {}
 
     def __enter__(self) -> "_Crew":
         self.start_broker()
@@ -100,17 +125,10 @@ class _Crew:
         lines = path.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"nothing is in its log, {path}"
 
-    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        file = (self._local.folder / f"{name}.log").open("a")
-        self._logs.append(file)
-        return subprocess.Popen(  # noqa: S603  # our own command, with arguments that our own command was given
-            [sys.executable, "-m", "workers.cli", *arguments, "--parent", str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env={**os.environ, **self._local.environment},
-            start_new_session=True,
-        )
+    def _start(self, name: str, *arguments: str) -> Process:
+        log = (self._local.folder / f"{name}.log").open("a")
+        self._logs.append(log)
+        return self._local.spawn([*arguments, "--parent", str(os.getpid())], log)
 
 
 class _Interrupts:
@@ -201,7 +219,7 @@ class _Watch:
             self._crew.start_broker()
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(processes: Sequence[Process]) -> None:
     """Lets `processes` leave by themselves, then asks them to, then makes them."""
     for patience, number in ((PARTING, None), (PARTING, signal.SIGTERM), (PARTING, signal.SIGKILL)):
         left = [process for process in processes if process.poll() is None]
