@@ -48,8 +48,14 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
         terms = Terms.of(plan, schedule)
         core = Core(terms, store, run_of(store, terms.plan, place.run), time())
         watch = _Watch(core, place.parent)
-        serve(core, place.url, stop=watch.must_leave, on_bound=on_bound, linger=1.0 if place.parent else LINGER)
+
+        def tell(endpoint: str) -> None:
+            (folder / runs.BROKER).write_text(f"{endpoint}\n")
+            on_bound(endpoint)
+
+        serve(core, place.url, stop=watch.must_leave, on_bound=tell, linger=1.0 if place.parent else LINGER)
     finally:
+        (folder / runs.BROKER).unlink(missing_ok=True)
         store.close()
     return _told(core)
 

@@ -9,6 +9,7 @@ from pipeline.plan import Plan
 STORE = "broker.sqlite"
 RESULT = "result.json"
 PLAN = "plan.json"
+BROKER = "broker.url"  # there while the run's broker is
 
 
 def new_id(plan: Plan) -> str:
@@ -19,3 +20,24 @@ def new_id(plan: Plan) -> str:
 def folder(plan: Plan, run: str) -> Path:
     """Where a run leaves its files: weights, logs, the broker's records, the result."""
     return plan.run.dir / run
+
+
+def broker_of(folder: Path) -> str | None:
+    """Where the broker of the run in `folder` listens, None if none does."""
+    try:
+        return (folder / BROKER).read_text().strip()
+    except OSError:
+        return None
+
+
+def newest_broker(runs: Path) -> str | None:
+    """Where the broker that was started last, of all runs in the folder `runs`, listens; None if there is none."""
+    found = sorted(runs.glob(f"*/{BROKER}"), key=_started)
+    return broker_of(found[-1].parent) if found else None
+
+
+def _started(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # gone meanwhile
+        return 0.0

@@ -1,6 +1,8 @@
 """Arguments and options that several commands share."""
 
 import os
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +17,8 @@ sets = click.option(
     "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Overrule a key of the plan: --set run.steps=20."
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON of a versioned schema on stdout.")
+where = click.argument("where", type=click.Path(), required=False)
+broker = click.option("--broker", metavar="URL", help="Where the broker listens.")
 parent = click.option("--parent", type=int, default=0, hidden=True, help="Leave when this process is gone.")
 
 
@@ -29,3 +33,13 @@ def plan_of(config: str, sets: Sequence[str]) -> Plan:
 def plan_words(config: str, sets: Sequence[str]) -> list[str]:
     """The same plan, as arguments for another of our commands."""
     return [config, *(word for each in sets for word in ("--set", each))]
+
+
+def width() -> int | None:
+    """The columns that stdout has, None if it is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def writes_unicode() -> bool:
+    """Whether stdout can show more than ASCII."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"

@@ -1,6 +1,5 @@
 """The commands under their names, and what becomes of their errors."""
 
-import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -8,11 +7,17 @@ from importlib import import_module
 import click
 
 from .failure import Exit, Failure, explained
+from .suggestion import suggestion
 
 COMMANDS = {
     "train": "train:train",
     "worker": "worker:worker",
     "broker": "broker:broker",
+    "status": "status:status",
+    "queue": "queue:queue",
+    "schedule": "schedule:schedule",
+    "plan": "plan:plan",
+    "doctor": "doctor:doctor",
 }
 _BUG = (
     "stageline: this is a bug in stageline. Please report it with the traceback above and the logs in the run's folder."
@@ -37,9 +42,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not name.startswith("-") and name not in COMMANDS and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}."
-            ctx.fail(f"there is no command {name!r}; {hint}")
+            ctx.fail(f"there is no command {name}; {suggestion(name, COMMANDS)}")
         return super().resolve_command(ctx, args)
 
 

@@ -1,0 +1,81 @@
+"""`stageline plan`: what a plan comes to, before it runs."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from pipeline.plan.refusal import shown
+from pipeline.plan.tables import flat
+
+from . import options
+from .tables import share, show, size
+
+if TYPE_CHECKING:  # loads torch
+    from ..forecast import Forecast
+
+
+@click.command(epilog="Example: stageline plan examples/digits --set schedule.microbatches=16")
+@options.config
+@options.sets
+@options.as_json
+def plan(config: str, sets: tuple[str, ...], as_json: bool) -> None:
+    """Show what the plan CONFIG comes to, or why it cannot work.
+
+    Every key with who decided it, how the model is split, what a stage holds in memory, what a queue carries. Loads
+    the model and the data, and runs the first microbatch through it.
+    """
+    read = options.plan_of(config, sets)
+    from ..forecast import forecast
+
+    found = forecast(read)
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+        return
+    for warning in found.warnings[len(read.warnings) :]:
+        click.echo(f"stageline: warning: {warning}", err=True)
+    _show_keys(found.plan, found.origins)
+    _show_split(found)
+    _show_queues(found)
+    idle = ", ".join(f"worker {index} {share(part)}" for index, part in enumerate(found.idle))
+    click.echo(f"idle, if a backward takes as long as two forwards and a message no time: {idle}")
+
+
+def _show_keys(plan: Mapping[str, object], origins: Mapping[str, str]) -> None:
+    values = flat(plan)
+    show(
+        "plan",
+        ("key", "value", "from"),
+        [(key, shown(value), origins.get(key, "the model")) for key, value in values.items()],
+    )
+
+
+def _show_split(found: "Forecast") -> None:
+    parts = list(found.stages[0].bytes)
+    rows = [
+        (
+            each.stage,
+            each.worker,
+            _range_of(each.layers),
+            each.parameters,
+            each.in_flight,
+            *(size(each.bytes[part]) for part in parts),
+            size(each.total),
+        )
+        for each in found.stages
+    ]
+    heads = (part.replace("_", " ") for part in parts)
+    show("stages", ("stage", "worker", "layers", "parameters", "in flight", *heads, "total"), rows)
+
+
+def _show_queues(found: "Forecast") -> None:
+    rows = [
+        (each.queue, f"{each.producer} to {each.consumer}", each.in_flight, size(each.message), size(each.retained))
+        for each in found.queues
+    ]
+    show("queues", ("queue", "stages", "in flight", "a message", "retained for a step"), rows)
+
+
+def _range_of(layers: tuple[str, ...]) -> str:
+    return layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"

@@ -1,0 +1,38 @@
+"""`stageline queue`: what lies in the queues of a run."""
+
+import click
+
+from . import options
+from .questions import ask
+from .tables import duration, show, size
+
+
+@click.group()
+def queue() -> None:
+    """Look into the queues of a run."""
+
+
+@queue.command(epilog="Example: stageline queue ls --broker tcp://10.0.0.4:5600")
+@options.where
+@options.broker
+@options.as_json
+def ls(where: str | None, broker: str | None, as_json: bool) -> None:
+    """List the queues: what is in them, as the worker that puts into them last reported.
+
+    WHERE is a plan, whose broker.url is asked, or a run's folder. Without it and --broker, the newest run in ./runs.
+    """
+    facts = ask("queues", where, broker, as_json=as_json)
+    if facts is None:
+        return
+    columns = ("queue", "worker", "ready", "in flight", "retained", "size", "oldest")
+    rows = [
+        (
+            each["queue"],
+            each["worker"],
+            *(int(each[name]) for name in ("ready", "in_flight", "retained")),
+            size(each["bytes"]),
+            duration(each["oldest"]),
+        )
+        for each in facts["queues"]
+    ]
+    show(f"queues of run {facts['run']}", columns, rows)

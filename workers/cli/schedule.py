@@ -1,0 +1,160 @@
+"""`stageline schedule`: the schedules there are, and what each comes to for a shape."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from pipeline import timetable
+from pipeline.check import Costs, Verdict, check
+from pipeline.schedule import Mode, Placement, Schedule, make, names
+
+from . import options
+from .suggestion import suggestion
+from .tables import counted, share, show
+
+ABOUT = {
+    "gpipe": "all forwards, then all backwards: the simplest, holds every microbatch of a step",
+    "1f1b": "one forward, one backward in turn: as fast as gpipe, holds as many microbatches as stages follow",
+    "eager-1f1b": "1f1b that runs further ahead: hides the way of messages for twice the memory",
+    "window": "1f1b that runs ahead by as many microbatches as you say for each stage",
+    "interleaved-1f1b": "several stages on each worker, taken in turn: less idle time for more messages",
+}
+
+
+def _known(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    if value not in names():
+        raise click.BadParameter(f"there is no schedule {value}; {suggestion(value, names())}")
+    return value
+
+
+def _completed(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    return [name for name in names() if name.startswith(begun)]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _parsed(kind: str, parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    def callback(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise click.BadParameter(f"{value!r} is not {kind}") from error
+
+    return callback
+
+
+_placement = _parsed("a placement: write '0,2;1,3'", lambda text: tuple(map(_numbers, text.split(";"))))
+_window = _parsed("a window: write 4,2", _numbers)
+_positive = click.FloatRange(min=0, min_open=True)
+
+
+@click.group()
+def schedule() -> None:
+    """Look at schedules: who does what in which order."""
+
+
+@schedule.command("list", epilog="Example: stageline schedule list")
+@options.as_json
+def list_(as_json: bool) -> None:
+    """List the schedules there are."""
+    if as_json:
+        rows = [{"name": name, "about": ABOUT[name]} for name in names()]
+        click.echo(msgspec.json.encode({"schema": "schedules/1", "schedules": rows}))
+    else:
+        show("schedules", ("name", "what it does"), [(name, ABOUT[name]) for name in names()])
+
+
+@schedule.command("show", epilog="Example: stageline schedule show 1f1b --stages 4 --microbatches 8")
+@click.argument("name", callback=_known, shell_complete=_completed)
+@click.option("--stages", type=click.IntRange(min=1), help="How many stages; needed without --placement.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="How many workers share them; one for each stage if not given."
+)
+@click.option("--placement", metavar="'0,2;1,3'", callback=_placement, help="The stages of each worker.")
+@click.option("--microbatches", type=click.IntRange(min=1), required=True, help="Slices of a batch.")
+@click.option(
+    "--window", metavar="K,K,...", callback=_window, help="For the schedule window: how many in flight, by stage."
+)
+@click.option("--mode", type=click.Choice(["sync", "async"]), default="sync", show_default=True)
+@click.option("--forward", type=_positive, default=1.0, show_default=True, help="How long a forward takes.")
+@click.option("--backward", type=_positive, default=2.0, show_default=True, help="How long a backward takes.")
+@click.option(
+    "--latency", type=click.FloatRange(min=0), default=0.0, show_default=True, help="How long a message takes."
+)
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw it into this file, too.")
+@options.as_json
+def show_(
+    name: str,
+    stages: int | None,
+    workers: int | None,
+    placement: Placement | None,
+    microbatches: int,
+    window: tuple[int, ...] | None,
+    mode: Mode,
+    forward: float,
+    backward: float,
+    latency: float,
+    svg: Path | None,
+    as_json: bool,
+) -> None:
+    """Draw the schedule NAME for a shape, and say how long its workers wait and how much they hold."""
+    found = make(name, placement or _spread(name, stages, workers), microbatches, mode=mode, window=window)
+    costs = Costs.even(found.stages, forward=forward, backward=backward, latency=latency)
+    verdict = check(found, costs)
+    if svg is not None:
+        svg.write_text(timetable.svg(verdict.timed, title=_title(found)), encoding="utf-8")
+    if as_json:
+        click.echo(msgspec.json.encode(_facts(found, verdict)))
+    else:
+        _print(found, verdict)
+
+
+def _spread(name: str, stages: int | None, workers: int | None) -> Placement:
+    """`stages` over `workers`: in turn where stages are interleaved, else in blocks of neighbours."""
+    if stages is None:
+        raise click.UsageError("say how many --stages there are, or give a --placement")
+    if workers is None:
+        workers = stages
+    if name == "interleaved-1f1b":
+        return tuple(tuple(range(worker, stages, workers)) for worker in range(workers))
+    edges = [worker * stages // workers for worker in range(workers + 1)]
+    return tuple(tuple(range(low, high)) for low, high in pairwise(edges))
+
+
+def _title(found: Schedule) -> str:
+    return (
+        f"{found.name}, {counted(found.stages, 'stage')} on {counted(len(found.placement), 'worker')}, "
+        f"{counted(found.microbatches, 'microbatch', 'microbatches')}{', asynchronous' * (found.mode == 'async')}"
+    )
+
+
+def _facts(found: Schedule, verdict: Verdict) -> dict[str, object]:
+    return {
+        "schema": "schedule/1",
+        "name": found.name,
+        "mode": found.mode,
+        "placement": found.placement,
+        "microbatches": found.microbatches,
+        "actions": [[str(action) for action in actions] for actions in found.workers],
+        "span": verdict.span,
+        "ideal": verdict.ideal,
+        "bubble": verdict.bubble,
+        "idle": verdict.idle,
+        "stage_peak": verdict.stage_peak,
+        "worker_peak": verdict.worker_peak,
+        "queue_bound": verdict.queue_bound,
+    }
+
+
+def _print(found: Schedule, verdict: Verdict) -> None:
+    click.echo(_title(found))
+    click.echo(timetable.text(verdict.timed, width=options.width(), ascii_only=not options.writes_unicode()))
+    bubble = f"bubble {verdict.bubble:g} of {verdict.span:g} ({share(verdict.bubble / verdict.span)})"
+    peaks = ", ".join(f"{peak} on stage {stage}" for stage, peak in enumerate(verdict.stage_peak))
+    click.echo(f"{bubble}; in flight at most {peaks}")

@@ -1,0 +1,55 @@
+"""`stageline status`: how far a run is, and what every worker does."""
+
+from typing import Any
+
+import click
+
+from . import options
+from .questions import ask
+from .tables import duration, share, show
+
+Facts = dict[str, Any]
+
+
+@click.command(epilog="Example: stageline status --broker tcp://10.0.0.4:5600")
+@options.where
+@options.broker
+@options.as_json
+def status(where: str | None, broker: str | None, as_json: bool) -> None:
+    """Show how far a run is, and what its workers do.
+
+    WHERE is a plan, whose broker.url is asked, or a run's folder. Without it and --broker, the newest run in ./runs.
+    """
+    facts = ask("status", where, broker, as_json=as_json)
+    if facts is None:
+        return
+    click.echo(_headline(facts))
+    show("workers", ("worker", "stages", "is", "process", "heard", "idle", "actions", "does now"), _rows(facts))
+
+
+def _headline(facts: Facts) -> str:
+    steps = f"{facts['finished_floor']} of {facts['training_steps'] or '?'} steps"
+    loss = facts["last_loss"] and facts["last_loss"]["loss"]
+    known = (
+        f"run {facts['run']}: {facts['phase']}",
+        f"waits for worker {', '.join(map(str, facts['missing']))}" if facts["missing"] else "",
+        facts["reason"] or "",
+        steps,
+        "" if loss is None else f"loss {loss:.6g}",
+        *(f"{name} {value:.6g}" for name, value in facts["metrics"].items()),
+        f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
+    )
+    return "\n  ".join(part for part in known if part)
+
+
+def _rows(facts: Facts) -> list[tuple[object, ...]]:
+    return [_row(worker) for worker in facts["workers"]]
+
+
+def _row(worker: Facts) -> tuple[object, ...]:
+    place = (worker["index"], ", ".join(map(str, worker["stages"])), worker["standing"])
+    if worker["standing"] == "missing":
+        return (*place, "-", "-", "-", "-", "-")
+    process = f"{worker['name']}, pid {worker['pid']} on {worker['host']}"
+    idle = "-" if worker["idle"] is None else share(worker["idle"])
+    return (*place, process, f"{duration(worker['heard'])} ago", idle, worker["actions"], worker["now"])

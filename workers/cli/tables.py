@@ -1,0 +1,77 @@
+"""Tables on stdout: drawn for a terminal, in plain aligned columns for everything else; and amounts for people."""
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+_BYTES = ("B", "kB", "MB", "GB", "TB")
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Prints a table under its title. Columns of numbers are set flush right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    right = [all(_is_amount(row[place]) for row in cells) and bool(cells) for place in range(len(columns))]
+    if sys.stdout.isatty():
+        _draw(title, columns, cells, right)
+    else:
+        click.echo("\n".join([title, *_aligned([list(columns), *cells], right)]))
+
+
+def size(count: float) -> str:
+    """Bytes for people: `49.2 kB`."""
+    for unit in _BYTES[:-1]:
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} {_BYTES[-1]}"
+
+
+def share(part: float) -> str:
+    """`12 %`."""
+    return f"{part:.0%}".replace("%", " %")
+
+
+def duration(seconds: float) -> str:
+    """`350 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _is_amount(cell: str) -> bool:
+    return not cell or cell[0].isdigit() or cell == "-"
+
+
+def _aligned(lines: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
+    widths = [max(len(line[place]) for line in lines) for place in range(len(right))]
+    padded = (
+        [
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(line, widths, right, strict=True)
+        ]
+        for line in lines
+    )
+    return ["  ".join(line).rstrip() for line in padded]
+
+
+def _draw(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, flush in zip(columns, right, strict=True):
+        table.add_column(name, justify="right" if flush else "left")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    Console().print(table)

@@ -1,0 +1,159 @@
+"""Examines this machine, and a plan if there is one: can stageline work here, and will it compute the same bits?"""
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from enum import StrEnum
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+import torch
+import zmq
+
+from broker.binding import bind
+from broker.errors import BrokerError
+from pipeline.data import DataError
+from pipeline.model import ModelRefused
+from pipeline.plan import Plan, PlanRefused
+
+from .forecast import forecast
+from .job import prepare
+from .local import run_memory
+
+OURS = ("pipeline", "broker", "workers")
+DISTRIBUTION = "stageline"
+_LIBRARIES = ("torch", "pyzmq", "msgspec", "redis", "safetensors", "click", "rich", "structlog")
+_OLDEST_TORCH = (2, 10)  # before it, even torch.load(weights_only=True) could be made to run code
+_IPC_NAME = "stageline-xxxxxxxx/queues"  # what a socket's path has after the folder for temporary files
+
+
+class Health(StrEnum):
+    GOOD = "good"
+    NOTE = "note"
+    BAD = "bad"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What was looked at, what was found, and whether that is well."""
+
+    what: str
+    health: Health
+    found: str
+
+
+def examine(plan: Plan | None = None) -> Iterator[Finding]:
+    """One finding after another: of the machine, then of the plan."""
+    yield from (_interpreter(), *_libraries(), *_packages(), *_sameness(), *_sockets())
+    if plan is not None:
+        yield from _plan(plan)
+
+
+def _interpreter() -> Finding:
+    return Finding("python", Health.GOOD, f"{platform.python_version()}, {sys.executable}")
+
+
+def _libraries() -> Iterator[Finding]:
+    for name in _LIBRARIES:
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield Finding(name, Health.BAD, "is not installed; install stageline again")
+            continue
+        old = name == "torch" and tuple(map(int, version.split(".")[:2])) < _OLDEST_TORCH
+        yield Finding(name, Health.BAD if old else Health.GOOD, f"{version}, but 2.10 is wanted" if old else version)
+
+
+def _packages() -> Iterator[Finding]:
+    """Our packages have everyday names: another distribution may bring one of the same name."""
+    owners = metadata.packages_distributions()
+    for name in OURS:
+        found = sorted(set(owners.get(name, [])))
+        where = Path(str(sys.modules[name].__file__)).parent if name in sys.modules else "not loaded"
+        well = found in ([DISTRIBUTION], [])  # an editable install lists no package
+        reason = f"{where}" if well else f"comes from {' and '.join(found)}; uninstall the others, or use a fresh venv"
+        yield Finding(f"package {name}", Health.GOOD if well else Health.BAD, reason)
+
+
+def _sameness() -> Iterator[Finding]:
+    """Machines that agree in this compute the same bits, with one plan and deterministic operations."""
+    hardware = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    yield Finding("hardware", Health.GOOD, f"{hardware}, {os.cpu_count()} cores, {device}")
+    facts = (sys.version_info[:2], torch.__version__, torch.__config__.show(), hardware, device)
+    print_of = sha256(repr(facts).encode()).hexdigest()[:12]
+    yield Finding("fingerprint", Health.GOOD, f"{print_of}: machines with the same one compute the same bits")
+
+
+def _sockets() -> Iterator[Finding]:
+    yield _tried("tcp on this machine", lambda: _bound("tcp://127.0.0.1:*"))
+    with tempfile.TemporaryDirectory(prefix="stageline-") as folder:
+        yield _tried("ipc sockets", lambda: _bound(f"ipc://{folder}/queues"))
+    length, most = len(os.fsencode(f"{tempfile.gettempdir()}/{_IPC_NAME}")), zmq.IPC_PATH_MAX_LEN
+    well = length <= most
+    way_out = "" if well else "; point TMPDIR at a shorter folder"
+    yield Finding("ipc paths", Health.GOOD if well else Health.BAD, f"{length} of {most} bytes{way_out}")
+
+
+def _plan(plan: Plan) -> Iterator[Finding]:
+    yield from (Finding("exposure", Health.NOTE, warning) for warning in plan.warnings)
+    yield _threads(plan)
+    yield _tried("broker.url", lambda: f"{_bound(plan.broker.url)} is free")
+    yield _tried("run.dir", lambda: _writable(plan.run.dir))
+    tried = _tried("plan", lambda: _works(plan))
+    yield tried
+    if tried.health is Health.GOOD:
+        yield _tried("determinism", lambda: _repeats(plan))
+
+
+def _tried(what: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, Health.GOOD, look())
+    except (BrokerError, PlanRefused, ModelRefused, DataError, OSError) as error:
+        return Finding(what, Health.BAD, str(error))
+
+
+def _bound(url: str) -> str:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        return bind(socket, url)
+
+
+def _writable(folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder):
+        return f"{folder} can be written to"
+
+
+def _threads(plan: Plan) -> Finding:
+    wanted, there = sum(worker.threads for worker in plan.workers), os.cpu_count() or 1
+    health = Health.NOTE if wanted > there else Health.GOOD
+    return Finding("threads", health, f"the plan's workers use {wanted}, this machine has {there} cores")
+
+
+def _works(plan: Plan) -> str:
+    found = forecast(plan)
+    return f"{len(found.stages)} stages, {found.steps} steps; digest {found.digest[:12]}"
+
+
+def _repeats(plan: Plan) -> str:
+    first, second = (_first_step(plan) for _ in range(2))
+    if first != second:
+        raise ModelRefused(
+            "the first step, computed twice, gave different weights: something in the model, the loss or the data "
+            "depends on more than the seed. torch.use_deterministic_algorithms(True) in model.py names operations that "
+            "do; a data source may shuffle with a generator of its own, seeded with the `seed` that it is given."
+        )
+    return f"the first step, computed twice, gave the same bits (weights_sha256 {first[:12]})"
+
+
+def _first_step(plan: Plan) -> str:
+    short = replace(plan, run=replace(plan.run, steps=1, epochs=None))
+    with tempfile.TemporaryDirectory(prefix="stageline-") as folder:
+        outcome = run_memory(prepare(short), "doctor", Path(folder))
+    if outcome.code:
+        raise ModelRefused(f"the first step failed: {outcome.reason}")
+    return str(outcome.facts["weights_sha256"])

@@ -1,0 +1,124 @@
+"""What a plan comes to before it runs: the split, memory by stage, bytes by queue, idle time; or why it cannot work."""
+
+from collections.abc import Iterator
+from math import ceil
+
+import msgspec
+
+from broker.queue import QueueKey
+from pipeline.check import Unsound, Verdict, check
+from pipeline.plan import Plan, PlanError, PlanRefused
+
+from .job import Job, prepare
+from .trial import Sizes, trial
+
+
+class StageForecast(msgspec.Struct, frozen=True):
+    """One stage. `in_flight` microbatches are held at most; `bytes` says what takes how much, `total` all of it."""
+
+    stage: int
+    worker: int
+    layers: tuple[str, ...]
+    parameters: int
+    in_flight: int
+    bytes: dict[str, int]
+    total: int
+
+
+class QueueForecast(msgspec.Struct, frozen=True):
+    """One queue. `retained` is what one step's messages take, which its producer keeps until all have done the step."""
+
+    queue: str
+    producer: int  # a stage
+    consumer: int
+    message: int  # bytes
+    in_flight: int  # messages put and not yet taken, at most
+    retained: int  # bytes
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """Schema plan/1. `idle` is each worker's share of a step, if a backward takes twice a forward, messages no time."""
+
+    schema: str = "plan/1"
+    digest: str
+    plan: dict[str, object]
+    origins: dict[str, str]
+    warnings: tuple[str, ...]
+    steps: int
+    stages: list[StageForecast]
+    queues: list[QueueForecast]
+    idle: tuple[float, ...]
+
+
+def forecast(plan: Plan) -> Forecast:
+    """Loads model and data and tries them. Raises `PlanRefused`, `ModelRefused` or `DataError` if it cannot work."""
+    return forecast_of(prepare(plan))
+
+
+def forecast_of(job: Job) -> Forecast:
+    """The same for a job, which is used up by it: see `trial`."""
+    plan = job.plan
+    verdict = _verdict(job)
+    sizes = trial(job)
+    queues = [_queue(job, verdict, key, size) for key, size in sorted(sizes.messages.items())]
+    return Forecast(
+        digest=plan.digest(),
+        plan=plan.as_mapping(),
+        origins=dict(plan.origins),
+        warnings=(*plan.warnings, *_spills(job, queues)),
+        steps=job.steps,
+        stages=[_stage(job, verdict, sizes, index) for index in range(job.route.stages)],
+        queues=queues,
+        idle=verdict.idle,
+    )
+
+
+def _verdict(job: Job) -> Verdict:
+    try:
+        return check(job.schedule)
+    except Unsound as error:  # a bug in the catalogue, found before it costs anything
+        raise PlanRefused([PlanError("schedule.name", str(error))]) from error
+
+
+def _stage(job: Job, verdict: Verdict, sizes: Sizes, index: int) -> StageForecast:
+    size, in_flight = sizes.stages[index], verdict.stage_peak[index]
+    versions = in_flight if job.schedule.mode == "async" and index < job.route.stages - 1 else 0
+    held = {
+        "weights": size.weights,
+        "gradients": size.gradients,
+        "optimizer": size.optimizer,
+        "activations": size.activations * in_flight,
+        "stashed_weights": size.gradients * versions,  # only what is trained has versions
+    }
+    return StageForecast(
+        stage=index,
+        worker=job.schedule.owner(index),
+        layers=job.segments[index].names,
+        parameters=size.parameters,
+        in_flight=in_flight,
+        bytes=held,
+        total=sum(held.values()),
+    )
+
+
+def _queue(job: Job, verdict: Verdict, key: QueueKey, message: int) -> QueueForecast:
+    return QueueForecast(
+        queue=str(key),
+        producer=job.route.producer(key),
+        consumer=key.stage,
+        message=message,
+        in_flight=verdict.queue_bound[str(key)],
+        retained=message * job.schedule.microbatches,
+    )
+
+
+def _spills(job: Job, queues: list[QueueForecast]) -> Iterator[str]:
+    """A step's messages are kept until all have done the step: what has no room in memory goes to the disk."""
+    limit = job.plan.queues.retain_bytes
+    for worker, stages in enumerate(job.plan.placement):
+        needed = sum(queue.retained for queue in queues if queue.producer in stages)
+        if needed > limit:
+            yield (
+                f"worker {worker} keeps {needed} bytes of messages in every step, {limit} of them in memory, the rest "
+                f'on disk. Use queues.retain_bytes = "{ceil(needed / 2**20)}MiB" or more if there is memory for it.'
+            )

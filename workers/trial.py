@@ -1,0 +1,158 @@
+"""Tries a job in this process before anything starts: one microbatch through all stages, an update, the metrics.
+
+What a user's model, loss, optimizer or metric cannot do shows here, and not when two machines are at work; and what
+it takes, in bytes, is measured on the way.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from broker.errors import Unsendable
+from broker.message import Message, encode
+from broker.queue import QueueKey
+from pipeline.model import ModelRefused
+from pipeline.schedule import Action, Kind
+from pipeline.stage import Stage
+from pipeline.tree import Tree, map_leaves, tensors
+
+from .executor import ComputeFailed, Executor
+from .job import Job
+from .machine import Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class StageSize:
+    """What a stage holds. All but `parameters`, their number, are bytes.
+
+    `optimizer` is the optimizer's state after one update; `activations` is what one microbatch keeps alive between its
+    forward and its backward.
+    """
+
+    parameters: int
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """By stage, what it holds; by queue, the bytes of one message, header included."""
+
+    stages: list[StageSize]
+    messages: dict[QueueKey, int]
+
+
+def trial(job: Job) -> Sizes:
+    """Runs the first microbatch of `job`, whose stages are used up by it: prepare the job again to train it.
+
+    Raises `ModelRefused` or `DataError` for what could not be trained.
+    """
+    stages: list[StageSize] = []
+    messages: dict[QueueKey, int] = {}
+    executors = [_executor(job, worker) for worker in range(len(job.plan.workers))]
+    try:
+        trained: Tree = None
+        for index in range(job.route.stages):
+            executor = executors[job.schedule.owner(index)]
+            messages |= _gradient_message(job, index, trained)
+            saved = _Saved(executor.stages[index])
+            with saved_tensors_hooks(saved.note, lambda tensor: tensor):
+                trained = executor.carry_out(_forward(job, index), _received(index, trained))
+            saved.note_all(tensors(trained))
+            messages |= _activation_message(job, index, trained)
+            stages.append(_measured(job, executor, index, saved.bytes))
+        _evaluate(job, executors)
+    except (ComputeFailed, Unsendable) as error:
+        raise ModelRefused(f"a trial run of the first microbatch failed: {error}") from error
+    return Sizes(stages, messages)
+
+
+class _Saved:
+    """Counts the memory that autograd keeps for a backward, without that of the weights."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.bytes = 0
+        self._seen = {tensor.untyped_storage().data_ptr() for tensor in stage.state_dict().values()}
+
+    def note(self, tensor: Tensor) -> Tensor:
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in self._seen:
+            self._seen.add(memory.data_ptr())
+            self.bytes += memory.nbytes()
+        return tensor
+
+    def note_all(self, kept: Iterable[Tensor]) -> None:
+        for tensor in kept:
+            self.note(tensor)
+
+
+def _executor(job: Job, worker: int) -> Executor:
+    device = job.plan.workers[worker].device
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+        reason = str(error).partition("\n")[0]
+        raise ModelRefused(f'workers.{worker}.device = "{device}" cannot be used here: {reason}') from error
+    return job.executor(worker)
+
+
+def _forward(job: Job, stage: int, *, evaluates: bool = False) -> Instruction:
+    step = job.feed.evaluation.start if evaluates else 0
+    action = Action(Kind.FORWARD, stage, 0)
+    return Instruction(step, action, job.route.takes(action), job.route.gives(action), evaluates)
+
+
+def _received(stage: int, sent: Tree) -> list[Tree]:
+    return [sent] if stage else []
+
+
+def _activation_message(job: Job, stage: int, sent: Tree) -> dict[QueueKey, int]:
+    key = job.route.gives(Action(Kind.FORWARD, stage, 0))
+    return {} if key is None else {key: _bytes_of(key, sent)}
+
+
+def _gradient_message(job: Job, stage: int, received: Tree) -> dict[QueueKey, int]:
+    key = job.route.gives(Action(Kind.BACKWARD, stage, 0))
+    gradient = map_leaves(lambda leaf: leaf if isinstance(leaf, Tensor) and leaf.requires_grad else None, received)
+    return {} if key is None else {key: _bytes_of(key, gradient)}
+
+
+def _bytes_of(key: QueueKey, payload: Tree) -> int:
+    frames = encode(Message("trial", key.flow, 0, 0, key.stage, 1, 0, payload))
+    return sum(memoryview(frame).nbytes for frame in frames)
+
+
+def _measured(job: Job, executor: Executor, index: int, activations: int) -> StageSize:
+    stage = executor.stages[index]
+    weights = stage.state_dict()
+    trainable = [] if stage.optimizer is None else [p for g in stage.optimizer.param_groups for p in g["params"]]
+    for parameter in trainable:
+        parameter.grad = torch.zeros_like(parameter)
+    executor.carry_out(Instruction(0, Action(Kind.UPDATE, index), (), None), [])
+    state = [] if stage.optimizer is None else list(stage.optimizer.state.values())
+    return StageSize(
+        parameters=sum(p.numel() for layer in job.segments[index].layers for p in layer.parameters()),
+        weights=_total(weights.values()),
+        gradients=_total(trainable),
+        optimizer=_total(value for entry in state for value in entry.values() if isinstance(value, Tensor)),
+        activations=activations,
+    )
+
+
+def _total(held: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+def _evaluate(job: Job, executors: list[Executor]) -> None:
+    """Metrics run after the last step: a wrong one would show when all the work is done."""
+    if not job.metrics or not job.feed.evaluation:
+        return
+    sent: Tree = None
+    for index in range(job.route.stages):
+        executor = executors[job.schedule.owner(index)]
+        sent = executor.carry_out(_forward(job, index, evaluates=True), _received(index, sent))
