@@ -2,18 +2,21 @@
 
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from payloads import bits, message, raw, tensors, trees
 from torch import Tensor, nn
 from torch.nn import functional
 
+from broker.dtypes import DTYPES
 from broker.errors import Unsendable
 from broker.message import (
     Flow,
@@ -31,6 +34,7 @@ from pipeline.tree import Tree
 # torch says so whenever a complex32 tensor is made; it only has to travel here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
+DOCUMENT = (Path(__file__).parent.parent / "docs" / "messages.md").read_text()
 MATRIX = Message("digits-7f3a", Flow.FORWARD, 2, 1, 1, 4, 9, torch.tensor([[1.0, -0.0], [float("inf"), 3.5]]))
 NESTED = Message(
     "r",
@@ -48,6 +52,8 @@ NESTED = Message(
 EXPANDED = Message("r", Flow.TARGET, 70000, 0, 3, 1, 70000, torch.tensor([[7]], dtype=torch.uint8).expand(2, 3))
 WITH_GAPS = Message("r", Flow.FORWARD, 0, 0, 3, 1, 0, torch.arange(6, dtype=torch.float64).reshape(2, 3)[:, :2])
 NOTHING = Message("r", Flow.FORWARD, 0, 0, 3, 1, 0, None)
+
+Z = torch.randn(2, 3, dtype=torch.complex64)
 
 GOLDEN = [
     (
@@ -107,9 +113,15 @@ def test_bytes_of_old_are_read_as_they_were_meant(sent: Message, header: str, co
     assert bits(received.payload) == bits(sent.payload)
 
 
+def test_the_codes_in_the_documentation_are_true():
+    entries = re.findall(r"\| (\d+) \| ([a-z]\w+)[^|]* \| (\d+) (?=\|)", DOCUMENT)
+    assert {int(code): (name, int(size)) for code, name, size in entries} == {
+        code: (str(dtype).removeprefix("torch."), dtype.itemsize) for code, dtype in DTYPES.items()
+    }
+
+
 def test_the_example_in_the_documentation_is_true():
-    text = (Path(__file__).parent.parent / "docs" / "messages.md").read_text()
-    shown = text[text.index("## An example") :]
+    shown = DOCUMENT[DOCUMENT.index("## An example") :]
     lines = re.findall(r"^    ((?:[0-9a-f]{2} +)*[0-9a-f]{2})(?= {2}|$)", shown, re.MULTILINE)
     assert bytes.fromhex("".join(lines)) == b"".join(bytes(frame) for frame in encode(MATRIX))
 
@@ -180,6 +192,15 @@ def test_a_frame_keeps_the_memory_of_its_tensor_alive():
     assert bytes(frame) == bytes([7]) * len(others[0])
 
 
+@pytest.mark.parametrize("tensor", [Z.conj(), Z.conj().imag, Z.t().conj(), Z[:, 1:].conj(), Z[:1].conj().expand(4, 3)])
+def test_a_conjugated_or_negated_tensor_travels_as_its_values(tensor: Tensor):
+    received = tensor_through(tensor)
+    assert torch.equal(received, tensor)
+    assert received.stride() == tensor.stride()
+    assert not received.is_conj()
+    assert not received.is_neg()
+
+
 def test_an_expanded_tensor_is_sent_once():
     assert len(encode(message(torch.randn(1, 8).expand(1000, 8)))[1]) == 8 * 4
 
@@ -194,11 +215,44 @@ def test_a_received_buffer_becomes_the_tensor():
     assert received.data_ptr() == address(buffer)
 
 
-def test_overlapping_windows_come_back_dense_in_the_same_order():
-    windows = torch.arange(9.0).unfold(0, 3, 2).t()
+@pytest.fixture
+def pair() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
+    with zmq.Context() as context, context.socket(zmq.PUSH) as out, context.socket(zmq.PULL) as into:
+        out.bind("inproc://messages")
+        into.connect("inproc://messages")
+        yield out, into
+
+
+MANY = (torch.randn(300, 400), torch.empty(0, 4), torch.randn(4, 4)[:, :2], torch.tensor(True), "label")
+
+
+def test_frames_pass_a_socket_without_being_copied_first(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]):
+    out, into = pair
+    out.send_multipart(encode(message(MANY)), copy=False)
+    assert bits(decode([frame.buffer for frame in into.recv_multipart(copy=False)]).payload) == bits(MANY)
+
+
+def test_a_socket_can_receive_into_the_memory_of_the_tensors(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]):
+    out, into = pair
+    out.send_multipart(encode(message(MANY)), copy=False)
+    header = read_header(into.recv())
+    buffers = allocate(header)
+    assert [into.recv_into(buffer) for buffer in buffers] == [tensor.nbytes for tensor in header.tensors]
+    assert bits(assemble(header, buffers).payload) == bits(MANY)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_overlapping_windows_come_back_dense(step: int):
+    windows = torch.arange(9.0).unfold(0, 3, step)
     received = tensor_through(windows)
     assert torch.equal(received, windows)
-    assert received.stride() == (1, 3)
+    assert received.stride() == (3, 1)
+
+
+def test_overlapping_windows_with_the_dimensions_exchanged_keep_that_order():
+    windows = torch.arange(9.0).unfold(0, 3, 2).t()
+    assert torch.equal(tensor_through(windows), windows)
+    assert tensor_through(windows).stride() == (1, 3)
 
 
 def test_a_parameter_and_a_result_of_autograd_travel_as_their_values():

@@ -156,6 +156,13 @@ def test_a_header_that_contradicts_itself_is_refused_with_the_reason(changes: di
         read_header(forged(**changes))
 
 
+def test_what_is_no_message_of_ours_is_told_from_damage():
+    with pytest.raises(BadMessage, match=r"begins with b'HTTP', not with b'SLMG'"):
+        read_header(b"HTTP/1.1 200 OK")
+    with pytest.raises(BadMessage, match="the header is damaged"):
+        read_header(FRAMES[0].replace(b"forward", b"forwarD"))
+
+
 def test_a_message_of_another_wire_version_is_refused_with_both_versions_and_the_way_out():
     with pytest.raises(BadMessage, match=r"wire version 2, this side speaks 1; install the same version"):
         read_header(sealed(b"what version 2 may say", version=2))
@@ -171,7 +178,7 @@ def test_a_message_of_another_run_is_refused_with_both_runs():
 @pytest.mark.parametrize(
     "body",
     [
-        b"\x91" * 500_000,  # arrays in arrays
+        b"\x99\xa1r\xa7forward" + bytes(5) + b"\x91" * 500_000,  # an outline that never ends
         b"\xdd\xff\xff\xff\xff" * 3,  # 2^32 - 1 entries announced
         b"\x99\xdb\xff\xff\xff\xff",  # a string of 4 GiB announced
         b"\x99\xa1\xff",  # not UTF-8
