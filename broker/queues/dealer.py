@@ -1,0 +1,197 @@
+"""The receiving side over ZeroMQ: one DEALER to one producing worker, shared by all consumers of its queues.
+
+A message is received into the memory that becomes its tensors. Whatever arrives damaged or out of turn is dropped
+and asked for again; the connection itself is made anew when questions stay without an answer for long.
+"""
+
+from time import monotonic
+
+import zmq
+
+from ..errors import BadMessage, ForeignMessage
+from ..message import Header, Limits, Message, allocate, assemble, check_run, fingerprint, read_header
+from ..queue import QueueKey
+from . import options
+from .consumer import TOO_OFTEN, Consumer, Verdict
+from .requests import pack, unpack_standing
+
+UNANSWERED = 30.0  # seconds without any answer after which a connection is made anew; doubles up to LONGEST
+LONGEST = 600.0
+
+
+class Dealer:
+    """Serves the consumers given to `add` from the producers at `endpoint`."""
+
+    def __init__(
+        self, context: options.Context, endpoint: str, run: str, *, microbatches: int, hwm: int, limits: Limits
+    ) -> None:
+        self.endpoint = endpoint
+        self.consumers: dict[QueueKey, Consumer] = {}
+        self._mute = False  # there is something to say, and no connection yet
+        self._context = context
+        self._run = run
+        self._microbatches = microbatches
+        self._hwm = hwm
+        self._limits = limits
+        self._damages = 0
+        self._asked = 0.0  # when the oldest question without an answer was asked; 0: there is none
+        self._patience = UNANSWERED
+        self.socket = self._connect()
+
+    def add(self, consumer: Consumer) -> None:
+        self.consumers[consumer.key] = consumer
+        consumer.meet()
+
+    def remove(self, consumer: Consumer) -> None:
+        self.consumers.pop(consumer.key, None)
+
+    def next_of(self, consumer: Consumer) -> Message | None:
+        """The message the consumer hands out next, if it is here."""
+        now = monotonic()
+        while not consumer.ready and self.receive(now):
+            pass
+        message = consumer.pop() if consumer.ready else None
+        if consumer.wants:
+            self.speak(now)
+        return message
+
+    def receive_all(self, now: float) -> None:
+        """Takes in what is here, but no more than credit allows, so that nobody can hold the worker up."""
+        for _ in range(self._hwm):
+            if not self.receive(now):
+                return
+
+    def receive(self, now: float) -> bool:
+        """Takes in one message, if one is here. False if not.
+
+        Raises `ForeignMessage`, and what `Consumer` raises about messages that contradict each other.
+        """
+        try:
+            first = self.socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._asked, self._patience = 0.0, UNANSWERED
+        try:
+            self._sort(first, now)
+        finally:
+            self._drop_rest()
+        return True
+
+    def speak(self, now: float) -> None:
+        """Says what the consumers have to say, as far as there is a connection."""
+        self._mute = False
+        for consumer in self.consumers.values():
+            take = consumer.request(now)
+            if take is None:
+                continue
+            try:
+                self.socket.send(pack(take), zmq.NOBLOCK)
+            except zmq.Again:
+                self._mute = True
+                return
+            consumer.did_say(take, now)
+            if take.ask and not self._asked:
+                self._asked = now
+        if self._asked and now - self._asked > self._patience:
+            self._renew()
+
+    @property
+    def watched(self) -> int:
+        """What to wait for at `socket`."""
+        return zmq.POLLIN | zmq.POLLOUT if self._mute else zmq.POLLIN
+
+    @property
+    def due(self) -> float:
+        """When `speak` may have something to say though nothing has happened."""
+        return min((consumer.due for consumer in self.consumers.values()), default=float("inf"))
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _connect(self) -> options.Socket:
+        socket = self._context.socket(zmq.DEALER)
+        options.for_dealer(socket, self._hwm, self._limits.message_bytes)
+        socket.connect(self.endpoint)
+        return socket
+
+    def _renew(self) -> None:
+        """Whatever the old connection is stuck in, a new one begins afresh."""
+        self.socket.close()
+        self.socket = self._connect()
+        self._asked, self._patience = 0.0, min(2 * self._patience, LONGEST)
+        for consumer in self.consumers.values():
+            consumer.meet()
+
+    def _sort(self, first: bytes, now: float) -> None:
+        """`first` is a message's header, or empty before a `Standing`."""
+        try:
+            if first:
+                self._message(first, now)
+            else:
+                self._standing()
+        except ForeignMessage:
+            raise
+        except BadMessage as error:
+            self._damaged(str(error))
+        else:
+            self._damages = 0
+
+    def _message(self, first: bytes, now: float) -> None:
+        header = read_header(first, limits=self._limits)
+        check_run(header, self._run)
+        consumer = self.consumers.get(QueueKey(header.flow, header.stage))
+        if consumer is None:  # of a queue that comes over another connection now
+            return
+        marks = fingerprint(header)
+        if consumer.judge(self._number(header), marks, whole=self._is_whole(header)) is Verdict.DROP:
+            return
+        try:
+            message = assemble(header, self._tensors(header))
+        except BadMessage as error:
+            consumer.damaged(str(error))
+        else:
+            consumer.accept(message, marks, now)
+
+    def _number(self, header: Header) -> int:
+        if header.microbatch >= self._microbatches:
+            raise ForeignMessage(
+                f"{header.identity} is not of this plan, which has {self._microbatches} microbatches: "
+                "start all workers from the same plan"
+            )
+        return header.step * self._microbatches + header.microbatch
+
+    def _is_whole(self, header: Header) -> bool:
+        return not header.tensors or bool(self.socket.get(zmq.RCVMORE))
+
+    def _tensors(self, header: Header) -> list[memoryview]:
+        buffers = allocate(header)
+        for place, buffer in enumerate(buffers):
+            if not self.socket.get(zmq.RCVMORE):
+                raise BadMessage(f"{header.identity} came with {place} tensor frames, not {len(buffers)}")
+            if self.socket.recv_into(buffer) != buffer.nbytes:
+                raise BadMessage(f"tensor {place} of {header.identity} came with another size than announced")
+        return buffers
+
+    def _standing(self) -> None:
+        standing = unpack_standing(self.socket.recv() if self.socket.get(zmq.RCVMORE) else b"")
+        if standing.run != self._run:
+            raise ForeignMessage(
+                f"the worker at {self.endpoint} belongs to run {standing.run!r}, this one to run {self._run!r}; "
+                "two runs share a queue address: give one of them another queues.url"
+            )
+        if consumer := self.consumers.get(standing.key):
+            consumer.hear(standing)
+
+    def _damaged(self, reason: str) -> None:
+        """It cannot be known whose message it was: all ask again."""
+        self._damages += 1
+        if self._damages > TOO_OFTEN:
+            raise BadMessage(
+                f"{self._damages} messages in a row from the worker at {self.endpoint} arrived damaged: {reason}"
+            )
+        for consumer in self.consumers.values():
+            consumer.lost()
+
+    def _drop_rest(self) -> None:
+        while self.socket.get(zmq.RCVMORE):
+            self.socket.recv_into(bytearray())

@@ -1,0 +1,210 @@
+"""What a producer retains of one queue: its messages as frames, from the oldest that may be wanted to the newest.
+
+  trimmed        retained: on the disk | in memory
+------------- | ---------------------- | ---------- |
+            first                                  end
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import Disagreement, Overwritten, QueueFull, QueueGap
+from ..message import LIMITS, Frame, Limits, Message, decode, encode, fingerprint, read_header
+from ..queue import QueueKey
+from .seal import Seal, seal
+from .spill import Slot, Spill
+
+UNLIMITED = 2**63
+
+
+def _never(reason: str, since: float) -> bool:
+    return False
+
+
+class Shelf:
+    """The room that the logs of one worker share: `memory` bytes, and `disk` bytes for what does not fit there.
+
+    `wait` is called when there is none, with the reason and the time of the `put`; it returns whether to try again.
+    """
+
+    def __init__(
+        self,
+        memory: int = UNLIMITED,
+        disk: int = 0,
+        folder: str | None = None,
+        wait: Callable[[str, float], bool] = _never,
+    ) -> None:
+        self.memory = memory
+        self.used = 0
+        self.spill = Spill(disk, folder)
+        self.wait = wait
+
+    def lacks(self, size: int) -> bool:
+        """Whether memory has no room for `size` bytes more."""
+        return self.used + size > self.memory
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One retained message: in memory it has frames and a seal, on the disk a slot. `since` is when it was put."""
+
+    size: int
+    since: float
+    frames: list[Frame]
+    seal: Seal | None
+    slot: Slot | None = None
+
+
+class Log:
+    """The retained messages of one queue of `run`; those before `first` are forgotten, `end` comes next."""
+
+    def __init__(self, run: str, key: QueueKey, microbatches: int, shelf: Shelf, limits: Limits = LIMITS) -> None:
+        self.run = run
+        self.key = key
+        self.first = 0
+        self.end = 0
+        self.bytes = 0
+        self._microbatches = microbatches
+        self._shelf = shelf
+        self._limits = limits
+        self._kept: dict[int, _Kept] = {}
+        self._in_memory = 0  # the lowest number that may still be in memory
+        self._empty = True  # nothing was ever put
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def put(self, message: Message, now: float) -> list[Frame] | None:
+        """Retains `message` and returns its frames; None if it was put before, or is forgotten.
+
+        Raises `Disagreement` if the message was put before with other bits, `QueueGap` if it skips a number,
+        `QueueFull` if there is no room (then nothing has changed), `Unsendable` for what cannot travel.
+        """
+        number = self._number(message)
+        if number < self.first:
+            return None
+        frames = encode(message, limits=self._limits)
+        if number in self._kept:
+            self._compare(number, frames[0])
+            return None
+        self._check_order(number)
+        self._keep(number, message, frames, now)
+        return frames
+
+    def frames(self, number: int) -> list[Frame]:
+        """The frames of a retained message. Raises `Overwritten` if one of its tensors has been written to."""
+        kept = self._kept[number]
+        if kept.slot is not None:
+            return self._shelf.spill.read(kept.slot)
+        self._check_seal(number, kept)
+        return kept.frames
+
+    def trim(self, step: int) -> None:
+        """Forgets the messages before `step`. Raises `Overwritten` if a tensor of one has been written to."""
+        floor = step * self._microbatches
+        for number in range(self.first, min(floor, self.end)):
+            self._forget(number)
+        self.first = max(self.first, floor)
+        self.end = max(self.end, self.first)
+
+    def oldest(self, now: float) -> float:
+        """The age of the oldest retained message in seconds; 0 if there is none."""
+        return now - self._kept[self.first].since if self._kept else 0.0
+
+    def peek(self, limit: int) -> list[Message]:
+        """The first `limit` retained messages, decoded into memory of their own."""
+        numbers = range(self.first, self.end)[: max(0, limit)] if self._kept else ()
+        return [decode(self.frames(number), limits=self._limits) for number in numbers]
+
+    def name(self, number: int) -> str:
+        """A message for people."""
+        step, microbatch = divmod(number, self._microbatches)
+        return f"message {number} of {self.key} (step {step}, microbatch {microbatch})"
+
+    def close(self) -> None:
+        """Forgets everything, unchecked."""
+        for kept in self._kept.values():
+            self._release(kept)
+        self._kept.clear()
+
+    def _number(self, message: Message) -> int:
+        if (message.run, message.flow, message.stage) != (self.run, self.key.flow, self.key.stage):
+            raise ValueError(f"a {message.identity} of run {message.run!r} was put into {self.key} of run {self.run!r}")
+        if message.microbatch >= self._microbatches:
+            raise ValueError(f"a {message.identity} was put where a step has {self._microbatches} microbatches")
+        return message.step * self._microbatches + message.microbatch
+
+    def _compare(self, number: int, header: Frame) -> None:
+        first = fingerprint(read_header(self.frames(number)[0], limits=self._limits))
+        if fingerprint(read_header(header, limits=self._limits)) != first:
+            raise Disagreement(
+                f"{self.name(number)} was put twice with different bits: what computed it was not deterministic. "
+                "See that all its operations are, and that software, hardware type and thread count are the same"
+            )
+
+    def _check_order(self, number: int) -> None:
+        if self._empty and number % self._microbatches == 0:  # a replacement begins at the step it was placed at
+            self.first = self.end = number
+        if number != self.end:
+            raise QueueGap(f"{self.name(number)} was put where number {self.end} comes next")
+        self._empty = False
+
+    def _keep(self, number: int, message: Message, frames: list[Frame], now: float) -> None:
+        size = sum(len(frame) for frame in frames)
+        kept = _Kept(size, now, frames, seal(message.payload))
+        if self._shelf.lacks(size):
+            self._make_room(number, kept)
+        if kept.slot is None:
+            self._shelf.used += size
+        self._kept[number] = kept
+        self.end = number + 1
+        self.bytes += size
+
+    def _make_room(self, number: int, new: _Kept) -> None:
+        """Until there is room in memory, or for `new` on the disk. Raises `QueueFull` when waiting is of no use."""
+        while True:
+            try:
+                return self._move_out(number, new)
+            except QueueFull as full:
+                reason = (
+                    f"{self.key} retains {len(self)} messages, {self.bytes} bytes, until every stage is past step "
+                    f"{self.first // self._microbatches}; memory for it is full, and {full}"
+                )
+                if not self._shelf.wait(reason, new.since):
+                    raise QueueFull(f"{reason}. See which stage is behind, or raise queues.retain_bytes") from full
+
+    def _move_out(self, number: int, new: _Kept) -> None:
+        """Moves messages to the disk: the oldest first, the least likely to be asked for, and `new` if it must be."""
+        self._in_memory = max(self._in_memory, self.first)
+        while self._shelf.lacks(new.size) and self._in_memory < self.end:
+            oldest = self._kept[self._in_memory]
+            self._spill(self._in_memory, oldest)
+            self._shelf.used -= oldest.size
+            self._in_memory += 1
+        if self._shelf.lacks(new.size):
+            self._spill(number, new)
+
+    def _spill(self, number: int, kept: _Kept) -> None:
+        self._check_seal(number, kept)
+        kept.slot = self._shelf.spill.write(kept.frames)
+        kept.frames, kept.seal = [], None
+
+    def _forget(self, number: int) -> None:
+        kept = self._kept[number]
+        self._check_seal(number, kept)
+        del self._kept[number]
+        self.bytes -= kept.size
+        self._release(kept)
+
+    def _release(self, kept: _Kept) -> None:
+        if kept.slot is None:
+            self._shelf.used -= kept.size
+        else:
+            self._shelf.spill.forget(kept.slot)
+
+    def _check_seal(self, number: int, kept: _Kept) -> None:
+        if kept.seal is not None and kept.seal.broken:
+            raise Overwritten(
+                f"a tensor of {self.name(number)} was written to in place after it was put, and its message may be "
+                "wanted again as it was: let the stage's output be a tensor of its own (.clone() it)"
+            )

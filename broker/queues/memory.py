@@ -1,0 +1,106 @@
+"""Queues within one process: the reference for what a queue does. A message is encoded when it is put and decoded when
+it is taken, so that everybody has memory of their own and every transport carries the same bits.
+"""
+
+import threading
+from time import monotonic
+
+from ..errors import QueueClosed, QueueGap
+from ..message import Message, decode
+from ..queue import Depth, QueueKey
+from .log import UNLIMITED, Log, Shelf
+
+
+class MemoryQueues:
+    """All queues of a run whose workers share this process and this object.
+
+    `retain_bytes` is what the queues may retain in memory together; beyond it, `QueueFull`.
+    """
+
+    def __init__(self, run: str, microbatches: int, retain_bytes: int = UNLIMITED) -> None:
+        self._run = run
+        self._microbatches = microbatches
+        self._shelf = Shelf(retain_bytes, disk=0)
+        self._queues: dict[QueueKey, MemoryQueue] = {}
+
+    def outbound(self, key: QueueKey) -> "MemoryQueue":
+        return self._queue(key)
+
+    def inbound(self, key: QueueKey) -> "MemoryQueue":
+        return self._queue(key)
+
+    def pump(self, timeout: float) -> None:
+        """Nothing has to be served: a message that was put can be taken."""
+
+    def close(self) -> None:
+        for queue in self._queues.values():
+            queue.close()
+
+    def _queue(self, key: QueueKey) -> "MemoryQueue":
+        if key not in self._queues:
+            log = Log(self._run, key, self._microbatches, self._shelf)
+            self._queues[key] = MemoryQueue(log, self._microbatches)
+        return self._queues[key]
+
+
+class MemoryQueue:
+    """Both ends of one queue."""
+
+    def __init__(self, log: Log, microbatches: int) -> None:
+        self.key = log.key
+        self._log = log
+        self._microbatches = microbatches
+        self._next = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, message: Message) -> None:
+        with self._changed:
+            self._check_open()
+            self._log.put(message, monotonic())
+            self._changed.notify_all()
+
+    def trim(self, step: int) -> None:
+        with self._changed:
+            self._log.trim(step)
+
+    def depth(self) -> Depth:
+        with self._changed:
+            ready = max(0, self._log.end - max(self._next, self._log.first))
+            return Depth(ready, 0, len(self._log), self._log.bytes, self._log.oldest(monotonic()))
+
+    def peek(self, limit: int) -> list[Message]:
+        with self._changed:
+            return self._log.peek(limit)
+
+    def take(self, timeout: float) -> Message | None:
+        with self._changed:
+            self._check_open()
+            if not self._changed.wait_for(lambda: self._closed or self._log.end > self._next, timeout):
+                return None
+            self._check_open()
+            return self._take()
+
+    def rewind(self, step: int) -> None:
+        with self._changed:
+            self._next = step * self._microbatches
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._log.close()
+            self._changed.notify_all()
+
+    def _take(self) -> Message:
+        if self._next < self._log.first:
+            raise QueueGap(
+                f"message {self._next} of {self.key} cannot be had any more: messages from {self._log.first} on are "
+                "kept. The stage was resumed from before the newest complete checkpoint"
+            )
+        message = decode(self._log.frames(self._next))
+        self._next += 1
+        return message
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise QueueClosed(f"{self.key} is closed")

@@ -1,0 +1,112 @@
+"""The sending side of a worker over ZeroMQ: one bound ROUTER, over which all its producers hear and speak.
+
+A ROUTER gives every connection an identity of its own, which is how a producer notices that its consumer speaks over
+a new one. It never blocks: what cannot be sent now stays due.
+"""
+
+import errno
+from collections.abc import Sequence
+from contextlib import suppress
+
+import zmq
+
+from ..binding import bind
+from ..errors import BadMessage, ForeignMessage
+from ..message import Flow, Frame
+from ..queue import QueueKey
+from . import options
+from .producer import Producer
+from .requests import Standing, Take, pack, unpack_take
+
+ZERO_COPY = 2**18  # bytes of a frame from which on handing over its memory is cheaper than copying it
+HANDFUL = 64  # requests of queues not yet here that are kept for them
+
+
+class Router:
+    """Serves the producers given to `add` at `url`; `endpoint` is where to connect to.
+
+    `waiting` is how many messages may wait for one connection.
+    """
+
+    def __init__(self, context: options.Context, url: str, run: str, waiting: int) -> None:
+        self._run = run
+        self._producers: dict[QueueKey, Producer] = {}
+        self._early: dict[QueueKey, tuple[bytes, Take]] = {}
+        self.socket = context.socket(zmq.ROUTER)
+        options.for_router(self.socket, waiting)
+        self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
+        self.endpoint = bind(self.socket, url)
+
+    def add(self, producer: Producer) -> None:
+        key = producer.log.key
+        self._producers[key] = producer
+        if key in self._early:
+            self._answer(producer, *self._early.pop(key))
+
+    def serve(self) -> None:
+        """Hears every request that is here, and sends whatever is due."""
+        while int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            self._hear(peer, b"".join(frames))
+        for producer in self._producers.values():
+            self.flush(producer)
+
+    def flush(self, producer: Producer) -> None:
+        """Sends what is due, as far as the connection takes it."""
+        while (number := producer.due()) is not None:
+            if not self.send(producer, producer.frames(number)):
+                return
+            producer.did_send(number)
+
+    def send(self, producer: Producer, frames: Sequence[Frame]) -> bool:
+        """Sends one message to the producer's consumer; False if the connection takes nothing now or is gone."""
+        if producer.peer is None:
+            return False
+        try:
+            self._send(producer.peer, frames)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            producer.lose_peer()
+            return False
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _send(self, peer: bytes, frames: Sequence[Frame]) -> None:
+        send, last = self.socket.send, len(frames) - 1
+        send(peer, zmq.SNDMORE | zmq.NOBLOCK)  # this tells whether the rest can be sent
+        for place, frame in enumerate(frames):
+            send(frame, zmq.NOBLOCK if place == last else zmq.SNDMORE | zmq.NOBLOCK, copy=len(frame) < ZERO_COPY)
+
+    def _hear(self, peer: bytes, frame: bytes) -> None:
+        try:
+            take = unpack_take(frame)
+        except ForeignMessage:
+            self._introduce(peer)
+            return
+        except BadMessage:  # not a request any more; its sender will ask again
+            return
+        if take.run != self._run:
+            self._introduce(peer)
+        elif take.key in self._producers:
+            self._answer(self._producers[take.key], peer, take)
+        elif len(self._early) < HANDFUL:
+            self._early[take.key] = peer, take
+
+    def _answer(self, producer: Producer, peer: bytes, take: Take) -> None:
+        producer.hear(peer, take)
+        self.flush(producer)
+        if take.ask:
+            self._say(peer, producer.standing(take))
+
+    def _introduce(self, peer: bytes) -> None:
+        """Lets a consumer of another run or version know by whose producer it has been heard."""
+        self._say(peer, Standing(self._run, Flow.FORWARD, 0, 0, 0, 0, 0))
+
+    def _say(self, peer: bytes, standing: Standing) -> None:
+        with suppress(zmq.ZMQError):  # a peer that is gone or full will ask again
+            self._send(peer, [b"", pack(standing)])

@@ -1,0 +1,112 @@
+"""Where retained messages go when memory has no room for them: files without a name, gone with the process.
+
+Messages are written one after another into files of `SEGMENT` bytes; a file is closed, and its disk space free, once
+none of its messages is wanted any more. Since queues forget their oldest messages first, files empty in turn.
+"""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from ..errors import QueueFull
+from ..message import Frame
+
+SEGMENT = 64 * 2**20
+
+
+@dataclass(slots=True)
+class _Segment:
+    file: BinaryIO
+    size: int = 0
+    wanted: int = 0  # messages
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one message lies on the disk: from `start` on, its frames of `sizes` bytes."""
+
+    segment: _Segment
+    start: int
+    sizes: tuple[int, ...]
+
+
+class Spill:
+    """`limit` is how many bytes may lie on the disk, in `folder` (None: the system's for temporary files)."""
+
+    def __init__(self, limit: int, folder: str | None = None) -> None:
+        self.bytes = 0
+        self._limit = limit
+        self._folder = folder
+        self._segments: list[_Segment] = []
+
+    def write(self, frames: Sequence[Frame]) -> Slot:
+        """Raises `QueueFull` if the limit is reached or the disk is full."""
+        sizes = tuple(len(frame) for frame in frames)
+        if self.bytes + sum(sizes) > self._limit:
+            raise QueueFull(f"{self.bytes} of {self._limit} bytes on the disk are used")
+        segment = self._open_segment()
+        slot = Slot(segment, segment.size, sizes)
+        try:
+            _write_all(segment.file, segment.size, frames)
+        except OSError as error:
+            self._close_unwanted()
+            raise QueueFull(f"the disk takes no more: {error.strerror}") from error
+        segment.size += sum(sizes)
+        segment.wanted += 1
+        self.bytes += sum(sizes)
+        return slot
+
+    def read(self, slot: Slot) -> list[Frame]:
+        """The frames that were written."""
+        content = memoryview(_read_all(slot.segment.file, slot.start, sum(slot.sizes)))
+        frames: list[Frame] = []
+        for size in slot.sizes:
+            frames.append(content[:size])
+            content = content[size:]
+        return frames
+
+    def forget(self, slot: Slot) -> None:
+        """The message is not wanted any more."""
+        slot.segment.wanted -= 1
+        self._close_unwanted()
+
+    def close(self) -> None:
+        for segment in self._segments:
+            segment.file.close()
+        self._segments.clear()
+        self.bytes = 0
+
+    def _open_segment(self) -> _Segment:
+        if not self._segments or self._segments[-1].size >= SEGMENT:
+            file = tempfile.TemporaryFile(  # noqa: SIM115  # lives as long as a message in it is wanted
+                prefix="stageline-", dir=self._folder, buffering=0
+            )
+            self._segments.append(_Segment(file))
+        return self._segments[-1]
+
+    def _close_unwanted(self) -> None:
+        for segment in [segment for segment in self._segments if not segment.wanted]:
+            segment.file.close()
+            self._segments.remove(segment)
+            self.bytes -= segment.size
+
+
+def _write_all(file: BinaryIO, start: int, frames: Sequence[Frame]) -> None:
+    for frame in frames:
+        rest = memoryview(frame)
+        while rest:
+            written = os.pwrite(file.fileno(), rest, start)
+            start, rest = start + written, rest[written:]
+
+
+def _read_all(file: BinaryIO, start: int, size: int) -> bytearray:
+    content = bytearray(size)
+    rest = memoryview(content)
+    while rest:
+        count = os.preadv(file.fileno(), [rest], start)
+        if not count:
+            raise OSError(f"a spilled message ends at byte {start}")
+        start, rest = start + count, rest[count:]
+    return content
