@@ -61,7 +61,7 @@ class _Stashed:
     put, and the weights it ran with if those are stashed."""
 
     outputs: Tree
-    is_loss: bool
+    share: float | None  # of a loss; None for an activation
     places: Tree  # the input's tree, with an inlet's place in `inlets` for each tensor that requires a gradient
     inlets: list[Inlet]
     weights: Weights | None
@@ -149,11 +149,13 @@ class Stage:
             output = self._run(inputs, key, weights)
             loss = self.loss if target is not None else None
             if loss is not None:
-                output = self._loss_of(loss, output, target) * share
+                output = self._loss_of(loss, output, target)
         if _requires_grad(output):
-            self._stash[key] = _Stashed(output, loss is not None, _inlet_places(x) if inlets else None, inlets, weights)
+            self._stash[key] = _Stashed(
+                output, None if loss is None else share, _inlet_places(x) if inlets else None, inlets, weights
+            )
         self._forwarded += 1
-        return self._sendable(output, x)
+        return self._sendable(output, x) if loss is None else map_tensors(lambda t: t.detach() * share, output)
 
     def backward(
         self, gradient: "Tree | _NotGiven" = NOT_GIVEN, *, step: int | None = None, microbatch: int | None = None
@@ -265,13 +267,14 @@ class Stage:
         return next(iter(self._stash))
 
     def _gradient_of_loss(self, stashed: _Stashed) -> Tree:
-        if not stashed.is_loss:
+        if stashed.share is None:
             sent = ", ".join(describe(leaf) for _, leaf in leaves(stashed.outputs))
             raise GradientMismatch(
                 f"stage {self.index} sent an activation ({sent}), not a loss: backward() needs the gradient "
                 f"with respect to it, which the next stage's backward() returns"
             )
-        return map_tensors(torch.ones_like, stashed.outputs)
+        share = stashed.share
+        return map_tensors(lambda loss: torch.ones_like(loss) * share, stashed.outputs)
 
     def _matched(self, outputs: Tree, gradient: Tree) -> tuple[list[Tensor], list[Tensor]]:
         """The outputs that take part in backward, and their gradients. An output without a gradient takes no part."""

@@ -1,0 +1,169 @@
+"""Cutting a model changes no bit: one digest for the plain loop, every schedule, transport and number of workers.
+
+                    memory                    ipc, tcp (real processes)
+    schedules       all of them               all of them on ipc, 1f1b and interleaved on tcp
+    workers         1, 2, 3, 4                1, 2, 3, 4
+    microbatches    1, fewer than stages, one that does not divide the batch, the plan's own
+
+The oracle is `reference.py`: plain torch, none of our code. What a schedule refuses is left out here, and tested in
+`test_schedule.py`.
+"""
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import reference
+from nursery import Nursery
+from pipeline.plan import Plan, PlanRefused, read
+from workers.job import prepare
+from workers.local import run_memory
+
+SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b")
+PLACEMENTS = {  # by name: the stages of each worker
+    "1": [[0]],
+    "1 with 2 stages": [[0, 1]],
+    "2": [[0], [1]],
+    "3": [[0], [1], [2]],
+    "4": [[0], [1], [2], [3]],
+    "2 looped": [[0, 2], [1, 3]],
+    "2 folded": [[0, 3], [1, 2]],
+}
+CUTS = {  # where each example is cut into 1, 2, 3, 4 stages
+    "digits": {1: [], 2: [5], 3: [4, 9], 4: [2, 5, 8]},  # in-place layers, group norms and pooling next to cuts
+    "mlp": {1: [], 2: [2], 3: [1, 3], 4: [1, 2, 3]},  # stages without parameters
+    "chargpt": {1: [], 2: [4], 3: [3, 5], 4: [2, 4, 6]},
+}
+STEPS = {"digits": 24, "mlp": 12, "chargpt": 2}  # digits: past the end of an epoch, whose last batch is smaller
+MICROBATCHES = {"digits": (8, 5, 3, 1), "mlp": (1, 3), "chargpt": (4, 3)}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    started = Nursery()
+    yield started
+    started.close()
+
+
+@cache
+def expected(example: str, microbatches: int) -> str:
+    folder = reference.EXAMPLES / example
+    return reference.reference_digest(folder, microbatches=microbatches, steps=STEPS[example])
+
+
+def changes(example: str, schedule: str, placement: str, microbatches: int) -> list[str]:
+    """What is set on top of the example's plan file."""
+    workers = PLACEMENTS[placement]
+    stages = sum(map(len, workers))
+    sets = {
+        "run.steps": STEPS[example],
+        **({"model.cut": CUTS[example][stages]} if stages > 1 else {"model.stages": 1}),
+        "schedule.name": f'"{schedule}"',
+        "schedule.microbatches": microbatches,
+        **{f"workers.{index}.stages": owned for index, owned in enumerate(workers)},
+    }
+    if schedule == "window":
+        sets["schedule.window"] = [2 * (stages - stage) for stage in range(stages)]
+    return [f"{key}={value}" for key, value in sets.items()]
+
+
+def config(example: str, tmp_path: Path) -> Path:
+    """The example's plan without its workers, so that each test can place the stages as it likes."""
+    folder = reference.EXAMPLES / example
+    text = (folder / "stageline.toml").read_text().partition("[workers.0]")[0]
+    for name in ("model.py", "data.py"):
+        text = text.replace(f'"{name}:', f'"{folder / name}:')
+    path = tmp_path / "stageline.toml"
+    path.write_text(text)
+    return path
+
+
+def accepted(path: Path, sets: list[str]) -> Plan | None:
+    """The plan, or None if its schedule refuses its shape."""
+    try:
+        return read(path, sets=sets, environment={})
+    except PlanRefused as refusal:
+        if not all("schedule" in error.key for error in refusal.errors):
+            raise
+        return None
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("example", CUTS)
+def test_in_one_process_every_placement_and_schedule_gives_the_plain_loops_weights(example, schedule, tmp_path):
+    path, ran = config(example, tmp_path), 0
+    for placement in PLACEMENTS:
+        for microbatches in MICROBATCHES[example]:
+            plan = accepted(path, changes(example, schedule, placement, microbatches))
+            if plan is not None:
+                outcome = run_memory(prepare(plan), "parity", tmp_path / "run")
+                assert outcome.code == 0, outcome.reason
+                assert outcome.facts["weights_sha256"] == expected(example, microbatches), (placement, microbatches)
+                ran += 1
+    assert ran >= 4  # interleaving refuses most shapes, but never these
+
+
+REAL = [
+    ("digits", "ipc://", schedule, placement, microbatches)
+    for schedule, placement, microbatches in [
+        ("gpipe", "2", 8),
+        ("1f1b", "1", 8),
+        ("1f1b", "1 with 2 stages", 5),
+        ("1f1b", "2", 8),
+        ("1f1b", "3", 5),
+        ("1f1b", "4", 3),
+        ("eager-1f1b", "3", 8),
+        ("window", "2", 5),
+        ("window", "4", 8),
+        ("interleaved-1f1b", "2 looped", 8),
+        ("1f1b", "2 folded", 8),
+        ("1f1b", "4", 1),
+    ]
+]
+REAL += [
+    ("digits", "tcp://127.0.0.1:0", "1f1b", "2", 8),
+    ("digits", "tcp://127.0.0.1:0", "interleaved-1f1b", "2 looped", 8),
+    ("digits", "tcp://127.0.0.1:0", "gpipe", "4", 5),
+    ("mlp", "ipc://", "1f1b", "2", 1),
+    ("mlp", "ipc://", "eager-1f1b", "4", 3),
+    ("mlp", "tcp://127.0.0.1:0", "1f1b", "3", 1),
+    ("chargpt", "ipc://", "interleaved-1f1b", "2 looped", 4),
+    ("chargpt", "ipc://", "1f1b", "4", 3),
+    ("chargpt", "tcp://127.0.0.1:0", "interleaved-1f1b", "2 looped", 4),
+]
+
+
+@pytest.mark.parametrize(("example", "url", "schedule", "placement", "microbatches"), REAL)
+def test_real_processes_over_sockets_give_the_plain_loops_weights(
+    example, url, schedule, placement, microbatches, nursery, tmp_path
+):
+    sets = [*changes(example, schedule, placement, microbatches), f"queues.url={url}", f"run.dir={tmp_path}"]
+    outcome = nursery.train(config(example, tmp_path), *sets, folder=tmp_path / "run")
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["facts"]["weights_sha256"] == expected(example, microbatches)
+    assert outcome["facts"]["oddities"] == {}
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("example", CUTS)
+def test_asynchronous_training_equals_pipedream_in_plain_torch(example, stages, tmp_path):
+    cut, steps = CUTS[example][stages], STEPS[example]
+    recipe = reference.recipe(reference.EXAMPLES / example, steps=steps)
+    sets = [
+        *changes(example, "1f1b", "1 with 2 stages" if stages == 2 else str(stages), 1),
+        'schedule.mode="async"',
+    ]
+    outcome = run_memory(prepare(read(config(example, tmp_path), sets=sets, environment={})), "async", tmp_path / "run")
+    assert outcome.code == 0, outcome.reason
+    assert outcome.facts["weights_sha256"] == reference.train_pipedream(recipe, cut).weights_sha256
+
+
+def test_the_digest_can_tell_runs_apart():
+    # A test of the tests: neither the number of microbatches nor that of steps may leave the digest as it is.
+    assert len({expected("digits", microbatches) for microbatches in MICROBATCHES["digits"]}) > 1
+    assert torch.get_num_threads() >= 1
+    assert os.environ.get("STAGELINE_RUN__SEED") is None
