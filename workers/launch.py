@@ -1,34 +1,50 @@
 """A whole run on this machine, from the plan to its result."""
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from types import FrameType
 
+from pipeline.check import Timed
 from pipeline.plan import Plan
+from pipeline.schedule import Schedule
 
-from . import runs
-from .job import Job, prepare
+from . import measured, runs
+from .forecast import forecast_of
+from .job import prepare
+from .local import run_memory
 from .result import Result, keep, result_of
-from .supervise import Facts, Local, run
+from .supervise import Facts, Local, Outcome, run
+
+IN_MEMORY = "memory://"
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A run that is about to begin: its plan has met its model and data, and its folder is there."""
+    """A run that is about to begin: its plan has been tried, and its folder is there. `steps` are those it trains."""
 
-    job: Job
+    plan: Plan
+    schedule: Schedule
     run: str
     folder: Path
+    steps: int
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended. `result` is there if it has finished; `code` is the exit code of whoever waited for it."""
+    """How a run ended. `result` is there if it has finished; `code` is the exit code of whoever waited for it.
+
+    `timed` holds a late step's actions as they really ran, if their times were kept.
+    """
 
     code: int
     reason: str
-    result: Result | None
+    result: Result | None = None
+    timed: Sequence[Timed] = ()
 
 
 def ready(plan: Plan) -> Launch:
@@ -37,19 +53,44 @@ def ready(plan: Plan) -> Launch:
     Raises `PlanRefused`, `ModelRefused` or `DataError`.
     """
     job = prepare(plan)
+    expected = forecast_of(job)
     name = runs.new_id(plan)
     folder = runs.folder(plan, name)
     keep(folder, runs.PLAN, job.plan.as_mapping())
-    return Launch(job, name, folder)
+    return Launch(job.plan, job.schedule, name, folder, job.steps, expected.warnings)
 
 
 def go(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None]) -> Ended:
     """Runs it to the end. `words` name the plan on command lines of ours; `on_status` hears how it goes."""
-    plan = launch.job.plan
     started = monotonic()
-    outcome = run(Local(words, len(plan.workers), launch.folder, plan.recovery.lease), on_status)
+    outcome = _outcome(launch, words, on_status)
     if outcome.code:
-        return Ended(outcome.code, outcome.reason, None)
-    result = result_of(plan, launch.run, outcome.facts, monotonic() - started)
+        return Ended(outcome.code, outcome.reason)
+    result = result_of(launch.plan, launch.run, outcome.facts, monotonic() - started)
     keep(launch.folder, runs.RESULT, result)
-    return Ended(0, outcome.reason, result)
+    return Ended(0, outcome.reason, result, measured.of_run(launch.folder, launch.schedule, launch.steps))
+
+
+def _outcome(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None]) -> Outcome:
+    plan = launch.plan
+    if plan.queues.url != IN_MEMORY:
+        return run(Local(words, len(plan.workers), launch.folder, plan.recovery.lease), on_status)
+    with _first_interrupt() as interrupted:
+        return run_memory(prepare(plan), launch.run, launch.folder, on_status, interrupted)
+
+
+@contextmanager
+def _first_interrupt() -> Iterator[Callable[[], bool]]:
+    """Notes the first SIGINT or SIGTERM; a second does what it did before."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.signal(number, before[number])
+
+    before = {int(number): signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

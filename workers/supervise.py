@@ -48,7 +48,7 @@ Spawn = Callable[[Sequence[str], TextIO], Process]  # arguments of the command `
 def spawn(arguments: Sequence[str], log: TextIO) -> Process:
     """Starts the command in a process and a session of its own."""
     return subprocess.Popen(  # noqa: S603  # our own command, with arguments that our own command was given
-        [sys.executable, "-m", "workers.cli", *arguments],
+        [sys.executable, "-P", "-m", "workers.cli", *arguments],  # -P: a user's own workers.py is not ours
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
@@ -83,10 +83,10 @@ def run(local: Local, on_status: Callable[[Facts], None] = lambda facts: None) -
     """
     local.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
+        interrupts = stack.enter_context(_interrupts())  # first: from here on there is something to clean up
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-")))
         crew = stack.enter_context(_Crew(local, f"ipc://{sockets}/broker"))
         client = stack.enter_context(Client(crew.url))
-        interrupts = stack.enter_context(_interrupts())
         return _watch(crew, client, interrupts, on_status)
 
 
@@ -163,6 +163,7 @@ def _watch(crew: _Crew, client: Client, interrupts: _Interrupts, on_status: Call
         if facts:
             on_status(facts)
         if facts.get("phase") in ("finished", "failed"):
+            client.stop_run("the run is over", 0)  # nobody will ask the broker again: it may leave
             return Outcome(int(facts.get("code") or 0), str(facts.get("reason") or ""), facts)
         if interrupts.now:
             return Outcome(130, "interrupted twice: ended at once", watch.facts)

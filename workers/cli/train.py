@@ -1,27 +1,68 @@
 """`stageline train`: a whole run on this machine, in one terminal."""
 
+from typing import TYPE_CHECKING
+
 import click
 import msgspec
+
+from pipeline import timetable
 
 from . import options
 from .failure import Failure
 from .logs import log_to_stderr
+from .tables import counted, duration
+
+if TYPE_CHECKING:  # loads torch
+    from ..launch import Ended, Launch
 
 
 @click.command(epilog="Example: stageline train examples/digits --set schedule.name=gpipe")
 @options.config
 @options.sets
 @options.as_json
-def train(config: str, sets: tuple[str, ...], as_json: bool) -> int:
-    """Train the plan CONFIG here: a broker and every worker, each in a process of its own."""
+def train(config: str, sets: tuple[str, ...], as_json: bool) -> None:
+    """Train the plan CONFIG here: a broker and every worker, each in a process of its own.
+
+    The first Ctrl-C stops the run, the second ends it at once; either way nothing is left running.
+    """
     log_to_stderr()
     plan = options.plan_of(config, sets)
-    from .. import launch
+    from ..launch import go, ready
+    from .progress import display
 
-    start = launch.ready(plan)
-    ended = launch.go(start, options.plan_words(config, sets), lambda facts: None)
+    launch = ready(plan)
+    for warning in launch.warnings[len(plan.warnings) :]:
+        click.echo(f"stageline: warning: {warning}", err=True)
+    workers = counted(len(launch.plan.workers), "worker")
+    click.echo(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)
+    with display(launch) as show:
+        ended = go(launch, options.plan_words(config, sets), show)
     if ended.result is None:
-        raise Failure(f"{ended.reason}\nThe logs are in {start.folder}.", ended.code)
-    if as_json:
-        click.echo(msgspec.json.encode(ended.result))
-    return 0
+        raise Failure(f"{ended.reason}\nThe logs are in {launch.folder}", ended.code)
+    click.echo(msgspec.json.encode(ended.result) if as_json else _summary(launch, ended))
+
+
+def _summary(launch: "Launch", ended: "Ended") -> str:
+    result = ended.result
+    if result is None:
+        return ended.reason
+    rows = {
+        "run": str(launch.folder),
+        "steps": str(result.steps),
+        "loss": "no rows in the last step" if result.loss is None else f"{result.loss:.6g}",
+        **{name: f"{value:.6g}" for name, value in result.metrics.items()},
+        "weights_sha256": result.weights_sha256,
+        "time": duration(result.seconds),
+        "restarts": str(result.restarts),
+    }
+    lines = [f"{name:15} {value}" for name, value in rows.items()]
+    return "\n".join([*lines, *_timetable(launch, ended)])
+
+
+def _timetable(launch: "Launch", ended: "Ended") -> list[str]:
+    if not ended.timed:
+        return []
+    first, last = min(each.step for each in ended.timed), max(each.step for each in ended.timed)
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    drawn = timetable.text(ended.timed, width=options.width(), ascii_only=not options.writes_unicode(), seconds=True)
+    return ["", f"{launch.schedule.name} as it ran, {steps}:", drawn]

@@ -1,0 +1,49 @@
+"""The timetable that a run really had, from what the broker has kept of its steps."""
+
+from pathlib import Path
+
+from broker.errors import BrokerError
+from broker.store import Store
+from broker.stores.sqlite import SqliteStore
+from broker.story import timed_actions
+from pipeline.check import Timed
+from pipeline.schedule import Schedule
+
+from . import runs
+
+TAIL = 3  # steps before the end at which the last one shown lies: the very last ones run the line empty
+
+
+def of_run(folder: Path, schedule: Schedule, steps: int) -> list[Timed]:
+    """Every action of a few of the last of `steps` training steps, in seconds since the epoch.
+
+    Nothing if the run in `folder` has kept no times. For after the run: no broker may have its records open.
+    """
+    if not (folder / runs.STORE).exists():
+        return []
+    try:
+        store = SqliteStore(folder / runs.STORE)
+    except BrokerError:  # still in use, or gone: there is nothing to show, and nothing lost by it
+        return []
+    try:
+        return measured(store, schedule, _late(schedule, steps))
+    finally:
+        store.close()
+
+
+def measured(store: Store, schedule: Schedule, steps: range) -> list[Timed]:
+    """The actions of `steps`, as far as their times are kept."""
+    found = ((stage, step, store.record(stage, step)) for step in steps for stage in range(schedule.stages))
+    return [
+        Timed(schedule.owner(stage), action, start, end, step)
+        for stage, step, record in found
+        if record is not None
+        for action, start, end in timed_actions(schedule, record)
+    ]
+
+
+def _late(schedule: Schedule, steps: int) -> range:
+    """In asynchronous mode a step is one microbatch: as many are taken as show how the steps overlap."""
+    shown = 1 if schedule.mode == "sync" else 2 * schedule.stages
+    end = max(shown, steps - TAIL)
+    return range(max(0, end - shown), min(end, steps))
