@@ -3,16 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shapes import accepted, line, looped, scattered
 
 from pipeline.check import Costs, Deadlock, Disordered, Incomplete, Unsound, Verdict, check
 from pipeline.schedule import Action, Kind, Schedule, ScheduleRefused, forward_only, make, names, window_for
 from pipeline.schedule.alternating import alternate
+from shapes import accepted, line, looped, scattered
 
 FORWARD, BACKWARD = 1, 2
 LATENCIES = (0, 0.25, 0.5, 1, 1.5, 3, 6)
@@ -151,6 +152,16 @@ def test_latency_stretches_a_step_as_the_catalogue_says(name: str) -> None:
         costs = Costs.even(4 * turns, forward=FORWARD / turns, backward=BACKWARD / turns, latency=latency)
         stretch.append(round(check(make(name, looped(4, turns), 32, window=window), costs).span / 96, 3))
     assert tuple(stretch) == pytest.approx(STRETCH[name], abs=5e-4 + 1e-9)
+
+
+def test_the_documented_stretches_are_these() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "schedules.md").read_text(encoding="utf-8")
+    documented = {
+        cells[1].split("`")[1]: cells[2:-1]
+        for row in page.splitlines()
+        if len(cells := row.split("|")) == 10 and "`" in cells[1]
+    }
+    assert {name: tuple(map(float, cells)) for name, cells in documented.items()} == STRETCH
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 6, 8])

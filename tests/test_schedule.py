@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shapes import accepted, drawn, line, looped, scattered
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from pipeline.schedule import Action, Kind, Mode, Schedule, ScheduleRefused, forward_only, make, names, window_for
+from shapes import accepted, drawn, line, looped, scattered
 
 
 def picture(text: str) -> str:

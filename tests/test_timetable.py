@@ -1,16 +1,18 @@
 """Timetables: what is drawn of planned and of measured schedules, as text and as SVG."""
 
+import runpy
+from pathlib import Path
 from random import Random
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shapes import line, looped
 
 from pipeline.check import Costs, Timed, check
 from pipeline.schedule import Action, Kind, make, names
 from pipeline.timetable import svg, text
+from shapes import line, looped
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -175,3 +177,9 @@ def test_stages_of_a_worker_have_tones_of_their_own() -> None:
 
 def test_an_image_of_nothing_is_still_an_image() -> None:
     assert drawn(svg([], title="nothing yet")).findall(f"{SVG}g") == []
+
+
+def test_the_documented_pictures_are_what_is_drawn() -> None:
+    images = Path(__file__).parent.parent / "docs" / "images"
+    drawn_now = runpy.run_path(str(images / "draw.py"))["pictures"]()
+    assert {image.name: image.read_text(encoding="utf-8") for image in images.glob("*.svg")} == drawn_now

@@ -107,7 +107,9 @@ class _Picture:
         """The width of the rows."""
         letters = max((len(self.sheet.label(each)) for row in self.sheet.rows for each in row), default=0)
         readable = (_SPACIOUS + _LETTER * letters) * self.sheet.span / self.sheet.shortest
-        return max(_NARROWEST, min(_WIDEST, readable))
+        legend = sum(36 + 16 * self._tones + _LETTER * len(WORDS[kind]) for kind in self.sheet.kinds)
+        heading = 1.25 * _LETTER * len(self.title) + legend - _NAMES - _IDLE
+        return max(_NARROWEST, min(_WIDEST, readable), heading)
 
     @cached_property
     def _room_for_labels(self) -> bool:

@@ -1,0 +1,60 @@
+"""Draws the pictures of docs/schedules.md. Run it as `python docs/images/draw.py`; a test keeps them up to date."""
+
+from pathlib import Path
+
+from pipeline.check import Costs, check
+from pipeline.schedule import Schedule, make, window_for
+from pipeline.timetable import svg
+
+FOUR = ((0,), (1,), (2,), (3,))
+AWAY = 2.0  # a one-way latency, in forwards
+
+
+def pictures() -> dict[str, str]:
+    """The images by file name."""
+    window = window_for([AWAY] * 3, forward=1, backward=2)
+    return {
+        "gpipe.svg": _drawn("GPipe: 4 workers, 8 microbatches", make("gpipe", FOUR, 8)),
+        "1f1b.svg": _drawn("1F1B: 4 workers, 8 microbatches", make("1f1b", FOUR, 8)),
+        "1f1b-few.svg": _drawn("1F1B: 4 workers, 2 microbatches", make("1f1b", FOUR, 2)),
+        "latency-1f1b.svg": _drawn("1F1B, every message 2 units on its way", make("1f1b", FOUR, 8), AWAY),
+        "latency-window.svg": _drawn(
+            f"Window {', '.join(map(str, window))}, every message 2 units on its way",
+            make("window", FOUR, 8, window=window),
+            AWAY,
+        ),
+        "interleaved-1f1b.svg": _drawn(
+            "Interleaved 1F1B: 2 stages on each of 4 workers, 8 microbatches",
+            make("interleaved-1f1b", ((0, 4), (1, 5), (2, 6), (3, 7)), 8),
+            halved=True,
+        ),
+        "asynchronous.svg": _drawn(
+            "Asynchronous 1F1B: an update after each backward",
+            make("1f1b", FOUR[:3], 1, mode="async"),
+            steps=8,
+            update=0.75,
+        ),
+        "u-shape.svg": _drawn(
+            "1F1B: first and last stage on worker 0, 6 microbatches", make("1f1b", ((0, 3), (1,), (2,)), 6)
+        ),
+        "frozen.svg": _drawn("1F1B: stages 0 and 1 do not train", make("1f1b", FOUR, 8, first_trainable=2)),
+    }
+
+
+def _drawn(
+    title: str,
+    schedule: Schedule,
+    latency: float = 0,
+    update: float = 0,
+    halved: bool = False,
+    steps: int | None = None,
+) -> str:
+    """A picture in which a whole worker's forward takes 1 and its backward 2."""
+    share = 2 if halved else 1
+    costs = Costs.even(schedule.stages, forward=1 / share, backward=2 / share, update=update, latency=latency)
+    return svg(check(schedule, costs, steps=steps).timed, title=title)
+
+
+if __name__ == "__main__":
+    for name, picture in pictures().items():
+        (Path(__file__).parent / name).write_text(picture, encoding="utf-8")
