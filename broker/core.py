@@ -40,6 +40,7 @@ from .run import Outcome, Phase, Terms
 from .store import Kept, Store
 
 TRIM_EVERY = 0.05  # seconds between two announcements
+AWAY = 0.5  # seconds between two ticks from which on the broker may be called away, however short the lease
 _TOLD = 20  # oddities of one kind that become news; all are counted
 _PASSED_ON = frozenset({2, 75, 78, 130})  # a lost process's exit statuses that say more than "failed"
 
@@ -100,7 +101,7 @@ class Core:
 
     def tick(self, now: float) -> list[Send]:
         """What is due without being asked. Call it several times a second, after all that has come was handled."""
-        if now - self._ticked > self.terms.lease / 2:
+        if now - self._ticked > max(self.terms.lease / 2, AWAY):
             self.warnings.append(f"the broker itself was away for {now - self._ticked:.1f} s; every lease begins anew")
             self.registry.grant_grace(now)
         self._ticked = now
@@ -109,7 +110,6 @@ class Core:
 
     def _take_up(self, kept: Kept, now: float) -> None:
         self.ledger.restore(kept.finished, kept.losses)
-        self._trimmed = self.ledger.finished_floor
         if "registry" in kept.facts:
             self.registry.adopt(kept.facts["registry"], now)
         if "outcome" in kept.facts:

@@ -119,8 +119,6 @@ class Ledger:
         """Writes down that a microbatch entered a state. Raises `IllegalTransition` if it cannot have."""
         place = self._place(event)
         state = self._state(event)
-        if event.step < self.finished[event.stage]:
-            return
         old = self.entry(place)
         if state in _after(old.state):
             step = self._open[event.stage].setdefault(event.step, {})

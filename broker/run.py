@@ -15,7 +15,7 @@ from .store import Store
 
 
 class OtherRun(BrokerError):
-    """The store holds an unfinished run of another plan."""
+    """The store holds a run of another plan, which has not ended or is asked for by its id."""
 
 
 class Phase(StrEnum):
@@ -60,16 +60,18 @@ class Terms:
 
 
 def run_of(store: Store, plan: str, fresh: str) -> str:
-    """The id of the run to serve: the store's if it holds an unfinished run of `plan` (a digest), else `fresh`.
+    """The id of the run to serve: the one in the store if it has not ended, or if `fresh` asks for it; else `fresh`.
 
-    What an ended run left gives way to the new one's. Raises `OtherRun` rather than forget an unfinished run.
+    What another run left, if it has ended, is forgotten. Raises `OtherRun` if the run in the store has not the digest
+    `plan`.
     """
     facts = store.load().facts
-    if "run" in facts and "outcome" not in facts:
-        return _unfinished(msgspec.convert(facts["run"], _Name), plan)
-    store.begin()
-    store.put("run", {"id": fresh, "plan": plan})
-    return fresh
+    kept = msgspec.convert(facts["run"], _Name) if "run" in facts else None
+    if kept is None or ("outcome" in facts and kept.id != fresh):
+        store.begin()
+        store.put("run", {"id": fresh, "plan": plan})
+        return fresh
+    return _checked(kept, plan)
 
 
 class _Name(msgspec.Struct, frozen=True):
@@ -77,10 +79,10 @@ class _Name(msgspec.Struct, frozen=True):
     plan: str
 
 
-def _unfinished(run: _Name, plan: str) -> str:
-    if run.plan != plan:
+def _checked(kept: _Name, plan: str) -> str:
+    if kept.plan != plan:
         raise OtherRun(
-            f"the broker's store holds run {run.id}, which has not ended and has another plan "
-            f"(digest {run.plan[:12]}, now {plan[:12]}); start it with its own plan, or give this run another run.dir"
+            f"the broker's store holds run {kept.id} of another plan (digest {kept.plan[:12]}, now {plan[:12]}); "
+            "start it with its own plan, or give this run another run.dir"
         )
-    return run.id
+    return kept.id

@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -339,6 +340,14 @@ def test_a_broker_that_was_away_gives_everyone_a_new_lease(talk: Talk):
     assert talk.after(5.0) == []
 
 
+def test_a_lease_shorter_than_the_brokers_turn_still_ends():
+    talk = Talk()
+    talk.core = Core(replace(TERMS, lease=0.05), talk.store, "run-1", talk.now)
+    talk.join(0), talk.join(1)
+    talk.after(0.2)
+    assert talk.core.phase is Phase.FAILED
+
+
 def test_a_restarted_broker_goes_on_with_the_run(talk: Talk):
     talk.say(name(0), report(0, steps=steps(0, *range(5))))
     talk.say(name(1), report(1, steps=steps(1, *range(3), loss=0.5)))
@@ -363,15 +372,17 @@ def test_a_restarted_broker_knows_how_the_run_ended(talk: Talk):
     assert again.handle(b"a", finished(0), 2000.0) == [(b"a", Stop("all steps are done", 0))]
 
 
-def test_a_store_gives_its_unfinished_run_and_forgets_an_ended_one(talk: Talk):
+def test_a_store_gives_its_unfinished_run_and_forgets_an_ended_one_unless_asked_for_it(talk: Talk):
     assert run_of(talk.store, PLAN, "run-2") == "run-1"
     talk.say(b"train", StopRun("enough", 130))
+    assert run_of(talk.store, PLAN, "run-1") == "run-1"
+    assert "outcome" in talk.store.load().facts
     assert run_of(talk.store, PLAN, "run-2") == "run-2"
     assert set(talk.store.load().facts) == {"run"}
 
 
 def test_a_store_with_an_unfinished_run_of_another_plan_is_not_overwritten(talk: Talk):
-    with pytest.raises(OtherRun, match="holds run run-1, which has not ended and has another plan"):
+    with pytest.raises(OtherRun, match=r"holds run run-1 of another plan \(digest dddddddddddd, now eeeeeeeeeeee\)"):
         run_of(talk.store, "e" * 64, "run-2")
 
 

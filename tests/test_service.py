@@ -158,7 +158,7 @@ def test_a_run_from_hello_to_goodbye(connect: Connect, transport: str, tmp_path:
         [b"garbage"],
         [b"\x81\xa2is\xa4none"],
         [b"\x82\xa2is\xa3ask\xa4what\xa1\xff"],
-        [b"", encode(Ask("status"))],
+        [encode(Ask("status")), b""],
     ],
     ids=["empty", "no msgpack", "unknown sentence", "no UTF-8", "a frame too many"],
 )
