@@ -4,7 +4,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,9 +12,7 @@ import torch
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
-from payloads import bits, message, raw, tensors, trees
 from torch import Tensor, nn
-from torch.nn import functional
 
 from broker.dtypes import DTYPES
 from broker.errors import Unsendable
@@ -29,6 +27,7 @@ from broker.message import (
     fingerprint,
     read_header,
 )
+from payloads import bits, message, raw, tensors, trees
 from pipeline.tree import Tree
 
 # torch says so whenever a complex32 tensor is made; it only has to travel here.
@@ -262,63 +261,6 @@ def test_a_parameter_and_a_result_of_autograd_travel_as_their_values():
         assert torch.equal(received, tensor)
         assert received.requires_grad
         assert received.is_leaf
-
-
-def convolutions() -> nn.Sequential:
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.Conv2d(8, 6, 3, stride=2), nn.GELU(), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(6 * 6 * 6, 5))
-
-
-class Chunks(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return x.chunk(3, -1)
-
-
-class Gated(nn.Module):
-    def forward(self, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        return functional.gelu(parts[0]) * parts[1].softmax(-1) + parts[2].exp()
-
-
-def gated() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(15, 21), Chunks(), Gated(), nn.LayerNorm(7), nn.Linear(7, 5))
-
-
-def whole_step(model: nn.Sequential, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The loss and the parameters' gradients, without any of our code."""
-    loss = model(x).square().mean()
-    return loss, list(torch.autograd.grad(loss, list(model.parameters())))
-
-
-def cut_step(model: nn.Sequential, cut: int, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The same with messages between the layers before `cut` and those from it on, there and back."""
-    sent = model[:cut](x)
-    received: Any = through(sent)
-    loss = model[cut:](received).square().mean()
-    inputs = [received] if isinstance(received, Tensor) else list(received)
-    behind = torch.autograd.grad(loss, [*inputs, *model[cut:].parameters()])
-    back = [tensor_through(gradient) for gradient in behind[: len(inputs)]]
-    before = torch.autograd.grad(sent, list(model[:cut].parameters()), back)
-    return loss, [*before, *behind[len(inputs) :]]
-
-
-def same_step(one: tuple[Tensor, list[Tensor]], other: tuple[Tensor, list[Tensor]]) -> bool:
-    pairs = zip([one[0], *one[1]], [other[0], *other[1]], strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
-
-
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("cut", [1, 2, 3, 4, 5, 6])
-def test_a_cut_through_a_convolutional_net_changes_no_bit(cut: int, memory_format: torch.memory_format):
-    x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1)).to(memory_format=memory_format)
-    whole, parts = (convolutions().to(memory_format=memory_format) for _ in range(2))
-    assert same_step(whole_step(whole, x), cut_step(parts, cut, x))
-
-
-def test_a_cut_after_a_chunk_changes_no_bit():
-    x = torch.randn(9, 11, 15, generator=torch.Generator().manual_seed(1))
-    assert same_step(whole_step(gated(), x), cut_step(gated(), 2, x))
 
 
 class Pair(NamedTuple):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from payloads import bits, message, raw, trees
 from torch import Tensor
 
 from broker.errors import BadMessage
@@ -25,6 +24,7 @@ from broker.message import (
     encode,
     read_header,
 )
+from payloads import bits, message, raw, trees
 
 # torch says so whenever a complex32 tensor is made; it only has to travel here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
