@@ -5,9 +5,10 @@ from .registry import Loss, Member
 
 
 def obituary(loss: Loss, ledger: Ledger, now: float) -> str:
-    """The sentence that ends a run whose worker was lost at `now` (seconds since the epoch)."""
+    """The sentence that ends a run whose worker was found to be lost at `now` (seconds since the epoch)."""
     member = loss.member
-    return f"{member.place}, {member.process}, {loss.why}. It {_held(member, ledger.held(member.stages), now)}"
+    end = member.exited[0] if member.exited else now
+    return f"{member.place}, {member.process}, {loss.why}. It {_held(member, ledger.held(member.stages), end)}"
 
 
 def _held(member: Member, held: list[Held], now: float) -> str:

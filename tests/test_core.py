@@ -253,7 +253,7 @@ def test_a_killed_process_ends_the_run_naming_its_signal(talk: Talk):
     why = reason(talk.after(LAST_WORDS + 0.2), name(0))
     assert why == (
         "worker 1 (stage 1), worker-1 (pid 101, host desk), was killed by SIGKILL. "
-        f'It said last: "{WAITING}" since 1.5 s'
+        f'It said last: "{WAITING}" since 1.0 s'
     )
 
 
