@@ -69,6 +69,6 @@ class Client:
         if not self._socket.poll(int(timeout * 1000)):
             return None
         try:
-            return decode_from_broker(self._socket.recv())  # type: ignore[no-any-return]
+            return decode_from_broker(self._socket.recv())
         except msgspec.MsgspecError:
             return None
