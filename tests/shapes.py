@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from pipeline.check import Timed, check
-from pipeline.schedule import Kind, Placement, Schedule, ScheduleRefused, make
+from pipeline.check import Costs, Timed, Verdict, check
+from pipeline.schedule import Action, Kind, Placement, Schedule, ScheduleRefused, make
 
 
 def line(stages: int) -> Placement:
@@ -23,6 +23,23 @@ def scattered(stages: int, seed: int) -> Placement:
     random = Random(seed)
     owners = [random.randrange(stages) for _ in range(stages)]
     return tuple(tuple(stage for stage in range(stages) if owners[stage] == worker) for worker in sorted(set(owners)))
+
+
+def by_hand(*workers: str, microbatches: int = 1) -> Schedule:
+    """A schedule written down, with a worker for each stage."""
+    lists = tuple(tuple(map(Action.parse, actions.split())) for actions in workers)
+    return Schedule("by-hand", "sync", line(len(workers)), microbatches, lists)
+
+
+def random_costs(seed: int, stages: int) -> Costs:
+    """Uneven costs and latencies."""
+    random = Random(seed)
+    return Costs(*[tuple(random.choice((0.5, 1, 2, 3)) for _ in range(count)) for count in (*[stages] * 4, stages - 1)])
+
+
+def times(verdict: Verdict, worker: int) -> dict[str, tuple[float, float]]:
+    """When each of a worker's actions starts and ends."""
+    return {str(each.action): (each.start, each.end) for each in verdict.timed if each.worker == worker}
 
 
 def accepted(name: str, placement: Placement, most: int, **options: Any) -> Iterator[Schedule]:

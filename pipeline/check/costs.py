@@ -20,6 +20,20 @@ class Costs:
     update: tuple[float, ...]
     latency: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        """Raises ValueError unless all are for the same stages."""
+        lengths = [len(each) for each in (self.forward, self.input, self.weight, self.update)]
+        if set(lengths) != {self.stages} or len(self.latency) != max(0, self.stages - 1):
+            raise ValueError(
+                f"costs are needed for every stage, and latencies for one hop less; forward, input, weight and update "
+                f"have {lengths}, latency has {len(self.latency)}"
+            )
+
+    @property
+    def stages(self) -> int:
+        """How many stages these are the costs of."""
+        return len(self.forward)
+
     @classmethod
     def even(
         cls, stages: int, *, forward: float = 1, backward: float = 2, update: float = 0, latency: float = 0

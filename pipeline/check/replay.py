@@ -7,8 +7,9 @@ goes to has a window, for room in it. Nothing here depends on the order in which
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..schedule import Action, Kind, Schedule
+from ..schedule import Action, Schedule
 from .costs import Costs
+from .hops import check_fit, consumer_of, hops, inbound, latency, needed, outbound
 from .unsound import Deadlock
 
 
@@ -30,8 +31,10 @@ def replay(
 
     The times are for these costs; the most messages are for any costs, they follow from the order of actions alone.
     `windows` limits what may be in a queue (named "forward-1", "backward-0": what it carries, and the stage that takes
-    from it); a worker that would put more waits. Raises Deadlock if a worker waits for ever.
+    from it); a worker that would put more waits. Raises Deadlock if a worker waits for ever, ValueError if the costs or
+    windows are for another line than the schedule's.
     """
+    check_fit(schedule, costs, windows)
     line = _Line(schedule, costs, steps, windows)
     line.run()
     return sorted(line.timed, key=lambda timed: timed.start), line.most()
@@ -88,8 +91,8 @@ class _Line:
         self._schedule = schedule
         self._costs = costs
         self._queues = {
-            name: _Queue(number, _latency(schedule, costs, hop), windows.get(name))
-            for number, (name, hop) in enumerate(_hops(schedule).items())
+            name: _Queue(number, latency(schedule, costs, hop), windows.get(name))
+            for number, (name, hop) in enumerate(hops(schedule).items())
         }
         self._workers = [
             _Worker(number, list(self._moves(number, steps)), [0] * len(self._queues))
@@ -109,10 +112,10 @@ class _Line:
 
     def _moves(self, worker: int, steps: range) -> Iterator[_Move]:
         for step, action in self._schedule.program(worker, steps):
-            if (queue := _inbound(action)) in self._queues:
+            if (queue := inbound(action)) in self._queues:
                 yield _Take(step, action, queue)
             yield _Run(step, action)
-            if (queue := _outbound(action)) in self._queues:
+            if (queue := outbound(action)) in self._queues:
                 yield _Put(step, action, queue)
 
     def _advance(self, worker: _Worker) -> bool:
@@ -138,10 +141,10 @@ class _Line:
         at = f"worker {worker.number} waits at {move.action} of step {move.step}"
         match move:
             case _Put(queue=name):
-                queue, consumer = self._queues[name], _consumer(move.action)
+                queue, consumer = self._queues[name], consumer_of(move.action)
                 return f"{at} for room in {name}, of which {self._at(consumer)} has taken {len(queue.takes)} messages"
             case _:
-                what, producer = _needed(move.action)
+                what, producer = needed(move.action)
                 return f"{at} for the {what} from {self._at(producer)}"
 
     def _at(self, stage: int) -> str:
@@ -168,44 +171,3 @@ def _put(worker: _Worker, queue: _Queue) -> bool:
     queue.puts.append((worker.time, worker.known.copy()))
     queue.most = max(queue.most, len(queue.puts) - worker.known[queue.number])
     return True
-
-
-def _hops(schedule: Schedule) -> dict[str, int]:
-    """The queues between stages, each with the hop it crosses: hop h is between stages h and h+1."""
-    forward = {f"forward-{stage}": stage - 1 for stage in range(1, schedule.stages)}
-    backward = {f"backward-{stage}": stage for stage in range(schedule.first_trainable, schedule.stages - 1)}
-    return forward | backward
-
-
-def _latency(schedule: Schedule, costs: Costs, hop: int) -> float:
-    return 0 if schedule.owner(hop) == schedule.owner(hop + 1) else costs.latency[hop]
-
-
-def _inbound(action: Action) -> str:
-    match action.kind:
-        case Kind.FORWARD:
-            return f"forward-{action.stage}"
-        case Kind.BACKWARD | Kind.INPUT:
-            return f"backward-{action.stage}"
-        case _:
-            return ""
-
-
-def _outbound(action: Action) -> str:
-    match action.kind:
-        case Kind.FORWARD:
-            return f"forward-{action.stage + 1}"
-        case Kind.BACKWARD | Kind.INPUT:
-            return f"backward-{action.stage - 1}"
-        case _:
-            return ""
-
-
-def _needed(action: Action) -> tuple[str, int]:
-    if action.kind is Kind.FORWARD:
-        return "activation", action.stage - 1
-    return "gradient", action.stage + 1
-
-
-def _consumer(action: Action) -> int:
-    return action.stage + 1 if action.kind is Kind.FORWARD else action.stage - 1

@@ -47,7 +47,8 @@ def check(
 
     Without `costs` a forward takes 1, a backward 2, an update and a message nothing. `windows` limits, by queue
     ("forward-1", "backward-0"), the messages put and not yet taken: a worker that would put more waits.
-    Raises Incomplete, Disordered or Deadlock, all of them Unsound, if the schedule cannot be run.
+    Raises Incomplete, Disordered or Deadlock, all of them Unsound, if the schedule cannot be run, and ValueError if
+    costs or windows are for another line.
     """
     over = range(steps or _enough(schedule))
     programs = [list(schedule.program(worker, over)) for worker in range(len(schedule.placement))]

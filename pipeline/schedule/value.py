@@ -17,7 +17,7 @@ class ScheduleRefused(Exception):
     """A schedule cannot be made for a shape: the text names the schedule, the shape, the reason and the way out."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """For every worker, its list of actions for a step.
 

@@ -1,0 +1,67 @@
+"""The way of messages: which queue an action takes from and which it puts on, and which hop lies between.
+
+Hop h is between stages h and h+1; queues are named by what they carry and the stage that takes from them.
+"""
+
+from collections.abc import Mapping
+
+from ..schedule import Action, Kind, Schedule
+from .costs import Costs
+
+
+def check_fit(schedule: Schedule, costs: Costs, windows: Mapping[str, int]) -> None:
+    """Raises ValueError unless the costs are for the schedule's stages and the windows for its queues."""
+    if costs.stages != schedule.stages:
+        raise ValueError(f"schedule {schedule.name} has {schedule.stages} stages, and the costs are for {costs.stages}")
+    queues = hops(schedule)
+    for name, window in windows.items():
+        if name not in queues:
+            raise ValueError(f"there is a window for {name}, and the only queues are: {', '.join(queues) or 'none'}")
+        if window < 1:
+            raise ValueError(f"the window of {name} is {window}; nothing moves with less than 1")
+
+
+def hops(schedule: Schedule) -> dict[str, int]:
+    """The queues between stages, each with the hop it crosses: hop h is between stages h and h+1."""
+    forward = {f"forward-{stage}": stage - 1 for stage in range(1, schedule.stages)}
+    backward = {f"backward-{stage}": stage for stage in range(schedule.first_trainable, schedule.stages - 1)}
+    return forward | backward
+
+
+def latency(schedule: Schedule, costs: Costs, hop: int) -> float:
+    """How long a message takes over `hop`: nothing where one worker owns both its ends."""
+    return 0 if schedule.owner(hop) == schedule.owner(hop + 1) else costs.latency[hop]
+
+
+def inbound(action: Action) -> str:
+    """The queue that `action` takes from; there is none of that name at the line's ends, and "" for no queue."""
+    match action.kind:
+        case Kind.FORWARD:
+            return f"forward-{action.stage}"
+        case Kind.BACKWARD | Kind.INPUT:
+            return f"backward-{action.stage}"
+        case _:
+            return ""
+
+
+def outbound(action: Action) -> str:
+    """The queue that `action` puts on, named likewise."""
+    match action.kind:
+        case Kind.FORWARD:
+            return f"forward-{action.stage + 1}"
+        case Kind.BACKWARD | Kind.INPUT:
+            return f"backward-{action.stage - 1}"
+        case _:
+            return ""
+
+
+def needed(action: Action) -> tuple[str, int]:
+    """What `action` takes, in a word, and the stage that sends it."""
+    if action.kind is Kind.FORWARD:
+        return "activation", action.stage - 1
+    return "gradient", action.stage + 1
+
+
+def consumer_of(action: Action) -> int:
+    """The stage that takes what `action` puts."""
+    return action.stage + 1 if action.kind is Kind.FORWARD else action.stage - 1
