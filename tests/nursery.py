@@ -119,6 +119,7 @@ def main() -> None:
     import workers.process  # noqa: F401
 
     torch.set_num_threads(1)  # before any thread is started: a fork would not have it
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer loads the compiler, for a second
     for line in sys.stdin:
         trial = os.fork()
         if not trial:

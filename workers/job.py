@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from broker.message import Flow
 from broker.queue import QueueKey, Queues
 from pipeline.check import Verdict, check
 from pipeline.feed import Feed
@@ -38,8 +39,7 @@ class Job:
         self, worker: int, executor: Executor, queues: Queues, *, run: str, incarnation: int, start: int = 0
     ) -> Worker:
         """The loop of one worker, from step `start` on."""
-        evaluation = self.feed.evaluation if self.plan.model.metrics else range(0)
-        instructions = program(self.schedule, self.route, worker, range(start, self.steps), evaluation)
+        instructions = program(self.schedule, self.route, worker, range(start, self.steps), self.evaluation)
         return Worker(
             Machine(instructions, self.schedule.microbatches),
             executor,
@@ -54,6 +54,15 @@ class Job:
     def metrics(self) -> Mapping[str, Metric]:
         names = self.plan.model.metrics
         return {name.replace(":", ".").rpartition(".")[2]: self._metric(name) for name in names}
+
+    @property
+    def evaluation(self) -> range:
+        """The steps that evaluate, after the training steps; none without metrics."""
+        return self.feed.evaluation if self.plan.model.metrics else range(0)
+
+    def steps_of(self, key: QueueKey) -> int:
+        """The step from which on `key` carries nothing: evaluation has no gradients."""
+        return self.steps + (len(self.evaluation) if key.flow is Flow.FORWARD else 0)
 
     def windows(self) -> dict[QueueKey, int]:
         """How many messages each queue's consumer lets its producer send ahead: twice the most that the schedule can

@@ -263,6 +263,8 @@ class Reporter:
 
     def _now(self) -> str:
         instruction = self._progress.instruction
+        if self._progress.over:
+            return f"{WAITS} for the others to finish"
         if instruction is None:
             return f"{WAITS} for the other workers"
         if not self._progress.waits:

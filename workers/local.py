@@ -123,7 +123,7 @@ class _Local:
 
     def _trim(self, step: int) -> None:
         for key in self._job.route.queues():
-            self._queues.outbound(key).trim(step)
+            self._queues.outbound(key).trim(min(step, self._job.steps_of(key)))
 
     def _tell(self, place: _Place, sentence: ToBroker) -> None:
         self._core.handle(place.sender, sentence, time())

@@ -197,7 +197,7 @@ class _Ear:
                     self._connect({index: endpoint for index, (_, endpoint) in workers.items()})
                 case Trim(step):
                     for outbound in self._outbound:
-                        outbound.trim(step)
+                        outbound.trim(min(step, self._job.steps_of(outbound.key)))
                 case Stop(reason, code) | Refused(reason, code):
                     raise Stopped(reason, code, told=True)
                 case _:

@@ -33,6 +33,7 @@ class Progress:
 
     since: float = field(default_factory=time)
     waits: bool = True
+    over: bool = False  # the program is over; what is left is to hand in the weights
     actions: int = 0
     busy: float = 0.0
     instruction: Instruction | None = None

@@ -53,6 +53,7 @@ class Worker:
             if self.progress.depths_wanted:
                 self._show_depths()
             self.poll(PATIENCE)
+        self.progress.waits = self.progress.over = True
 
     @property
     def finished(self) -> bool:
