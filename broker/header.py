@@ -13,9 +13,10 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from pipeline.layout import Ints, layout
+
 from .dtypes import DTYPES
 from .errors import BadMessage, ForeignMessage, Unsendable
-from .layout import Ints, layout
 from .outline import ONE_TENSOR, Outline, count_tensors
 
 WIRE_VERSION = 1

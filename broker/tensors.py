@@ -8,10 +8,11 @@ import zlib
 import torch
 from torch import Tensor
 
+from pipeline.layout import layout, packed_strides, stored_shape
+
 from .dtypes import CODES, DTYPES
 from .errors import Unsendable
 from .header import TensorHeader
-from .layout import layout, packed_strides, stored_shape
 
 
 def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:

@@ -1,38 +1,28 @@
-"""Where a received tensor enters autograd: it must be an inner node, since a layer may write to it, and its gradient
-must be had afterwards.
+"""Where a received tensor enters autograd: as an inner node, since a first layer may write to it, and one that keeps
+the gradient just as it arrives.
 
-    large, or oddly laid out    the tensor itself becomes the output of a function (no copy, about 7 us more)
-    small                       a leaf and a clone of it (the copy is cheaper than that function)
+A leaf would do neither. It refuses in-place layers, and its `.grad` is laid out anew in the leaf's own strides: the
+stage before would then go on from another layout than the unsplit model does, and bits follow layouts.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-SMALL = 16384  # elements; below, copying takes less time than a Python function in the graph
 
-
-class Inlet(Protocol):
+class Inlet:
     """Keeps the gradient that has arrived at a received tensor; None before, and if there is none."""
 
-    grad: Tensor | None
-
-
-def enter(tensor: Tensor) -> tuple[Tensor, Inlet]:
-    """An inner node of the graph with the values, and the layout, of `tensor`, which is the graph's own from now on."""
-    if tensor.numel() <= SMALL and tensor.is_contiguous():
-        leaf = tensor.requires_grad_()
-        return leaf.clone(), leaf
-    inlet = _Inlet()
-    return _Enter.apply(tensor, _anchor, inlet), inlet  # type: ignore[no-untyped-call]
-
-
-class _Inlet:
-    __slots__ = ("grad",)
+    __slots__ = ("gradient",)
 
     def __init__(self) -> None:
-        self.grad: Tensor | None = None
+        self.gradient: Tensor | None = None
+
+
+def enter(tensor: Tensor, inlet: Inlet) -> Tensor:
+    """`tensor`, without a copy, as a node of the graph; from now on it is the graph's own. Hand it in only once."""
+    return _Enter.apply(tensor, _anchor, inlet)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Enter(torch.autograd.Function):
@@ -40,14 +30,14 @@ class _Enter(torch.autograd.Function):
     none, is what makes autograd come here."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, anchor: Tensor, inlet: _Inlet) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, anchor: Tensor, inlet: Inlet) -> Tensor:
         ctx.mark_dirty(tensor)
         ctx.inlet = inlet
         return tensor
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[None, None, None]:
-        ctx.inlet.grad = gradient[0]
+        ctx.inlet.gradient = gradient[0]
         return None, None, None
 
 

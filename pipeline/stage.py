@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from .inlet import Inlet, enter
+from .layout import layout, stored_shape
 from .tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -180,7 +181,7 @@ class Stage:
         if stashed.weights is not None:
             self._collect_gradients(stashed.weights)
         inlets = stashed.inlets
-        result = map_leaves(lambda place: inlets[place].grad if isinstance(place, int) else None, stashed.places)
+        result = map_leaves(lambda place: inlets[place].gradient if isinstance(place, int) else None, stashed.places)
         return self._sendable(result, gradient)
 
     def update(self) -> None:
@@ -231,9 +232,8 @@ class Stage:
             mine = _copied(mine)
         if not tensor.requires_grad:
             return mine
-        entered, inlet = enter(mine)
-        inlets.append(inlet)
-        return entered
+        inlets.append(Inlet())
+        return enter(mine, inlets[-1])
 
     def _loss_of(self, function: Loss, output: Tree, target: Tree) -> Tensor:
         loss = function(output, map_tensors(lambda t: t.to(self.device), target))
@@ -338,12 +338,14 @@ def _address(tensor: Tensor) -> int:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """A copy of the same layout, expanded dimensions included: kernels choose by layout, and bits follow."""
-    dense = tensor
-    for dim, stride in enumerate(tensor.stride()):
-        if stride == 0 and tensor.shape[dim] > 1:
-            dense = dense.narrow(dim, 0, 1)
-    return dense.clone().expand(tensor.shape)
+    """A copy of the same layout, gaps and expanded dimensions included: kernels choose by layout, and bits follow."""
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    if layout(shape, strides).extent is None:
+        return tensor.clone()
+    stored = stored_shape(shape, strides)
+    copy = torch.empty_strided(stored, strides, dtype=tensor.dtype, device=tensor.device)
+    copy.copy_(tensor.as_strided(stored, strides))
+    return torch.as_strided(copy, shape, strides) if stored != shape else copy
 
 
 def _requires_grad(tree: Tree) -> bool:

@@ -67,7 +67,7 @@ class Sheet:
         return f"{stage}{each.action.kind}{number}"
 
     def number(self, each: Timed) -> int:
-        """What tells an action's microbatch from the others: its number, or that of its step."""
+        """What tells an action's microbatch from the others: its number, or its step's where each has one."""
         return each.step if self._steps_of_one else each.action.microbatch
 
     def ticks(self, most: int) -> list[float]:
@@ -97,5 +97,4 @@ class Sheet:
 
     @cached_property
     def _steps_of_one(self) -> bool:
-        steps = {each.step for each in self.timed}
-        return len(steps) > 1 and all(each.action.microbatch == 0 for each in self.timed)
+        return all(each.action.microbatch == 0 for each in self.timed)
