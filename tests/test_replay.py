@@ -52,6 +52,11 @@ def test_room_in_a_window_is_known_a_latency_after_it_was_made() -> None:
     assert times(verdict, 1)["1F1"] == (16, 17)  # put at 11, when stage 0 hears that 1F0 was taken at 6
 
 
+def test_no_queue_holds_more_than_its_window() -> None:
+    bound = check(make("gpipe", line(3), 8), windows={"forward-1": 2, "backward-1": 3}).queue_bound
+    assert bound == {"forward-1": 2, "forward-2": 8, "backward-0": 8, "backward-1": 3}
+
+
 @pytest.mark.parametrize("name", names()[:3])
 def test_windows_of_the_queue_bound_never_make_a_worker_wait(name: str) -> None:
     for seed in range(40):

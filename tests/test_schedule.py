@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from pipeline.check import Timed, check
 from pipeline.schedule import Action, Kind, Mode, Schedule, ScheduleRefused, forward_only, make, names, window_for
 from shapes import accepted, drawn, line, looped, scattered
 
@@ -160,6 +161,23 @@ def test_an_untrained_stage_of_an_asynchronous_program_ends_its_steps_with_the_f
     assert [f"{action} {step}" for step, action in schedule.program(0, range(2))] == ["0F0 0", "0U 0", "0F0 1", "0U 1"]
 
 
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b"])
+def test_stages_of_one_worker_go_by_their_start_on_workers_of_their_own(name: str) -> None:
+    for seed in range(60):
+        stages, microbatches = 2 + seed % 6, 1 + seed % 9
+        alone = check(make(name, line(stages), microbatches)).timed
+        placed = make(name, scattered(stages, seed), microbatches)
+        for worker, own in enumerate(placed.placement):
+            mine = [each for each in alone if each.action.stage in own and each.action.kind is not Kind.UPDATE]
+            order = [str(each.action) for each in sorted(mine, key=by_start)]
+            assert [str(action) for action in placed.workers[worker] if action.kind is not Kind.UPDATE] == order
+
+
+def by_start(each: Timed) -> tuple[float, bool, int, int]:
+    """Ties go to backwards, then to the lower microbatch, then to the higher stage."""
+    return each.start, each.action.kind is Kind.FORWARD, each.action.microbatch, -each.action.stage
+
+
 def test_asynchronous_stages_of_one_worker_keep_their_own_lists() -> None:
     alone = make("1f1b", line(4), 1, mode="async")
     for seed in range(20):
@@ -192,8 +210,8 @@ def test_window_for_gives_the_known_windows_at_their_latencies() -> None:
 
 
 def test_rounding_costs_no_microbatch() -> None:
-    assert 2 * 2.1 / (0.3 + 0.3) > 7
-    assert window_for([2.1], forward=0.3, backward=0.3) == (9, 1)
+    assert 1 + 2 * 0.8 / (0.1 + 0.7) > 3
+    assert window_for([0.8], forward=0.1, backward=0.7) == (4, 1)
 
 
 @pytest.mark.parametrize(("latencies", "forward"), [([1], 0), ([-1], 1)])

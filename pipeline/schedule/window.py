@@ -20,7 +20,7 @@ def window_for(latencies: Sequence[float], forward: float, backward: float) -> t
     return tuple(1 + sum(return_trips[stage:]) for stage in range(len(latencies) + 1))
 
 
-_ROUNDING = 1e-9  # 2 * 0.3 / (0.1 + 0.2) is a hair beside 2, and must not cost a microbatch
+_ROUNDING = 1e-9  # 1 + 2 * 0.8 / (0.1 + 0.7) is a hair above 3, and must not cost a microbatch
 
 
 def checked_window(shape: Shape, window: Sequence[int] | None) -> Sequence[int]:
