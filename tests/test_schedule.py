@@ -173,9 +173,9 @@ def test_stages_of_one_worker_go_by_their_start_on_workers_of_their_own(name: st
             assert [str(action) for action in placed.workers[worker] if action.kind is not Kind.UPDATE] == order
 
 
-def by_start(each: Timed) -> tuple[float, bool, int, int]:
-    """Ties go to backwards, then to the lower microbatch, then to the higher stage."""
-    return each.start, each.action.kind is Kind.FORWARD, each.action.microbatch, -each.action.stage
+def by_start(each: Timed) -> tuple[float, bool, int]:
+    """Ties go to backwards, then to the lower microbatch."""
+    return each.start, each.action.kind is Kind.FORWARD, each.action.microbatch
 
 
 def test_asynchronous_stages_of_one_worker_keep_their_own_lists() -> None:

@@ -25,7 +25,8 @@ _COST = {Kind.FORWARD: 1, Kind.BACKWARD: 2}  # what is known of costs before a r
 def merge(lists: Sequence[Iterator[Turn]], first_trainable: int) -> Iterator[Turn]:
     """All turns of all stages' lists in the order of their start.
 
-    Of those that start at once a backward goes first, then the lower number, then the higher stage.
+    Of those that start at once a backward goes first, then the lower number. No more can tie: a microbatch is not at two
+    stages at once.
     """
     clock = _Clock(lists, first_trainable)
     while (turn := clock.next_turn()) is not None:
@@ -84,6 +85,6 @@ class _Clock:
             self._heads[stage] = head
 
 
-def _precedence(candidate: tuple[int, Turn]) -> tuple[int, bool, int, int]:
+def _precedence(candidate: tuple[int, Turn]) -> tuple[int, bool, int]:
     start, turn = candidate
-    return start, turn.kind is not Kind.BACKWARD, turn.number, -turn.stage
+    return start, turn.kind is not Kind.BACKWARD, turn.number
