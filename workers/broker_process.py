@@ -4,12 +4,13 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import time
+from pathlib import Path
+from time import monotonic, time
 from types import FrameType
 
 import structlog
 
-from broker.control import StopRun
+from broker.control import Answer, Ask, StopRun
 from broker.core import Core
 from broker.run import Terms, run_of
 from broker.service import LINGER, serve
@@ -18,6 +19,7 @@ from pipeline.plan import Plan
 from pipeline.schedule import Schedule, make
 
 from . import runs
+from .result import keep, result_of
 
 log = structlog.get_logger()
 
@@ -40,9 +42,10 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
     The first SIGINT or SIGTERM stops the run, the second ends the broker at once.
     Raises `EndpointTaken`, `OtherRun`, `StoreUnusable`, and `PlanRefused` or `ModelRefused` for an unusable plan.
     """
+    started = monotonic()
     plan, schedule = _scheduled(plan)
     folder = runs.folder(plan, place.run)
-    folder.mkdir(parents=True, exist_ok=True)
+    keep(folder, runs.PLAN, plan.as_mapping())
     store = SqliteStore(folder / runs.STORE)
     try:
         terms = Terms.of(plan, schedule)
@@ -54,6 +57,7 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
             on_bound(endpoint)
 
         serve(core, place.url, stop=watch.must_leave, on_bound=tell, linger=1.0 if place.parent else LINGER)
+        _keep_result(core, plan, folder, monotonic() - started)
     finally:
         (folder / runs.BROKER).unlink(missing_ok=True)
         store.close()
@@ -69,6 +73,13 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
         return job.plan, job.schedule
     choice = plan.schedule
     return plan, make(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
+
+
+def _keep_result(core: Core, plan: Plan, folder: Path, seconds: float) -> None:
+    """Also for a run that nobody supervises. A broker that only heard of the run's end has nothing to add."""
+    for _, said in core.handle(b"", Ask("status"), time()):
+        if isinstance(said, Answer) and said.facts["weights_sha256"] and said.facts["training_steps"]:
+            keep(folder, runs.RESULT, result_of(plan, core.run, said.facts, seconds))
 
 
 def _told(core: Core) -> int:

@@ -9,7 +9,9 @@ import zmq
 
 from broker.control import Answer, Ask, Exited, FromBroker, Refused, StopRun, ToBroker, decode_from_broker, encode
 
-from .link import BrokerUnreachable
+
+class BrokerUnreachable(Exception):
+    """No broker answers where one was looked for."""
 
 
 class Client:

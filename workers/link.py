@@ -38,15 +38,12 @@ from broker.control import (
 from broker.ledger import State
 from pipeline.schedule import Kind
 
+from .client import BrokerUnreachable
 from .progress import Done, Progress
 
 BEAT = 0.1  # seconds between two reports
 AGAIN = 1.0  # seconds without confirmation after which a report's steps are said again
 FULLEST = 2000  # finished steps in one report at most, so that a broker that comes back is not swamped
-
-
-class BrokerUnreachable(Exception):
-    """No broker answers where the plan says that it is."""
 
 
 class TurnedAway(Exception):

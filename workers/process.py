@@ -24,9 +24,10 @@ from pipeline.data import DataError
 from pipeline.model import ModelRefused
 from pipeline.plan import Plan, PlanRefused
 
+from .client import BrokerUnreachable
 from .executor import ComputeFailed
 from .job import Job, prepare
-from .link import BrokerUnreachable, Introduction, Link, TurnedAway
+from .link import Introduction, Link, TurnedAway
 from .weights import save_weights
 from .worker import PATIENCE
 

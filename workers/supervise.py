@@ -20,13 +20,12 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any, Protocol, TextIO
 
-from .client import Client
-from .link import BrokerUnreachable
+from .client import BrokerUnreachable, Client
 
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
 RESTARTS = 5  # of a broker that does not stay up
 VERDICT = 3.0  # seconds that the broker gets to say what a worker's exit means
-PARTING = 5.0  # seconds that processes get to leave by themselves, before they are ended
+PARTING = 2.5  # seconds that processes get to leave by themselves, and again after SIGTERM, before they are killed
 
 Facts = dict[str, Any]
 
@@ -85,7 +84,7 @@ def run(local: Local, on_status: Callable[[Facts], None] = lambda facts: None) -
     with ExitStack() as stack:
         interrupts = stack.enter_context(_interrupts())  # first: from here on there is something to clean up
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-")))
-        crew = stack.enter_context(_Crew(local, f"ipc://{sockets}/broker"))
+        crew = stack.enter_context(_Crew(local, f"ipc://{sockets}/broker", interrupts))
         client = stack.enter_context(Client(crew.url))
         return _watch(crew, client, interrupts, on_status)
 
@@ -93,9 +92,10 @@ def run(local: Local, on_status: Callable[[Facts], None] = lambda facts: None) -
 class _Crew:
     """The processes of a local run: the broker, and one for each worker of the plan."""
 
-    def __init__(self, local: Local, url: str) -> None:
+    def __init__(self, local: Local, url: str, interrupts: "_Interrupts") -> None:
         self.url = url
         self._local = local
+        self._interrupts = interrupts
         self._logs: list[TextIO] = []
         self.broker: Process | None = None
         self.workers: dict[int, Process] = {}
@@ -110,8 +110,8 @@ class _Crew:
 
     def __exit__(self, *_: object) -> None:
         """First the workers, which still have something to tell the broker, then the broker."""
-        _end(list(self.workers.values()))
-        _end([self.broker] if self.broker else [])
+        _end(list(self.workers.values()), self._interrupts)
+        _end([self.broker] if self.broker else [], self._interrupts)
         for file in self._logs:
             file.close()
 
@@ -220,13 +220,15 @@ class _Watch:
             self._crew.start_broker()
 
 
-def _end(processes: Sequence[Process]) -> None:
-    """Lets `processes` leave by themselves, then asks them to, then makes them."""
-    for patience, number in ((PARTING, None), (PARTING, signal.SIGTERM), (PARTING, signal.SIGKILL)):
+def _end(processes: Sequence[Process], interrupts: _Interrupts) -> None:
+    """Lets `processes` leave by themselves, then asks them to, then makes them: at once after a second interrupt."""
+    for number in (None, signal.SIGTERM, signal.SIGKILL):
         left = [process for process in processes if process.poll() is None]
         for process in left:
             if number is not None:
                 process.send_signal(number)
-        deadline = monotonic() + patience
+        deadline = monotonic() + PARTING
         while any(process.poll() is None for process in left) and monotonic() < deadline:
+            if interrupts.now and number is not signal.SIGKILL:
+                break
             sleep(0.02)

@@ -30,7 +30,7 @@ _EXPECTED = {
     ("pipeline.schedule", "ScheduleRefused"): Exit.REFUSED,
     ("pipeline.model", "ModelRefused"): Exit.REFUSED,
     ("pipeline.data", "DataError"): Exit.REFUSED,
-    ("workers.link", "BrokerUnreachable"): Exit.NO_BROKER,
+    ("workers.client", "BrokerUnreachable"): Exit.NO_BROKER,
     ("broker.errors", "BrokerError"): Exit.FAILED,
 }
 

@@ -14,7 +14,7 @@ def log_to_stderr() -> None:
     """From now on, in this process."""
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, render],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: _Stderr(),
         cache_logger_on_first_use=True,
     )
 
@@ -26,6 +26,15 @@ def render(_: object, __: str, event: Event) -> str:
     details = ", ".join(f"{name} {value}" for name, value in event.items())
     sentence = ": ".join(part for part in (str(text), str(reason), details) if part)
     return "\n".join(part for part in (traceback, f"{_opening(level)} {sentence}") if part)
+
+
+class _Stderr:
+    """A logger that writes to whatever stderr is at the moment."""
+
+    def msg(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    debug = info = warning = error = critical = msg
 
 
 def _opening(level: str) -> str:

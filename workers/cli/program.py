@@ -1,6 +1,6 @@
 """The commands under their names, and what becomes of their errors."""
 
-import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -47,9 +47,9 @@ class Commands(click.Group):
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, help="Show the traceback of every error.")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of every error.")
 @click.version_option(package_name="stageline", prog_name="stageline")
-def stageline(debug: bool) -> None:
+def stageline() -> None:
     """Train one PyTorch model on machines that share nothing but message queues."""
 
 
@@ -60,15 +60,25 @@ def run(arguments: Sequence[str]) -> int:
             return stageline.main(list(arguments), prog_name="stageline", standalone_mode=False) or Exit.OK
     except Failure as failure:
         if "--debug" in arguments:
-            sys.excepthook(type(failure), failure, failure.__traceback__)
+            traceback.print_exception(failure)
         click.echo(f"stageline: {failure}", err=True)
         return failure.code
     except click.ClickException as error:
-        error.show()
+        _explain_usage(error)
         return error.exit_code
     except click.Abort:
         return Exit.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - a bug, whatever it is
-        sys.excepthook(type(error), error, error.__traceback__)
+        traceback.print_exception(error)
         click.echo(_BUG, err=True)
         return Exit.FAILED
+
+
+def _explain_usage(error: click.ClickException) -> None:
+    message = error.format_message()
+    if message.startswith("Usage:"):  # no command at all: the help, on its own
+        click.echo(message, err=True)
+        return
+    click.echo(f"stageline: {message[:1].lower()}{message[1:]}", err=True)
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        click.echo(f"See {error.ctx.command_path} --help", err=True)

@@ -28,7 +28,10 @@ def status(where: str | None, broker: str | None, as_json: bool) -> None:
 
 
 def _headline(facts: Facts) -> str:
-    steps = f"{facts['finished_floor']} of {facts['training_steps'] or '?'} steps"
+    total = facts["training_steps"]
+    steps = (
+        f"{facts['finished_floor'] if total is None else min(facts['finished_floor'], total)} of {total or '?'} steps"
+    )
     loss = facts["last_loss"] and facts["last_loss"]["loss"]
     known = (
         f"run {facts['run']}: {facts['phase']}",

@@ -1,0 +1,304 @@
+"""The commands, as a user types them: what they print, where, and with which exit code they end."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from desk import Desk, free_port, until
+from pipeline import schedule
+from pipeline.check import check
+from pipeline.plan import from_mapping, read
+from workers.cli.program import COMMANDS, run
+from workers.cli.schedule import ABOUT
+from workers.client import Client
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+TRAIN_1 = [
+    "schema",
+    "run",
+    "steps",
+    "microbatches",
+    "loss",
+    "losses",
+    "metrics",
+    "weights_sha256",
+    "seconds",
+    "restarts",
+]
+
+
+@pytest.fixture
+def desk(tmp_path):
+    with Desk(tmp_path) as made:
+        yield made
+
+
+def output_of(capsys, *arguments):
+    """What a command of this process writes to stdout; it must end well."""
+    code = run(arguments)
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+def test_train_ends_with_one_line_of_json_and_keeps_it_with_the_plan_in_the_runs_folder(desk, capsys):
+    ended = desk.command("train", ".", "--json")
+    assert ended.returncode == 0, ended.stderr
+    (line,) = ended.stdout.splitlines()
+    result = json.loads(line)
+    assert list(result) == TRAIN_1
+    assert (result["schema"], result["steps"], result["microbatches"], result["restarts"]) == ("train/1", 6, 3, 0)
+    assert list(result["losses"]) == ["0", "2", "4"]
+    assert 0 <= result["metrics"]["accuracy"] <= 1
+    (folder,) = desk.runs()
+    assert folder.name == result["run"]
+    assert json.loads((folder / "result.json").read_text()) == result
+    kept = from_mapping(json.loads((folder / "plan.json").read_text()))
+    assert kept.digest() == read(desk.folder).digest()
+    assert not (folder / "broker.url").exists()
+
+    assert desk.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
+    in_memory = json.loads(capsys.readouterr().out)
+    assert in_memory["weights_sha256"] == result["weights_sha256"]
+    assert in_memory["losses"] == result["losses"]
+
+
+def test_train_for_people_ends_with_what_it_came_to_and_the_timetable_as_it_ran(desk, capsys):
+    code = desk.here("train", ".")
+    ended = capsys.readouterr()
+    assert code == 0, ended.err
+    (folder,) = desk.runs()
+    said = dict(line.split(maxsplit=1) for line in ended.out.partition("\n\n")[0].splitlines())
+    result = json.loads((folder / "result.json").read_text())
+    assert said["run"] == f"runs/{folder.name}"
+    assert said["weights_sha256"] == result["weights_sha256"]
+    assert float(said["accuracy"]) == pytest.approx(result["metrics"]["accuracy"])
+    timetable = ended.out.partition("as it ran")[2]
+    assert [row.split()[1] for row in timetable.splitlines() if row.startswith("worker ")] == ["0", "1"]
+    assert "\x1b" not in ended.out + ended.err
+    assert "stageline: running" in ended.err
+
+
+def test_three_terminals_over_tcp_train_to_the_same_weights_and_can_be_asked_meanwhile(desk, capsys):
+    config = (".", "--set", "queues.url=tcp://127.0.0.1:0", "--set", "run.steps=6")
+    broker = desk.start("broker", *config, "--bind", f"tcp://127.0.0.1:{free_port()}")
+    url = until(broker.stderr, "broker at").split("broker at ")[1].split(",")[0]
+    maps = Path(f"/proc/{broker.pid}/maps").read_text()
+    assert "torch" not in maps, "a broker that knows the number of stages has no need of torch"
+
+    assert run(["status", "--broker", url, "--json"]) == 0
+    before = json.loads(capsys.readouterr().out)
+    assert (before["schema"], before["phase"], before["missing"]) == ("status/1", "waiting", [0, 1])
+    assert desk.here("status") == 0  # finds the newest run of the folder by itself
+    assert "waits for worker 0, 1" in capsys.readouterr().out
+
+    workers = [desk.start("worker", *config, "--broker", url) for _ in range(2)]
+    for worker in workers:
+        _, errors = worker.communicate()
+        assert worker.returncode == 0, errors
+    assert run(["status", "--broker", url]) == 0
+    said = capsys.readouterr().out
+    assert "finished" in said
+    assert "6 of 6 steps" in said
+    assert run(["queue", "ls", "--broker", url]) == 0
+    assert capsys.readouterr().out.startswith("queues of run small-")
+    with Client(url) as client:
+        facts = client.ask("status")
+        client.stop_run("the test has seen enough", 0)
+    broker.communicate()
+    assert broker.returncode == 0
+    (folder,) = desk.runs()
+    assert json.loads((folder / "result.json").read_text())["weights_sha256"] == facts["weights_sha256"]
+
+    assert desk.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
+    assert json.loads(capsys.readouterr().out)["weights_sha256"] == facts["weights_sha256"]
+
+
+def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(desk):
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workers.cli", "train", ".", "--set", "queues.url=memory://", "--json"],
+        cwd=desk.folder,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        text=True,
+    )
+    os.close(slave)
+    stdout, _ = process.communicate()
+    drawn = os.read(master, 2**16).decode()
+    os.close(master)
+    assert process.returncode == 0
+    assert json.loads(stdout)["schema"] == "train/1"
+    assert "samples/s" in drawn
+    assert "stage 1" in drawn
+    assert drawn.rindex("\x1b[?25h") > drawn.rindex("\x1b[?25l")
+
+
+def test_a_plan_is_shown_with_who_decided_each_key_and_what_the_stages_take(desk, capsys):
+    assert desk.here("plan", ".", "--set", "run.steps=9") == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert rows["run.steps"] == ["run.steps", "9", "--set"]
+    assert rows["model.cut"] == ["model.cut", "[2]", "file"]
+    assert rows["queues.url"] == ["queues.url", '"ipc://"', "default"]
+    assert "forward-1" in rows
+
+
+def test_a_plans_forecast_counts_parameters_bytes_and_messages_as_they_are(desk, capsys):
+    assert desk.here("plan", ".", "--json", "--set", "optimizer.factory=torch.optim.Adam") == 0
+    found = json.loads(capsys.readouterr().out)
+    first, last = found["stages"]
+    assert found["schema"] == "plan/1"
+    assert [first["parameters"], last["parameters"]] == [4 * 8 + 8, 8 * 2 + 2]
+    assert first["bytes"]["weights"] == first["bytes"]["gradients"] == 4 * first["parameters"]
+    two_moments_and_a_step_count_for_each_of_two_tensors = 2 * first["bytes"]["weights"] + 2 * 4
+    assert first["bytes"]["optimizer"] == two_moments_and_a_step_count_for_each_of_two_tensors
+    assert (first["in_flight"], last["in_flight"]) == (2, 1)
+    assert first["total"] == sum(first["bytes"].values())
+    queues = {each["queue"]: each for each in found["queues"]}
+    activation = 2 * 8 * 4  # rows, width, bytes of a float32
+    assert activation < queues["forward-1"]["message"] < activation + 200  # and a header
+    assert queues["forward-1"]["retained"] == 3 * queues["forward-1"]["message"]
+    assert found["idle"] == list(check(schedule.make("1f1b", [(0,), (1,)], 3)).idle)
+
+
+def test_doctor_finds_this_machine_and_the_small_plan_well(desk, capsys):
+    assert desk.here("doctor", ".", "--json") == 0
+    findings = {each["what"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert {"torch", "package pipeline", "ipc sockets", "fingerprint", "determinism"} <= set(findings)
+    assert "same bits" in findings["determinism"]["found"]
+
+
+def test_doctor_finds_data_that_is_not_the_same_twice(desk, capsys):
+    text = (desk.folder / "data.py").read_text()
+    desk.write("data.py", text.replace("generator=torch.Generator().manual_seed(1)", "generator=entropy()") + ENTROPY)
+    assert desk.here("doctor", ".") == 1
+    wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WRONG")]
+    assert len(wrong) == 1
+    assert wrong[0].startswith("WRONG determinism")
+
+
+ENTROPY = """
+def entropy():
+    generator = torch.Generator()
+    generator.seed()
+    return generator
+"""
+
+
+def test_doctor_names_what_is_wrong_with_a_plan_and_looks_on(desk, capsys):
+    assert desk.here("doctor", ".", "--set", "model.cut=[7]") == 1
+    said = capsys.readouterr().out
+    assert "WRONG plan: model.cut = [7]" in said
+    assert "ok    run.dir" in said
+
+
+def test_the_schedules_are_listed_each_with_a_sentence(capsys):
+    assert tuple(ABOUT) == schedule.names()
+    listed = output_of(capsys, "schedule", "list").splitlines()[2:]
+    assert [line.split()[0] for line in listed] == list(schedule.names())
+    facts = json.loads(output_of(capsys, "schedule", "list", "--json"))
+    assert [each["name"] for each in facts["schedules"]] == list(schedule.names())
+
+
+def test_a_schedule_is_drawn_and_measured(capsys, tmp_path):
+    picture = tmp_path / "1f1b.svg"
+    said = output_of(capsys, "schedule", "show", "1f1b", "--stages", "2", "--microbatches", "2", "--svg", str(picture))
+    assert said.splitlines()[0] == "1f1b, 2 stages on 2 workers, 2 microbatches"
+    assert "bubble 3 of 9 (33 %); in flight at most 2 on stage 0, 1 on stage 1" in said
+    assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")  # noqa: S314  # our own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "placement"),
+    [
+        (["gpipe", "--stages", "3"], ((0,), (1,), (2,))),
+        (["1f1b", "--stages", "4", "--workers", "2"], ((0, 1), (2, 3))),
+        (["interleaved-1f1b", "--stages", "4", "--workers", "2"], ((0, 2), (1, 3))),
+        (["1f1b", "--placement", "0,3;1,2"], ((0, 3), (1, 2))),
+    ],
+)
+def test_the_json_of_a_schedule_says_what_the_checker_says(arguments, placement, capsys):
+    facts = json.loads(output_of(capsys, "schedule", "show", *arguments, "--microbatches", "4", "--json"))
+    made = schedule.make(arguments[0], placement, 4)
+    verdict = check(made)
+    assert facts["placement"] == [list(stages) for stages in placement]
+    assert facts["actions"] == [[str(action) for action in actions] for actions in made.workers]
+    assert (facts["span"], facts["bubble"]) == (verdict.span, verdict.bubble)
+    assert facts["stage_peak"] == list(verdict.stage_peak)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "queue ls", "schedule list", "schedule show"])
+def test_help_of_every_command_shows_an_example(command, capsys):
+    said = output_of(capsys, *command.split(), "--help")
+    assert said.startswith(f"Usage: stageline {command}")
+    if command not in ("queue", "schedule"):  # these only hold commands
+        assert f"Example: stageline {command}" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("trian .", "did you mean train?"),
+        ("xyzzy", "there are train, worker, broker"),
+        ("train . --jsn", "--json"),
+        ("schedule show 1f1 --stages 2 --microbatches 2", "did you mean 1f1b?"),
+        ("schedule show 1f1b --stages two --microbatches 2", "two"),
+        ("schedule show 1f1b --placement 0;x --microbatches 2", "0,2;1,3"),
+        ("schedule show 1f1b --microbatches 2", "--stages"),
+        ("worker . --index -1", "--index"),
+    ],
+)
+def test_what_is_typed_wrong_is_answered_with_a_hint_and_exit_code_2(arguments, hint, capsys):
+    assert run(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("stageline: ")
+    assert hint in captured.err
+
+
+def test_the_version_is_told_and_no_command_at_all_gives_the_help(capsys):
+    assert output_of(capsys, "--version").startswith("stageline, version ")
+    assert run([]) == 2
+    assert capsys.readouterr().err.startswith("Usage: stageline")
+
+
+def test_the_shell_completes_commands_and_schedules(desk):
+    def completed(words: str) -> list[str]:
+        ended = desk.command(
+            _STAGELINE_COMPLETE="bash_complete", COMP_WORDS=f"stageline {words}", COMP_CWORD=str(len(words.split()))
+        )
+        return [line.partition(",")[2] for line in ended.stdout.splitlines()]
+
+    assert completed("tr") == ["train"]
+    assert completed("schedule show 1") == ["1f1b"]
+
+
+@pytest.mark.parametrize("arguments", [["schedule", "list"], ["--help"], ["status", "--broker", "ipc:///nowhere"]])
+def test_what_needs_no_torch_does_not_wait_for_it(arguments):
+    code = "import sys; from workers.cli.program import run; run(sys.argv[1:]); print('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "False"
+
+
+def test_a_bug_shows_its_traceback_and_asks_to_be_reported(capsys, monkeypatch):
+    monkeypatch.setattr("workers.cli.questions.ask", None)
+    monkeypatch.setattr("workers.cli.status.ask", None)
+    assert run(["status"]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "bug in stageline" in said
+
+
+def test_debug_shows_the_traceback_of_an_expected_error_too(capsys):
+    assert run(["plan", "nowhere"]) == 78
+    assert "Traceback" not in capsys.readouterr().err
+    assert run(["--debug", "plan", "nowhere"]) == 78
+    assert "Traceback" in capsys.readouterr().err
