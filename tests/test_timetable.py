@@ -47,6 +47,16 @@ def test_a_planned_schedule_as_text() -> None:
     """)
 
 
+def test_actions_of_one_length_have_one_width_wherever_they_begin() -> None:
+    verdict = check(make("1f1b", line(2), 3), Costs.even(2, latency=0.5))
+    assert text(verdict.timed) == picture("""
+        |          0              5              10          idle|
+        |worker 0  F0 F1          B0███ F2 B1███       B2███  36%|
+        |worker 1       F0 B0███ F1 B1███    F2 B2███         36%|
+        |          F░░ forward   B██ backward|
+    """)
+
+
 def test_a_terminal_without_unicode_gets_ascii() -> None:
     assert text(planned(), ascii_only=True) == picture("""
         |          0              5              10    idle|

@@ -25,8 +25,8 @@ _COST = {Kind.FORWARD: 1, Kind.BACKWARD: 2}  # what is known of costs before a r
 def merge(lists: Sequence[Iterator[Turn]], first_trainable: int) -> Iterator[Turn]:
     """All turns of all stages' lists in the order of their start.
 
-    Of those that start at once a backward goes first, then the lower number. No more can tie: a microbatch is not at two
-    stages at once.
+    Of those that start at once a backward goes first, then the lower number. Nothing else can tie: a microbatch is
+    never at two stages at once.
     """
     clock = _Clock(lists, first_trainable)
     while (turn := clock.next_turn()) is not None:

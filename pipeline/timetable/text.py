@@ -5,6 +5,7 @@ worker 0  F0 F1          B0███ B1███
 worker 1     F0 B0███ F1 B1███
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,7 +58,8 @@ class _Columns:
     gap: int
 
     def of(self, time: float) -> int:
-        return round((time - self.start) * self.per_time)
+        """Halves go up, so that actions of one length get one width wherever they begin."""
+        return math.floor((time - self.start) * self.per_time + 0.5 + 1e-6)
 
 
 def _columns(sheet: Sheet, room: int) -> _Columns:
