@@ -3,10 +3,10 @@
 They differ in nothing but w: GPipe runs all forwards first, 1F1B as few as keep the stages behind it busy, the others
 lie between. One more than w microbatches are in flight at most. Four stages, 1F1B (B takes twice as long as F):
 
-    stage 0  F0 F1 F2 F3 .. .. .. .. .. B0=== F4 B1=== F5 B2===
-    stage 1  .. F0 F1 F2 .. .. .. B0=== F3 B1=== F4 B2===
-    stage 2  .. .. F0 F1 .. B0=== F2 B1=== F3 B2===
-    stage 3  .. .. .. F0 B0=== F1 B1=== F2 B2===
+    stage 0  F0 F1 F2 F3 .. .. .. .. .. .. B0 == F4 B1 == F5 B2 == F6 B3 ...
+    stage 1  .. F0 F1 F2 .. .. .. .. B0 == F3 B1 == F4 B2 == F5 B3 == F6 ...
+    stage 2  .. .. F0 F1 .. .. B0 == F2 B1 == F3 B2 == F4 B3 == F5 B4 == ...
+    stage 3  .. .. .. F0 B0 == F1 B1 == F2 B2 == F3 B3 == F4 B4 == F5 B5 ...
 """
 
 from collections.abc import Iterator

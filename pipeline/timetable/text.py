@@ -1,8 +1,8 @@
 """A timetable as text: a row for each worker, a cell for each action, as wide as the action is long.
 
-          0     2     4     6     8     10
-worker 0  F0 F1          B0███ B1███
-worker 1     F0 B0███ F1 B1███
+          0              5           idle
+worker 0  F0 F1       B0███    B1███  33%
+worker 1     F0 B0███ F1 B1███        33%
 """
 
 import math
