@@ -102,6 +102,7 @@ class Consumer:
         self.next = number
         self._damages = 0
         self.lost()
+        self.meet()
 
     def lost(self) -> None:
         """What was sent from the next message on may be lost: ask for it again."""

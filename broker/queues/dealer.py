@@ -13,7 +13,7 @@ from ..message import Header, Limits, Message, allocate, assemble, check_run, fi
 from ..queue import QueueKey
 from . import options
 from .consumer import TOO_OFTEN, Consumer, Verdict
-from .requests import pack, unpack_standing
+from .requests import Take, pack, unpack_standing
 
 UNANSWERED = 30.0  # seconds without any answer after which a connection is made anew; doubles up to LONGEST
 LONGEST = 600.0
@@ -34,7 +34,7 @@ class Dealer:
         self._hwm = hwm
         self._limits = limits
         self._damages = 0
-        self._asked = 0.0  # when the oldest question without an answer was asked; 0: there is none
+        self._asked = 0.0  # since when there has been no answer to what was, or could not be, asked; 0: all is well
         self._patience = UNANSWERED
         self.socket = self._connect()
 
@@ -82,16 +82,8 @@ class Dealer:
         self._mute = False
         for consumer in self.consumers.values():
             take = consumer.request(now)
-            if take is None:
-                continue
-            try:
-                self.socket.send(pack(take), zmq.NOBLOCK)
-            except zmq.Again:
-                self._mute = True
-                return
-            consumer.did_say(take, now)
-            if take.ask and not self._asked:
-                self._asked = now
+            if take is not None and not self._mute:
+                self._say(consumer, take, now)
         if self._asked and now - self._asked > self._patience:
             self._renew()
 
@@ -108,6 +100,16 @@ class Dealer:
     def close(self) -> None:
         self.socket.close()
 
+    def _say(self, consumer: Consumer, take: Take, now: float) -> None:
+        try:
+            self.socket.send(pack(take), zmq.NOBLOCK)
+        except zmq.Again:
+            self._mute = True
+        else:
+            consumer.did_say(take, now)
+        if take.ask or self._mute:
+            self._asked = self._asked or now
+
     def _connect(self) -> options.Socket:
         socket = self._context.socket(zmq.DEALER)
         options.for_dealer(socket, self._hwm, self._limits.message_bytes)
@@ -115,7 +117,10 @@ class Dealer:
         return socket
 
     def _renew(self) -> None:
-        """Whatever the old connection is stuck in, a new one begins afresh."""
+        """Whatever the old connection is stuck in, a new one begins afresh.
+
+        ZeroMQ gives a connection up for good when the bytes on it are not its protocol, and says nothing.
+        """
         self.socket.close()
         self.socket = self._connect()
         self._asked, self._patience = 0.0, min(2 * self._patience, LONGEST)

@@ -102,8 +102,9 @@ class Log:
     def trim(self, step: int) -> None:
         """Forgets the messages before `step`. Raises `Overwritten` if a tensor of one has been written to."""
         floor = step * self._microbatches
-        for number in range(self.first, min(floor, self.end)):
-            self._forget(number)
+        while self.first < min(floor, self.end):
+            self._forget(self.first)
+            self.first += 1
         self.first = max(self.first, floor)
         self.end = max(self.end, self.first)
 

@@ -1,0 +1,215 @@
+"""A queue over a wire that drops, repeats, delays, reorders and damages frames, and is cut, on a virtual clock.
+
+Only the two sans-IO ends are real; every fault is drawn from one seed and counted, so that a test can see it fired.
+"""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+import torch
+
+from broker.errors import BadMessage
+from broker.message import Flow, Message, allocate, assemble, fingerprint, read_header
+from broker.queue import QueueKey
+from broker.queues.consumer import Consumer, Verdict
+from broker.queues.log import Log, Shelf
+from broker.queues.producer import Producer
+from broker.queues.requests import Take, pack, unpack_standing, unpack_take
+
+RUN = "wire-run"
+KEY = QueueKey(Flow.FORWARD, 1)
+MICROBATCHES = 4
+
+
+def value(number: int) -> torch.Tensor:
+    """What message `number` holds, whoever computes it."""
+    return torch.arange(number, number + 5, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Probabilities of each fault, per frame group sent; `slowness` is the mean delay in seconds."""
+
+    drop: float = 0.0
+    repeat: float = 0.0
+    damage: float = 0.0
+    cut: float = 0.0
+    slowness: float = 0.01
+    ordered: bool = True
+
+    @classmethod
+    def drawn(cls, dice: random.Random) -> "Faults":
+        rates = [dice.choice([0.0, 0.05, 0.2]) for _ in range(3)]
+        return cls(
+            *rates, cut=dice.choice([0.0, 0.02]), slowness=dice.choice([0.001, 0.1, 2.0]), ordered=dice.random() < 0.3
+        )
+
+
+class World:
+    """One queue with its two ends. `steps` steps of messages are put, one after another, and taken."""
+
+    def __init__(self, seed: int, faults: Faults | None = None, *, steps: int = 8, window: int = 5) -> None:
+        self.dice = random.Random(seed)
+        self.faults = faults or Faults.drawn(self.dice)
+        self.fired: Counter[str] = Counter()
+        self.now = 0.0
+        self.end = steps * MICROBATCHES
+        self.window = window
+        self.delivered: list[tuple[int, bytes]] = []
+        self.most_in_flight = 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._connection = 0
+        self._arrival = {True: 0.0, False: 0.0}
+        self.compute: Callable[[int], torch.Tensor] = value
+        self.start_producer(1, 0)
+        self.start_consumer(2, 0)
+
+    def start_producer(self, incarnation: int, step: int) -> None:
+        """A producer that begins with `step`, in place of the one there was; connections to that are gone."""
+        self._incarnation = incarnation
+        self._put = step * MICROBATCHES
+        self.producer = Producer(Log(RUN, KEY, MICROBATCHES, Shelf()))
+        self.cut()
+
+    def start_consumer(self, incarnation: int, step: int) -> None:
+        """A consumer that begins with `step`, in place of the one there was."""
+        self.consumer = Consumer(RUN, KEY, incarnation, self.window)
+        self.consumer.rewind(step * MICROBATCHES)
+        self.cut()
+
+    def cut(self) -> None:
+        """The connection breaks: all that is on its way is gone, and the consumer comes back over another."""
+        self._connection += 1
+        self._events.clear()
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Goes on until all is delivered, or `until`."""
+        done = until or (lambda: bool(self.delivered) and self.delivered[-1][0] == self.end - 1)
+        for _ in range(200_000):
+            if done():
+                return
+            self._turn()
+        raise AssertionError(f"nothing moves any more at {self.now:.1f} s: {len(self.delivered)} delivered")
+
+    def put(self) -> None:
+        """The producer computes its next message."""
+        step, microbatch = divmod(self._put, MICROBATCHES)
+        payload = self.compute(self._put)
+        message = Message(RUN, KEY.flow, step, microbatch, KEY.stage, self._incarnation, self._put, payload)
+        self.producer.log.put(message, self.now)
+        self._put += 1
+        self._flush()
+
+    def take(self) -> None:
+        if self.consumer.ready:
+            message = self.consumer.pop()
+            assert isinstance(message.payload, torch.Tensor)
+            self.delivered.append((message.sequence, message.payload.numpy().tobytes()))
+
+    def say(self, take: Take) -> None:
+        """Any consumer's word to the producer, over the wire."""
+        self._send([pack(take)], self._connection, to_producer=True)
+
+    def _turn(self) -> None:
+        """Somebody does something: whose turn it is, is chance."""
+        match self.dice.randrange(4):
+            case 0 if self._put < self.end:
+                self.put()
+            case 1:
+                self.take()
+            case 2:
+                self._speak()
+            case _:
+                self._wait()
+
+    def _speak(self) -> None:
+        take = self.consumer.request(self.now)
+        if take is not None:
+            self.say(take)
+            self.consumer.did_say(take, self.now)
+
+    def _wait(self) -> None:
+        """Time passes until the next frames arrive, or somebody has something to say again."""
+        if self._events and self._events[0][0] <= self.consumer.due:
+            self.now, _, deliver = heapq.heappop(self._events)
+            deliver()
+        else:
+            self.now = max(self.now, self.consumer.due)
+
+    def _flush(self) -> None:
+        while (number := self.producer.due()) is not None:
+            frames = self.producer.frames(number)
+            self.producer.did_send(number)
+            self._send([bytes(frame) for frame in frames], self._connection, to_producer=False)
+        self.most_in_flight = max(self.most_in_flight, self.producer.depth(self.now).in_flight)
+
+    def _send(self, frames: list[bytes], connection: int, *, to_producer: bool) -> None:
+        faults = self.faults
+        if self._happens("drop", faults.drop):
+            return
+        for _ in range(2 if self._happens("repeat", faults.repeat) else 1):
+            sent = self._damaged(frames) if self._happens("damage", faults.damage) else frames
+            hear = partial(self._producer_hears if to_producer else self._consumer_hears, sent, connection)
+            heapq.heappush(self._events, (self._arrives(to_producer), next(self._order), hear))
+        if self._happens("cut", faults.cut):
+            self.cut()
+
+    def _arrives(self, to_producer: bool) -> float:
+        at = self.now + self.dice.expovariate(1 / self.faults.slowness)
+        if self.faults.ordered:
+            at = self._arrival[to_producer] = max(at, self._arrival[to_producer])
+        elif at < self._arrival[to_producer]:
+            self.fired["overtake"] += 1
+        self._arrival[to_producer] = max(at, self._arrival[to_producer])
+        return at
+
+    def _producer_hears(self, frames: list[bytes], connection: int) -> None:
+        try:
+            take = unpack_take(frames[0])
+        except BadMessage:
+            return
+        self.producer.hear(connection.to_bytes(4, "little"), take)
+        self._flush()
+        if take.ask:
+            self._send([b"", pack(self.producer.standing(take))], connection, to_producer=False)
+
+    def _consumer_hears(self, frames: list[bytes], connection: int) -> None:
+        try:
+            if frames[0]:
+                self._message(frames)
+            else:
+                self.consumer.hear(unpack_standing(frames[1]))
+        except BadMessage:
+            self.consumer.lost()
+
+    def _message(self, frames: list[bytes]) -> None:
+        header = read_header(frames[0])
+        number, marks = header.step * MICROBATCHES + header.microbatch, fingerprint(header)
+        if self.consumer.judge(number, marks, whole=len(frames) > 1) is Verdict.DROP:
+            return
+        buffers = allocate(header)
+        for buffer, frame in zip(buffers, frames[1:], strict=True):
+            buffer[:] = frame
+        try:
+            message = assemble(header, buffers)
+        except BadMessage as error:
+            self.consumer.damaged(str(error))
+        else:
+            self.consumer.accept(message, marks, self.now)
+
+    def _damaged(self, frames: list[bytes]) -> list[bytes]:
+        place = self.dice.choice([place for place, frame in enumerate(frames) if frame])
+        frame = bytearray(frames[place])
+        frame[self.dice.randrange(len(frame))] ^= 1 << self.dice.randrange(8)
+        return [*frames[:place], bytes(frame), *frames[place + 1 :]]
+
+    def _happens(self, fault: str, probability: float) -> bool:
+        happens = self.dice.random() < probability
+        self.fired[fault] += happens
+        return happens

@@ -1,0 +1,100 @@
+"""A line is one queue between two workers, over each transport: what the queue tests are run on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, TypeVar
+
+import torch
+
+from broker.message import Flow, Message
+from broker.queue import Inbound, Outbound, QueueKey, Queues
+from broker.queues.memory import MemoryQueues
+from broker.queues.zeromq import ZeroMQQueues
+from pipeline.tree import Tree
+
+KEY = QueueKey(Flow.FORWARD, 1)
+RUN = "line-run"
+Found = TypeVar("Found")
+LIMIT = 20.0  # seconds that a test waits for what must come
+
+
+@dataclass
+class Line:
+    """Both ends of the queue KEY, and the workers' queues that they are of (the same for memory)."""
+
+    producer: Queues
+    consumer: Queues
+    microbatches: int
+
+    @property
+    def outbound(self) -> Outbound:
+        return self.producer.outbound(KEY)
+
+    @property
+    def inbound(self) -> Inbound:
+        return self.consumer.inbound(KEY)
+
+    def message(self, number: int, payload: Tree = None, **others: Any) -> Message:
+        """Message `number` of the queue; its payload says its number unless another is given."""
+        step, microbatch = divmod(number, self.microbatches)
+        content = torch.full((3,), float(number)) if payload is None else payload
+        fields = {"run": RUN, "flow": KEY.flow, "stage": KEY.stage, "incarnation": 1, "sequence": number}
+        return Message(**{**fields, "step": step, "microbatch": microbatch, **others}, payload=content)
+
+    def put(self, *numbers: int) -> None:
+        for number in numbers:
+            self.outbound.put(self.message(number))
+
+    def take(self) -> Message:
+        """The next message, which must come."""
+        return wait_for(self._look)
+
+    def take_numbers(self, count: int) -> list[int]:
+        return [self.take().sequence for _ in range(count)]
+
+    def settle(self) -> None:
+        """Lets both ends say what they have to say to each other."""
+        for _ in range(3):
+            self.consumer.pump(0.01)
+            self.producer.pump(0.01)
+
+    def close(self) -> None:
+        self.consumer.close()
+        self.producer.close()
+
+    def _look(self) -> Message | None:
+        self.producer.pump(0)
+        return self.inbound.take(0.01)
+
+
+def wait_for(look: Callable[[], Found | None]) -> Found:
+    until = monotonic() + LIMIT
+    while (found := look()) is None:
+        assert monotonic() < until, "what was waited for has not come"
+    return found
+
+
+def memory_line(folder: Path, *, microbatches: int = 4, window: int = 8, retain_bytes: int = 2**40) -> Line:
+    queues = MemoryQueues(RUN, microbatches, retain_bytes)
+    return Line(queues, queues, microbatches)
+
+
+def ipc_line(folder: Path, **terms: Any) -> Line:
+    return _zeromq_line(lambda worker: f"ipc://{folder}/{worker}", **terms)
+
+
+def tcp_line(folder: Path, **terms: Any) -> Line:
+    return _zeromq_line(lambda worker: "tcp://127.0.0.1:0", **terms)
+
+
+def _zeromq_line(url: Callable[[int], str], *, microbatches: int = 4, window: int = 8, **retention: Any) -> Line:
+    terms: dict[str, Any] = {"microbatches": microbatches, "windows": {KEY: window}}
+    producer = ZeroMQQueues(RUN, 1, url(0), **terms, **{"spill_bytes": 0, "patience": 0.0, **retention})
+    consumer = ZeroMQQueues(RUN, 2, url(1), **terms)
+    consumer.connect({KEY: producer.endpoint})
+    return Line(producer, consumer, microbatches)
+
+
+LINES = {"memory": memory_line, "ipc": ipc_line, "tcp": tcp_line}

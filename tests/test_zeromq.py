@@ -1,0 +1,372 @@
+"""Queues over real sockets, real processes and a real network in between that breaks."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zmq
+
+from broker.errors import EndpointTaken, Fenced, ForeignMessage
+from broker.message import Flow, Message
+from broker.queue import QueueKey
+from broker.queues import consumer as consumer_module
+from broker.queues import dealer as dealer_module
+from broker.queues import requests
+from broker.queues.zeromq import ZeroMQQueues
+from lines import KEY, RUN, Line, wait_for
+from proxy import Flip, Proxy
+
+LOOPBACK = "tcp://127.0.0.1:0"
+BACK = QueueKey(Flow.BACKWARD, 0)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers that do not wait long before they ask again, so that a test of it is short."""
+    monkeypatch.setattr(consumer_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(consumer_module, "LONGEST", 0.2)
+
+
+def worker(stack: ExitStack, incarnation: int, url: str = LOOPBACK, **terms: Any) -> ZeroMQQueues:
+    plan = {"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 0.0}
+    return stack.enter_context(closing(ZeroMQQueues(RUN, incarnation, url, **{**plan, **terms})))
+
+
+def line_of(producer: ZeroMQQueues, consumer: ZeroMQQueues) -> Line:
+    consumer.connect({KEY: producer.endpoint})
+    return Line(producer, consumer, 4)
+
+
+@contextmanager
+def producer_process(url: str, incarnation: int, step: int, end: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    script = Path(__file__).with_name("producer_process.py")
+    words = [sys.executable, str(script), url, *map(str, (incarnation, step, end))]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.kill()
+
+
+def take_numbers(consumer: ZeroMQQueues, count: int) -> list[int]:
+    """Takes from a producer in another process, and sees that each message is what its number says."""
+    messages = [wait_for(lambda: consumer.inbound(KEY).take(1)) for _ in range(count)]
+    assert all(torch.equal(message.payload, torch.full((3,), float(message.sequence))) for message in messages)
+    return [message.sequence for message in messages]
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_a_killed_producer_is_replaced_and_the_consumer_goes_on(
+    stack: ExitStack, tmp_path: Path, transport: str
+) -> None:
+    urls = [f"ipc://{tmp_path}/first", f"ipc://{tmp_path}/second"] if transport == "ipc" else [LOOPBACK] * 2
+    consumer = worker(stack, 2, f"ipc://{tmp_path}/consumer")
+    with producer_process(urls[0], incarnation=1, step=0, end=40) as (endpoint, process):
+        consumer.connect({KEY: endpoint})
+        taken = take_numbers(consumer, 10)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    with producer_process(urls[1], incarnation=3, step=1, end=100) as (endpoint, _):
+        consumer.connect({KEY: endpoint})
+        taken += take_numbers(consumer, 90)
+    assert taken == list(range(100))
+
+
+def test_a_producer_may_come_back_at_the_same_address(stack: ExitStack, tmp_path: Path, hasty: None) -> None:
+    url = f"ipc://{tmp_path}/producer"
+    consumer = worker(stack, 2)
+    consumer.connect({KEY: url})
+    with producer_process(url, incarnation=1, step=0, end=40) as (_, process):
+        taken = take_numbers(consumer, 10)
+        process.send_signal(signal.SIGKILL)
+    with producer_process(url, incarnation=3, step=2, end=40):
+        taken += take_numbers(consumer, 30)
+    assert taken == list(range(40))
+
+
+def test_a_replaced_consumer_takes_over_and_its_zombie_is_told(stack: ExitStack) -> None:
+    producer, first, second = worker(stack, 1), worker(stack, 2), worker(stack, 3)
+    old = line_of(producer, first)
+    old.put(*range(30))
+    assert old.take_numbers(6) == list(range(6))
+    new = line_of(producer, second)
+    second.inbound(KEY).rewind(1)
+    assert new.take_numbers(10) == list(range(4, 14))
+    with pytest.raises(Fenced, match="forward-1 is taken by incarnation 3 now; this worker is incarnation 2"):
+        old.take_numbers(30)  # it may still hold some
+    assert new.take_numbers(16) == list(range(14, 30))
+
+
+def test_what_was_put_before_anybody_listened_arrives(stack: ExitStack) -> None:
+    producer, consumer = worker(stack, 1), worker(stack, 2)
+    Line(producer, consumer, 4).put(*range(20))
+    assert line_of(producer, consumer).take_numbers(20) == list(range(20))
+
+
+def test_a_consumer_that_asks_before_the_queue_is_there_is_not_forgotten(stack: ExitStack) -> None:
+    producer, consumer = worker(stack, 1), worker(stack, 2)
+    line = line_of(producer, consumer)
+    line.settle()
+    line.put(0)
+    assert line.outbound.depth().in_flight == 1
+    assert line.take_numbers(1) == [0]
+
+
+@pytest.mark.parametrize("elements", [10, 100_000, 4_000_000])
+def test_a_connection_that_is_cut_again_and_again_loses_nothing(stack: ExitStack, hasty: None, elements: int) -> None:
+    producer, consumer = worker(stack, 1), worker(stack, 2)
+    proxy = stack.enter_context(Proxy(producer.endpoint))
+    consumer.connect({KEY: proxy.endpoint})
+    line = Line(producer, consumer, 4)
+    payloads = [torch.randn(elements) for _ in range(12)]
+    for number, payload in enumerate(payloads):
+        line.outbound.put(line.message(number, payload))
+        if number % 3 == 2:
+            proxy.cut()
+        assert torch.equal(line.take().payload, payload)
+    assert proxy.connections >= 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_damaged_byte_is_never_accepted_and_asked_for_again(
+    stack: ExitStack, hasty: None, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(dealer_module, "UNANSWERED", 0.5)  # a damaged length can leave a connection stuck
+    dice = random.Random(seed)
+    producer, consumer = worker(stack, 1), worker(stack, 2)
+    proxy = stack.enter_context(Proxy(producer.endpoint))
+    consumer.connect({KEY: proxy.endpoint})
+    line = Line(producer, consumer, 4)
+    line.put(0)
+    line.take()
+    proxy.change = flip = Flip(dice.randrange(2000), dice.randrange(8))
+    payloads = [torch.randn(50) for _ in range(20)]
+    for number, payload in enumerate(payloads, start=1):
+        line.outbound.put(line.message(number, payload))
+    assert all(torch.equal(line.take().payload, payload) for payload in payloads)
+    assert flip.fired
+
+
+def test_a_connection_without_any_answer_is_made_anew(
+    stack: ExitStack, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dealer_module, "UNANSWERED", 0.2)
+    producer, consumer = worker(stack, 1), worker(stack, 2)
+    proxy = stack.enter_context(Proxy(producer.endpoint))
+    consumer.connect({KEY: proxy.endpoint})
+    line = Line(producer, consumer, 4)
+    line.put(0, 1)
+    line.take()
+    first = proxy.connections
+
+    def swallow(passing: bytes) -> bytes:
+        return b"" if proxy.connections == first else passing
+
+    proxy.change = swallow
+    line.settle()
+    line.put(2, 3)
+    assert line.take_numbers(3) == [1, 2, 3]
+    assert proxy.connections > first
+
+
+def test_a_producer_of_another_run_is_refused_with_both_names(stack: ExitStack) -> None:
+    consumer = worker(stack, 2)
+    other = stack.enter_context(closing(ZeroMQQueues("other", 1, LOOPBACK, microbatches=4, windows={})))
+    other.outbound(KEY)
+    with pytest.raises(ForeignMessage, match="belongs to run 'other', this one to run 'line-run'"):
+        line_of(other, consumer).take()
+
+
+def test_a_producer_of_another_version_is_refused_with_both_versions(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, consumer = worker(stack, 1), worker(stack, 2)
+    line = line_of(producer, consumer)
+    monkeypatch.setattr(requests, "_VERSION", b"\x09")
+    with pytest.raises(ForeignMessage, match="speaks version 9 of its requests, this one 1"):
+        line.take()
+
+
+def test_a_producer_of_another_plan_is_refused(stack: ExitStack) -> None:
+    producer, consumer = worker(stack, 1, microbatches=6), worker(stack, 2)
+    line = line_of(producer, consumer)
+    for microbatch in range(5):
+        producer.outbound(KEY).put(Message(RUN, KEY.flow, 0, microbatch, KEY.stage, 1, microbatch, None))
+    line.take_numbers(4)
+    with pytest.raises(ForeignMessage, match="not of this plan, which has 4 microbatches"):
+        line.take()
+
+
+def test_garbage_at_the_door_disturbs_nobody(stack: ExitStack) -> None:
+    producer, consumer = worker(stack, 1), worker(stack, 2)
+    line = line_of(producer, consumer)
+    line.put(0)
+    context = stack.enter_context(zmq.Context())
+    stranger = stack.enter_context(context.socket(zmq.DEALER))
+    stranger.linger = 0
+    stranger.connect(producer.endpoint)
+    dice = random.Random(4)
+    for size in [0, 1, 4, 5, 20, 500, 3000]:
+        stranger.send_multipart([dice.randbytes(size) for _ in range(dice.randrange(1, 4))])
+    stranger.send(dice.randbytes(10_000))  # more than a request may have: ZeroMQ drops the connection
+    assert line.take_numbers(1) == [0]
+    line.put(*range(1, 30))
+    assert line.take_numbers(29) == list(range(1, 30))
+
+
+def test_a_ring_from_another_thread_ends_a_wait(stack: ExitStack) -> None:
+    producer, consumer = worker(stack, 1), worker(stack, 2)
+    inbound = line_of(producer, consumer).inbound
+    ringer = threading.Timer(0.05, consumer.ring)
+    ringer.start()
+    assert inbound.take(10_000) is None
+    consumer.ring()
+    consumer.pump(10_000)
+    ringer.join()
+
+
+def test_a_ring_from_a_signal_handler_ends_a_wait(stack: ExitStack) -> None:
+    consumer = worker(stack, 2)
+    before = signal.signal(signal.SIGALRM, lambda number, frame: consumer.ring())
+    stack.callback(signal.signal, signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    assert consumer.inbound(KEY).take(10_000) is None
+
+
+def test_a_ring_before_the_wait_is_not_lost_and_a_ring_after_close_is_nothing(stack: ExitStack) -> None:
+    consumer = worker(stack, 2)
+    for _ in range(1000):
+        consumer.ring()
+    assert consumer.inbound(KEY).take(10_000) is None
+    consumer.close()
+    consumer.ring()
+
+
+def test_whoever_waits_serves_the_others(stack: ExitStack) -> None:
+    """Two workers that both only ever take would starve each other if a take did not send what is due."""
+    left, right = worker(stack, 1), worker(stack, 2)
+    left.connect({BACK: right.endpoint})
+    right.connect({KEY: left.endpoint})
+
+    def play(me: ZeroMQQueues, mine: QueueKey, other: QueueKey) -> list[int]:
+        for number in range(60):
+            step, microbatch = divmod(number, 4)
+            me.outbound(mine).put(Message(RUN, mine.flow, step, microbatch, mine.stage, 1, number, torch.ones(9)))
+        return [wait_for(lambda: me.inbound(other).take(5)).sequence for _ in range(60)]
+
+    results: list[list[int]] = []
+    thread = threading.Thread(target=lambda: results.append(play(right, BACK, KEY)))
+    thread.start()
+    results.append(play(left, KEY, BACK))
+    while thread.is_alive():
+        left.pump(0.01)
+    assert results == [list(range(60))] * 2
+
+
+def test_a_queue_within_one_worker_needs_no_socket(stack: ExitStack) -> None:
+    queues = worker(stack, 1, local={KEY})
+    line = Line(queues, queues, 4)
+    line.put(*range(5))
+    assert line.take_numbers(5) == list(range(5))
+    queues.ring()
+    assert line.inbound.take(10_000) is None
+
+
+def test_several_queues_share_one_connection(stack: ExitStack) -> None:
+    keys = [QueueKey(flow, stage) for flow in Flow for stage in range(3)]
+    windows = dict.fromkeys(keys, 3)
+    producer, consumer = worker(stack, 1), worker(stack, 2, windows=windows)
+    consumer.connect(dict.fromkeys(keys, producer.endpoint))
+    for number in range(20):
+        for key in keys:
+            payload = torch.full((4,), float(number))
+            step, microbatch = divmod(number, 4)
+            producer.outbound(key).put(Message(RUN, key.flow, step, microbatch, key.stage, 1, number, payload))
+    lines = {key: consumer.inbound(key) for key in keys}
+    dice = random.Random(1)
+    order = dice.sample(keys * 20, len(keys) * 20)
+    taken: dict[QueueKey, list[int]] = {key: [] for key in keys}
+    for key in order:
+
+        def look(key: QueueKey = key) -> Message | None:
+            producer.pump(0)
+            return lines[key].take(0.01)
+
+        taken[key].append(wait_for(look).sequence)
+    assert all(numbers == list(range(20)) for numbers in taken.values())
+
+
+def test_a_full_producer_waits_says_so_and_goes_on_when_there_is_room(stack: ExitStack) -> None:
+    reasons: list[str] = []
+
+    def waiting(reason: str) -> None:
+        reasons.append(reason)
+        if len(reasons) == 3:
+            producer.outbound(KEY).trim(1)
+
+    producer = worker(stack, 1, retain_bytes=5000, spill_bytes=0, waiting=waiting, patience=60.0)
+    line = line_of(producer, worker(stack, 2))
+    for number in range(5):
+        line.outbound.put(line.message(number, torch.zeros(250)))
+    assert len(reasons) == 3
+    assert reasons[0].startswith("forward-1 retains 4 messages, ")
+    line.inbound.rewind(1)
+    assert line.take_numbers(1) == [4]
+
+
+def test_what_was_spilled_to_the_disk_is_sent_again(stack: ExitStack, tmp_path: Path) -> None:
+    producer = worker(stack, 1, retain_bytes=10_000, spill_bytes=10**6, spill_folder=str(tmp_path))
+    line = line_of(producer, worker(stack, 2))
+    payloads = [torch.randn(700) for _ in range(40)]
+    for number, payload in enumerate(payloads):
+        line.outbound.put(line.message(number, payload))
+    assert line.outbound.depth().retained == 40
+    for step in [0, 5, 0]:
+        line.inbound.rewind(step)
+        assert all(torch.equal(line.take().payload, payload) for payload in payloads[4 * step :])
+    assert not list(tmp_path.iterdir())
+
+
+def test_queues_leave_nothing_open(tmp_path: Path) -> None:
+    def use() -> None:
+        with ExitStack() as stack:
+            line = line_of(worker(stack, 1, retain_bytes=100), worker(stack, 2, f"ipc://{tmp_path}/socket"))
+            line.put(0, 1, 2, 3)
+            line.take_numbers(4)
+
+    use()
+    before = set(os.listdir("/proc/self/fd")), threading.active_count()
+    use()
+    assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+def test_an_address_in_use_is_named(stack: ExitStack) -> None:
+    first = worker(stack, 1)
+    with pytest.raises(EndpointTaken, match=f"{first.endpoint}: it is in use by pid {os.getpid()}"):
+        worker(stack, 2, first.endpoint)
+
+
+def test_a_path_too_long_for_a_socket_is_named(stack: ExitStack, tmp_path: Path) -> None:
+    with pytest.raises(EndpointTaken, match="a path may have 107 bytes at most"):
+        worker(stack, 1, f"ipc://{tmp_path}/{'x' * 120}")
+
+
+def test_an_inbound_queue_needs_a_window(stack: ExitStack) -> None:
+    with pytest.raises(ValueError, match="no window is given for target-4; there is one for forward-1, backward-0"):
+        worker(stack, 1).inbound(QueueKey(Flow.TARGET, 4))
