@@ -12,12 +12,13 @@ from functools import partial
 from .finding import Finding, Table
 from .rounds import Spread, alternate
 from .timing import Timing
-from .trainers import bare, gloo, unsplit
+from .trainers import bare, gloo, ours, unsplit
 from .workload import WORKLOADS, Workload
 
-TORCH, BARE = "torch 1F1B, gloo", "bare ZeroMQ loop"
+OURS, TORCH, BARE = "stageline", "torch 1F1B, gloo", "bare ZeroMQ loop"
 
 TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {
+    OURS: ours.train,
     BARE: bare.train,
     TORCH: gloo.train,
     "one process, 1 thread": partial(unsplit.train, threads=1),

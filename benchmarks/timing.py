@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When stage 0 ended each step, in seconds of one clock, and the last step's loss.
+    """When stage 0 ended each step, in seconds of one clock, the last step's loss, and the bytes retained at most.
 
     Stage 0 is the last to end its part of a step, so its clock times the whole line.
     """
 
     ends: tuple[float, ...]
     loss: float
+    retained: int = 0
 
     def steps_per_second(self, warm: int) -> float:
         """Over all steps but the first `warm`."""

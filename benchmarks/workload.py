@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pipeline.data import Rows
+
 STAGES = 2
 MICROBATCHES = 8
 SEED = 40
@@ -46,8 +48,18 @@ WORKLOADS = (
 
 def layers(workload: Workload) -> list[nn.Module]:
     """The layers of the unsplit model, under the benchmark's seed."""
+    return list(build(workload.width, workload.layers))
+
+
+def build(width: int, layers: int) -> nn.Sequential:
+    """The unsplit model, for stageline's plan: `layers` are those of one stage."""
     torch.manual_seed(SEED)
-    return [_layer(workload.width) for _ in range(STAGES * workload.layers)]
+    return nn.Sequential(*(_layer(width) for _ in range(STAGES * layers)))
+
+
+def batches(batch_size: int, seed: int, width: int, sequence: int) -> Rows:
+    """The data source of stageline's plan: the same batch in every step."""
+    return Rows(*_rows(batch_size, sequence, width), batch_size, seed, shuffle=False)
 
 
 def stage(workload: Workload, index: int) -> nn.Sequential:
@@ -58,9 +70,7 @@ def stage(workload: Workload, index: int) -> nn.Sequential:
 
 def batch(workload: Workload) -> tuple[Tensor, Tensor]:
     """Inputs and targets of every step, float32 (microbatches * rows, sequence, width)."""
-    generator = torch.Generator().manual_seed(SEED)
-    shape = (MICROBATCHES * workload.rows, workload.sequence, workload.width)
-    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+    return _rows(MICROBATCHES * workload.rows, workload.sequence, workload.width)
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -80,6 +90,11 @@ def share() -> Tensor:
 def like(microbatches: Sequence[Tensor]) -> list[Tensor]:
     """Memory for what a neighbour will send for each of `microbatches`: every layer keeps its input's shape."""
     return [torch.empty_like(microbatch) for microbatch in microbatches]
+
+
+def _rows(*shape: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
 
 
 def _layer(width: int) -> nn.Module:

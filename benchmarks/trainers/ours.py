@@ -1,0 +1,66 @@
+"""stageline as its users run it: a supervisor, a broker and two workers, processes of their own and all counted.
+
+When a step ended is what the broker's records of the run say; what was retained is what the workers reported.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+from broker.stores.sqlite import SqliteStore
+from pipeline.plan import read
+from workers import runs
+from workers.launch import Launch, go, ready
+from workers.measured import measured
+from workers.supervise import Facts
+
+from ..timing import Timing
+from ..workload import MICROBATCHES, Workload
+
+PLAN = Path(__file__).parent.parent / "stageline.toml"
+
+
+class RunFailed(Exception):
+    """The run that was to be measured did not finish."""
+
+
+def train(workload: Workload) -> Timing:
+    with tempfile.TemporaryDirectory() as folder:
+        sets = _settings(workload, folder)
+        launch = ready(read(PLAN, sets=sets, environment=os.environ))
+        peak = _Peak()
+        ended = go(launch, [str(PLAN), *(word for each in sets for word in ("--set", each))], peak)
+        if ended.result is None or ended.result.loss is None:
+            raise RunFailed(f"{workload}: {ended.reason}")
+        return Timing(_ends(launch), ended.result.loss, peak.bytes)
+
+
+class _Peak:
+    """The most that the workers have reported to retain together."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def __call__(self, facts: Facts) -> None:
+        self.bytes = max(self.bytes, sum(worker.get("retained_bytes", 0) for worker in facts["workers"]))
+
+
+def _settings(workload: Workload, folder: str) -> list[str]:
+    return [
+        f"run.dir={folder}",
+        f"run.steps={workload.steps}",
+        f"model.options={{ width = {workload.width}, layers = {workload.layers} }}",
+        f"data.options={{ width = {workload.width}, sequence = {workload.sequence} }}",
+        f"data.batch_size={MICROBATCHES * workload.rows}",
+    ]
+
+
+def _ends(launch: Launch) -> tuple[float, ...]:
+    """When stage 0 ended each step."""
+    store = SqliteStore(launch.folder / runs.STORE)
+    try:
+        timed = measured(store, launch.schedule, range(launch.steps))
+    finally:
+        store.close()
+    last = {each.step: each.end for each in timed if each.action.stage == 0}
+    return tuple(last[step] for step in range(launch.steps))
