@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from pipeline.layout import Ints, layout
+from pipeline.layout import ALIGNMENT, Ints, layout
 
 from .dtypes import DTYPES
 from .errors import BadMessage, ForeignMessage, Unsendable
@@ -67,7 +67,10 @@ class Identity(NamedTuple):
 
 
 class TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
-    """One tensor: `dtype` by its code, shape and strides in elements, the bytes of its frame and their CRC-32."""
+    """One tensor: `dtype` by its code, shape and strides in elements, the bytes of its frame and their CRC-32.
+
+    `skew` is the address of its first element modulo 64: kernels choose by alignment too.
+    """
 
     dtype: int
     shape: tuple[_Count, ...]
@@ -75,6 +78,7 @@ class TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, 
     requires_grad: bool
     nbytes: _Count
     crc32: _Word
+    skew: _Count
 
 
 class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -141,8 +145,11 @@ def check_run(header: Header, run: str) -> None:
 
 
 def fingerprint(header: Header) -> bytes:
-    """Two messages of one identity have the same bits if these are equal (as far as the tensors' CRC-32 can tell)."""
-    return _encode((header.outline, header.tensors))
+    """Two messages of one identity have the same bits if these are equal (as far as the tensors' CRC-32 can tell).
+
+    Where the tensors lay in memory is left out: for a user's own arrays, that is the allocator's whim.
+    """
+    return _encode((header.outline, [(t.dtype, t.shape, t.strides, t.requires_grad, t.crc32) for t in header.tensors]))
 
 
 def _body(frame: memoryview, limits: Limits) -> memoryview:
@@ -170,7 +177,8 @@ def _complaint(header: Header, limits: Limits) -> str | None:
             return f"has {len(tensor.shape)} dimensions in tensor {number}, the limit is {limits.ndim}"
         if len(tensor.strides) != len(tensor.shape):
             return f"has {len(tensor.strides)} strides for {len(tensor.shape)} dimensions in tensor {number}"
-        occupied = _occupied(tensor.dtype, tensor.shape, tensor.strides, tensor.nbytes, tensor.requires_grad)
+        rest = tensor.nbytes, tensor.requires_grad, tensor.skew
+        occupied = _occupied(tensor.dtype, tensor.shape, tensor.strides, *rest)
         if isinstance(occupied, str):
             return f"is wrong about tensor {number}: {occupied}"
         total += occupied
@@ -180,7 +188,7 @@ def _complaint(header: Header, limits: Limits) -> str | None:
 
 
 @lru_cache(maxsize=1024)  # the same few tensors pass all day
-def _occupied(code: int, shape: Ints, strides: Ints, nbytes: int, requires_grad: bool) -> int | str:
+def _occupied(code: int, shape: Ints, strides: Ints, nbytes: int, requires_grad: bool, skew: int) -> int | str:
     """The bytes a tensor occupies at the receiver, or what is wrong with its header."""
     dtype = DTYPES.get(code)
     if dtype is None:
@@ -192,6 +200,8 @@ def _occupied(code: int, shape: Ints, strides: Ints, nbytes: int, requires_grad:
         return f"elements of shape {shape} overlap with strides {strides}"
     if form.stored * dtype.itemsize != nbytes:
         return f"{nbytes} bytes are announced, shape and dtype need {form.stored * dtype.itemsize}"
+    if skew >= ALIGNMENT or skew % dtype.itemsize:
+        return f"a skew of {skew} bytes cannot be: it is below {ALIGNMENT} and a multiple of {dtype.itemsize}"
     if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
         return f"{dtype} cannot require gradients"
-    return form.extent * dtype.itemsize
+    return form.extent * dtype.itemsize + skew

@@ -16,7 +16,18 @@ import torch
 from pipeline.tree import Tree
 
 from .errors import BadMessage
-from .header import LIMITS, Flow, Header, Identity, Limits, check_run, fingerprint, read_header, write_header
+from .header import (
+    LIMITS,
+    Flow,
+    Header,
+    Identity,
+    Limits,
+    TensorHeader,
+    check_run,
+    fingerprint,
+    read_header,
+    write_header,
+)
 from .outline import ONE_TENSOR, fill, outline
 from .tensors import pack, unpack
 
@@ -86,7 +97,7 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
 
 
 def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
-    """The message of `frames`. Its tensors have memory of their own, aligned to 64 bytes.
+    """The message of `frames`. Its tensors have memory of their own, and lie in it as the sender's did.
 
     Raises `BadMessage` naming what is wrong; nothing is allocated before all sizes are checked.
     """
@@ -103,7 +114,7 @@ def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
 
 def allocate(header: Header) -> list[memoryview]:
     """A writable buffer for each tensor of the header, in order, to receive its frame into."""
-    return [torch.empty(tensor.nbytes, dtype=torch.uint8).numpy().data for tensor in header.tensors]
+    return [_buffer(tensor) for tensor in header.tensors]
 
 
 def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
@@ -126,6 +137,12 @@ def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
         header.sequence,
         next(tensors) if header.outline == ONE_TENSOR else fill(header.outline, tensors),
     )
+
+
+def _buffer(tensor: TensorHeader) -> memoryview:
+    if not tensor.skew:
+        return torch.empty(tensor.nbytes, dtype=torch.uint8).numpy().data
+    return torch.empty(tensor.skew + tensor.nbytes, dtype=torch.uint8)[tensor.skew :].numpy().data
 
 
 def _check_sizes(header: Header, contents: Sequence[memoryview]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeline.layout import layout, packed_strides, stored_shape
+from pipeline.placing import empty, skew_of
 
 from .dtypes import CODES, DTYPES
 from .errors import Unsendable
@@ -28,9 +29,10 @@ def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
         strides = packed_strides(shape, strides)
     if not form.dense or not plain.is_cpu or plain.is_conj() or plain.is_neg():
         plain = _packed(plain)
+    skew = skew_of(tensor)
     memory = plain.as_strided((form.stored,), (1,)).view(torch.uint8).numpy().data
     code, checksum = CODES[plain.dtype], zlib.crc32(memory)
-    return TensorHeader(code, shape, strides, tensor.requires_grad, memory.nbytes, checksum), memory
+    return TensorHeader(code, shape, strides, tensor.requires_grad, memory.nbytes, checksum, skew), memory
 
 
 def unpack(header: TensorHeader, buffer: memoryview) -> Tensor:
@@ -68,5 +70,5 @@ def _packed(tensor: Tensor) -> Tensor:
 def _spread(elements: Tensor, header: TensorHeader) -> Tensor:
     shape, strides = header.shape, header.strides
     stored, packed = stored_shape(shape, strides), packed_strides(shape, strides)
-    memory = torch.empty_strided(stored, strides, dtype=elements.dtype)
+    memory = empty(stored, strides, elements.dtype, header.skew)
     return memory.copy_(elements.as_strided(stored, packed)).as_strided_(shape, strides)

@@ -5,6 +5,9 @@
     overlapping several indices share an element other than by expansion (`unfold`); the only kind that is not kept
 
 An expanded dimension (stride 0) is stored once. Shapes, strides and sizes are in elements.
+
+The address of the first element counts too: a slice that begins off an alignment boundary takes other kernels than its
+copy at one. Its skew, the address modulo `ALIGNMENT` bytes, travels with the layout.
 """
 
 from functools import lru_cache
@@ -12,6 +15,7 @@ from math import prod
 from typing import NamedTuple
 
 Ints = tuple[int, ...]
+ALIGNMENT = 64  # bytes; what torch allocates on the CPU begins at a multiple of it
 
 
 class Layout(NamedTuple):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from .inlet import Inlet, enter
-from .layout import layout, stored_shape
+from .placing import copied
 from .tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -229,7 +229,7 @@ class Stage:
     def _receive(self, tensor: Tensor, inlets: list[Inlet], owned: bool) -> Tensor:
         mine = tensor.detach().to(self.device)
         if not owned and mine.data_ptr() == tensor.data_ptr():
-            mine = _copied(mine)
+            mine = copied(mine)
         if not tensor.requires_grad:
             return mine
         inlets.append(Inlet())
@@ -254,7 +254,7 @@ class Stage:
             detached = tensor.detach()
             address = _address(detached)
             if address and (address in taken or address in self._owned):
-                detached = _copied(detached)
+                detached = copied(detached)
             return detached.requires_grad_() if tensor.requires_grad else detached
 
         return map_tensors(send, tree)
@@ -335,17 +335,6 @@ def _generators(device: torch.device) -> list[torch.Generator]:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    """A copy of the same layout, gaps and expanded dimensions included: kernels choose by layout, and bits follow."""
-    shape, strides = tuple(tensor.shape), tensor.stride()
-    if layout(shape, strides).extent is None:
-        return tensor.clone()
-    stored = stored_shape(shape, strides)
-    copy = torch.empty_strided(stored, strides, dtype=tensor.dtype, device=tensor.device)
-    copy.copy_(tensor.as_strided(stored, strides))
-    return torch.as_strided(copy, shape, strides) if stored != shape else copy
 
 
 def _requires_grad(tree: Tree) -> bool:
