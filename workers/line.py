@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from broker.queues.memory import MemoryQueues
 from torch import Tensor, nn
 
 from broker.message import Flow, Message
 from broker.queue import QueueKey
+from broker.queues.memory import MemoryQueues
 from pipeline.feed import cut as cut_batch
 from pipeline.model import Segment, first_trainable, segment
 from pipeline.schedule import make

@@ -1,0 +1,138 @@
+"""The Python API: a line of stages under a loader of one's own, and a plan run from a script."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import reference
+from pipeline.model import ModelRefused
+from pipeline.plan import PlanRefused
+from pipeline.schedule import ScheduleRefused
+from pipeline.stage import layer_seed
+from workers import Line, RunFailed, train
+from workers.executor import ComputeFailed
+
+ADAM = partial(torch.optim.AdamW, lr=0.01)
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.Dropout(0.1), nn.ReLU(inplace=True), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 3)
+    )
+
+
+def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(7)
+    sizes = [10] * (count - 1) + [3]  # fewer rows than microbatches at the end
+    return [
+        (torch.randn(rows, 6, generator=generator), torch.randint(0, 3, (rows,), generator=generator)) for rows in sizes
+    ]
+
+
+def plain(steps: int, microbatches: int) -> tuple[dict[str, Tensor], list[float]]:
+    whole, losses = model(), []
+    optimizer = ADAM(whole.parameters())
+    for step, (x, y) in enumerate(batches(steps)):
+        total = torch.zeros(())
+        for number, (xs, ys) in enumerate(zip(x.tensor_split(microbatches), y.tensor_split(microbatches), strict=True)):
+            for index, layer in enumerate(whole):
+                torch.default_generator.manual_seed(layer_seed(0, step, number, index))
+                xs = layer(xs)
+            loss = functional.cross_entropy(xs, ys) * (len(ys) / len(y))
+            loss.backward()
+            if len(ys):
+                total = total + loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total.item())
+    return whole.state_dict(), losses
+
+
+@pytest.mark.parametrize(
+    ("schedule", "cut", "placement"),
+    [
+        ("1f1b", [2], None),
+        ("gpipe", [1, 3, 4], None),
+        ("eager-1f1b", [2, 4], None),
+        ("interleaved-1f1b", [1, 2, 4], [[0, 2], [1, 3]]),
+        ("1f1b", [2, 4, 5], [[0, 3], [1, 2]]),
+    ],
+)
+def test_a_line_trains_as_the_plain_loop_does(schedule, cut, placement):
+    torch.set_num_threads(1)
+    weights, losses = plain(steps=5, microbatches=4)
+    with Line(
+        model(),
+        cut=cut,
+        placement=placement,
+        loss=functional.cross_entropy,
+        optimizer=ADAM,
+        schedule=schedule,
+        microbatches=4,
+    ) as line:
+        found = [line.step(x, y) for x, y in batches(5)]
+    assert found == losses
+    assert all(torch.equal(line.state_dict()[name], value) for name, value in weights.items())
+    assert line.state_dict().keys() == weights.keys()
+
+
+def test_a_batch_without_rows_has_no_loss_and_moves_nothing():
+    line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=partial(torch.optim.SGD, lr=1.0))
+    before = line.state_dict()
+    assert line.step(torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64)) is None
+    assert all(torch.equal(line.state_dict()[name], value) for name, value in before.items())
+
+
+def test_ready_stages_are_taken_as_they_are_and_evaluated_without_dropout():
+    front, back = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), nn.Linear(4, 3)
+    line = Line([front, back], loss=functional.cross_entropy, optimizer=ADAM, microbatches=2)
+    x, y = batches(2)[0]
+    line.step(x, y)
+    with torch.no_grad():
+        assert torch.equal(line.evaluate(x), back(front[0](x)))
+    assert set(line.state_dict()) == {"0.0.weight", "0.0.bias", "1.weight", "1.bias"}
+
+
+def test_a_line_that_cannot_work_is_refused_when_it_is_made():
+    with pytest.raises(ModelRefused, match="out of range"):
+        Line(model(), cut=[9], loss=functional.cross_entropy, optimizer=ADAM)
+    with pytest.raises(ScheduleRefused, match="did you mean 1f1b"):
+        Line(model(), cut=[2], loss=functional.cross_entropy, optimizer=ADAM, schedule="1f1")
+    with pytest.raises(ModelRefused, match="nothing to train"):
+        Line([nn.ReLU(), nn.Tanh()], loss=functional.mse_loss, optimizer=ADAM)
+
+
+def test_what_a_layer_raises_is_told_with_its_stage_and_action():
+    line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM, microbatches=2)
+    with pytest.raises(ComputeFailed, match=r"stage 0 failed in 0F0 of step 0, layer 0: RuntimeError"):
+        line.step(torch.zeros(4, 7), torch.zeros(4, dtype=torch.int64))
+
+
+def test_a_plan_runs_from_a_script(tmp_path):
+    sets = ("run.steps=6", f"run.dir={tmp_path}")
+    trained = train(reference.EXAMPLES / "digits", *sets)
+    assert trained.result.weights_sha256 == reference.reference_digest(reference.EXAMPLES / "digits", steps=6)
+    assert reference.weights_sha256(trained.state_dict()) == trained.result.weights_sha256
+    assert trained.folder.parent == tmp_path
+
+
+def test_a_run_that_fails_says_why_and_where_its_logs_are(tmp_path):
+    plan = (reference.EXAMPLES / "mlp" / "stageline.toml").read_text().replace("lr = 0.5", "lr = 1e30")
+    for name in ("model.py", "data.py"):
+        plan = plan.replace(f'"{name}', f'"{reference.EXAMPLES}/mlp/{name}')
+    plan = plan.replace("torch.nn.BCELoss", "torch.nn.MSELoss").replace("cut = [2]", "cut = [2]")
+    (tmp_path / "stageline.toml").write_text(plan)
+    with pytest.raises(PlanRefused):
+        train(tmp_path, "run.stepps=3")
+    (tmp_path / "model.py").write_text("def build():\n    raise ValueError('no such layer')\n")
+    with pytest.raises(ModelRefused, match=r"ValueError: no such layer \(model.py, line 2\)"):
+        train(tmp_path, 'model.factory="model.py:build"', f"run.dir={tmp_path}")
+    (tmp_path / "loss.py").write_text("def loss(x, y):\n    return (x - y).sum() * float('inf')\n")
+    with pytest.raises(RunFailed, match="loss of microbatch 0 of step 0 is") as failed:
+        train(tmp_path, 'model.loss="loss.py:loss"', f"run.dir={tmp_path}", "run.steps=3")
+    assert failed.value.code == 1
+    assert (failed.value.folder / "worker-1.log").exists()
