@@ -49,7 +49,8 @@ class Terms:
 
     `claim`: the worker of the plan it wants to be (None: any). `patience`: how long it looks for the broker.
     `company`: how long it then waits for the other workers. `parent`: a process without which it will not go on (0:
-    none), so that a killed supervisor leaves nothing behind.
+    none), so that a killed supervisor leaves nothing behind. `sockets`: the folder for its sockets (None: the
+    system's for temporary files), which whoever started it clears when it was killed.
     """
 
     broker: str
@@ -58,12 +59,13 @@ class Terms:
     patience: float = 10.0
     company: float = 600.0
     parent: int = 0
+    sockets: str | None = None
 
 
 def run_worker(plan: Plan, terms: Terms) -> int:
     """Runs one worker to the end of the run; returns the exit code. A reason to stop early is logged, and told.
 
-    Signals SIGINT and SIGTERM end it between two actions, with exit code 130.
+    Once it is assigned, SIGINT and SIGTERM end it between two actions, with exit code 130.
     """
     try:
         return _run(plan, terms)
@@ -85,14 +87,14 @@ def run_worker(plan: Plan, terms: Terms) -> int:
 
 
 def _run(plan: Plan, terms: Terms) -> int:
-    watch = _Watch(terms.parent)
     job = prepare(plan)
     link = Link(terms.broker, _introduction(job.plan, terms))
     try:
         assigned = link.join(terms.patience)
+        watch = _Watch(terms.parent)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
-        with tempfile.TemporaryDirectory(prefix="stageline-") as folder:
+        with tempfile.TemporaryDirectory(prefix="stageline-", dir=terms.sockets) as folder:
             _work(job, assigned, link, watch, terms, Path(folder))
     finally:
         link.close()

@@ -84,7 +84,7 @@ def run(local: Local, on_status: Callable[[Facts], None] = lambda facts: None) -
     with ExitStack() as stack:
         interrupts = stack.enter_context(_interrupts())  # first: from here on there is something to clean up
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-")))
-        crew = stack.enter_context(_Crew(local, f"ipc://{sockets}/broker", interrupts))
+        crew = stack.enter_context(_Crew(local, sockets, interrupts))
         client = stack.enter_context(Client(crew.url))
         return _watch(crew, client, interrupts, on_status)
 
@@ -92,8 +92,9 @@ def run(local: Local, on_status: Callable[[Facts], None] = lambda facts: None) -
 class _Crew:
     """The processes of a local run: the broker, and one for each worker of the plan."""
 
-    def __init__(self, local: Local, url: str, interrupts: "_Interrupts") -> None:
-        self.url = url
+    def __init__(self, local: Local, sockets: Path, interrupts: "_Interrupts") -> None:
+        self.url = f"ipc://{sockets}/broker"
+        self._sockets = sockets
         self._local = local
         self._interrupts = interrupts
         self._logs: list[TextIO] = []
@@ -103,9 +104,8 @@ class _Crew:
     def __enter__(self) -> "_Crew":
         self.start_broker()
         for index in range(self._local.workers):
-            self.workers[index] = self._start(
-                f"worker-{index}", "worker", *self._local.plan, "--broker", self.url, "--index", str(index)
-            )
+            place = ("--broker", self.url, "--index", str(index), "--sockets", str(self._sockets))
+            self.workers[index] = self._start(f"worker-{index}", "worker", *self._local.plan, *place)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,6 +16,7 @@ from .logs import log_to_stderr
     "--patience", type=click.FloatRange(min=0), default=10.0, show_default=True, help="Seconds to look for the broker."
 )
 @options.parent
+@click.option("--sockets", hidden=True, help="The folder for its sockets.")
 def worker(
     config: str,
     sets: tuple[str, ...],
@@ -24,6 +25,7 @@ def worker(
     name: str | None,
     patience: float,
     parent: int,
+    sockets: str | None,
 ) -> int:
     """Run one worker of the plan CONFIG: it computes its stages until the run is over."""
     log_to_stderr()
@@ -31,4 +33,4 @@ def worker(
     from ..process import Terms, run_worker
 
     called = name or ("worker" if index is None else f"worker-{index}")
-    return run_worker(plan, Terms(broker or plan.broker.url, called, index, patience, parent=parent))
+    return run_worker(plan, Terms(broker or plan.broker.url, called, index, patience, parent=parent, sockets=sockets))

@@ -1,0 +1,366 @@
+"""What can be wrong with what a user gives: a clear sentence, the right exit code, and nothing left running.
+
+Exit code 78 (do not start again: the plan cannot work) is given before any process starts. The rest of this file is
+about real processes: what they run into only with others, and signals at any moment.
+"""
+
+import os
+import signal
+import socket
+import zlib
+
+import pytest
+import zmq
+
+from broker.control import CONTROL_VERSION, Assigned, Hello, Refused, decode_from_broker, encode
+from broker.message import Flow
+from broker.queues.requests import Standing, pack
+from desk import Desk, free_port, until
+from pipeline.plan import read
+from workers.cli.program import run
+from workers.client import Client
+
+
+@pytest.fixture
+def desk(tmp_path):
+    with Desk(tmp_path) as made:
+        yield made
+
+
+def change(name, before, after):
+    """A test's change to one of the desk's files."""
+    return name, before, after
+
+
+REFUSED = {
+    "missing factory": (
+        change("stageline.toml", "model.py:build", "model.py:biuld"),
+        ["model.factory", "biuld", "It has: accuracy, build"],
+    ),
+    "missing file": (change("stageline.toml", "model.py:build", "modle.py:build"), ["model.factory", "modle.py"]),
+    "factory that raises": (
+        change("model.py", "    return nn.Seq", "    raise RuntimeError('no weights today')\n    return nn.Seq"),
+        ["model.factory", "RuntimeError: no weights today", "model.py, line 5"],
+    ),
+    "file that does not load": (
+        change("model.py", "def build", "import nothing_like_it\ndef build"),
+        ["nothing_like_it"],
+    ),
+    "model that is no Sequential": (
+        change(
+            "model.py", "return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))", "return nn.Linear(4, 2)"
+        ),
+        ["nn.Sequential"],
+    ),
+    "cut out of range": (change("stageline.toml", "cut = [2]", "cut = [3]"), ["model.cut = [3]", "3 layers", "1 to 2"]),
+    "stages that don't add up": (
+        change("stageline.toml", "cut = [2]", "cut = [2]\nstages = 3"),
+        ["stageline.toml:", "model.stages = 3", "leave stages out"],
+    ),
+    "a stage without a worker": (
+        change("stageline.toml", "[optimizer]", "[workers.0]\nstages = [0]\n\n[optimizer]"),
+        ["workers", "stage 1 is owned by no worker"],
+    ),
+    "unknown schedule": (
+        change("stageline.toml", "[schedule]", '[schedule]\nname = "1f1"'),
+        ["schedule.name", '"1f1"', 'did you mean "1f1b"?'],
+    ),
+    "schedule that cannot run the shape": (
+        change("stageline.toml", "[schedule]", '[schedule]\nname = "window"\nwindow = [1, 2]'),
+        ["schedule", "window"],
+    ),
+    "batch smaller than microbatches": (
+        change("stageline.toml", "batch_size = 6", "batch_size = 2"),
+        ["data.batch_size = 2", "batch_size = 3 or more"],
+    ),
+    "loss that fails": (
+        change("stageline.toml", '"torch.nn.functional.cross_entropy"', '"torch.nn.functional.log_softmax"'),
+        ["log_softmax", "stage 1"],
+    ),
+    "loss with one value for each row": (
+        change("model.py", "def accuracy", "def rowwise(x, y):\n    return x.mean(1)\n\ndef accuracy"),
+        ["the loss must be one number", "float32 [2]"],
+    ),
+    "layers that do not fit": (
+        change("model.py", "nn.Linear(8, 2)", "nn.Linear(9, 2)"),
+        ["stage 1", "layer 2", "mat1 and mat2"],
+    ),
+    "metric that is not a number": (
+        change("model.py", ".float().mean()", ""),
+        ["trial", "stage 1"],
+    ),
+    "optimizer that needs more": (
+        change("stageline.toml", "torch.optim.SGD", "torch.optim.LBFGS"),
+        ["stage 0", "0U", "closure"],
+    ),
+    "optimizer that does not know an option": (
+        change("stageline.toml", "lr = 0.1", "larning_rate = 0.1"),
+        ["larning_rate"],
+    ),
+    "data that raises": (
+        change("data.py", "x = torch.randn", "raise OSError('no such disk')\n    x = torch.randn"),
+        ["data.source", "no such disk"],
+    ),
+    "data of two lengths": (change("data.py", "y[:32]", "y[:30]"), ["rows"]),
+    "device that is not there": (
+        change("stageline.toml", "[optimizer]", '[workers.0]\nstages = [0, 1]\ndevice = "cuda:77"\n\n[optimizer]'),
+        ["workers.0.device", "cuda:77"],
+    ),
+    "nothing to train": (
+        change(
+            "model.py",
+            "nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))",
+            "nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).requires_grad_(False)",
+        ),
+        ["nothing to train"],
+    ),
+    "unknown key": (
+        change("stageline.toml", "steps = 6", "step = 6"),
+        ["stageline.toml:4: run.step", 'did you mean "steps"?'],
+    ),
+    "wrong type": (change("stageline.toml", "steps = 6", 'steps = "six"'), ["run.steps", '"six"', "a whole number"]),
+    "not TOML": (change("stageline.toml", "[run]", "[run"), ["not TOML"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_is_refused_before_anything_starts(case, desk, capsys):
+    (name, before, after), words = REFUSED[case]
+    text = (desk.folder / name).read_text()
+    assert before in text
+    desk.write(name, text.replace(before, after, 1))
+    sets = ["--set", "model.loss=model.py:rowwise"] if case == "loss with one value for each row" else []
+    assert desk.here("train", ".", *sets) == 78
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("stageline: ")
+    assert "Traceback" not in captured.err
+    assert [word for word in words if word not in captured.err] == []
+    assert desk.runs() == []
+    assert desk.processes() == []
+
+
+def test_a_worker_says_for_itself_what_is_wrong_with_its_plan(desk):
+    ended = desk.command("worker", ".", "--set", "model.cut=[3]", "--broker", f"tcp://127.0.0.1:{free_port()}")
+    assert ended.returncode == 78
+    assert "model.cut = [3]" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_port_in_use_is_named_with_who_has_it(desk):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = desk.command("broker", ".", "--bind", f"tcp://127.0.0.1:{port}")
+    assert ended.returncode == 1
+    assert f"cannot listen at tcp://127.0.0.1:{port}: it is in use by pid {os.getpid()}" in ended.stderr
+
+
+def test_a_broker_that_nobody_is_gives_exit_code_3(desk, capsys):
+    url = f"tcp://127.0.0.1:{free_port()}"
+    assert run(["status", "--broker", url]) == 3
+    assert f"no broker answered at {url}" in capsys.readouterr().err
+    ended = desk.command("worker", ".", "--broker", url, "--patience", "0.3")
+    assert ended.returncode == 3
+    assert f"no broker answered at {url}" in ended.stderr
+
+
+def test_a_second_worker_that_claims_a_stage_is_turned_away_and_the_first_is_not_disturbed(desk):
+    broker = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
+    url = address_of(broker)
+    first = desk.start("worker", ".", "--broker", url, "--index", "0", "--name", "first")
+    until(first.stderr, "assigned")
+    second = desk.command("worker", ".", "--broker", url, "--index", "0", "--name", "second")
+    assert second.returncode == 1
+    assert "stage 0 is claimed by worker first" in second.stderr
+    other = desk.command("worker", ".", "--broker", url, "--index", "1")
+    assert other.returncode == 0, other.stderr
+    assert first.wait() == 0
+    with Client(url) as client:
+        client.stop_run("the test is over", 0)
+    assert broker.wait() == 0
+
+
+def test_a_worker_of_another_plan_is_told_the_difference(desk):
+    broker = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
+    url = address_of(broker)
+    ended = desk.command("worker", ".", "--broker", url, "--set", "run.seed=5")
+    assert ended.returncode == 78
+    assert "run.seed: 5 here, 0 there" in ended.stderr
+    interrupted(broker)
+
+
+def test_a_worker_of_another_version_is_refused(desk):
+    broker = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as worker:
+        worker.connect(address_of(broker))
+        worker.send(encode(Hello(CONTROL_VERSION + 1, read(desk.folder).digest(), "new", "host", 1, "")))
+        refused = decode_from_broker(worker.recv())
+    assert isinstance(refused, Refused)
+    assert refused.code == 1
+    assert "install the same stageline" in refused.reason
+    interrupted(broker)
+
+
+@pytest.mark.parametrize("foreign", ["another run", "another wire version"])
+def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(foreign, desk):
+    """The test is worker 0, and answers worker 1's requests for activations with what is not of this run."""
+    broker = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
+    url = address_of(broker)
+    worker = desk.start("worker", ".", "--broker", url, "--index", "1")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as queues, context.socket(zmq.DEALER) as control:
+        control.set(zmq.LINGER, 0)
+        queues.set(zmq.LINGER, 0)
+        queues.bind("tcp://127.0.0.1:*")
+        control.connect(url)
+        assigned = join_as_worker_0(control, read(desk.folder).digest(), queues.get_string(zmq.LAST_ENDPOINT))
+        peer, *_ = queues.recv_multipart()
+        queues.send_multipart([peer, b"", answer(foreign, assigned.run)])
+        _, errors = worker.communicate()
+        with Client(url) as client:
+            client.stop_run("the test is over", 0)
+        broker.communicate()
+    assert worker.returncode == 1
+    assert ("another-run" if foreign == "another run" else "version") in errors
+    assert broker.returncode == 1
+
+
+def join_as_worker_0(control, plan, endpoint):
+    """Says hello until it is assigned, and then where its queues are, as a worker does."""
+    control.send(encode(Hello(CONTROL_VERSION, plan, "impostor", "host", 1, endpoint, 0)))
+    while not isinstance(said := decode_from_broker(control.recv()), Assigned):
+        continue
+    control.send(encode(Hello(CONTROL_VERSION, plan, "impostor", "host", 1, endpoint, 0, said.incarnation)))
+    return said
+
+
+def test_a_killed_worker_ends_the_run_with_its_stage_its_microbatch_and_its_end(desk):
+    train = desk.start("train", ".", "--set", "run.steps=1000000")
+    until(train.stderr, "running")
+    with Client(broker_of(desk)) as client:
+        while (status := client.ask("status"))["finished_floor"] < 3:
+            continue
+        victim = status["workers"][1]["pid"]
+    os.kill(victim, signal.SIGKILL)
+    _, errors = train.communicate()
+    assert train.returncode == 1
+    assert "worker 1 (stage 1)" in errors
+    assert "was killed by SIGKILL" in errors
+    assert " of step " in errors
+    assert "The logs are in runs/small-" in errors
+
+
+def test_a_killed_supervisor_takes_everybody_along(desk):
+    train = desk.start("train", ".", "--set", "run.steps=1000000")
+    until(train.stderr, "running")
+    train.kill()
+    train.wait()
+    while desk.processes():  # they notice by themselves; the test's time limit is the bound
+        continue
+    for path in desk.temporary.rglob("*"):  # nobody was left to clear the supervisor's folder
+        path.unlink() if not path.is_dir() else None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_in_the_middle_of_a_run_stops_it_quietly(number, desk):
+    train = desk.start("train", ".", "--set", "run.steps=1000000")
+    until(train.stderr, "running")
+    train.send_signal(number)
+    _, errors = train.communicate()
+    assert train.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+
+
+def test_an_interrupt_while_the_workers_start_stops_them(desk):
+    train = desk.start("train", ".")
+    until(train.stderr, "logs in")
+    train.send_signal(signal.SIGINT)
+    assert train.wait() == 130
+
+
+WAITS_FOR_EVER = """
+import sys
+
+def {name}(*arguments, **options):
+    print("waits now", file=sys.stderr, flush=True)
+    while True:
+        try:
+            open("gate").read()
+        except BaseException:
+            pass
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "worker", "plan"])
+def test_an_interrupt_while_the_plan_is_prepared_ends_it_at_once_whatever_the_users_code_catches(command, desk):
+    os.mkfifo(desk.folder / "gate")
+    desk.write("data.py", WAITS_FOR_EVER.format(name="batches"))
+    process = desk.start(command, ".")
+    until(process.stderr, "waits now")
+    process.send_signal(signal.SIGINT)
+    stdout, errors = process.communicate()
+    assert process.returncode == 130
+    assert stdout + errors == ""
+
+
+@pytest.mark.parametrize("moment", ["workers.cli.program", "click.core", "torch._utils", "torch.nn.modules.linear"])
+def test_an_interrupt_while_modules_are_imported_is_quiet(moment, desk):
+    process = desk.start("doctor", PYTHONVERBOSE="1")  # it tells of every import
+    until(process.stderr, f"import '{moment}'")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_a_second_interrupt_ends_at_once_even_if_a_worker_hangs_in_the_users_code(desk):
+    os.mkfifo(desk.folder / "gate")
+    desk.write("data.py", (desk.folder / "data.py").read_text() + HANGS_AT_STEP_3)
+    train = desk.start("train", ".", "--set", 'data.source="data.py:hanging"')
+    until(train.stderr, "running")
+    with Client(broker_of(desk)) as client:
+        while "step 3" not in str(client.ask("status")["workers"][0]["now"]):
+            continue
+    train.send_signal(signal.SIGINT)
+    train.send_signal(signal.SIGTERM)
+    assert train.wait() == 130
+
+
+HANGS_AT_STEP_3 = """
+
+class Hanging(Rows):
+    def batch(self, step):
+        return super().batch(step) if step < 3 else open("gate").read()
+
+def hanging(batch_size, seed):
+    rows = batches(batch_size, seed)
+    rows.__class__ = Hanging
+    return rows
+"""
+
+
+def answer(foreign, run):
+    """What a producer of another run, or of another version, says to a consumer."""
+    standing = Standing("another-run" if foreign == "another run" else run, Flow.FORWARD, 1, 1, 0, 0, 0)
+    frame = bytearray(pack(standing))
+    if foreign == "another wire version":
+        frame[4] += 1
+        frame[:4] = zlib.crc32(frame[4:]).to_bytes(4, "little")
+    return bytes(frame)
+
+
+def address_of(broker):
+    return until(broker.stderr, "broker at").split("broker at ")[1].split(",")[0]
+
+
+def broker_of(desk):
+    (folder,) = desk.runs()
+    return (folder / "broker.url").read_text().strip()
+
+
+def interrupted(broker):
+    broker.send_signal(signal.SIGINT)
+    broker.communicate()
+    assert broker.returncode == 130
