@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..launch import Launch
-from .progress import Pace, doing, missing
+from .progress import Pace, doing, phase
 from .tables import share
 
 Facts = dict[str, Any]
@@ -46,7 +46,7 @@ class Bars:
         last = facts["last_loss"]
         self._progress.update(
             self._task,
-            description=f"{facts['phase']}{missing(facts)}",
+            description=phase(facts, self._pace.steps),
             completed=min(facts["finished_floor"], self._pace.steps),
             loss="" if not last or last["loss"] is None else f"loss {last['loss']:.4g}",
             rate=f"{self._pace.rate:.4g} samples/s",

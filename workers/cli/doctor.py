@@ -12,7 +12,9 @@ from .failure import Exit
 @options.sets
 @options.as_json
 def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
-    """Examine this machine and, if it is given, the plan CONFIG. Exits with 1 if something is wrong.
+    """Examine this machine and the plan CONFIG.
+
+    Exits with 1 if something is wrong. Without CONFIG only the machine is looked at.
 
     Two machines compute the same bits if they have the same fingerprint and run one plan. The codec of the queues
     loses nothing; what remains are operations that are not deterministic, for which a plan's first step is computed

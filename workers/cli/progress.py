@@ -39,9 +39,9 @@ class Lines:
     def __call__(self, facts: Facts) -> None:
         self._pace.note(facts)
         now = monotonic()
-        if facts["phase"] != self._phase:
-            self._phase = facts["phase"]
-            self._say(f"{self._phase}{missing(facts)}")
+        if (begun := phase(facts, self._pace.steps)) != self._phase:
+            self._phase = begun
+            self._say(begun)
         elif facts["phase"] == "running" and now - self._said >= EVERY:
             self._said = now
             self._say(f"{progress(facts, self._pace)}, idle {', '.join(share(each) for each in self._pace.idle)}")
@@ -87,9 +87,13 @@ def progress(facts: Facts, pace: Pace) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def missing(facts: Facts) -> str:
-    """Who the run still waits for."""
-    return f" for worker {', '.join(map(str, facts['missing']))}" if facts["missing"] else ""
+def phase(facts: Facts, steps: int) -> str:
+    """What the run as a whole is at, of its `steps` training steps."""
+    if facts["missing"]:
+        return f"waiting for worker {', '.join(map(str, facts['missing']))}"
+    if facts["phase"] == "running" and facts["finished_floor"] >= steps:
+        return "evaluating"
+    return str(facts["phase"])
 
 
 def doing(facts: Facts, stage: int) -> tuple[int, str]:

@@ -10,7 +10,7 @@ import msgspec
 
 from pipeline import timetable
 from pipeline.check import Costs, Verdict, check
-from pipeline.schedule import Mode, Placement, Schedule, make, names
+from pipeline.schedule import Mode, Placement, Schedule, make, names, window_for
 
 from . import options
 from .suggestion import suggestion
@@ -113,6 +113,9 @@ def show_(
         click.echo(msgspec.json.encode(_facts(found, verdict)))
     else:
         _print(found, verdict)
+        if latency:
+            window = window_for(costs.latency, forward, backward)
+            click.echo(f"smallest window that hides this latency: {','.join(map(str, window))}")
 
 
 def _spread(name: str, stages: int | None, workers: int | None) -> Placement:

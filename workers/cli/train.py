@@ -15,13 +15,17 @@ from .tables import counted, duration
 if TYPE_CHECKING:  # loads torch
     from ..launch import Ended, Launch
 
+WIDE = 160  # columns of a timetable that does not go to a terminal
+
 
 @click.command(epilog="Example: stageline train examples/digits --set schedule.name=gpipe")
 @options.config
 @options.sets
 @options.as_json
 def train(config: str, sets: tuple[str, ...], as_json: bool) -> None:
-    """Train the plan CONFIG here: a broker and every worker, each in a process of its own.
+    """Train the plan CONFIG on this machine.
+
+    The broker and every worker run in a process of their own.
 
     The first Ctrl-C stops the run, the second ends it at once; either way nothing is left running.
     """
@@ -55,7 +59,8 @@ def _summary(launch: "Launch", ended: "Ended") -> str:
         "time": duration(result.seconds),
         "restarts": str(result.restarts),
     }
-    lines = [f"{name:15} {value}" for name, value in rows.items()]
+    widest = max(map(len, rows))
+    lines = [f"{name:{widest}}  {value}" for name, value in rows.items()]
     return "\n".join([*lines, *_timetable(launch, ended)])
 
 
@@ -64,5 +69,7 @@ def _timetable(launch: "Launch", ended: "Ended") -> list[str]:
         return []
     first, last = min(each.step for each in ended.timed), max(each.step for each in ended.timed)
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    drawn = timetable.text(ended.timed, width=options.width(), ascii_only=not options.writes_unicode(), seconds=True)
+    drawn = timetable.text(
+        ended.timed, width=options.width() or WIDE, ascii_only=not options.writes_unicode(), seconds=True
+    )
     return ["", f"{launch.schedule.name} as it ran, {steps}:", drawn]

@@ -27,7 +27,10 @@ def worker(
     parent: int,
     sockets: str | None,
 ) -> int:
-    """Run one worker of the plan CONFIG: it computes its stages until the run is over."""
+    """Run one worker of the plan CONFIG.
+
+    It computes its stages, wherever the other workers are, until the run is over.
+    """
     log_to_stderr()
     plan = options.plan_of(config, sets)
     from ..process import Terms, run_worker
