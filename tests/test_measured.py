@@ -1,0 +1,53 @@
+"""The timetable as it ran: read back from the broker's records."""
+
+import struct
+
+import pytest
+
+from broker.control import StepRecord
+from broker.stores.memory import MemoryStore
+from broker.stores.sqlite import SqliteStore
+from pipeline.schedule import Action, Kind, make
+from workers import runs
+from workers.measured import measured, of_run
+
+LINE = make("1f1b", [(0,), (1,)], 2)
+
+
+def ran(store, stage, step):
+    """Keeps a step of a stage in which the n-th action began at 10 * step + n and took half a second."""
+    actions = [action for action in LINE.workers[LINE.owner(stage)] if action.stage == stage]
+    times = [time for n in range(len(actions)) for time in (10 * step + n, 10 * step + n + 0.5)]
+    store.append([StepRecord(stage, step, struct.pack(f"<{len(times)}d", *times))], {})
+
+
+def test_every_action_comes_back_with_its_worker_step_and_times():
+    store = MemoryStore()
+    for stage in range(2):
+        ran(store, stage, 3)
+    timed = measured(store, LINE, range(3, 4))
+    assert [str(each.action) for each in timed] == ["0F0", "0F1", "0B0", "0B1", "0U", "1F0", "1B0", "1F1", "1B1", "1U"]
+    assert {each.step for each in timed} == {3}
+    second = timed[1]
+    assert (second.worker, second.action, second.start, second.end) == (0, Action(Kind.FORWARD, 0, 1), 31.0, 31.5)
+
+
+def test_a_step_that_is_not_kept_is_left_out():
+    store = MemoryStore()
+    ran(store, 0, 2)
+    assert {(each.action.stage, each.step) for each in measured(store, LINE, range(5))} == {(0, 2)}
+
+
+@pytest.mark.parametrize(("steps", "shown"), [(1, 0), (2, 0), (3, 0), (4, 0), (5, 1), (20, 16)])
+def test_of_a_run_a_late_step_is_shown_that_no_longer_runs_the_line_empty(steps, shown, tmp_path):
+    store = SqliteStore(tmp_path / runs.STORE)
+    for step in range(steps):
+        ran(store, 0, step)
+    store.close()
+    assert {each.step for each in of_run(tmp_path, LINE, steps)} == {shown}
+
+
+def test_a_run_without_records_has_no_timetable(tmp_path):
+    assert of_run(tmp_path, LINE, 5) == []
+    (tmp_path / runs.STORE).write_bytes(b"this is no database, and long enough for its header to be looked at" * 9)
+    assert of_run(tmp_path, LINE, 5) == []
