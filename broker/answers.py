@@ -5,7 +5,8 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from .control import Answer, Ask, Refused
-from .registry import Member
+from .member import Member
+from .replacing import Gap
 from .run import Phase
 from .story import story
 
@@ -48,8 +49,22 @@ def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
         "last_loss": core.ledger.last_loss and {"step": core.ledger.last_loss[0], "loss": core.ledger.last_loss[1]},
         "losses": {str(step): losses[step] for step in sorted(step for step in losses if step >= first)},
         "metrics": {name: value if isfinite(value) else None for name, value in core.metrics.items()},
+        "checkpoint": core.crew.checkpoints.complete if core.terms.snapshots else None,
+        "restarts": core.replacing.total,
+        "recovering": [_gap(core, gap, now) for gap in core.replacing.gaps.values()],
         "oddities": dict(core.oddities),
         "workers": [_worker(core.registry.members.get(i), i, stages, now) for i, stages in _places(core)],
+    }
+
+
+def _gap(core: "Core", gap: Gap, now: float) -> Facts:
+    """A worker that was lost: `given` says whether another has its place by now, and only has to get going."""
+    return {
+        "index": gap.index,
+        "stages": list(core.registry.placement[gap.index]),
+        "since": max(0.0, now - gap.since),  # seconds ago
+        "why": gap.why,
+        "given": gap.index in core.registry.members,
     }
 
 

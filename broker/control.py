@@ -1,12 +1,13 @@
 """What workers, the broker and the commands say to each other: msgpack, one tagged Struct per sentence.
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye
-    broker  -> worker   Assigned, Peers, Heard, Trim, Stop, Refused
+    broker  -> worker   Assigned, Standby, Peers, Heard, Trim, Stop, Refused
     command -> broker   Ask, StopRun; a supervisor also Exited
     broker  -> command  Answer, Refused
 
-A worker repeats Hello until Assigned or Refused comes, a Report's `steps` until Heard comes, and Finished until Stop
-comes. All else is said once and may get lost. Data never takes this way; a broker that is away costs nothing but news.
+A worker repeats Hello until Assigned or Refused comes (also after Standby), a Report's `steps` and `snapshots` until
+Heard comes, and Finished until Stop comes. All else is said once and may get lost. Data never takes this way; a broker
+that is away costs nothing but news.
 """
 
 from collections.abc import Callable
@@ -30,8 +31,8 @@ class Hello(_Sentence, frozen=True, tag="hello"):
 
     `claim` is the worker index it wants (None: any that is free). `incarnation` is 0 at first. A worker that has been
     given one says hello with it: when it has an endpoint to name, and when it suspects that the broker was restarted.
-    `settings` is `Plan.as_mapping()`, so that a refusal can
-    say in what two plans differ.
+    `settings` is `Plan.as_mapping()`, so that a refusal can say in what two plans differ. A `spare` that finds no free
+    place is told to stand by, not refused.
     """
 
     version: int
@@ -43,6 +44,7 @@ class Hello(_Sentence, frozen=True, tag="hello"):
     claim: Count | None = None
     incarnation: Count = 0
     settings: dict[str, object] = {}
+    spare: bool = False
 
 
 class StepRecord(_Sentence, frozen=True, tag="step"):
@@ -68,6 +70,16 @@ class Event(_Sentence, frozen=True, tag="event"):
     at: float
 
 
+class Wait(_Sentence, frozen=True, tag="wait"):
+    """The compute loop lacks message `number` of `queue` ("forward-1") for `action` ("1F3") of `step`, `since` then."""
+
+    queue: str
+    number: Count
+    action: str
+    step: Count
+    since: float
+
+
 class Report(_Sentence, frozen=True, tag="report"):
     """What a worker's compute loop has done since the last report. Sent even when nothing happened: a heartbeat.
 
@@ -76,6 +88,9 @@ class Report(_Sentence, frozen=True, tag="report"):
     `since` when it began to, `actions` how many actions it has completed: no growth means no progress, unless `now`
     begins with `WAITS`. `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
     `training_steps`: how many steps the run has before it evaluates, from whoever has loaded the data.
+    `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
+    `whole`: all that was said before and not confirmed is said again in this report, if there was anything.
+    `waits`: what it lacks, empty while it computes; `layer`: where in the model it computes ("layers.30.mlp").
     """
 
     incarnation: Count
@@ -90,6 +105,10 @@ class Report(_Sentence, frozen=True, tag="report"):
     metrics: dict[str, float] = {}
     training_steps: Count | None = None
     number: Count = 0
+    snapshots: list[tuple[Count, Count]] = []
+    whole: bool = True
+    waits: list[Wait] = []
+    layer: str = ""
 
 
 class Failed(_Sentence, frozen=True, tag="failed"):
@@ -118,12 +137,21 @@ class Goodbye(_Sentence, frozen=True, tag="goodbye"):
 
 
 class Assigned(_Sentence, frozen=True, tag="assigned"):
-    """The worker is number `index` of the plan, under `incarnation`, and begins at `step`."""
+    """The worker is number `index` of the plan, under `incarnation`, and begins at `step`: 0, or a complete checkpoint.
+
+    Whatever newer snapshots of its stages there are belong to another incarnation and count for nothing.
+    """
 
     run: str
     index: int
     incarnation: int
     step: int
+
+
+class Standby(_Sentence, frozen=True, tag="standby"):
+    """No place is free, and one may become so: stay, and say Hello about once a second. `reason` is for people."""
+
+    reason: str
 
 
 class Peers(_Sentence, frozen=True, tag="peers"):
@@ -139,7 +167,10 @@ class Heard(_Sentence, frozen=True, tag="heard"):
 
 
 class Trim(_Sentence, frozen=True, tag="trim"):
-    """No stage needs a message from before `step` any more."""
+    """Checkpoint `step` is complete: queues may be trimmed to it, older snapshots deleted.
+
+    In a run without snapshots: every stage has finished the steps before `step`.
+    """
 
     step: int
 
@@ -190,7 +221,7 @@ class Answer(_Sentence, frozen=True, tag="answer"):
 
 
 ToBroker = Hello | Report | Failed | Finished | Goodbye | Exited | Ask | StopRun
-FromBroker = Assigned | Peers | Heard | Trim | Stop | Refused | Answer
+FromBroker = Assigned | Standby | Peers | Heard | Trim | Stop | Refused | Answer
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_broker: Callable[[bytes], ToBroker] = msgspec.msgpack.Decoder(ToBroker).decode

@@ -3,6 +3,7 @@
     waiting ──(every worker of the plan is there)──> running ──(all have finished)──> finished
        └──────────(a worker fails or is lost, someone stops the run)──┴─────────────> failed
 
+Where workers may be replaced, a lost one leaves its place to the next that says hello, and the run keeps running.
 It has no clock either; `now` is seconds since the epoch, from a clock that never goes back.
 """
 
@@ -32,16 +33,20 @@ from .control import (
     ToBroker,
     Trim,
 )
+from .crew import Crew
 from .diagnosis import obituary
 from .intake import take_in
 from .ledger import Ledger
-from .registry import Loss, Member, Registry, Standing, exit_in_words, stages_in_words
+from .loss import Loss, exit_in_words
+from .member import Member, Standing, place_in_words
 from .run import Outcome, Phase, Terms
 from .store import Kept, Store
 
 TRIM_EVERY = 0.05  # seconds between two announcements
+NOBODY = 69  # the exit code for a run that lacks a worker
 AWAY = 0.5  # seconds between two ticks from which on the broker may be called away, however short the lease
 _TOLD = 20  # oddities of one kind that become news; all are counted
+_DELIBERATE = frozenset({2, 78})  # exit statuses of a process that would end likewise if it were started again
 _PASSED_ON = frozenset({2, 75, 78, 130})  # a lost process's exit statuses that say more than "failed"
 
 Send = tuple[bytes, FromBroker]  # recipient, sentence
@@ -59,7 +64,9 @@ class Core:
         self.store = store
         self.run = run
         self.ledger = Ledger(schedule.stages, schedule.microbatches, terms.log_every)
-        self.registry = Registry(schedule.placement, terms.lease)
+        self.crew = Crew(terms, store, self.ledger)
+        self.registry = self.crew.registry
+        self.replacing = self.crew.replacing
         self.outcome: Outcome | None = None
         self.stop_asked = False
         self.dismissed = False  # told, after the run, that it may leave
@@ -78,7 +85,7 @@ class Core:
     def phase(self) -> Phase:
         if self.outcome is not None:
             return self.outcome.phase
-        return Phase.RUNNING if self.registry.complete else Phase.WAITING
+        return Phase.RUNNING if self.registry.begun else Phase.WAITING
 
     @property
     def everyone_left(self) -> bool:
@@ -103,15 +110,14 @@ class Core:
         """What is due without being asked. Call it several times a second, after all that has come was handled."""
         if now - self._ticked > max(self.terms.lease / 2, AWAY):
             self.warnings.append(f"the broker itself was away for {now - self._ticked:.1f} s; every lease begins anew")
-            self.registry.grant_grace(now)
+            self.crew.grant_grace(now)
         self._ticked = now
         lost = [send for loss in self.registry.losses(now) for send in self._lose(loss, now)]
-        return lost + self._trim(now)
+        return lost + self._give_up_waiting(now) + self._trim(now)
 
     def _take_up(self, kept: Kept, now: float) -> None:
         self.ledger.restore(kept.finished, kept.losses)
-        if "registry" in kept.facts:
-            self.registry.adopt(kept.facts["registry"], now)
+        self.crew.take_up(kept.facts, now)
         if "outcome" in kept.facts:
             self.outcome = msgspec.convert(kept.facts["outcome"], Outcome)
 
@@ -119,16 +125,14 @@ class Core:
         if self.outcome is not None and self.registry.current(hello.incarnation) is not None:
             return [(sender, self.outcome.farewell)]
         before = self.registry.incarnation
-        found = misfit(hello, self.terms, self.outcome) or self.registry.place(hello, sender, now)
+        found = misfit(hello, self.terms, self.outcome) or self.crew.place(hello, sender, now)
         if isinstance(found, Refused):
             self._odd("refused", f"{hello.name}: {found.reason}")
             return [(sender, found)]
-        self.store.put("registry", self.registry.facts())
-        step = min(self.ledger.finished[stage] for stage in found.stages)
-        assigned = Assigned(self.run, found.index, found.incarnation, step)
+        assigned = Assigned(self.run, found.index, found.incarnation, self.crew.start_of(found))
         if found.incarnation > before:
             self.news.append(f"{found.place} is {found.process}, incarnation {found.incarnation}")
-        return [(sender, assigned), *self._introduce(sender)]
+        return [(sender, assigned), *self._introduce(sender), *self._remind(sender)]
 
     def _introduce(self, sender: bytes) -> list[Send]:
         """Tells who is where: everyone if that is news, else whoever has just said hello again."""
@@ -140,6 +144,11 @@ class Core:
         self._peers = peers
         self.news.append(f"run {self.run}: every worker is there")
         return self._to_all(Peers(peers))
+
+    def _remind(self, sender: bytes) -> list[Send]:
+        """The newest checkpoint: its announcement may have been missed."""
+        step = self.crew.checkpoints.complete
+        return [(sender, Trim(step))] if step and self.terms.snapshots else []
 
     def _from_worker(self, sender: bytes, said: Report | Finished | Failed | Goodbye, now: float) -> list[Send]:
         member = self.registry.current(said.incarnation)
@@ -170,11 +179,18 @@ class Core:
         self.metrics |= report.metrics
         if report.training_steps is not None:
             self.training_steps = report.training_steps
-        for wrong in take_in(report, member, self.ledger, self.store):
+        for wrong in take_in(report, member, self.ledger, self.store) + self.crew.note_snapshots(report, member):
             self._odd("illegal", f"{member.place} reports what cannot be: {wrong}")
-        heard: list[FromBroker] = [Heard(report.number)] if report.number else []
+        if report.actions:
+            self._note_return(member, now)
+        heard: list[FromBroker] = [Heard(report.number)] if self.registry.is_next(member, report) else []
         farewell = [self.outcome.farewell] if self.outcome else []
         return [(member.sender, sentence) for sentence in (*heard, *farewell)]
+
+    def _note_return(self, member: Member, now: float) -> None:
+        gap = self.replacing.close(member.index)
+        if gap is not None:
+            self.news.append(f"{member.place} computes again, {now - gap.since:.1f} s after it was found to be lost")
 
     def _finish(self, member: Member, finished: Finished) -> list[Send]:
         if self.outcome is not None:
@@ -195,14 +211,29 @@ class Core:
         member = self.registry.members.get(exited.index)
         how = exit_in_words(exited.status)
         if member is None and self.outcome is None and exited.index in self.registry.missing:
-            where = f"worker {exited.index} ({stages_in_words(self.registry.placement[exited.index])})"
-            return self._fail(f"{where} {how} before it joined; its own output says why", _code(exited.status))
+            return self._note_stillbirth(exited, how)
         if member is None or member.pid != exited.pid or not member.here:
             return []
         member.exited = now, exited.status
         if self.outcome is not None:
             member.standing = Standing.LEFT
         return []
+
+    def _note_stillbirth(self, exited: Exited, how: str) -> list[Send]:
+        """A process that was to take an empty place is gone; unless it is the one whose loss has emptied it."""
+        gap = self.replacing.gaps.get(exited.index)
+        if gap is not None and gap.pid == exited.pid:
+            return []
+        where = place_in_words(exited.index, self.registry.placement[exited.index])
+        what = f"{where} {how} before it joined; its own output says why"
+        if not self._may_replace(exited.index, exited.status):
+            return self._fail(what, _code(exited.status))
+        self.crew.count_loss(exited.index)
+        self.news.append(what)
+        return []
+
+    def _may_replace(self, index: int, status: int | None) -> bool:
+        return self.outcome is None and status not in _DELIBERATE and self.replacing.permits(index)
 
     def _lose(self, loss: Loss, now: float) -> list[Send]:
         """While the run waits for workers, one that is lost without a word of its exit only leaves its place."""
@@ -211,8 +242,31 @@ class Core:
             self.news.append(f"{loss.member.place} is free again: {loss.member.process} {loss.why}")
             return []
         why = obituary(loss, self.ledger, now)
-        loss.member.standing = Standing.LOST
-        return self._fail(why, _code(loss.status))
+        if not self._may_replace(loss.member.index, loss.status):
+            loss.member.standing = Standing.LOST
+            return self._fail(why + self._patience_in_words(loss.member), _code(loss.status))
+        self._digests.pop(loss.member.index, None)
+        self.crew.vacate(loss, why, now)
+        self.news.append(f"{why}. Whoever takes its place begins at step {self.crew.checkpoints.complete}")
+        return []
+
+    def _patience_in_words(self, member: Member) -> str:
+        times = self.replacing.times(member.index)
+        if not times:
+            return ""
+        step, most = self.crew.checkpoints.complete, self.terms.restarts
+        return f". It was replaced {times} times since checkpoint {step} (recovery.restarts is {most})"
+
+    def _give_up_waiting(self, now: float) -> list[Send]:
+        gap = next(iter(self.replacing.overdue(self.registry.missing, now)), None)
+        if gap is None:
+            return []
+        place = place_in_words(gap.index, self.registry.placement[gap.index])
+        return self._fail(
+            f"nobody came within {now - gap.awaited:.0f} s to take the place of {place}, which was lost: {gap.why}. "
+            "Start the run again, with a `stageline worker` for every place",
+            NOBODY,
+        )
 
     def _stop(self, stop: StopRun) -> list[Send]:
         """Ends the run. Afterwards it dismisses the broker, and hastens workers that were allowed to finish a step."""
@@ -235,7 +289,7 @@ class Core:
         return self._to_all(outcome.farewell)
 
     def _trim(self, now: float) -> list[Send]:
-        floor = self.ledger.finished_floor
+        floor = self.crew.trimmable
         if floor <= self._trimmed or now - self._trimmed_at < TRIM_EVERY or self.outcome is not None:
             return []
         self._trimmed, self._trimmed_at = floor, now

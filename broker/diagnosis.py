@@ -1,7 +1,8 @@
 """Says who stopped the line: the worker, its stages, what it held, since when, and why it is gone."""
 
 from .ledger import Held, Ledger
-from .registry import Loss, Member
+from .loss import Loss
+from .member import Member
 
 
 def obituary(loss: Loss, ledger: Ledger, now: float) -> str:

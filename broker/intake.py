@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from .control import Event, Report, StepRecord
 from .ledger import IllegalTransition, Ledger
-from .registry import Member
+from .member import Member
 from .store import Store
 
 

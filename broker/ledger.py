@@ -115,6 +115,12 @@ class Ledger:
         for step in sorted(losses):
             self._keep_loss(step, losses[step])
 
+    def go_back(self, stages: Iterable[int], step: int) -> None:
+        """The stages will do `step` and what follows again. Losses stay: they will be the same."""
+        for stage in stages:
+            self.finished[stage] = min(self.finished[stage], step)
+            self._open[stage].clear()
+
     def enter(self, event: Event, holder: Holder) -> None:
         """Writes down that a microbatch entered a state. Raises `IllegalTransition` if it cannot have."""
         place = self._place(event)

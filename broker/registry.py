@@ -6,81 +6,16 @@
 It has no clock: whoever asks says what time it is, in seconds.
 """
 
-import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import msgspec
 
 from pipeline.schedule import Placement
 
 from .control import WAITS, Hello, Refused, Report
-from .ledger import Holder
-
-LAST_WORDS = 0.5  # seconds that a process's last words may take longer than the news of its exit
-BEGINNING = 60.0  # seconds that a worker may take from its first hello to its first report: it loads its model
-
-
-class Standing(StrEnum):
-    """How a worker stands to the run."""
-
-    PRESENT = "present"
-    FINISHED = "finished"
-    LEFT = "left"
-    LOST = "lost"
-
-
-@dataclass(slots=True)
-class Member:
-    """A worker that was given its place in the plan. Times are seconds since the epoch."""
-
-    index: int
-    stages: tuple[int, ...]
-    incarnation: int
-    name: str
-    host: str
-    pid: int
-    endpoint: str
-    heard: float
-    sender: bytes = b""  # empty until it has spoken to this broker
-    introduced: bool = False  # its endpoint is known, even if that is nowhere
-    aware: bool = False  # it has shown that it knows its incarnation
-    standing: Standing = Standing.PRESENT
-    report: Report | None = None
-    progressed: float = 0.0  # when it last completed an action, or had none to compute
-    exited: tuple[float, int] | None = None  # when, and with which status
-
-    @property
-    def holder(self) -> Holder:
-        return Holder(self.name, self.incarnation)
-
-    @property
-    def place(self) -> str:
-        """The worker in words: its number and stages."""
-        return f"worker {self.index} ({stages_in_words(self.stages)})"
-
-    @property
-    def process(self) -> str:
-        """Its process in words."""
-        return f"{self.name} (pid {self.pid}, host {self.host})"
-
-    @property
-    def here(self) -> bool:
-        """Whether it can be spoken to."""
-        return self.standing in (Standing.PRESENT, Standing.FINISHED)
-
-    def is_process_of(self, hello: Hello) -> bool:
-        return (self.name, self.host, self.pid) == (hello.name, hello.host, hello.pid)
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A worker was lost: `why` continues a sentence about it; `status` is its process's exit status, if known."""
-
-    member: Member
-    why: str
-    status: int | None = None
+from .loss import Loss, loss_of
+from .member import Member, stages_in_words
 
 
 @dataclass(slots=True)
@@ -91,6 +26,7 @@ class Registry:
     lease: float  # seconds
     incarnation: int = 0  # the highest handed out
     members: dict[int, Member] = field(default_factory=dict)  # by index
+    begun: bool = False  # every worker of the plan was there at some moment
 
     @property
     def missing(self) -> list[int]:
@@ -111,13 +47,17 @@ class Registry:
         """Who can be spoken to, by index."""
         return [member for member in self._in_order() if member.here]
 
-    def place(self, hello: Hello, sender: bytes, now: float) -> Member | Refused:
-        """Gives the worker that says `hello` a place, or the one it has already. Refusals say what would work."""
+    def place(self, hello: Hello, sender: bytes, now: float, start: int = 0) -> Member | Refused:
+        """Gives the worker that says `hello` a place, or the one it has already. Refusals say what would work.
+
+        One that is given a place begins at step `start`.
+        """
         known = self._known(hello)
         if known is not None:
             known.sender, known.endpoint, known.heard = sender, hello.endpoint, now
             known.aware = known.aware or bool(hello.incarnation)
             known.introduced = known.introduced or known.aware or bool(hello.endpoint)
+            self.begun = self.begun or self.complete
             return known
         if hello.incarnation:
             return Refused(
@@ -126,7 +66,11 @@ class Registry:
                 code=1,
             )
         index = self._free_index(hello, now)
-        return index if isinstance(index, Refused) else self._placed(index, hello, sender, now)
+        if isinstance(index, Refused):
+            return index
+        member = self._placed(index, hello, sender, now, start)
+        self.begun = self.begun or self.complete
+        return member
 
     def current(self, incarnation: int) -> Member | None:
         """The worker that holds `incarnation`; None for a zombie's."""
@@ -143,6 +87,13 @@ class Registry:
             member.progressed = now
         member.report = report
 
+    def is_next(self, member: Member, report: Report) -> bool:
+        """Whether no report of `member` up to this one is missing: reports get lost when a connection does."""
+        if not report.number or not (report.whole or report.number == member.confirmed + 1):
+            return False
+        member.confirmed = report.number
+        return True
+
     def free(self, member: Member) -> None:
         """Takes a worker's place away, so that another can have it."""
         self.members.pop(member.index, None)
@@ -154,22 +105,23 @@ class Registry:
 
     def losses(self, now: float) -> list[Loss]:
         """Workers that should be at work and are not, each with the reason."""
-        found = ((member, self._lost(member, now)) for member in self.present())
-        return [loss for _, loss in found if loss is not None]
+        found = (loss_of(member, self.lease, now) for member in self.present())
+        return [loss for loss in found if loss is not None]
 
     def facts(self) -> dict[str, object]:
         """What another broker needs in order to `adopt` the workers, as JSON's own types."""
         kept = [
             msgspec.to_builtins(msgspec.convert(member, _Kept, from_attributes=True)) for member in self._in_order()
         ]
-        return {"incarnation": self.incarnation, "members": kept}
+        return {"incarnation": self.incarnation, "begun": self.begun, "members": kept}
 
     def adopt(self, facts: Mapping[str, object], now: float) -> None:
         """Takes over a former broker's workers, who keep their incarnations; each has a lease to speak up."""
         self.incarnation = msgspec.convert(facts["incarnation"], int)
+        self.begun = msgspec.convert(facts["begun"], bool)
         for kept in msgspec.convert(facts["members"], list[_Kept]):
             stages = self.placement[kept.index]
-            member = Member(stages=stages, heard=now, progressed=now, aware=True, **msgspec.structs.asdict(kept))
+            member = Member(stages=stages, heard=now, progressed=now, **msgspec.structs.asdict(kept))
             self.members[kept.index] = member
 
     def _in_order(self) -> Iterator[Member]:
@@ -208,7 +160,7 @@ class Registry:
             f"alive {max(0.0, now - owner.heard):.1f} s ago; {way_out}"
         )
 
-    def _placed(self, index: int, hello: Hello, sender: bytes, now: float) -> Member:
+    def _placed(self, index: int, hello: Hello, sender: bytes, now: float, start: int) -> Member:
         self.incarnation += 1
         self.members[index] = Member(
             index,
@@ -219,41 +171,12 @@ class Registry:
             hello.pid,
             hello.endpoint,
             heard=now,
+            start=start,
             sender=sender,
             introduced=bool(hello.endpoint),
             progressed=now,
         )
         return self.members[index]
-
-    def _lost(self, member: Member, now: float) -> Loss | None:
-        if member.exited is not None and now - member.exited[0] >= LAST_WORDS:
-            return Loss(member, exit_in_words(member.exited[1]), member.exited[1])
-        patience = self.lease if member.introduced else max(self.lease, BEGINNING)
-        if now - member.heard >= patience:
-            return Loss(member, f"was not heard for {now - member.heard:.1f} s (recovery.lease is {self.lease:g} s)")
-        if member.standing is Standing.PRESENT and member.report and now - member.progressed >= self.lease:
-            return Loss(
-                member,
-                f"lives, but completed no action for {now - member.progressed:.1f} s; if one may take this long, "
-                f"raise recovery.lease ({self.lease:g} s)",
-            )
-        return None
-
-
-def stages_in_words(stages: Sequence[int]) -> str:
-    """ "stage 1", "stages 0 and 2", "stages 0, 2 and 4"."""
-    *others, last = map(str, stages)
-    return f"stages {', '.join(others)} and {last}" if others else f"stage {last}"
-
-
-def exit_in_words(status: int) -> str:
-    """How a process ended, from its status as `subprocess` gives it."""
-    if status >= 0:
-        return f"exited with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -266,3 +189,5 @@ class _Kept(msgspec.Struct, frozen=True):
     pid: int
     endpoint: str
     introduced: bool
+    aware: bool
+    start: int

@@ -44,7 +44,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the broker must know of the plan: `plan` is its digest, `settings` its mapping, `lease` in seconds."""
+    """What the broker must know of the plan: `plan` is its digest, `settings` its mapping, `lease` in seconds.
+
+    `restarts`: how often in a row a worker may be replaced. `snapshots`: the stages write snapshots, and queues are
+    trimmed to complete checkpoints; without, to what every stage has finished, and nobody can be replaced.
+    """
 
     name: str
     plan: str
@@ -52,11 +56,28 @@ class Terms:
     schedule: Schedule
     lease: float
     log_every: int
+    restarts: int = 0
+    snapshots: bool = False
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds somebody is waited for who could take a lost worker's place."""
+        return max(60.0, 3 * self.lease)
 
     @classmethod
     def of(cls, plan: Plan, schedule: Schedule) -> "Terms":
         """The terms of a plan whose number of stages is known, and its schedule."""
-        return cls(plan.run.name, plan.digest(), plan.as_mapping(), schedule, plan.recovery.lease, plan.run.log_every)
+        recovery = plan.recovery
+        return cls(
+            plan.run.name,
+            plan.digest(),
+            plan.as_mapping(),
+            schedule,
+            recovery.lease,
+            plan.run.log_every,
+            recovery.restarts,
+            snapshots=recovery.restarts > 0 and recovery.snapshot_every > 0,
+        )
 
 
 def run_of(store: Store, plan: str, fresh: str) -> str:

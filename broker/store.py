@@ -43,6 +43,9 @@ class Store(Protocol):
     def record(self, stage: int, step: int) -> StepRecord | None:
         """One finished step of a stage (without its loss), None if it is not kept."""
 
+    def go_back(self, stages: Sequence[int], step: int) -> None:
+        """Forgets that the stages have finished `step` and those after it; losses stay."""
+
     def begin(self) -> None:
         """Forgets everything: another run begins."""
 

@@ -1,21 +1,16 @@
 """The broker's decisions, told as conversations: who says what when, and what is said back. No sockets, no clock."""
 
-import json
-import struct
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from broker.control import (
-    CONTROL_VERSION,
     Answer,
     Ask,
     Assigned,
     Event,
     Exited,
     Failed,
-    Finished,
     FromBroker,
     Goodbye,
     Heard,
@@ -23,79 +18,15 @@ from broker.control import (
     Peers,
     Refused,
     Report,
-    StepRecord,
     Stop,
     StopRun,
-    ToBroker,
     Trim,
 )
 from broker.core import Core
-from broker.registry import LAST_WORDS
-from broker.run import OtherRun, Phase, Terms, run_of
-from broker.store import Store
-from broker.stores.memory import MemoryStore
+from broker.loss import LAST_WORDS
+from broker.run import OtherRun, Phase, run_of
 from pipeline.digest import weights_sha256
-from pipeline.schedule import make
-
-PLAN = "d" * 64
-SETTINGS: Mapping[str, object] = {"schedule": {"name": "1f1b", "microbatches": 4}}
-SCHEDULE = make("1f1b", ((0,), (1,)), 4)
-TERMS = Terms("digits", PLAN, SETTINGS, SCHEDULE, lease=10.0, log_every=10)
-WAITING = "waits for forward-1 message 0"
-
-
-class Talk:
-    """A core, the time, and workers 0 and 1 by the names of their places."""
-
-    def __init__(self, store: Store | None = None, now: float = 1000.0) -> None:
-        self.now = now
-        self.store = store or MemoryStore()
-        self.core = Core(TERMS, self.store, run_of(self.store, PLAN, "run-1"), now)
-
-    def say(self, sender: bytes, sentence: ToBroker) -> list[tuple[bytes, FromBroker]]:
-        return self.core.handle(sender, sentence, self.now)
-
-    def after(self, seconds: float) -> list[tuple[bytes, FromBroker]]:
-        """Time passes in small turns, as in a broker that is not overloaded."""
-        sends, end = [], self.now + seconds
-        while self.now < end:
-            self.now = min(end, self.now + 0.1)
-            sends += self.core.tick(self.now)
-        return sends
-
-    def status(self, **of: str) -> dict[str, object]:
-        ((_, answer),) = self.say(b"me", Ask("status", of))
-        assert isinstance(answer, Answer)
-        assert answer.schema == "status/1"
-        json.dumps(answer.facts, allow_nan=False)
-        return answer.facts
-
-    def join(self, index: int) -> list[tuple[bytes, FromBroker]]:
-        self.say(name(index), hello(index))
-        return self.say(name(index), hello(index, incarnation=index + 1, endpoint=f"ipc://{index}"))
-
-
-def name(index: int) -> bytes:
-    return b"worker-%d" % index
-
-
-def hello(
-    index: int, *, incarnation: int = 0, endpoint: str = "", plan: str = PLAN, version: int = CONTROL_VERSION
-) -> Hello:
-    return Hello(version, plan, f"worker-{index}", "desk", 100 + index, endpoint, index, incarnation)
-
-
-def report(index: int, *, actions: int = 0, now: str = WAITING, **more: object) -> Report:
-    return Report(index + 1, actions, now, since=999.0, idle=0.25, **more)  # type: ignore[arg-type]
-
-
-def steps(stage: int, *which: int, loss: float | None = None) -> list[StepRecord]:
-    times = struct.pack("<18d", *range(18))  # 4 microbatches: 4 F, 4 B and U
-    return [StepRecord(stage, step, times, loss) for step in which]
-
-
-def finished(index: int) -> Finished:
-    return Finished(index + 1, {f"{index}.weight": ("float32", (2, 3), f"{index}" * 64)})
+from talk import PLAN, SETTINGS, TERMS, WAITING, Talk, finished, hello, name, report, steps
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_a_file_becomes_one_value_with_the_defaults_filled_in(file: Path) -> Non
         "schedule": {"name": "1f1b", "microbatches": 1, "mode": "sync"},
         "optimizer": {"factory": "torch.optim.SGD", "lr": 0.1},
         "queues": {"url": "ipc://", "retain_bytes": 2**30},
-        "recovery": {"lease": 10.0, "snapshot_every": 20, "on_bad_microbatch": "halt"},
+        "recovery": {"lease": 10.0, "snapshot_every": 20, "restarts": 0, "on_bad_microbatch": "halt"},
         "broker": {"url": "tcp://127.0.0.1:5600"},
         "workers": {
             "0": {"stages": [0], "device": "cpu", "threads": 1},
@@ -427,6 +427,7 @@ WRONG = [
     ({"recovery__lease": "soon"}, "recovery.lease", "units are ms, s, min, h"),
     ({"recovery__lease": 0}, "recovery.lease", 'a time in seconds, such as 10, "10s" or "250ms", is wanted'),
     ({"recovery__lease": float("inf")}, "recovery.lease", "a time in seconds"),
+    ({"recovery__restarts": 2, "recovery__snapshot_every": 0}, "recovery.restarts", "use snapshot_every = 20, or rest"),
     ({"recovery__on_bad_microbatch": "skip"}, "recovery.on_bad_microbatch", 'this version has no "skip" yet'),
     ({"workers__0__stages": [0, 1], "workers__0__device": "gpu 1"}, "workers.0.device", 'such as "cpu" or "cuda:0"'),
     ({"workers__0__threads": 2}, "workers.0.stages", "missing; a list of stages such as [0, 2] is wanted"),
@@ -566,6 +567,7 @@ UNCOUNTED_CHANGES = [
     {"queues__url": "tcp://127.0.0.1:0"},
     {"queues__retain_bytes": "2GiB"},
     {"recovery__lease": 3},
+    {"recovery__restarts": 3},
     {"broker__url": "tcp://127.0.0.1:7"},
 ]
 COUNTED_CHANGES = [

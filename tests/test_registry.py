@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.control import CONTROL_VERSION, Hello, Refused, Report
-from broker.registry import BEGINNING, LAST_WORDS, Member, Registry, Standing, exit_in_words, stages_in_words
+from broker.loss import BEGINNING, LAST_WORDS, exit_in_words
+from broker.member import Member, Standing, stages_in_words
+from broker.registry import Registry
 
 PLACEMENT = ((0, 2), (1,))
 LEASE = 10.0

@@ -70,6 +70,17 @@ def test_a_late_record_does_not_push_out_a_newer_one(store: Store):
     assert store.load().finished == {0: 13}
 
 
+def test_stages_that_go_back_have_finished_less_and_losses_stay(store: Store):
+    store.append([record(stage, step) for stage in (0, 1, 2) for step in range(4)], {3: 0.25})
+    store.go_back([0, 2], 1)
+    assert store.load() == Kept({}, {0: 1, 1: 4, 2: 1}, {3: 0.25})
+    assert (store.record(0, 1), store.record(1, 3)) == (None, record(1, 3))
+    store.append([StepRecord(0, 1, b"again")], {})
+    assert store.record(0, 1) == StepRecord(0, 1, b"again")
+    store.go_back([0], 0)
+    assert 0 not in store.load().finished
+
+
 def test_another_run_begins_with_an_empty_store(store: Store):
     store.append([record(0, 0)], {0: 0.5})
     store.put("run", {"id": "a"})

@@ -20,7 +20,6 @@ class MemoryStore:
             slot = record.stage, record.step % self._kept_steps
             if slot not in self._records or self._records[slot].step < record.step:
                 self._records[slot] = record
-            self._finished[record.stage] = max(self._finished.get(record.stage, 0), record.step + 1)
         for step, loss in losses.items():
             self._losses.setdefault(step, loss)
 
@@ -29,7 +28,10 @@ class MemoryStore:
 
     def load(self) -> Kept:
         facts = {name: msgspec.json.decode(text, type=Fact) for name, text in self._facts.items()}
-        return Kept(facts, dict(self._finished), dict(self._losses))
+        finished: dict[int, int] = {}
+        for record in self._records.values():
+            finished[record.stage] = max(finished.get(record.stage, 0), record.step + 1)
+        return Kept(facts, finished, dict(self._losses))
 
     def record(self, stage: int, step: int) -> StepRecord | None:
         record = self._records.get((stage, step % self._kept_steps))
@@ -37,9 +39,11 @@ class MemoryStore:
 
     def begin(self) -> None:
         self._records: dict[tuple[int, int], StepRecord] = {}
-        self._finished: dict[int, int] = {}
         self._losses: dict[int, float | None] = {}
         self._facts: dict[str, bytes] = {}
+
+    def go_back(self, stages: Sequence[int], step: int) -> None:
+        self._records = {slot: r for slot, r in self._records.items() if r.stage not in stages or r.step < step}
 
     def close(self) -> None:
         """Nothing is open."""

@@ -65,6 +65,10 @@ class SqliteStore:
         rows = self._rows("SELECT times FROM step WHERE stage = ? AND slot = ? AND step = ?", where)
         return next((StepRecord(stage, step, times) for (times,) in rows), None)
 
+    def go_back(self, stages: Sequence[int], step: int) -> None:
+        with self._transaction() as transaction:
+            transaction.executemany("DELETE FROM step WHERE stage = ? AND step >= ?", [(s, step) for s in stages])
+
     def begin(self) -> None:
         with self._transaction() as transaction:
             for table in ("fact", "step", "loss"):

@@ -77,6 +77,14 @@ def _window(plan: "Plan") -> Iterator[Problem]:
         yield Problem("schedule.window", f"{len(window)} values for {stages} stages; give one K for each stage")
 
 
+def _recovery(plan: "Plan") -> Iterator[Problem]:
+    if plan.recovery.restarts and not plan.recovery.snapshot_every:
+        yield Problem(
+            "recovery.restarts",
+            "a worker can be replaced only where there are snapshots; use snapshot_every = 20, or restarts = 0",
+        )
+
+
 def _owners(plan: "Plan") -> Iterator[Problem]:
     owners = Counter(stage for stages in plan.placement for stage in stages)
     count = max(owners, default=-1) + 1 if plan.model.stages is None else plan.model.stages
@@ -117,6 +125,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("data.batch_size", "schedule.microbatches"), _rows),
     (("schedule.name", "schedule.mode", "schedule.microbatches"), _asynchronous),
     (("schedule.name", "schedule.window", *_STAGES), _window),
+    (("recovery.restarts", "recovery.snapshot_every"), _recovery),
     (("workers", *_STAGES), _owners),
     (("workers", *_STAGES, *_SCHEDULE), _shape),
 )

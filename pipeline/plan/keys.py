@@ -67,7 +67,8 @@ TABLES: Mapping[str, Table] = {
         value.RecoveryPlan,
         {
             "lease": kinds.SECONDS,
-            "snapshot_every": kinds.whole(1),
+            "snapshot_every": kinds.whole(0),
+            "restarts": kinds.whole(0),
             "on_bad_microbatch": kinds.choice(("halt",), later=("skip",)),
         },
     ),

@@ -93,10 +93,15 @@ class QueuesPlan:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """When a silent worker is given up (`lease`, seconds), and how often stages write snapshots (in steps)."""
+    """When a silent worker is given up (`lease`, seconds), and how often stages write snapshots (in steps; 0: never).
+
+    `restarts`: how many times in a row, without a newer complete checkpoint, a worker may be replaced before the run
+    is given up; with 0, losing a worker ends the run.
+    """
 
     lease: float = 10.0
     snapshot_every: int = 20
+    restarts: int = 0
     on_bad_microbatch: Literal["halt"] = "halt"
 
 
@@ -210,7 +215,16 @@ class Plan:
 
 
 UNCOUNTED = frozenset(
-    {"run.name", "run.dir", "run.log_every", "queues.url", "queues.retain_bytes", "recovery.lease", "broker.url"}
+    {
+        "run.name",
+        "run.dir",
+        "run.log_every",
+        "queues.url",
+        "queues.retain_bytes",
+        "recovery.lease",
+        "recovery.restarts",
+        "broker.url",
+    }
 )
 
 _EXPOSED = (

@@ -1,0 +1,93 @@
+"""Who works on which stages, and the step that whoever comes next begins at.
+
+A place, its incarnation and the complete checkpoint are decided on together and stored in one write: there is no moment
+at which a killed broker could leave an incarnation that begins at another step than it was told.
+"""
+
+from collections.abc import Mapping
+
+from .checkpoints import Checkpoints
+from .control import Hello, Refused, Report
+from .ledger import IllegalTransition, Ledger
+from .loss import Loss
+from .member import Member
+from .registry import Registry
+from .replacing import Gap, Replacing
+from .run import Terms
+from .store import Store
+
+_FACT = "registry"
+
+
+class Crew:
+    """The registry, the checkpoints and the replacements of a run. Times are seconds since the epoch."""
+
+    def __init__(self, terms: Terms, store: Store, ledger: Ledger) -> None:
+        self.registry = Registry(terms.schedule.placement, terms.lease)
+        self.checkpoints = Checkpoints(terms.schedule.stages)
+        self.replacing = Replacing(terms.restarts, terms.patience)
+        self._terms = terms
+        self._store = store
+        self._ledger = ledger
+
+    @property
+    def trimmable(self) -> int:
+        """The step before which nobody, and no replacement, needs a message."""
+        return self.checkpoints.complete if self._terms.snapshots else self._ledger.finished_floor
+
+    def place(self, hello: Hello, sender: bytes, now: float) -> Member | Refused:
+        """Gives a place, or says why there is none. What it gave is stored."""
+        found = self.registry.place(hello, sender, now, self.checkpoints.complete)
+        if isinstance(found, Member):
+            self._keep()
+        return found
+
+    def start_of(self, member: Member) -> int:
+        """The step that `member` is told to begin at."""
+        return member.start if self._terms.snapshots else min(self._ledger.finished[stage] for stage in member.stages)
+
+    def note_snapshots(self, report: Report, member: Member) -> list[IllegalTransition]:
+        """Takes in the snapshots that `member` reports; completes a checkpoint if it can. Returns what was wrong."""
+        own = [(stage, step) for stage, step in report.snapshots if stage in member.stages]
+        news = [self.checkpoints.add(stage, step) for stage, step in own]
+        completed = self.checkpoints.advance(self._ledger.finished_floor)
+        if completed:
+            self.replacing.got_on()
+        if completed or any(news):
+            self._keep()
+        foreign = (stage for stage, _ in report.snapshots if stage not in member.stages)
+        return [IllegalTransition(f"stage {stage} is not its own") for stage in foreign]
+
+    def vacate(self, loss: Loss, why: str, now: float) -> None:
+        """Empties the place of a lost worker; its stages are back at the complete checkpoint. `why` is for people."""
+        member, step = loss.member, self.checkpoints.complete
+        self.registry.free(member)
+        self.checkpoints.forget(member.stages)
+        self.replacing.count(member.index)
+        self.replacing.open(Gap(member.index, now, why, member.pid, now))
+        self._ledger.go_back(member.stages, step)
+        self._store.go_back(member.stages, step)
+        self._keep()
+
+    def count_loss(self, index: int) -> None:
+        """A process that was to take the empty place `index` ended before it had said a word."""
+        self.replacing.count(index)
+        self._keep()
+
+    def grant_grace(self, now: float) -> None:
+        """All leases begin anew: the broker itself was away."""
+        self.registry.grant_grace(now)
+        self.replacing.grant_grace(now)
+
+    def take_up(self, facts: Mapping[str, Mapping[str, object]], now: float) -> None:
+        """Goes on from what a former broker has stored."""
+        if _FACT not in facts:
+            return
+        kept = facts[_FACT]
+        self.registry.adopt(kept, now)
+        self.checkpoints.adopt(kept["checkpoints"])
+        self.replacing.adopt(kept["replacing"], now)
+
+    def _keep(self) -> None:
+        parts = {"checkpoints": self.checkpoints.facts(), "replacing": self.replacing.facts()}
+        self._store.put(_FACT, {**self.registry.facts(), **parts})
