@@ -140,9 +140,8 @@ def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
 
 
 def _buffer(tensor: TensorHeader) -> memoryview:
-    if not tensor.skew:
-        return torch.empty(tensor.nbytes, dtype=torch.uint8).numpy().data
-    return torch.empty(tensor.skew + tensor.nbytes, dtype=torch.uint8)[tensor.skew :].numpy().data
+    memory = torch.empty(tensor.skew + tensor.nbytes, dtype=torch.uint8)
+    return memory.numpy().data[tensor.skew :]
 
 
 def _check_sizes(header: Header, contents: Sequence[memoryview]) -> None:

@@ -3,31 +3,36 @@
 import torch
 from torch import Tensor
 
-from .layout import ALIGNMENT, Ints, layout, stored_shape
+from .layout import ALIGNMENT, Ints, layout, packed_strides, stored_shape
 
 
 def skew_of(tensor: Tensor) -> int:
-    """The address of the tensor's first element modulo `ALIGNMENT`, in bytes; 0 where only torch allocates."""
+    """The address of the tensor's first element modulo `ALIGNMENT`, in bytes.
+
+    0 on other devices, where only torch allocates, and where elements lie off their own size, as torch puts none.
+    """
     if not tensor.is_cpu:
         return 0
     skew = tensor.data_ptr() % ALIGNMENT
     return 0 if skew % tensor.itemsize else skew
 
 
-def empty(shape: Ints, strides: Ints, dtype: torch.dtype, skew: int = 0) -> Tensor:
-    """An uninitialised CPU tensor of this layout (not an overlapping one), `skew` bytes off the alignment boundary."""
+def empty(shape: Ints, strides: Ints, dtype: torch.dtype, skew: int = 0, device: torch.device | None = None) -> Tensor:
+    """An uninitialised tensor of this layout (not an overlapping one), `skew` bytes off the alignment boundary."""
     if not skew:
-        return torch.empty_strided(shape, strides, dtype=dtype)
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
     offset = skew // dtype.itemsize
-    memory = torch.empty(offset + (layout(shape, strides).extent or 0), dtype=dtype)
+    memory = torch.empty(offset + (layout(shape, strides).extent or 0), dtype=dtype, device=device)
     return memory.as_strided_(shape, strides, offset)
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A copy that lies as `tensor` does, gaps, expanded dimensions and skew included; an overlapping one is packed."""
+    """A copy on the same device that lies as `tensor` does: gaps, expanded dimensions and skew included.
+
+    An overlapping one is packed, its dimensions in the same order; what is to be conjugated or negated is.
+    """
     shape, strides = tuple(tensor.shape), tensor.stride()
-    if not tensor.is_cpu or layout(shape, strides).extent is None:
-        return tensor.clone()
     stored = stored_shape(shape, strides)
-    copy = empty(stored, strides, tensor.dtype, skew_of(tensor)).copy_(tensor.as_strided(stored, strides))
-    return copy if stored == shape else copy.as_strided(shape, strides)
+    kept = packed_strides(shape, strides) if layout(shape, strides).extent is None else strides
+    copy = empty(stored, kept, tensor.dtype, skew_of(tensor), tensor.device)
+    return copy.copy_(tensor.as_strided(stored, strides)).as_strided_(shape, kept)

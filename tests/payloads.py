@@ -10,6 +10,7 @@ from torch import Tensor
 
 from broker.dtypes import DTYPES
 from broker.message import Flow, Message
+from pipeline.placing import skew_of
 from pipeline.tree import Tree
 
 
@@ -34,10 +35,10 @@ def raw(tensor: Tensor) -> bytes:
 
 
 def bits(tree: Tree) -> Any:
-    """Equal for two trees if and only if they agree in every bit, type and stride."""
+    """Equal for two trees if and only if they agree in every bit, type, stride and skew."""
     match tree:
         case Tensor():
-            return tree.dtype, tuple(tree.shape), tree.stride(), tree.requires_grad, raw(tree)
+            return tree.dtype, tuple(tree.shape), tree.stride(), skew_of(tree), tree.requires_grad, raw(tree)
         case tuple() | list():
             return type(tree), [bits(branch) for branch in tree]
         case dict():
@@ -47,14 +48,19 @@ def bits(tree: Tree) -> Any:
     return type(tree), tree
 
 
-def noise(dtype: torch.dtype, shape: list[int], seed: int) -> Tensor:
-    """A contiguous tensor of random bytes: NaNs of all kinds, negative zeros, subnormals; bools are 0 or 1."""
+def noise(dtype: torch.dtype, shape: list[int], seed: int, skew: int = 0) -> Tensor:
+    """A contiguous tensor of random bytes: NaNs of all kinds, negative zeros, subnormals; bools are 0 or 1.
+
+    Its address modulo 64 is `skew`, a multiple of the dtype's size.
+    """
     count = torch.Size(shape).numel()
-    random_bytes = bytearray(random.Random(seed).randbytes(count * dtype.itemsize))
+    random_bytes = bytearray(bytes(skew) + random.Random(seed).randbytes(count * dtype.itemsize))
     if not count:
         return torch.empty(shape, dtype=dtype)
-    tensor = torch.frombuffer(random_bytes, dtype=torch.uint8)
-    return (tensor > 127 if dtype == torch.bool else tensor.view(dtype)).reshape(shape)
+    memory = torch.frombuffer(random_bytes, dtype=torch.uint8).clone()
+    if dtype == torch.bool:
+        memory >>= 7
+    return memory[skew:].view(dtype).reshape(shape)
 
 
 def _permuted(tensor: Tensor, draw: Callable[..., Any]) -> Tensor:
@@ -73,9 +79,10 @@ def _expanded(tensor: Tensor, draw: Callable[..., Any]) -> Tensor:
 
 @st.composite
 def tensors(draw: Callable[..., Any]) -> Tensor:
-    """Tensors of every dtype, up to six dimensions, permuted, sliced, expanded, conjugated."""
+    """Tensors of every dtype, up to six dimensions, permuted, sliced, expanded, conjugated, anywhere in memory."""
     dtype = draw(st.sampled_from(list(DTYPES.values())))
-    tensor = noise(dtype, draw(st.lists(st.integers(0, 5), max_size=4)), draw(st.integers(0, 2**32)))
+    shape, seed = draw(st.lists(st.integers(0, 5), max_size=4)), draw(st.integers(0, 2**32))
+    tensor = noise(dtype, shape, seed, draw(st.integers(0, 64 // dtype.itemsize - 1)) * dtype.itemsize)
     for change in draw(st.lists(st.sampled_from([_permuted, _sliced, _expanded]), max_size=4)):
         tensor = change(tensor, draw)
     if dtype in (torch.complex64, torch.complex128):

@@ -1,8 +1,8 @@
-"""A message comes back as it was, to the bit and to the stride, and nothing is copied that need not be."""
+"""A message comes back as it was, to the bit, the stride and the alignment, and nothing is copied that need not be."""
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from broker.message import (
     fingerprint,
     read_header,
 )
-from payloads import bits, message, raw, tensors, trees
+from payloads import bits, message, noise, raw, tensors, trees
 from pipeline.tree import Tree
 
 # torch says so whenever a complex32 tensor is made; it only has to travel here.
@@ -50,6 +50,7 @@ NESTED = Message(
 )
 EXPANDED = Message("r", Flow.TARGET, 70000, 0, 3, 1, 70000, torch.tensor([[7]], dtype=torch.uint8).expand(2, 3))
 WITH_GAPS = Message("r", Flow.FORWARD, 0, 0, 3, 1, 0, torch.arange(6, dtype=torch.float64).reshape(2, 3)[:, :2])
+SKEWED = Message("r", Flow.FORWARD, 0, 0, 3, 1, 0, torch.arange(7, dtype=torch.float32)[3:])
 NOTHING = Message("r", Flow.FORWARD, 0, 0, 3, 1, 0, None)
 
 Z = torch.randn(2, 3, dtype=torch.complex64)
@@ -57,26 +58,31 @@ Z = torch.randn(2, 3, dtype=torch.complex64)
 GOLDEN = [
     (
         MATRIX,
-        "534c4d47010099ab6469676974732d37663361a7666f72776172640201010409910091960c920202920201c210ce5f87d51365e257aa",
+        "534c4d47010099ab6469676974732d37663361a7666f72776172640201010409910091970c920202920201c210ce5f87d5130029bc1841",
         ["0000803f000000800000807f00006040"],
     ),
     (
         NESTED,
         "534c4d470100"
         "99a172a86261636b7761726400000001009503a16893019100c0a16e9602c3ffcb3fe0000000000000a2c3a99100"
-        "92960b9090c302ce3c45e88c9605920202920102c208ce2f5a9784"
-        "24b654d0",
+        "92970b9090c302ce3c45e88c009705920202920102c208ce2f5a978400"
+        "34e5c3c2",
         ["c03f", "0000010002000300"],
     ),
     (
         EXPANDED,
-        "534c4d47010099a172a6746172676574ce00011170000301ce000111709100919602920203920000c201ce4c667a2eecacc385",
+        "534c4d47010099a172a6746172676574ce00011170000301ce000111709100919702920203920000c201ce4c667a2e00e31353d5",
         ["07"],
     ),
     (
         WITH_GAPS,
-        "534c4d47010099a172a7666f72776172640000030100910091960d920202920301c220ce7022af046edf17c4",
+        "534c4d47010099a172a7666f72776172640000030100910091970d920202920301c220ce7022af04009c25a4d6",
         ["0000000000000000000000000000f03f00000000000008400000000000001040"],
+    ),
+    (
+        SKEWED,
+        "534c4d47010099a172a7666f72776172640000030100910091970c91049101c210ced4d1f8700ccaed14e2",
+        ["00004040000080400000a0400000c040"],
     ),
     (NOTHING, "534c4d47010099a172a7666f72776172640000030100c0908138a93b", []),
 ]
@@ -139,17 +145,63 @@ def test_a_received_tensor_owns_its_memory_and_can_be_written_to(tensor: Tensor)
     for frame in frames:
         frame[:] = bytes(len(frame))
     assert raw(received) == before
-    assert received.data_ptr() % 64 == 0
     assert received.is_leaf
     received.detach_()  # refused for a view
     if 0 not in received.stride():
         received.copy_(torch.empty_like(received))
 
 
+LAYOUTS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x,
+    lambda x: x.t(),
+    lambda x: x[:, 1:3],
+    lambda x: x[::2, :1].expand(-1, 3),
+    lambda x: x.unsqueeze(1).expand(-1, 2, -1)[..., ::2],
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("laid", LAYOUTS)
+def test_a_received_tensor_begins_as_far_off_an_alignment_boundary_as_the_sent_one(
+    laid: Callable[[Tensor], Tensor], dtype: torch.dtype
+):
+    for skew in range(0, 64, dtype.itemsize):
+        sent = laid(noise(dtype, [4, 5], seed=skew, skew=skew))
+        received = tensor_through(sent)
+        assert received.data_ptr() % 64 == sent.data_ptr() % 64
+        assert bits(received) == bits(sent)
+
+
+def test_the_skew_of_a_conjugated_or_an_overlapping_tensor_is_kept_too():
+    one_off = noise(torch.complex64, [6], seed=0, skew=8)
+    for sent, skew in ((one_off.conj(), 8), (one_off.conj().imag, 12), (one_off.unfold(0, 3, 1)[1:], 16)):
+        assert tensor_through(sent).data_ptr() % 64 == skew
+
+
+def test_elements_that_lie_off_their_own_size_come_back_on_it():
+    odd = torch.frombuffer(bytearray(range(17)), dtype=torch.float32, count=4, offset=1)
+    received = tensor_through(odd)
+    assert odd.data_ptr() % 4 != 0
+    assert received.data_ptr() % 64 == 0
+    assert raw(received) == raw(odd)
+
+
+def test_a_tensor_without_elements_begins_nowhere():
+    (sent,) = read_header(encode(message(torch.zeros(9)[5:5]))[0]).tensors
+    assert sent.skew == 0
+
+
 @given(tensors())
 def test_two_copies_of_a_message_have_one_fingerprint_whoever_sent_them(tensor: Tensor):
     one, other = (read_header(encode(message(tensor, incarnation=i))[0]) for i in (1, 2))
     assert one.identity == other.identity
+    assert fingerprint(one) == fingerprint(other)
+
+
+@pytest.mark.parametrize("skew", [4, 16, 60])
+def test_equal_tensors_have_one_fingerprint_wherever_they_lie(skew: int):
+    one, other = (read_header(encode(message(noise(torch.float32, [3, 4], 0, place)))[0]) for place in (0, skew))
+    assert one.tensors != other.tensors
     assert fingerprint(one) == fingerprint(other)
 
 

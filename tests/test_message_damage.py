@@ -24,7 +24,7 @@ from broker.message import (
     encode,
     read_header,
 )
-from payloads import bits, message, raw, trees
+from payloads import bits, message, noise, raw, trees
 
 # torch says so whenever a complex32 tensor is made; it only has to travel here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -48,7 +48,15 @@ def sealed(body: bytes, version: int = 1) -> bytes:
 
 def forged(**changes: Any) -> bytes:
     """A header for 4 float32 numbers, with `changes`, sealed."""
-    tensor = {"dtype": 12, "shape": [4], "strides": [1], "requires_grad": False, "nbytes": 16, "crc32": 0}
+    tensor = {
+        "dtype": 12,
+        "shape": [4],
+        "strides": [1],
+        "requires_grad": False,
+        "nbytes": 16,
+        "crc32": 0,
+        "skew": 0,
+    }
     header = {
         "run": "r",
         "flow": "forward",
@@ -107,9 +115,10 @@ def test_cut_and_pasted_messages_are_refused_or_right(payload: Any, data: st.Dat
         assert bits(decode(mixed).payload) in (bits(payload), bits(SAMPLE.payload))
 
 
-def test_the_forger_can_write_a_right_header():
-    received = decode([forged(crc32=zlib.crc32(bytes(16))), bytes(16)])
-    assert bits(received.payload) == bits(torch.zeros(4))
+@pytest.mark.parametrize("skew", [0, 4, 60])
+def test_the_forger_can_write_a_right_header(skew: int):
+    received = decode([forged(crc32=zlib.crc32(bytes(16)), skew=skew), bytes(16)])
+    assert bits(received.payload) == bits(noise(torch.float32, [4], 0, skew).zero_())
 
 
 FORGERIES = [
@@ -147,6 +156,12 @@ FORGERIES = [
     ({"dtype": 9, "shape": [2], "requires_grad": True}, "int64 cannot require gradients"),
     ({"requires_grad": 1}, "malformed"),
     ({"crc32": 2**32}, "malformed"),
+    ({"skew": -4}, "malformed"),
+    ({"skew": None}, "malformed"),
+    ({"skew": 64}, "skew of 64 bytes cannot be: it is below 64"),
+    ({"skew": 2**63 - 1}, "skew of 9223372036854775807 bytes cannot be"),
+    ({"skew": 3}, "skew of 3 bytes cannot be: it is below 64 and a multiple of 4"),
+    ({"dtype": 16, "shape": [1], "skew": 8}, "skew of 8 bytes cannot be: it is below 64 and a multiple of 16"),
 ]
 
 
@@ -206,6 +221,7 @@ def test_a_hostile_header_is_refused_without_much_memory(body: bytes):
     [
         (torch.zeros(9), Limits(message_bytes=32)),
         (torch.zeros(17)[::8], Limits(message_bytes=64)),
+        (torch.zeros(9)[1:], Limits(message_bytes=35)),
         ((torch.zeros(5), torch.zeros(4)), Limits(message_bytes=32)),
         ((torch.zeros(5), torch.zeros(4)), Limits(tensors=1)),
         (torch.zeros(1, 1), Limits(ndim=1)),
@@ -242,13 +258,13 @@ def tensor_entries(draw: Any) -> list[Any]:
         strides = [prod(shape[place + 1 :]) for place in range(len(shape))]
     stored = prod(size for size, stride in zip(shape, strides, strict=True) if stride or not size)
     numbers = [draw(st.sampled_from([2, 3, 17, 12])), shape, [min(n, 2**63 - 1) for n in strides]]
-    return [*numbers, draw(st.booleans()), min(stored, 2**63 - 1), 0]
+    return [*numbers, draw(st.booleans()), min(stored, 2**63 - 1), 0, draw(st.sampled_from([0, 0, 1, 4, 63, 64]))]
 
 
 @given(st.lists(tensor_entries(), max_size=2), anything, st.sampled_from([None] * 5) | anything)
-@example([[12, [1], [2**63 - 1], False, 4, 0]], None, None)
-@example([[12, [0, 3], [2**63 - 1, 2**63 - 1], True, 0, 0]], None, None)
-@example([[2, [2**62, 2], [0, 0], False, 1, 0]], None, None)
+@example([[12, [1], [2**63 - 1], False, 4, 0, 0]], None, None)
+@example([[12, [0, 3], [2**63 - 1, 2**63 - 1], True, 0, 0, 4]], None, None)
+@example([[2, [2**62, 2], [0, 0], False, 1, 0, 63]], None, None)
 def test_a_forged_header_that_is_accepted_can_be_allocated_and_filled(entries: Any, beside: Any, instead: Any):
     outline = [1, beside, *[[0] for _ in entries]]
     body = ["r", "forward", 0, 0, 0, 0, 0, outline, entries if instead is None else instead]
@@ -258,7 +274,7 @@ def test_a_forged_header_that_is_accepted_can_be_allocated_and_filled(entries: A
         return
     zeros = [bytes(buffer.nbytes) for buffer in allocate(header)]
     for entry, content in zip(entries, zeros, strict=True):
-        entry[-1] = zlib.crc32(content)
+        entry[5] = zlib.crc32(content)
     received = decode([sealed(msgspec.msgpack.encode(body)), *zeros]).payload
     assert isinstance(received, tuple)
     for tensor in received[1:]:

@@ -1,5 +1,6 @@
 """A cut through which every activation and gradient travels as a message changes no bit of a plain training step."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -66,3 +67,21 @@ def test_a_cut_through_a_convolutional_net_changes_no_bit(cut: int, memory_forma
 def test_a_cut_after_a_chunk_changes_no_bit():
     x = torch.randn(9, 11, 15, generator=torch.Generator().manual_seed(1))
     assert same_step(whole_step(gated(), x), cut_step(gated(), 2, x))
+
+
+def summed_gradients(model: nn.Module, parts: Iterable[Tensor]) -> list[Tensor]:
+    loss = torch.stack([model(part).square().sum() for part in parts]).sum()
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+@pytest.mark.parametrize("width", [5, 6, 7, 33])
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_parts_of_a_batch_that_begin_anywhere_in_it_give_the_same_gradients_when_sent(parts: int, width: int):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, 8), nn.Tanh(), nn.Linear(8, 3))
+    views = torch.randn(10, width).tensor_split(parts)
+    sent: list[Any] = [decode(encode(message(view))).payload for view in views]
+    assert any(view.data_ptr() % 64 for view in views)
+    assert [part.data_ptr() % 64 for part in sent] == [view.data_ptr() % 64 for view in views]
+    pairs = zip(summed_gradients(model, views), summed_gradients(model, sent), strict=True)
+    assert all(torch.equal(plain, ours) for plain, ours in pairs)
