@@ -55,12 +55,6 @@ class Dealer:
             self.speak(now)
         return message
 
-    def receive_all(self, now: float) -> None:
-        """Takes in what is here, but no more than credit allows, so that nobody can hold the worker up."""
-        for _ in range(self._hwm):
-            if not self.receive(now):
-                return
-
     def receive(self, now: float) -> bool:
         """Takes in one message, if one is here. False if not.
 

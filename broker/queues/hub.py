@@ -71,7 +71,7 @@ class Hub:
         now = monotonic()
         for dealer in self._dealers.values():
             if ready.get(dealer.socket, 0) & zmq.POLLIN:
-                dealer.receive_all(now)
+                dealer.receive(now)  # one, so that whoever waits for it gets it at once; the next turn takes the rest
         if self._bell.fileno() not in ready:
             return False
         self._bell.silence()

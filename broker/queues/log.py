@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..errors import Disagreement, Overwritten, QueueFull, QueueGap
 from ..message import LIMITS, Frame, Limits, Message, decode, encode, fingerprint, read_header
 from ..queue import QueueKey
-from .seal import Seal, seal
+from .seal import Seal
 from .spill import Slot, Spill
 
 UNLIMITED = 2**63
@@ -152,7 +152,7 @@ class Log:
 
     def _keep(self, number: int, message: Message, frames: list[Frame], now: float) -> None:
         size = sum(len(frame) for frame in frames)
-        kept = _Kept(size, now, frames, seal(message.payload))
+        kept = _Kept(size, now, frames, Seal(message.payload))
         if self._shelf.lacks(size):
             self._make_room(number, kept)
         if kept.slot is None:
@@ -179,8 +179,9 @@ class Log:
         self._in_memory = max(self._in_memory, self.first)
         while self._shelf.lacks(new.size) and self._in_memory < self.end:
             oldest = self._kept[self._in_memory]
-            self._spill(self._in_memory, oldest)
-            self._shelf.used -= oldest.size
+            if oldest.slot is None:  # one too large for memory went to the disk at once
+                self._spill(self._in_memory, oldest)
+                self._shelf.used -= oldest.size
             self._in_memory += 1
         if self._shelf.lacks(new.size):
             self._spill(number, new)

@@ -1,0 +1,214 @@
+"""What a producer retains, in memory and on the disk."""
+
+import errno
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from broker.errors import Overwritten, QueueFull
+from broker.message import Flow, Message, decode
+from broker.queue import QueueKey
+from broker.queues import spill as spill_module
+from broker.queues.log import Log, Shelf
+from broker.queues.spill import Spill
+
+KEY = QueueKey(Flow.TARGET, 3)
+MakeShelf = Callable[[int], Shelf]
+SIZE = 400  # bytes of a test message's tensor; its header has a few dozen more
+
+
+def message(number: int, payload: torch.Tensor | None = None) -> Message:
+    content = torch.full((SIZE // 4,), float(number)) if payload is None else payload
+    return Message("run", KEY.flow, number // 2, number % 2, KEY.stage, 1, number, content)
+
+
+@pytest.fixture
+def shelf_of(tmp_path: Path) -> Iterator[MakeShelf]:
+    """Makes shelves with so much memory and plenty of disk."""
+    shelves: list[Shelf] = []
+
+    def make(memory: int) -> Shelf:
+        shelves.append(Shelf(memory, disk=1000 * SIZE, folder=str(tmp_path)))
+        return shelves[-1]
+
+    yield make
+    for shelf in shelves:
+        shelf.spill.close()
+
+
+def log_on(shelf: Shelf, count: int = 0, key: QueueKey = KEY) -> Log:
+    log = Log("run", key, 2, shelf)
+    for number in range(count):
+        log.put(message(number), now=float(number))
+    return log
+
+
+def contents(log: Log) -> list[float]:
+    return [decode(log.frames(number)).payload[0].item() for number in range(log.first, log.end)]
+
+
+def test_memory_is_used_up_to_its_limit_and_then_the_disk(shelf_of: MakeShelf) -> None:
+    shelf = shelf_of(5 * SIZE)
+    log = log_on(shelf, 40)
+    assert 4 * SIZE <= shelf.used <= 5 * SIZE
+    assert shelf.used + shelf.spill.bytes == log.bytes
+    assert contents(log) == list(range(40))
+
+
+def test_the_oldest_go_to_the_disk_first(shelf_of: MakeShelf) -> None:
+    shelf = shelf_of(5 * SIZE)
+    tensors = [torch.full((SIZE // 4,), float(number)) for number in range(10)]
+    log = log_on(shelf)
+    for number, tensor in enumerate(tensors):
+        log.put(message(number, tensor), now=0.0)
+    tensors[0].zero_()  # its bytes are safe
+    assert contents(log) == list(range(10))
+    tensors[9].zero_()
+    with pytest.raises(Overwritten, match=r"message 9 of target-3 \(step 4, microbatch 1\)"):
+        contents(log)
+
+
+def test_a_tensor_written_to_is_found_before_it_goes_to_the_disk(shelf_of: MakeShelf) -> None:
+    log = log_on(shelf_of(3 * SIZE))
+    tensor = torch.zeros(SIZE // 4)
+    log.put(message(0, tensor), now=0.0)
+    tensor.add_(1)
+    log.put(message(1), now=0.0)
+    with pytest.raises(Overwritten):
+        log.put(message(2), now=0.0)
+
+
+def test_a_message_larger_than_memory_goes_straight_to_the_disk(shelf_of: MakeShelf) -> None:
+    shelf = shelf_of(SIZE // 2)
+    log = log_on(shelf, 3)
+    assert shelf.used == 0
+    assert contents(log) == [0, 1, 2]
+
+
+def test_logs_share_one_shelf(shelf_of: MakeShelf) -> None:
+    shelf = shelf_of(6 * SIZE)
+    first, second = log_on(shelf, 4), log_on(shelf, 8)
+    assert shelf.used <= 6 * SIZE
+    first.trim(2)
+    assert contents(second) == list(range(8))
+    second.trim(4)
+    assert (shelf.used, shelf.spill.bytes) == (0, 0)
+
+
+def test_trimming_gives_disk_space_back_file_by_file(shelf_of: MakeShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill_module, "SEGMENT", 4 * SIZE)
+    shelf = shelf_of(SIZE)
+    log, files = log_on(shelf, 40), len(os.listdir("/proc/self/fd"))
+    used = [shelf.spill.bytes]
+    for step in range(1, 21):
+        log.trim(step)
+        used.append(shelf.spill.bytes)
+    assert used == sorted(used, reverse=True)
+    assert used[10] < 0.7 * used[0]
+    assert used[-1] == 0
+    assert len(os.listdir("/proc/self/fd")) < files
+
+
+def test_a_log_goes_on_after_all_of_it_was_trimmed(shelf_of: MakeShelf) -> None:
+    log = log_on(shelf_of(3 * SIZE), 20)
+    log.trim(10)
+    for number in range(20, 40):
+        log.put(message(number), now=0.0)
+    assert contents(log) == list(range(20, 40))
+
+
+def test_whoever_finds_no_room_is_asked_whether_to_wait() -> None:
+    asked: list[tuple[str, float]] = []
+
+    def wait(reason: str, since: float) -> bool:
+        asked.append((reason, since))
+        if len(asked) == 2:
+            log.trim(1)
+        return True
+
+    log = log_on(Shelf(memory=3 * SIZE, wait=wait), 2)
+    log.put(message(2), now=7.0)
+    assert contents(log) == [2]
+    assert [since for _, since in asked] == [7.0, 7.0]
+    assert "target-3 retains 2 messages, " in asked[0][0]
+
+
+def test_a_full_disk_is_an_error_that_names_it(shelf_of: MakeShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = shelf_of(3 * SIZE)
+    log = log_on(shelf, 2)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(QueueFull, match="the disk takes no more: No space left on device"):
+            log.put(message(2), now=0.0)
+    assert (len(log), shelf.spill.bytes) == (2, 0)
+    log.put(message(2), now=0.0)
+    assert contents(log) == [0, 1, 2]
+
+
+def test_nothing_is_written_beyond_the_disk_limit(tmp_path: Path) -> None:
+    spill = Spill(100, str(tmp_path))
+    slot = spill.write([b"x" * 60, b"y" * 30])
+    with pytest.raises(QueueFull, match="90 of 100 bytes on the disk are used"):
+        spill.write([b"z" * 11])
+    assert [bytes(frame) for frame in spill.read(slot)] == [b"x" * 60, b"y" * 30]
+    spill.forget(slot)
+    assert spill.bytes == 0
+
+
+def test_spilled_files_have_no_name(tmp_path: Path) -> None:
+    spill = Spill(100, str(tmp_path))
+    slot = spill.write([b"secret"])
+    assert list(tmp_path.iterdir()) == []
+    spill.forget(slot)
+
+
+def test_the_age_is_that_of_the_oldest_kept() -> None:
+    log = log_on(Shelf(), 6)
+    assert log.oldest(now=10.0) == 10.0
+    log.trim(2)
+    assert log.oldest(now=10.0) == 6.0
+    log.trim(3)
+    assert log.oldest(now=10.0) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_happens_all_that_is_kept_can_be_read(shelf_of: MakeShelf, seed: int) -> None:
+    """Two logs on one shelf against lists: puts of all sizes, repeated puts, trims and reads in any order."""
+    dice = random.Random(seed)
+    shelf = shelf_of(dice.choice([0, 3, 10, 50]) * SIZE)
+    logs = [log_on(shelf), log_on(shelf)]
+    firsts, ends = [0, 0], [0, 0]
+    for _ in range(120):
+        which = dice.randrange(2)
+        log = logs[which]
+        match dice.randrange(5):
+            case 0:
+                step = firsts[which] // 2 + dice.randrange(4)
+                log.trim(step)
+                firsts[which] = 2 * step
+                ends[which] = max(ends[which], firsts[which])
+            case 1 if ends[which] > firsts[which]:
+                old = dice.randrange(ends[which])
+                assert log.put(message(old, sized(old)), now=0.0) is None
+            case _:
+                assert log.put(message(ends[which], sized(ends[which])), now=0.0)
+                ends[which] += 1
+        assert (log.first, log.end) == (firsts[which], ends[which])
+        assert contents(log) == list(range(firsts[which], ends[which]))
+        assert shelf.used <= shelf.memory
+    for log in logs:
+        log.trim(1000)
+    assert (shelf.used, shelf.spill.bytes) == (0, 0)
+
+
+def sized(number: int) -> torch.Tensor:
+    """A tensor of which message `number` alone decides the size."""
+    return torch.full((1 + number * 37 % 301,), float(number))
