@@ -1,6 +1,6 @@
 """Trains the notebook's network synchronously and asynchronously, draws both curves beside the notebook's own figures.
 
-.venv/bin/python docs/images/draw_curves.py        writes docs/images/mlp-curves.svg, prints the table
+.venv/bin/python docs/curves/draw.py        writes docs/curves/mlp.svg, prints the table
 """
 
 import tempfile
@@ -69,7 +69,7 @@ def drawing(asynchronous: list[float], synchronous: list[float]) -> str:
 
 def main() -> None:
     asynchronous, synchronous = losses("async"), losses("sync")
-    (HERE / "mlp-curves.svg").write_text(drawing(asynchronous, synchronous))
+    (HERE / "mlp.svg").write_text(drawing(asynchronous, synchronous))
     print("| iteration | the notebook | stageline, asynchronous | mean of 100 | stageline, synchronous | mean of 100 |")
     print("|---|---|---|---|---|---|")
     for at, notebook in zip(AT, NOTEBOOK, strict=True):
