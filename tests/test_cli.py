@@ -111,8 +111,9 @@ def test_three_terminals_over_tcp_train_to_the_same_weights_and_can_be_asked_mea
     with Client(url) as client:
         facts = client.ask("status")
         client.stop_run("the test has seen enough", 0)
-    broker.communicate()
+    _, log = broker.communicate()
     assert broker.returncode == 0
+    assert f"weights_sha256 {facts['weights_sha256']}" in log
     (folder,) = desk.runs()
     assert json.loads((folder / "result.json").read_text())["weights_sha256"] == facts["weights_sha256"]
 

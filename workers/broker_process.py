@@ -42,7 +42,6 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
     The first SIGINT or SIGTERM stops the run, the second ends the broker at once.
     Raises `EndpointTaken`, `OtherRun`, `StoreUnusable`, and `PlanRefused` or `ModelRefused` for an unusable plan.
     """
-    started = monotonic()
     plan, schedule = _scheduled(plan)
     folder = runs.folder(plan, place.run)
     keep(folder, runs.PLAN, plan.as_mapping())
@@ -50,14 +49,9 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
     try:
         terms = Terms.of(plan, schedule)
         core = Core(terms, store, run_of(store, terms.plan, place.run), time())
-        watch = _Watch(core, place.parent)
-
-        def tell(endpoint: str) -> None:
-            (folder / runs.BROKER).write_text(f"{endpoint}\n")
-            on_bound(endpoint)
-
-        serve(core, place.url, stop=watch.must_leave, on_bound=tell, linger=1.0 if place.parent else LINGER)
-        _keep_result(core, plan, folder, monotonic() - started)
+        host = _Host(core, plan, folder, place.parent, on_bound)
+        linger = 1.0 if place.parent else LINGER
+        serve(core, place.url, stop=host.must_leave, on_bound=host.bound, linger=linger)
     finally:
         (folder / runs.BROKER).unlink(missing_ok=True)
         store.close()
@@ -75,13 +69,6 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
     return plan, make(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
 
 
-def _keep_result(core: Core, plan: Plan, folder: Path, seconds: float) -> None:
-    """Also for a run that nobody supervises. A broker that only heard of the run's end has nothing to add."""
-    for _, said in core.handle(b"", Ask("status"), time()):
-        if isinstance(said, Answer) and said.facts["weights_sha256"] and said.facts["training_steps"]:
-            keep(folder, runs.RESULT, result_of(plan, core.run, said.facts, seconds))
-
-
 def _told(core: Core) -> int:
     if core.outcome is None:
         log.error("left", reason=f"run {core.run} has not ended; start a broker with --run {core.run} to go on")
@@ -91,21 +78,41 @@ def _told(core: Core) -> int:
     return core.outcome.code
 
 
-class _Watch:
-    """Notices signals, and that the parent is gone."""
+class _Host:
+    """What the process around a core does: minds signals and its parent, and keeps the run's files."""
 
-    def __init__(self, core: Core, parent: int) -> None:
+    def __init__(self, core: Core, plan: Plan, folder: Path, parent: int, on_bound: Callable[[str], None]) -> None:
+        self._on_bound = on_bound
         self._core = core
+        self._plan = plan
+        self._folder = folder
         self._parent = parent
+        self._started = monotonic()
         self._signals = 0
+        self._over = core.outcome is not None
         signal.signal(signal.SIGINT, self._note)
         signal.signal(signal.SIGTERM, self._note)
+
+    def bound(self, endpoint: str) -> None:
+        """The broker listens: says so, in the run's folder too."""
+        (self._folder / runs.BROKER).write_text(f"{endpoint}\n")
+        self._on_bound(endpoint)
 
     def must_leave(self) -> bool:
         """Asked again and again. After a signal it stops the run: workers are told when they next report."""
         if self._signals and self._core.outcome is None:
             self._core.handle(b"", StopRun("the broker was interrupted, nothing saved", INTERRUPTED), time())
+        if not self._over and self._core.outcome is not None:
+            self._over = True
+            self._keep_result()
         return self._signals > 1 or bool(self._parent and os.getppid() != self._parent)
+
+    def _keep_result(self) -> None:
+        for _, said in self._core.handle(b"", Ask("status"), time()):
+            if isinstance(said, Answer) and said.facts["weights_sha256"] and said.facts["training_steps"]:
+                result = result_of(self._plan, self._core.run, said.facts, monotonic() - self._started)
+                keep(self._folder, runs.RESULT, result)
+                log.info("result", weights_sha256=result.weights_sha256, file=self._folder / runs.RESULT)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self._signals += 1
