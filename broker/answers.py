@@ -8,6 +8,7 @@ from .control import Answer, Ask, Refused
 from .member import Member
 from .replacing import Gap
 from .run import Phase
+from .spares import Spare
 from .story import story
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
         "checkpoint": core.crew.checkpoints.complete if core.terms.snapshots else None,
         "restarts": core.replacing.total,
         "recovering": [_gap(core, gap, now) for gap in core.replacing.gaps.values()],
-        "oddities": dict(core.oddities),
+        "spares": [_spare(spare, now) for spare in core.reception.spares],
+        "oddities": dict(core.journal.oddities),
         "workers": [_worker(core.registry.members.get(i), i, stages, now) for i, stages in _places(core)],
     }
 
@@ -66,6 +68,11 @@ def _gap(core: "Core", gap: Gap, now: float) -> Facts:
         "why": gap.why,
         "given": gap.index in core.registry.members,
     }
+
+
+def _spare(spare: Spare, now: float) -> Facts:
+    hello = spare.hello
+    return {"name": hello.name, "host": hello.host, "pid": hello.pid, "heard": max(0.0, now - spare.heard)}
 
 
 def _plan(core: "Core") -> Facts:

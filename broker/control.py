@@ -31,8 +31,8 @@ class Hello(_Sentence, frozen=True, tag="hello"):
 
     `claim` is the worker index it wants (None: any that is free). `incarnation` is 0 at first. A worker that has been
     given one says hello with it: when it has an endpoint to name, and when it suspects that the broker was restarted.
-    `settings` is `Plan.as_mapping()`, so that a refusal can say in what two plans differ. A `spare` that finds no free
-    place is told to stand by, not refused.
+    `settings` is `Plan.as_mapping()`, so that a refusal can say in what two plans differ. A `spare` waits for a
+    worker to be lost: until the run has begun, and as long as no place is free, it is told to stand by.
     """
 
     version: int

@@ -7,18 +7,15 @@ Where workers may be replaced, a lost one leaves its place to the next that says
 It has no clock either; `now` is seconds since the epoch, from a clock that never goes back.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
 
 from pipeline.digest import TensorDigest, weights_sha256
 
-from .admission import misfit
 from .answers import answer
 from .control import (
     Ask,
-    Assigned,
     Exited,
     Failed,
     Finished,
@@ -26,30 +23,28 @@ from .control import (
     Goodbye,
     Heard,
     Hello,
-    Peers,
     Refused,
     Report,
     StopRun,
     ToBroker,
     Trim,
 )
-from .crew import Crew
+from .crew import Crew, Send
 from .diagnosis import obituary
 from .intake import take_in
+from .journal import Journal
 from .ledger import Ledger
 from .loss import Loss, exit_in_words
 from .member import Member, Standing, place_in_words
+from .reception import Reception
 from .run import Outcome, Phase, Terms
 from .store import Kept, Store
 
 TRIM_EVERY = 0.05  # seconds between two announcements
 NOBODY = 69  # the exit code for a run that lacks a worker
 AWAY = 0.5  # seconds between two ticks from which on the broker may be called away, however short the lease
-_TOLD = 20  # oddities of one kind that become news; all are counted
 _DELIBERATE = frozenset({2, 78})  # exit statuses of a process that would end likewise if it were started again
 _PASSED_ON = frozenset({2, 75, 78, 130})  # a lost process's exit statuses that say more than "failed"
-
-Send = tuple[bytes, FromBroker]  # recipient, sentence
 
 
 class Core:
@@ -72,11 +67,9 @@ class Core:
         self.dismissed = False  # told, after the run, that it may leave
         self.training_steps: int | None = None
         self.metrics: dict[str, float] = {}
-        self.oddities: Counter[str] = Counter()
-        self.news: list[str] = []  # for a log; whoever reads it clears it
-        self.warnings: list[str] = []  # likewise
+        self.journal = Journal()
+        self.reception = Reception(self.crew, terms, run, self.journal)
         self._digests: dict[int, Mapping[str, TensorDigest]] = {}  # by worker
-        self._peers: dict[int, tuple[int, str]] = {}  # as last told
         self._trimmed, self._trimmed_at = 0, now
         self._ticked = now
         self._take_up(store.load(), now)
@@ -96,7 +89,7 @@ class Core:
         """Decides on a sentence; returns what is to be said, and to whom."""
         match sentence:
             case Hello():
-                return self._welcome(sender, sentence, now)
+                return self.reception.welcome(sentence, sender, self.outcome, now)
             case Report() | Finished() | Failed() | Goodbye():
                 return self._from_worker(sender, sentence, now)
             case Exited():
@@ -109,46 +102,17 @@ class Core:
     def tick(self, now: float) -> list[Send]:
         """What is due without being asked. Call it several times a second, after all that has come was handled."""
         if now - self._ticked > max(self.terms.lease / 2, AWAY):
-            self.warnings.append(f"the broker itself was away for {now - self._ticked:.1f} s; every lease begins anew")
+            self.journal.warn(f"the broker itself was away for {now - self._ticked:.1f} s; every lease begins anew")
             self.crew.grant_grace(now)
         self._ticked = now
         lost = [send for loss in self.registry.losses(now) for send in self._lose(loss, now)]
-        return lost + self._give_up_waiting(now) + self._trim(now)
+        return lost + self._fill(now) + self._trim(now)
 
     def _take_up(self, kept: Kept, now: float) -> None:
         self.ledger.restore(kept.finished, kept.losses)
         self.crew.take_up(kept.facts, now)
         if "outcome" in kept.facts:
             self.outcome = msgspec.convert(kept.facts["outcome"], Outcome)
-
-    def _welcome(self, sender: bytes, hello: Hello, now: float) -> list[Send]:
-        if self.outcome is not None and self.registry.current(hello.incarnation) is not None:
-            return [(sender, self.outcome.farewell)]
-        before = self.registry.incarnation
-        found = misfit(hello, self.terms, self.outcome) or self.crew.place(hello, sender, now)
-        if isinstance(found, Refused):
-            self._odd("refused", f"{hello.name}: {found.reason}")
-            return [(sender, found)]
-        assigned = Assigned(self.run, found.index, found.incarnation, self.crew.start_of(found))
-        if found.incarnation > before:
-            self.news.append(f"{found.place} is {found.process}, incarnation {found.incarnation}")
-        return [(sender, assigned), *self._introduce(sender), *self._remind(sender)]
-
-    def _introduce(self, sender: bytes) -> list[Send]:
-        """Tells who is where: everyone if that is news, else whoever has just said hello again."""
-        peers = self.registry.peers
-        if not self.registry.complete:
-            return []
-        if peers == self._peers:
-            return [(sender, Peers(peers))]
-        self._peers = peers
-        self.news.append(f"run {self.run}: every worker is there")
-        return self._to_all(Peers(peers))
-
-    def _remind(self, sender: bytes) -> list[Send]:
-        """The newest checkpoint: its announcement may have been missed."""
-        step = self.crew.checkpoints.complete
-        return [(sender, Trim(step))] if step and self.terms.snapshots else []
 
     def _from_worker(self, sender: bytes, said: Report | Finished | Failed | Goodbye, now: float) -> list[Send]:
         member = self.registry.current(said.incarnation)
@@ -167,7 +131,7 @@ class Core:
                 return self._leave(member, said, now)
 
     def _fenced(self, said: Report | Finished | Failed | Goodbye) -> Refused:
-        self._odd("fenced", f"{type(said).__name__} of incarnation {said.incarnation}, which nobody holds")
+        self.journal.odd("fenced", f"{type(said).__name__} of incarnation {said.incarnation}, which nobody holds")
         return Refused(
             f"incarnation {said.incarnation} is not current in run {self.run}: its stages belong to another process, "
             "or its run is over. Stop this worker",
@@ -180,7 +144,7 @@ class Core:
         if report.training_steps is not None:
             self.training_steps = report.training_steps
         for wrong in take_in(report, member, self.ledger, self.store) + self.crew.note_snapshots(report, member):
-            self._odd("illegal", f"{member.place} reports what cannot be: {wrong}")
+            self.journal.odd("illegal", f"{member.place} reports what cannot be: {wrong}")
         if report.actions:
             self._note_return(member, now)
         heard: list[FromBroker] = [Heard(report.number)] if self.registry.is_next(member, report) else []
@@ -190,7 +154,7 @@ class Core:
     def _note_return(self, member: Member, now: float) -> None:
         gap = self.replacing.close(member.index)
         if gap is not None:
-            self.news.append(f"{member.place} computes again, {now - gap.since:.1f} s after it was found to be lost")
+            self.journal.tell(f"{member.place} computes again, {now - gap.since:.1f} s after it was found to be lost")
 
     def _finish(self, member: Member, finished: Finished) -> list[Send]:
         if self.outcome is not None:
@@ -229,7 +193,7 @@ class Core:
         if not self._may_replace(exited.index, exited.status):
             return self._fail(what, _code(exited.status))
         self.crew.count_loss(exited.index)
-        self.news.append(what)
+        self.journal.tell(what)
         return []
 
     def _may_replace(self, index: int, status: int | None) -> bool:
@@ -239,7 +203,7 @@ class Core:
         """While the run waits for workers, one that is lost without a word of its exit only leaves its place."""
         if self.phase is Phase.WAITING and loss.status is None:
             self.registry.free(loss.member)
-            self.news.append(f"{loss.member.place} is free again: {loss.member.process} {loss.why}")
+            self.journal.tell(f"{loss.member.place} is free again: {loss.member.process} {loss.why}")
             return []
         why = obituary(loss, self.ledger, now)
         if not self._may_replace(loss.member.index, loss.status):
@@ -247,7 +211,7 @@ class Core:
             return self._fail(why + self._patience_in_words(loss.member), _code(loss.status))
         self._digests.pop(loss.member.index, None)
         self.crew.vacate(loss, why, now)
-        self.news.append(f"{why}. Whoever takes its place begins at step {self.crew.checkpoints.complete}")
+        self.journal.tell(f"{why}. Whoever takes its place begins at step {self.crew.checkpoints.complete}")
         return []
 
     def _patience_in_words(self, member: Member) -> str:
@@ -257,10 +221,14 @@ class Core:
         step, most = self.crew.checkpoints.complete, self.terms.restarts
         return f". It was replaced {times} times since checkpoint {step} (recovery.restarts is {most})"
 
-    def _give_up_waiting(self, now: float) -> list[Send]:
+    def _fill(self, now: float) -> list[Send]:
+        """Calls whoever stands by; gives the run up if nobody has come to a place for too long."""
+        if self.outcome is not None:
+            return []
+        called = self.reception.call(now)
         gap = next(iter(self.replacing.overdue(self.registry.missing, now)), None)
         if gap is None:
-            return []
+            return called
         place = place_in_words(gap.index, self.registry.placement[gap.index])
         return self._fail(
             f"nobody came within {now - gap.awaited:.0f} s to take the place of {place}, which was lost: {gap.why}. "
@@ -276,7 +244,7 @@ class Core:
         self.dismissed = True
         if not stop.at_step_end:
             self.outcome = msgspec.structs.replace(self.outcome, at_step_end=False)
-        return self._to_all(self.outcome.farewell)
+        return self._farewell(self.outcome)
 
     def _fail(self, reason: str, code: int) -> list[Send]:
         """The first cause ends the run; what follows from it does not replace it."""
@@ -285,23 +253,19 @@ class Core:
     def _end(self, outcome: Outcome) -> list[Send]:
         self.outcome = outcome
         self.store.put("outcome", msgspec.to_builtins(outcome))
-        self.news.append(f"run {self.run} has {outcome.phase}: {outcome.reason}")
-        return self._to_all(outcome.farewell)
+        self.journal.tell(f"run {self.run} has {outcome.phase}: {outcome.reason}")
+        return self._farewell(outcome)
+
+    def _farewell(self, outcome: Outcome) -> list[Send]:
+        standing_by: list[Send] = [(spare.sender, outcome.farewell) for spare in self.reception.spares]
+        return self.crew.tell_all(outcome.farewell) + standing_by
 
     def _trim(self, now: float) -> list[Send]:
         floor = self.crew.trimmable
         if floor <= self._trimmed or now - self._trimmed_at < TRIM_EVERY or self.outcome is not None:
             return []
         self._trimmed, self._trimmed_at = floor, now
-        return self._to_all(Trim(floor))
-
-    def _to_all(self, sentence: FromBroker) -> list[Send]:
-        return [(member.sender, sentence) for member in self.registry.present() if member.sender]
-
-    def _odd(self, kind: str, what: str) -> None:
-        self.oddities[kind] += 1
-        if self.oddities[kind] <= _TOLD:
-            self.warnings.append(what)
+        return self.crew.tell_all(Trim(floor))
 
 
 def _code(status: int | None) -> int:

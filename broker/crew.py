@@ -7,7 +7,7 @@ at which a killed broker could leave an incarnation that begins at another step 
 from collections.abc import Mapping
 
 from .checkpoints import Checkpoints
-from .control import Hello, Refused, Report
+from .control import FromBroker, Hello, Refused, Report
 from .ledger import IllegalTransition, Ledger
 from .loss import Loss
 from .member import Member
@@ -17,6 +17,8 @@ from .run import Terms
 from .store import Store
 
 _FACT = "registry"
+
+Send = tuple[bytes, FromBroker]  # recipient, sentence
 
 
 class Crew:
@@ -41,6 +43,27 @@ class Crew:
         if isinstance(found, Member):
             self._keep()
         return found
+
+    def may_wait(self, hello: Hello) -> bool:
+        """Whether a worker for which there is no place may stand by until one becomes free.
+
+        A spare may; so may a worker that was started again before its loss was noticed, or after its place was given
+        away. Two that claim one place from the beginning may not: somebody has made a mistake.
+        """
+        if not self._terms.restarts or hello.incarnation:
+            return False
+        given_away = hello.claim is not None and self.replacing.life(hello.claim) > 1
+        return hello.spare or given_away or self._predecessor(hello) is not None
+
+    def note_successor(self, hello: Hello) -> None:
+        """A worker that stands by may have been started again: if its predecessor is silent, that one is gone."""
+        predecessor = self._predecessor(hello)
+        if predecessor is not None:
+            predecessor.succeeded = True
+
+    def tell_all(self, sentence: FromBroker) -> list[Send]:
+        """Says `sentence` to everyone who has a place and can be spoken to."""
+        return [(member.sender, sentence) for member in self.registry.present() if member.sender]
 
     def start_of(self, member: Member) -> int:
         """The step that `member` is told to begin at."""
@@ -87,6 +110,11 @@ class Crew:
         self.registry.adopt(kept, now)
         self.checkpoints.adopt(kept["checkpoints"])
         self.replacing.adopt(kept["replacing"], now)
+
+    def _predecessor(self, hello: Hello) -> Member | None:
+        owner = self.registry.members.get(hello.claim) if hello.claim is not None else None
+        same = owner is not None and (owner.name, owner.host) == (hello.name, hello.host)
+        return owner if same else None
 
     def _keep(self) -> None:
         parts = {"checkpoints": self.checkpoints.facts(), "replacing": self.replacing.facts()}

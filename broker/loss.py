@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from .member import Member, Standing
 
 LAST_WORDS = 0.5  # seconds that a process's last words may take longer than the news of its exit
+LAST_GASP = 0.1  # likewise for a process that was killed
+SUCCESSION = 2.0  # seconds of silence after which a worker that was started again counts as gone
 BEGINNING = 60.0  # seconds that a worker may take from its first hello to its first report: it loads its model
 
 
@@ -20,18 +22,27 @@ class Loss:
 
 def loss_of(member: Member, lease: float, now: float) -> Loss | None:
     """The reason why `member` counts as lost at `now`; None if it does not. `lease` in seconds."""
-    if member.exited is not None and now - member.exited[0] >= LAST_WORDS:
+    if member.exited is not None and now - member.exited[0] >= (LAST_WORDS if member.exited[1] >= 0 else LAST_GASP):
         return Loss(member, exit_in_words(member.exited[1]), member.exited[1])
-    patience = lease if member.introduced else max(lease, BEGINNING)
-    if now - member.heard >= patience:
-        return Loss(member, f"was not heard for {now - member.heard:.1f} s (recovery.lease is {lease:g} s)")
-    if member.standing is Standing.PRESENT and member.report and now - member.progressed >= lease:
+    silence = now - member.heard
+    if member.succeeded and silence >= SUCCESSION:
+        return Loss(member, f"was started again, and not heard for {silence:.1f} s")
+    if silence >= _patience(member, lease):
+        return Loss(member, f"was not heard for {silence:.1f} s (recovery.lease is {lease:g} s)")
+    at_work = member.standing is Standing.PRESENT and member.introduced and member.report is not None
+    if at_work and now - member.progressed >= lease:
         return Loss(
             member,
             f"lives, but completed no action for {now - member.progressed:.1f} s; if one may take this long, "
             f"raise recovery.lease ({lease:g} s)",
         )
     return None
+
+
+def _patience(member: Member, lease: float) -> float:
+    """One that stood by has been ready to answer; one that comes of itself may load its model before it does."""
+    begins = not member.introduced and (member.aware or not member.called)
+    return max(lease, BEGINNING) if begins else lease
 
 
 def exit_in_words(status: int) -> str:

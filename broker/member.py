@@ -33,6 +33,8 @@ class Member:
     sender: bytes = b""  # empty until it has spoken to this broker
     introduced: bool = False  # its endpoint is known, even if that is nowhere
     aware: bool = False  # it has shown that it knows its incarnation
+    called: bool = False  # it stood by when the place became free
+    succeeded: bool = False  # another process of its name and host wants its place: it was started again
     standing: Standing = Standing.PRESENT
     report: Report | None = None
     confirmed: int = 0  # the number of its newest report before which none is missing

@@ -24,11 +24,20 @@ class Replacing:
     """`restarts` times in a row, a worker may be replaced; `patience` seconds, a place may be empty."""
 
     def __init__(self, restarts: int, patience: float) -> None:
-        self.total = 0
         self.gaps: dict[int, Gap] = {}
         self._restarts = restarts
         self._patience = patience
         self._in_a_row: Counter[int] = Counter()  # by index
+        self._ever: Counter[int] = Counter()  # likewise
+
+    @property
+    def total(self) -> int:
+        """How often a worker was replaced in this run."""
+        return self._ever.total()
+
+    def life(self, index: int) -> int:
+        """Which of the workers that have had the place, one after another, has it now or will have it next; from 1."""
+        return self._ever[index] + 1
 
     def permits(self, index: int) -> bool:
         """Whether the worker may be replaced once more."""
@@ -41,7 +50,7 @@ class Replacing:
     def count(self, index: int) -> None:
         """The worker is to be replaced."""
         self._in_a_row[index] += 1
-        self.total += 1
+        self._ever[index] += 1
 
     def open(self, gap: Gap) -> None:
         """A place became empty."""
@@ -66,19 +75,19 @@ class Replacing:
 
     def facts(self) -> dict[str, object]:
         """What another broker needs in order to `adopt`, as JSON's own types."""
-        kept = _Kept(self.total, list(self.gaps.values()), list(self._in_a_row.items()))
+        kept = _Kept(list(self.gaps.values()), list(self._in_a_row.items()), list(self._ever.items()))
         return msgspec.convert(msgspec.to_builtins(kept), dict[str, object])
 
     def adopt(self, facts: object, now: float) -> None:
         """Takes up what a former broker knew."""
         kept = msgspec.convert(facts, _Kept)
-        self.total = kept.total
         self.gaps = {gap.index: gap for gap in kept.gaps}
         self._in_a_row = Counter(dict(kept.in_a_row))
+        self._ever = Counter(dict(kept.ever))
         self.grant_grace(now)
 
 
 class _Kept(msgspec.Struct):
-    total: int
     gaps: list[Gap]
     in_a_row: list[tuple[int, int]]
+    ever: list[tuple[int, int]]

@@ -8,7 +8,8 @@ import zmq
 
 from .binding import bind
 from .control import CONTROL_VERSION, Refused, ToBroker, decode_to_broker, encode
-from .core import Core, Send
+from .core import Core
+from .crew import Send
 
 TURN = 50  # milliseconds that a turn waits for something to come
 LINGER = 30.0  # seconds that a broker stays after its run and its workers, for whoever asks how it ended
@@ -100,12 +101,13 @@ def _say(router: "zmq.Socket[bytes]", sends: list[Send]) -> None:
 
 
 def _log_news(core: Core) -> None:
-    for news in core.news:
+    journal = core.journal
+    for news in journal.news:
         log.info(news)
-    for warning in core.warnings:
+    for warning in journal.warnings:
         log.warning(warning)
-    core.news.clear()
-    core.warnings.clear()
+    journal.news.clear()
+    journal.warnings.clear()
 
 
 class _Leaving:

@@ -113,7 +113,7 @@ def test_what_a_worker_cannot_know_is_counted_and_left_out(talk: Talk):
     talk.say(b"a", report(0, steps=steps(1, 3), events=[Event(0, 0, 9, "forward", 1.0), Event(1, 0, 0, "done", 1.0)]))
     assert talk.core.ledger.finished == [0, 0]
     assert talk.status()["oddities"] == {"illegal": 3}
-    assert talk.core.warnings == [
+    assert talk.core.journal.warnings == [
         "worker 0 (stage 0) reports what cannot be: stage 1 is not its own",
         "worker 0 (stage 0) reports what cannot be: there is no microbatch 9: a step has 4",
         "worker 0 (stage 0) reports what cannot be: stage 1 is not its own",

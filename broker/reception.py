@@ -1,0 +1,96 @@
+"""Answers whoever says hello, calls those that stand by to the places of lost workers, and tells everyone who is where.
+
+hello ──> assigned                           a place is free, or it is the worker's own
+    ├───> standby ──(a place is free)──> assigned
+    └───> refused
+"""
+
+import msgspec
+
+from .admission import misfit
+from .control import Assigned, Hello, Peers, Refused, Standby, Trim
+from .crew import Crew, Send
+from .journal import Journal
+from .member import Member
+from .run import Outcome, Terms
+from .spares import Spares
+
+
+class Reception:
+    """The broker's door. `run` is the run's id."""
+
+    def __init__(self, crew: Crew, terms: Terms, run: str, journal: Journal) -> None:
+        self.spares = Spares()
+        self._crew = crew
+        self._terms = terms
+        self._run = run
+        self._journal = journal
+        self._peers: dict[int, tuple[int, str]] = {}  # as last told
+
+    def welcome(self, hello: Hello, sender: bytes, outcome: Outcome | None, now: float) -> list[Send]:
+        """Answers a hello."""
+        if outcome is not None and self._belongs(hello):
+            return [(sender, outcome.farewell)]
+        before = self._crew.registry.incarnation
+        match misfit(hello, self._terms, outcome) or self._place(hello, sender, now):
+            case Member() as member:
+                return self._assign(member, member.incarnation > before)
+            case Refused() as refused:
+                self._journal.odd("refused", f"{hello.name}: {refused.reason}")
+                return [(sender, refused)]
+            case standby:
+                self._crew.note_successor(hello)
+                self.spares.note(hello, sender, now)
+                return [(sender, standby)]
+
+    def call(self, now: float) -> list[Send]:
+        """Gives the places of lost workers to those that stand by."""
+        self.spares.prune(now)
+        vacant = self._crew.registry.missing if self._crew.registry.begun else []
+        return [send for index in vacant for send in self._call_to(index, now)]
+
+    def _belongs(self, hello: Hello) -> bool:
+        """Whether the run's end is the end of this worker too."""
+        has_place = self._crew.registry.current(hello.incarnation) is not None
+        return has_place or hello.spare or self.spares.knows(hello)
+
+    def _place(self, hello: Hello, sender: bytes, now: float) -> Member | Refused | Standby:
+        if hello.spare and not self._crew.registry.begun:
+            return Standby("the run has not begun; a spare takes the place of a worker that is lost")
+        found = self._crew.place(hello, sender, now)
+        if isinstance(found, Refused) and self._crew.may_wait(hello):
+            return Standby(found.reason)
+        self.spares.forget(hello)
+        return found
+
+    def _assign(self, member: Member, new: bool) -> list[Send]:
+        if new:
+            self._journal.tell(f"{member.place} is {member.process}, incarnation {member.incarnation}")
+        assigned = Assigned(self._run, member.index, member.incarnation, self._crew.start_of(member))
+        return [(member.sender, assigned), *self._introduce(member.sender), *self._remind(member.sender)]
+
+    def _introduce(self, sender: bytes) -> list[Send]:
+        """Tells who is where: everyone if that is news, else whoever has just said hello again."""
+        peers = self._crew.registry.peers
+        if not self._crew.registry.complete:
+            return []
+        if peers == self._peers:
+            return [(sender, Peers(peers))]
+        self._peers = peers
+        self._journal.tell(f"run {self._run}: every worker is there")
+        return self._crew.tell_all(Peers(peers))
+
+    def _remind(self, sender: bytes) -> list[Send]:
+        """The newest checkpoint: its announcement may have been missed."""
+        step = self._crew.checkpoints.complete
+        return [(sender, Trim(step))] if step and self._terms.snapshots else []
+
+    def _call_to(self, index: int, now: float) -> list[Send]:
+        spare = self.spares.take(index)
+        if spare is None:
+            return []
+        member = self._crew.place(msgspec.structs.replace(spare.hello, claim=index), spare.sender, now)
+        if isinstance(member, Refused):
+            return []
+        member.called = True
+        return self._assign(member, new=True)
