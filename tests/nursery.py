@@ -96,7 +96,7 @@ def _trial(request: dict[str, Any]) -> dict[str, Any]:
     sets = request["sets"]
     plan = prepare(read(Path(request["config"]), sets=sets, environment={})).plan
     words = [request["config"], *(word for each in sets for word in ("--set", each))]
-    outcome = run(Local(words, len(plan.workers), Path(request["folder"]), spawn=Forked))
+    outcome = run(Local(words, len(plan.workers), Path(request["folder"]), plan.recovery.restarts > 0, Forked))
     return {"code": outcome.code, "reason": outcome.reason, "facts": outcome.facts}
 
 

@@ -74,7 +74,7 @@ def go(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None])
 def _outcome(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None]) -> Outcome:
     plan = launch.plan
     if plan.queues.url != IN_MEMORY:
-        return run(Local(words, len(plan.workers), launch.folder, plan.recovery.lease), on_status)
+        return run(Local(words, len(plan.workers), launch.folder, plan.recovery.restarts > 0), on_status)
     with _first_interrupt() as interrupted:
         return run_memory(prepare(plan), launch.run, launch.folder, on_status, interrupted)
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from typing import Any, Protocol, TextIO
 from .client import BrokerUnreachable, Client
 
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is started again, doubling each time
+_FINAL = frozenset({0, 2, 3, 69, 75, 78, 130})  # exit codes after which a worker is not started again
 RESTARTS = 5  # of a broker that does not stay up
 VERDICT = 3.0  # seconds that the broker gets to say what a worker's exit means
 PARTING = 2.5  # seconds that processes get to leave by themselves, and again after SIGTERM, before they are killed
@@ -62,7 +65,7 @@ class Local:
     plan: Sequence[str]
     workers: int
     folder: Path
-    lease: float = 10.0
+    restarts: bool = False
     spawn: Spawn = spawn
 
 
@@ -104,8 +107,7 @@ class _Crew:
     def __enter__(self) -> "_Crew":
         self.start_broker()
         for index in range(self._local.workers):
-            place = ("--broker", self.url, "--index", str(index), "--sockets", str(self._sockets))
-            self.workers[index] = self._start(f"worker-{index}", "worker", *self._local.plan, *place)
+            self.start_worker(index)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,6 +120,15 @@ class _Crew:
     def start_broker(self) -> None:
         run = self._local.folder.name
         self.broker = self._start("broker", "broker", *self._local.plan, "--bind", self.url, "--run", run)
+
+    def start_worker(self, index: int) -> None:
+        place = ("--broker", self.url, "--index", str(index), "--sockets", str(self._sockets))
+        self.workers[index] = self._start(f"worker-{index}", "worker", *self._local.plan, *place)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether workers that die are started again. How often is the broker's to decide."""
+        return self._local.restarts
 
     def last_words(self, name: str) -> str:
         """The last line that a process has logged, or where its log is if it has logged nothing."""
@@ -182,11 +193,13 @@ class _Watch:
         self._crew = crew
         self._client = client
         self._left: dict[int, float] = {}  # worker: when it was seen to be gone
+        self._comebacks: Counter[int] = Counter()  # by worker: how often it was started again
         self._broker_restarts = 0
 
     def look(self) -> Facts:
         """The broker's status, {} if it does not answer now. Gone workers are reported, a gone broker is restarted."""
         self._note_exits()
+        self._restart_workers()
         if self._crew.broker is not None and self._crew.broker.poll() is not None:
             self._restart_broker()
         try:
@@ -201,7 +214,7 @@ class _Watch:
             return Outcome(1, f"the broker does not stay up: {self._crew.last_words('broker')}", self.facts)
         for index, when in self._left.items():
             status = self._crew.workers[index].returncode
-            if status and monotonic() - when > VERDICT:
+            if status and not self._comes_back(status) and monotonic() - when > VERDICT:
                 words = self._crew.last_words(f"worker-{index}")
                 return Outcome(status if status > 0 else 1, f"worker {index} has left: {words}", self.facts)
         return None
@@ -212,6 +225,19 @@ class _Watch:
             if status is not None and index not in self._left:
                 self._left[index] = monotonic()
                 self._client.exited(index, process.pid, status)
+
+    def _comes_back(self, status: int) -> bool:
+        """Whether a worker that left with `status` is started again: not if that would only repeat itself."""
+        return self._crew.restarts and status not in _FINAL
+
+    def _restart_workers(self) -> None:
+        for index, when in list(self._left.items()):
+            status = self._crew.workers[index].returncode
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** self._comebacks[index])
+            if status and self._comes_back(status) and monotonic() - when >= pause:
+                self._comebacks[index] += 1
+                del self._left[index]
+                self._crew.start_worker(index)
 
     def _restart_broker(self) -> None:
         self._broker_restarts += 1
