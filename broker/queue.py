@@ -40,11 +40,16 @@ class Outbound(Protocol):
     def put(self, message: Message) -> None:
         """Keep `message` until it is trimmed, and deliver it. The same identity twice is one message.
 
-        Raises `Disagreement` if a message of the same identity has other bits, `QueueGap` if it skips a number.
+        Its tensors may not be written to any more. The first message put begins a step; it need not be step 0.
+        Raises `Disagreement` if a message of the same identity has other bits, `QueueGap` if it skips a number,
+        `Unsendable` if it cannot travel, `QueueFull` if there is no room for it and none comes.
         """
 
     def trim(self, step: int) -> None:
-        """Messages before `step` may be forgotten: every stage is past needing them."""
+        """Messages before `step` may be forgotten: every stage is past needing them.
+
+        Raises `Overwritten` if a tensor of one was written to after it was put.
+        """
 
     def depth(self) -> Depth:
         """For inspection; never disturbs delivery."""
@@ -59,7 +64,12 @@ class Inbound(Protocol):
     key: QueueKey
 
     def take(self, timeout: float) -> Message | None:
-        """The next message in order, or None after `timeout` seconds (0: look once, never wait)."""
+        """The next message in order, or None after `timeout` seconds (0: look once, never wait).
+
+        A producer that is away is no error here. Raises `Disagreement` if a message came twice with different bits,
+        `QueueGap` if the next one was forgotten, `Fenced` if a newer incarnation takes from the queue, `BadMessage`
+        if what comes is damaged again and again, `ForeignMessage` if it is of another run, plan or wire version.
+        """
 
     def rewind(self, step: int) -> None:
         """Deliver again from the first message of `step` on: what a replacement does first."""

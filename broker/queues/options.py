@@ -10,17 +10,17 @@ Context = zmq.Context[Socket]
 REQUEST_BYTES = 2**12  # of what a consumer may say
 
 
-def for_router(socket: Socket, waiting: int) -> None:
+def for_router(socket: Socket, hwm: int) -> None:
     """The producing side: bound, heard by many, sending to one connection at a time."""
-    _for_all(socket, waiting)
+    _for_all(socket, hwm)
     socket.set(zmq.ROUTER_MANDATORY, 1)  # a connection that is gone or full is an error, not a silent loss
     socket.set(zmq.MAXMSGSIZE, REQUEST_BYTES)
     socket.set(zmq.LINGER, 1000)  # the last messages of a run may still be on their way out
 
 
-def for_dealer(socket: Socket, waiting: int, message_bytes: int) -> None:
+def for_dealer(socket: Socket, hwm: int, message_bytes: int) -> None:
     """The consuming side: connected to one producing worker."""
-    _for_all(socket, waiting)
+    _for_all(socket, hwm)
     socket.set(zmq.IMMEDIATE, 1)  # a request waits for the connection here, where it can still be made up to date
     socket.set(zmq.MAXMSGSIZE, message_bytes)  # per frame
     socket.set(zmq.LINGER, 0)  # a request is of no use to anybody after this end is gone
@@ -28,9 +28,9 @@ def for_dealer(socket: Socket, waiting: int, message_bytes: int) -> None:
     socket.set(zmq.RECONNECT_IVL_MAX, 1000)
 
 
-def _for_all(socket: Socket, waiting: int) -> None:
-    socket.set(zmq.SNDHWM, waiting)  # messages; credit keeps as few under way, this holds should it fail
-    socket.set(zmq.RCVHWM, waiting)
+def _for_all(socket: Socket, hwm: int) -> None:
+    socket.set(zmq.SNDHWM, hwm)  # messages; credit keeps as few under way, this holds should it fail
+    socket.set(zmq.RCVHWM, hwm)
     socket.set(zmq.HANDSHAKE_IVL, 5000)  # whoever connects and does not speak ZeroMQ is dropped after these ms
     # A dead host is noticed by TCP, not by ZeroMQ's heartbeats: those time out while one long message is on its way.
     socket.set(zmq.TCP_KEEPALIVE, 1)

@@ -27,15 +27,15 @@ HANDFUL = 64  # requests of queues not yet here that are kept for them
 class Router:
     """Serves the producers given to `add` at `url`; `endpoint` is where to connect to.
 
-    `waiting` is how many messages may wait for one connection.
+    `hwm` is how many messages may wait for one connection.
     """
 
-    def __init__(self, context: options.Context, url: str, run: str, waiting: int) -> None:
+    def __init__(self, context: options.Context, url: str, run: str, hwm: int) -> None:
         self._run = run
         self._producers: dict[QueueKey, Producer] = {}
         self._early: dict[QueueKey, tuple[bytes, Take]] = {}
         self.socket = context.socket(zmq.ROUTER)
-        options.for_router(self.socket, waiting)
+        options.for_router(self.socket, hwm)
         self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
         self.endpoint = bind(self.socket, url)
 
