@@ -3,6 +3,7 @@
     forward   activation in -> layers, each seeded -> stash -> activation out (or the loss, on the last stage)
     backward  gradient with respect to that output in -> autograd -> gradient with respect to the input out
     update    optimizer step, gradients cleared
+    snapshot  all state out, as a value; restore: in again, so that what follows has the same bits
 
 By hand, in a loop of your own:
 
@@ -22,14 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .body import Body
 from .inlet import Inlet, enter
 from .placing import copied
+from .state import StageState, adopt, capture
 from .tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
+from .versions import Version, Versions
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 Loss = Callable[[Any, Any], Tensor]
-Weights = Mapping[str, Tensor]
 
 
 class StageError(Exception):
@@ -42,6 +45,10 @@ class GradientMismatch(StageError):
 
 class LossNotScalar(StageError):
     """The loss function returned something other than one number."""
+
+
+class ForeignState(StageError):
+    """The state handed to `restore` is not one of this stage."""
 
 
 def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
@@ -59,13 +66,13 @@ NOT_GIVEN = _NotGiven()
 @dataclass(slots=True)
 class _Stashed:
     """What backward needs of one forward: the outputs with their graph, where the gradients of the inputs will be
-    put, and the weights it ran with if those are stashed."""
+    put, and the version of the weights it ran with if those are stashed."""
 
     outputs: Tree
     share: float | None  # of a loss; None for an activation
     places: Tree  # the input's tree, with an inlet's place in `inlets` for each tensor that requires a gradient
     inlets: list[Inlet]
-    weights: Weights | None
+    version: Version | None
 
 
 class Stage:
@@ -98,16 +105,15 @@ class Stage:
         self.seed = seed
         self.first_layer = first_layer
         self._layers = _listed(layers)
-        self._body = _Body(self._layers).to(self.device)
         self.names = tuple(names or (str(first_layer + k) for k in range(len(self._layers))))
+        self._body = Body(self._layers, self.names, self.device)
         trainable = [p for p in self._body.parameters() if p.requires_grad]
         self.optimizer = optimizer(trainable) if optimizer is not None and trainable else None
         self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
-        self._owned = {_address(t) for t in (*self._body.parameters(), *self._body.buffers())} - {0}
+        self._owned = _addresses(self._body)
         self._generators = _generators(self.device)
         self._stash: dict[tuple[int, int], _Stashed] = {}
-        self._stash_weights = stash_weights
-        self._weights: Weights | None = None
+        self._versions = Versions(self._body) if stash_weights else None
         self._position = 0
         self._forwarded = 0
 
@@ -143,17 +149,17 @@ class Stage:
             raise StageError(f"stage {self.index} already holds microbatch {key[1]} of step {step}, not yet backward")
         if not self._body.training:
             self._body.train()
-        weights = self._current_weights() if self._stash_weights else None
+        version = self._versions.of(key) if self._versions else None
         inlets: list[Inlet] = []
         with torch.enable_grad():
             inputs = map_tensors(lambda t: self._receive(t, inlets, owned), x)
-            output = self._run(inputs, key, weights)
+            output = self._run(inputs, key, version)
             loss = self.loss if target is not None else None
             if loss is not None:
                 output = self._loss_of(loss, output, target)
-        if _requires_grad(output):
+        if _requires_grad(output) or version is not None:  # what a version was used for is told by the stash
             self._stash[key] = _Stashed(
-                output, None if loss is None else share, _inlet_places(x) if inlets else None, inlets, weights
+                output, None if loss is None else share, _inlet_places(x) if inlets else None, inlets, version
             )
         self._forwarded += 1
         return self._sendable(output, x) if loss is None else map_tensors(lambda t: t.detach() * share, output)
@@ -169,7 +175,9 @@ class Stage:
         Parameters' gradients are added up in `.grad`. Raises `GradientMismatch`, or `StageError` if nothing is stashed.
         """
         stashed = self._stash.pop(self._stashed_key(step, microbatch), None)
-        if stashed is None:  # nothing in this stage required a gradient for this microbatch
+        if stashed is None or not _requires_grad(
+            stashed.outputs
+        ):  # nothing in this stage required a gradient for this microbatch
             return None
         if isinstance(gradient, _NotGiven):
             gradient = self._gradient_of_loss(stashed)
@@ -178,8 +186,8 @@ class Stage:
         outputs, gradients = self._matched(stashed.outputs, gradient)
         if outputs:
             torch.autograd.backward(outputs, gradients)
-        if stashed.weights is not None:
-            self._collect_gradients(stashed.weights)
+        if self._versions and stashed.version:
+            self._versions.collect(stashed.version)
         inlets = stashed.inlets
         result = map_leaves(lambda place: inlets[place].gradient if isinstance(place, int) else None, stashed.places)
         return self._sendable(result, gradient)
@@ -191,7 +199,8 @@ class Stage:
             return
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._weights = None
+        if self._versions:
+            self._versions.expire()
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
 
@@ -205,19 +214,47 @@ class Stage:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers under the unsplit model's names; the tensors are the stage's own, not copies."""
-        pairs = zip(self.names, self._layers, strict=True)
-        return {f"{name}.{key}": value for name, layer in pairs for key, value in layer.state_dict().items()}
+        return self._body.weights()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what `state_dict` gave. Raises `RuntimeError`, from torch, naming what is missing or misshapen."""
-        for name, layer in zip(self.names, self._layers, strict=True):
-            prefix = f"{name}."
-            layer.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        self._body.set_weights(state)
 
-    def _run(self, x: Tree, key: tuple[int, int], weights: Weights | None) -> Tree:
-        if weights is not None:
-            lent: Tree = torch.func.functional_call(self._body, dict(weights), (lambda: self._run(x, key, None),))
-            return lent
+    def snapshot(self) -> StageState:
+        """All state, in copies, so that the next action may follow at once. Taken between two steps.
+
+        In asynchronous mode it holds what the forwards of the microbatches in flight read. Raises `StageError` within
+        a synchronous step: what is stashed for a backward is not state that could be saved.
+        """
+        if self._stash and not self._versions:
+            raise StageError(
+                f"stage {self.index} holds {len(self._stash)} microbatches that have yet to go backward: "
+                f"a snapshot is taken between two steps, after the update"
+            )
+        used = [(key, stashed.version) for key, stashed in self._stash.items() if stashed.version]
+        in_flight = self._versions.saved(used) if self._versions else ()
+        return capture(self._body, self.optimizer, self.lr_scheduler, in_flight)
+
+    def restore(self, state: StageState) -> None:
+        """Takes over what `snapshot` gave, here or in another process; `state` stays as it is.
+
+        The microbatches that were in flight are then to be run forward again, as the program from the snapshot's step
+        on does: each uses what it used before, and gives the same output. Raises `ForeignState` if this stage has
+        other parameters, buffers, optimizer or learning rate scheduler; it is then not to be used any more.
+        """
+        self._stash.clear()
+        self._forwarded = 0
+        try:
+            adopt(state, self._body, self.optimizer, self.lr_scheduler)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ForeignState(f"stage {self.index} cannot go on from this state: {error}") from error
+        if self._versions:
+            self._versions.restore(state.in_flight)
+        self._owned = _addresses(self._body)
+
+    def _run(self, x: Tree, key: tuple[int, int], version: Version | None) -> Tree:
+        if self._versions and version:
+            return self._versions.run(version, lambda: self._run(x, key, None))
         for position, layer in enumerate(self._layers):
             self._position = position
             number = layer_seed(self.seed, *key, self.first_layer + position)
@@ -299,30 +336,15 @@ class Stage:
             f"not the gradient of a weight: what the next stage's backward() returns."
         )
 
-    def _current_weights(self) -> Weights:
-        if self._weights is None:
-            self._weights = {n: p.detach().clone().requires_grad_() for n, p in self._trainable().items()}
-        return self._weights
-
-    def _collect_gradients(self, weights: Weights) -> None:
-        for name, parameter in self._trainable().items():
-            parameter.grad, weights[name].grad = weights[name].grad, None
-
-    def _trainable(self) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self._body.named_parameters() if p.requires_grad}
-
-
-class _Body(nn.ModuleList):
-    """The layers as one module, so that `torch.func.functional_call` can lend them other weights."""
-
-    def forward(self, run: Callable[[], Tree]) -> Tree:
-        return run()
-
 
 def _listed(layers: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
     if isinstance(layers, nn.Sequential):
         return list(layers)
     return [layers] if isinstance(layers, nn.Module) else list(layers)
+
+
+def _addresses(body: Body) -> set[int]:
+    return {_address(tensor) for tensor in (*body.parameters(), *body.buffers())} - {0}
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:

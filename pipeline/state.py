@@ -1,0 +1,151 @@
+"""The state of a stage as a value: all that it needs to go on later, elsewhere, with the same bits.
+
+Random numbers are not part of it: generators are seeded anew before each layer of each microbatch.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from .body import Body, Weights
+from .placing import copied
+from .tree import describe
+
+Settings = dict[str, Any]  # what a `state_dict()` of torch.optim gives
+Part = TypeVar("Part", Optimizer, LRScheduler)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A microbatch that was run forward and not yet backward, with what its forward read and later actions change:
+    its version of the trainable parameters, and the buffers as they were before it."""
+
+    step: int
+    microbatch: int
+    weights: Weights
+    buffers: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """What `Stage.snapshot` gives and `Stage.restore` takes. Tensors lie on the CPU, under the unsplit model's names.
+
+    `weights` is the stage's `state_dict()`; `buffers` are those that it leaves out (`persistent=False`).
+    `gradients` are those that no update has cleared; with the optimizers of torch there are none between two steps.
+    `in_flight` is in the order of the forwards, and empty in synchronous mode.
+    """
+
+    weights: Weights
+    buffers: Weights = field(default_factory=dict)
+    gradients: Weights = field(default_factory=dict)
+    optimizer: Settings | None = None
+    lr_scheduler: Settings | None = None
+    in_flight: tuple[InFlight, ...] = ()
+
+
+def capture(
+    body: Body, optimizer: Optimizer | None, lr_scheduler: LRScheduler | None, in_flight: tuple[InFlight, ...]
+) -> StageState:
+    """The state of a stage with these parts, in copies."""
+    weights = body.weights()
+    buffers = body.unsplit(dict(body.named_buffers()))
+    gradients = {name: p.grad for name, p in body.named_parameters() if p.grad is not None}
+    return StageState(
+        weights=on_host(weights),
+        buffers=on_host({name: buffer for name, buffer in buffers.items() if name not in weights}),
+        gradients=on_host(body.unsplit(gradients)),
+        optimizer=_settings(optimizer),
+        lr_scheduler=_settings(lr_scheduler),
+        in_flight=in_flight,
+    )
+
+
+def adopt(state: StageState, body: Body, optimizer: Optimizer | None, lr_scheduler: LRScheduler | None) -> None:
+    """Gives parts like those that `state` was captured from that state, but for what is in flight.
+
+    Raises `RuntimeError`, `ValueError` or `KeyError`, some from torch, if they are of another making.
+    """
+    body.set_buffers({**state.weights, **state.buffers})
+    _refuse_others(state.weights, body.weights())
+    body.set_weights(state.weights)
+    gradients = body.own(state.gradients)
+    for name, parameter in body.named_parameters():
+        parameter.grad = gradients[name].to(parameter.device, copy=True) if name in gradients else None
+    _restore(optimizer, state.optimizer, _restore_optimizer, "an optimizer")
+    _restore(lr_scheduler, state.lr_scheduler, _restore_lr_scheduler, "a learning rate scheduler")
+
+
+def on_host(value: Any) -> Any:
+    """`value` with all that can change in it copied: its tensors, to the CPU, and its containers.
+
+    Containers are dicts, Counters, lists and tuples, nested in any way; anything else is handed on.
+    """
+    match value:
+        case Tensor():
+            return copied(value.detach()) if value.is_cpu else value.detach().cpu()
+        case Counter():
+            return Counter(value)
+        case OrderedDict():
+            return OrderedDict((key, on_host(each)) for key, each in value.items())
+        case dict():
+            return {key: on_host(each) for key, each in value.items()}
+        case list():
+            return [on_host(each) for each in value]
+        case tuple() if type(value) is tuple:
+            return tuple(on_host(each) for each in value)
+        case _:
+            return value
+
+
+def _settings(part: Optimizer | LRScheduler | None) -> Settings | None:
+    settings: Settings | None = None if part is None else on_host(part.state_dict())
+    return settings
+
+
+def _refuse_others(saved: Weights, mine: Weights) -> None:
+    """Raises `ValueError` if the two are not named alike, or not of the same shapes and dtypes; copying would cast."""
+    if odd := sorted(saved.keys() ^ mine.keys()):
+        here, there = ("in the state", "not in the stage") if odd[0] in saved else ("in the stage", "not in the state")
+        raise ValueError(f"{odd[0]} is {here} and {there}")
+    for name, tensor in saved.items():
+        if (tensor.shape, tensor.dtype) != (mine[name].shape, mine[name].dtype):
+            raise ValueError(f"{name} is {describe(tensor)} in the state and {describe(mine[name])} in the stage")
+
+
+def _restore(part: Part | None, saved: Settings | None, restore: Callable[[Part, Settings], None], kind: str) -> None:
+    if (part is None) != (saved is None):
+        raise ValueError(f"{kind} is {'in the stage' if saved is None else 'in the state'} only")
+    if part is not None and saved is not None:
+        restore(part, on_host(saved))
+
+
+def _restore_lr_scheduler(lr_scheduler: LRScheduler, saved: Settings) -> None:
+    lr_scheduler.load_state_dict(saved)
+
+
+def _restore_optimizer(optimizer: Optimizer, saved: Settings) -> None:
+    """`load_state_dict` without its casts: it rounds what is kept in another dtype than the parameter has."""
+    optimizer.load_state_dict(saved)
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if number in saved["state"]:
+            optimizer.state[parameter] = _placed(saved["state"][number], optimizer.state[parameter])
+
+
+def _placed(saved: Any, loaded: Any) -> Any:
+    """`saved` with each tensor on the device on which the optimizer wants it."""
+    match saved, loaded:
+        case Tensor(), Tensor():
+            return saved.to(loaded.device)
+        case dict(), Mapping():
+            return {key: _placed(each, loaded[key]) for key, each in saved.items()}
+        case (list(), list()) | (tuple(), tuple()):
+            return type(saved)(_placed(each, other) for each, other in zip(saved, loaded, strict=True))
+        case _:
+            return saved
