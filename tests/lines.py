@@ -11,8 +11,10 @@ import torch
 from broker.message import Flow, Message
 from broker.queue import Inbound, Outbound, QueueKey, Queues
 from broker.queues.memory import MemoryQueues
+from broker.queues.redis import RedisQueues
 from broker.queues.zeromq import ZeroMQQueues
 from pipeline.tree import Tree
+from redis_server import shared_server
 
 KEY = QueueKey(Flow.FORWARD, 1)
 RUN = "line-run"
@@ -35,6 +37,11 @@ class Line:
     @property
     def inbound(self) -> Inbound:
         return self.consumer.inbound(KEY)
+
+    @property
+    def kept_by_server(self) -> bool:
+        """Whether a message that is wanted again comes from a server, not from its producer."""
+        return isinstance(self.producer, RedisQueues)
 
     def message(self, number: int, payload: Tree = None, **others: Any) -> Message:
         """Message `number` of the queue; its payload says its number unless another is given."""
@@ -59,6 +66,8 @@ class Line:
         for _ in range(3):
             self.consumer.pump(0.01)
             self.producer.pump(0.01)
+        for end in (self.consumer, self.producer):
+            assert not isinstance(end, RedisQueues) or end.flush(LIMIT)
 
     def close(self) -> None:
         self.consumer.close()
@@ -97,4 +106,12 @@ def _zeromq_line(url: Callable[[int], str], *, microbatches: int = 4, window: in
     return Line(producer, consumer, microbatches)
 
 
-LINES = {"memory": memory_line, "ipc": ipc_line, "tcp": tcp_line}
+def redis_line(folder: Path, *, microbatches: int = 4, window: int = 8, **retention: Any) -> Line:
+    url = shared_server().own_database()
+    terms: dict[str, Any] = {"microbatches": microbatches, "windows": {KEY: window}}
+    producer = RedisQueues(RUN, 1, url, **terms, **{"spill_bytes": 0, "patience": 0.0, **retention})
+    consumer = RedisQueues(RUN, 2, url, **terms)
+    return Line(producer, consumer, microbatches)
+
+
+LINES = {"memory": memory_line, "ipc": ipc_line, "tcp": tcp_line, "redis": redis_line}

@@ -1,0 +1,226 @@
+"""The consuming end of a queue in Redis without its connection: which entries are accepted, and how far it is.
+
+Entries are read in the order of their ids, from any place again. Only the next message is accepted; one that is
+passed over or damaged is read again, and if that is of no use its producer is told that it is missing.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import BadMessage, Fenced, ForeignMessage, QueueGap
+from ..message import LIMITS, Limits, Message, allocate, assemble, check_run, fingerprint, read_header
+from ..queue import QueueKey
+from ..redis_link import Command
+from .consumer import TOO_OFTEN
+from .known import Known
+from .stream import Entry, EntryId, Keys, Position, pour, read_entry, read_position, say_position
+from .task import Task, sound
+
+AGAIN = 0.1  # seconds before what was passed over or damaged is read again
+HOPELESS = 3  # times that the same message was read in vain, after which its producer is told
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All entries of a message, not yet looked into. `place` says since which rewind it was wanted."""
+
+    number: int
+    place: int
+    header: bytes
+    data: tuple[bytes, ...]
+
+
+class Reader:
+    """Decides for queue `key`. `ready` holds accepted messages that nobody has taken yet, `window` at most.
+
+    `wants` says that there is something to say to the producer.
+    """
+
+    def __init__(
+        self, run: str, key: QueueKey, incarnation: int, window: int, microbatches: int, limits: Limits = LIMITS
+    ) -> None:
+        self.key = key
+        self.keys = Keys(run, key)
+        self.next = 0
+        self.begun = False  # somebody wants messages
+        self.wants = True
+        self.doubts = False  # whether to ask which messages can still be had
+        self.gap: QueueGap | None = None  # why the next message cannot
+        self.ready: deque[Message] = deque()
+        self.largest = 1  # bytes of the largest entry lately
+        self._run = run
+        self._incarnation = incarnation
+        self._window = window
+        self._microbatches = microbatches
+        self._limits = limits
+        self._known = Known(key)
+        self._serial = 0
+        self._credit = 0
+        self._turn = 0  # counts rewinds and rereadings: what was asked for before them is dropped
+        self._after = EntryId(0, 0)
+        self._parts: list[Entry] = []
+        self._vain = 0
+        self._missing = -1
+        self._rest = 0.0  # until when not to read
+
+    def rewind(self, number: int) -> None:
+        """Begins again at `number`."""
+        self.begun = self.wants = True
+        self.ready.clear()
+        self.next = number
+        self.gap = None
+        self._vain, self._missing, self._rest = 0, -1, 0.0
+        self._reread()
+
+    def pop(self) -> Message | None:
+        """The first of `ready`, now taken. Raises `QueueGap` if the next message cannot be had any more."""
+        self.begun = True
+        if not self.ready:
+            if self.gap is not None:
+                raise self.gap
+            return None
+        message = self.ready.popleft()
+        if 2 * (self._credit - self.taken) <= self._window:
+            self.wants = True
+        return message
+
+    @property
+    def taken(self) -> int:
+        """All messages before it have been taken."""
+        return self.next - len(self.ready)
+
+    @property
+    def room(self) -> int:
+        """How many messages may still be read ahead."""
+        return self._window - len(self.ready) if self.begun else 0
+
+    def place(self, now: float) -> tuple[int, EntryId] | None:
+        """After which entry to go on reading, and a mark to give to `hear` with what comes; None: not now."""
+        readable = self.room > 0 and now >= self._rest and self.gap is None
+        return (self._turn, self._after) if readable else None
+
+    def hear(self, turn: int, raw: Sequence[Any], now: float) -> list[Whole]:
+        """Takes in what was read. The whole messages in it, to be opened by `open_message`."""
+        whole: list[Whole] = []
+        if turn != self._turn:
+            return whole
+        for entry in map(_entry, raw):
+            expected = self.next + len(whole), len(self._parts) + 1
+            if entry is None or entry.id != expected:
+                if not whole:  # else first take in what came before it
+                    self._passed(entry, now)
+                break
+            self._after = entry.id
+            self._parts.append(entry)
+            self.largest = max(self.largest // 2, sum(map(len, entry.data)))
+            if entry.header is not None:
+                data = tuple([piece for part in self._parts for piece in part.data])
+                whole.append(Whole(entry.id.number, turn, entry.header, data))
+                self._parts.clear()
+        return whole
+
+    def open_message(self, whole: Whole) -> tuple[Message, bytes]:
+        """The message and its fingerprint. Raises `BadMessage` if it is damaged, `ForeignMessage` if not of this run.
+
+        Needs no lock.
+        """
+        header = read_header(whole.header, limits=self._limits)
+        check_run(header, self._run)
+        number = header.step * self._microbatches + header.microbatch
+        if (header.flow, header.stage, number) != (self.key.flow, self.key.stage, whole.number):
+            raise ForeignMessage(
+                f"{header.identity} lies in Redis as message {whole.number} of {self.key}: two plans share a run's name"
+            )
+        buffers = allocate(header)
+        pour(whole.data, buffers)
+        return assemble(header, buffers), fingerprint(header)
+
+    def accept(self, whole: Whole, message: Message, marks: bytes) -> None:
+        """`message` is whole and undamaged. Raises `Disagreement` if it has come before with other bits."""
+        if whole.place != self._turn or whole.number != self.next:
+            return
+        self._known.compare(whole.number, marks)
+        self.ready.append(message)
+        self.next += 1
+        if self._missing >= 0:
+            self._missing, self.wants = -1, True
+        self._vain, self.doubts, self.gap = 0, False, None
+
+    def damaged(self, whole: Whole, reason: str, now: float) -> None:
+        """A message cannot be opened. Raises `BadMessage` when that has happened too often."""
+        if whole.place != self._turn or whole.number != self.next:
+            return
+        self._read_in_vain(now)
+        if self._vain > TOO_OFTEN:
+            raise BadMessage(
+                f"message {self.next} of {self.key} came damaged {self._vain} times in a row: {reason}. "
+                "Look at the network and the memory of the machines on the way"
+            )
+
+    def quiet(self) -> None:
+        """Nothing came for a while."""
+        self.doubts = self.begun and not self.ready
+
+    def hear_first(self, first: int) -> None:
+        """The producer still has messages from `first` on. Sets `gap` if the next one is not among them."""
+        self.doubts = False
+        if first > self.next:
+            self.gap = QueueGap(
+                f"message {self.next} of {self.key} cannot be had any more: its producer keeps messages from {first} "
+                "on. The stage was resumed from before the newest complete checkpoint"
+            )
+
+    def task(self, *, idle: bool) -> Task | None:
+        """What to say to the producer, if anything. `idle`: see whether it is still there as it was said."""
+        see: Command = (b"XREVRANGE", self.keys.taken, b"+", b"-", b"COUNT", b"1")
+        if self.wants:
+            return Task([say_position(self.keys.taken, self._position()), see], self._said)
+        return Task([see], self._said) if idle else None
+
+    def _position(self) -> Position:
+        self._serial += 1
+        self._credit = self.taken + self._window
+        self.wants = False
+        return Position(EntryId(self._incarnation, self._serial), self.taken, self._credit, self._missing)
+
+    def _said(self, answers: list[Any]) -> None:
+        """Hears the newest position that the server has. Raises `Fenced` if it is a newer incarnation's."""
+        (newest,) = sound(answers[-1:])
+        said = read_position(newest[0]).id if newest else EntryId(0, 0)
+        if said.number > self._incarnation:
+            raise Fenced(
+                f"{self.key} is taken by incarnation {said.number} now; this worker is incarnation "
+                f"{self._incarnation} and must stop"
+            )
+        if said != (self._incarnation, self._serial):
+            self._serial = max(self._serial, said.place if said.number == self._incarnation else 0)
+            self.wants = True
+
+    def _passed(self, found: Entry | None, now: float) -> None:
+        """Something else is where the next entry should be."""
+        if found is not None and found.id.number > self.next:
+            self._vain = HOPELESS - 1  # reading again will not help
+        self._read_in_vain(now)
+
+    def _read_in_vain(self, now: float) -> None:
+        self.doubts = True
+        self._vain += 1
+        self._rest = now + AGAIN
+        if self._vain >= HOPELESS:
+            self._missing, self.wants = self.next, True
+        self._reread()
+
+    def _reread(self) -> None:
+        self._turn += 1
+        self._after = EntryId(self.next, 0)
+        self._parts.clear()
+
+
+def _entry(raw: Any) -> Entry | None:
+    """None: not one of ours, or not any more."""
+    try:
+        return read_entry(raw)
+    except BadMessage:
+        return None

@@ -1,0 +1,128 @@
+"""The thread that reads ahead from Redis: messages for the readers of a worker, and for its writers how far their
+consumers are. A message lies ready, whole and checked, before the compute loop asks for it.
+"""
+
+import threading
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from ..errors import BadMessage, ForeignMessage
+from ..redis_link import Command, RedisAway, RedisLink, RedisRefusal
+from .bell import Bell
+from .reader import Reader, Whole
+from .sender import LATE, SOON
+from .stream import EntryId, read_position
+from .writer import Writer
+
+BLOCK = 0.1  # seconds that the server holds an answer back when there is nothing
+GLANCE = 0.01  # the same while some queue waits for room or rests, and may be wanted again at any moment
+AHEAD = 16 * 2**20  # bytes read at once, about
+
+
+class Receiver:
+    """Serves `writers` and `readers`, which `changed` guards. The bell rings when a message is ready."""
+
+    def __init__(self, link: RedisLink, changed: threading.Condition, bell: Bell) -> None:
+        self.writers: list[Writer] = []
+        self.readers: list[Reader] = []
+        self.closing = False
+        self._link = link
+        self._changed = changed
+        self._bell = bell
+        self._pause = SOON
+
+    def run(self) -> None:
+        """Reads until `closing`. Raises what cannot get better by trying again."""
+        while not self.closing:
+            try:
+                self._turn()
+                self._pause = SOON
+            except (RedisAway, RedisRefusal):  # the sender tells; it stumbles over the same
+                self._wait(self._pause)
+                self._pause = min(2 * self._pause, LATE)
+
+    def _turn(self) -> None:
+        with self._changed:
+            now = monotonic()
+            places = {reader: place for reader in self.readers if (place := reader.place(now))}
+            doubtful = [reader for reader in self.readers if reader.doubts]
+            after = {writer.keys.taken: writer.said for writer in self.writers}
+            after |= {reader.keys.entries: place for reader, (_, place) in places.items()}
+            block = BLOCK if all(reader in places for reader in self.readers if reader.begun) else GLANCE
+        if not after:
+            self._wait(block)
+            return
+        asks: list[Command] = [(b"GET", reader.keys.first) for reader in doubtful]
+        outcomes = self._link.exchange([[ask] for ask in [*asks, _read(after, _count(places), block)]])
+        *firsts, streams = [_answer(outcome) for outcome in outcomes]
+        found: dict[bytes, Any] = dict(streams or ())
+        with self._changed:
+            for reader, first in zip(doubtful, firsts, strict=True):
+                reader.hear_first(int(first or 0))
+        self._hear_positions(found)
+        for reader, (turn, _) in places.items():
+            self._hear_entries(reader, turn, found.get(reader.keys.entries, ()))
+
+    def _hear_positions(self, found: dict[bytes, Any]) -> None:
+        for writer in self.writers:
+            for raw in found.get(writer.keys.taken, ()):
+                try:
+                    position = read_position(raw)
+                except BadMessage:  # its consumer will see it and say it again
+                    self._wait(BLOCK)
+                    continue
+                with self._changed:
+                    writer.hear(position)
+                    self._changed.notify_all()
+
+    def _hear_entries(self, reader: Reader, turn: int, entries: Sequence[Any]) -> None:
+        with self._changed:
+            if not entries:
+                reader.quiet()
+            whole = reader.hear(turn, entries, monotonic())
+            self._tell(reader)
+        for message in whole:
+            self._open(reader, message)
+        self._bell.ring()
+
+    def _open(self, reader: Reader, whole: Whole) -> None:
+        try:
+            message, marks = reader.open_message(whole)
+        except ForeignMessage:
+            raise
+        except BadMessage as error:
+            with self._changed:
+                reader.damaged(whole, str(error), monotonic())
+                self._tell(reader)
+            return
+        with self._changed:
+            reader.accept(whole, message, marks)
+            self._tell(reader)
+        self._bell.ring()
+
+    def _tell(self, reader: Reader) -> None:
+        if reader.wants:
+            self._changed.notify_all()
+
+    def _wait(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self.closing, seconds)
+
+
+def _count(places: dict[Reader, tuple[int, EntryId]]) -> int:
+    """How many entries of each stream to read at once."""
+    if not places:
+        return 1
+    return max(1, min(min(reader.room for reader in places), AHEAD // max(1, *[reader.largest for reader in places])))
+
+
+def _read(after: dict[bytes, EntryId], count: int, block: float) -> Command:
+    wait = b"%d" % round(1000 * block)
+    return (b"XREAD", b"COUNT", b"%d" % count, b"BLOCK", wait, b"STREAMS", *after, *map(bytes, after.values()))
+
+
+def _answer(outcome: list[Any] | RedisRefusal) -> Any:
+    if isinstance(outcome, RedisRefusal):
+        raise outcome
+    return outcome[0]

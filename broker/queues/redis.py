@@ -1,0 +1,312 @@
+"""Queues over a Redis server (or Valkey): workers need nothing but a connection to it. `stream.py` has its keys.
+
+    worker 0                                                       worker 1
+    put -> Log -- Writer -- Sender ---->  Redis  ----> Receiver -- Reader -> take
+                  Writer -- Receiver <--         <---- Sender ---- Reader
+    computing  |  threads of their own  |        |  threads of their own  |  computing
+
+The server keeps every message until it is trimmed, and so does its producer, who puts it again if the server forgot.
+"""
+
+import select
+import threading
+from collections.abc import Callable, Collection, Mapping
+from time import monotonic
+from typing import TypeVar
+
+import structlog
+
+from ..errors import QueueClosed
+from ..message import LIMITS, Limits, Message
+from ..queue import Depth, Inbound, Outbound, QueueKey
+from ..redis_link import RedisAway, RedisLink, without_password
+from .bell import Bell
+from .log import UNLIMITED, Log, Shelf
+from .memory import MemoryQueue
+from .reader import Reader
+from .receiver import Receiver
+from .sender import Sender
+from .stream import Keys
+from .writer import Writer
+
+TURN = 0.25  # seconds after which somebody who waits for room is called again
+LINGER = 1.0  # seconds that closing waits for what is on its way out
+LEAVING = 2.0  # seconds that closing waits for the threads
+
+log = structlog.get_logger()
+
+_Found = TypeVar("_Found")
+
+
+class RedisQueues:
+    """All queue ends of one worker, over the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`.
+
+    `microbatches`: of a step. `windows`: for each inbound queue, how many messages may be read ahead of what is taken.
+    `local`: the queues that begin and end here. `retain_bytes`: what may be retained in memory; beyond it,
+    `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
+    waits up to `patience` seconds, calling `waiting` with the reason meanwhile: it may `trim`. A server that cannot be
+    reached is waited for, `patience` seconds at the start and without end later; `trouble` says so.
+
+    Only the thread that made it may use it, but for `ring`. Raises `RedisAway` if the server cannot be reached,
+    `RedisUnfit` if it cannot be used as it is.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        incarnation: int,
+        url: str,
+        *,
+        microbatches: int,
+        windows: Mapping[QueueKey, int],
+        local: Collection[QueueKey] = (),
+        retain_bytes: int = UNLIMITED,
+        spill_bytes: int | None = None,
+        spill_folder: str | None = None,
+        waiting: Callable[[str], None] = lambda reason: None,
+        patience: float = 60.0,
+        limits: Limits = LIMITS,
+    ) -> None:
+        self.endpoint = without_password(url)
+        self._run = run
+        self._incarnation = incarnation
+        self._microbatches = microbatches
+        self._windows = dict(windows)
+        self._local = frozenset(local)
+        self._waiting = waiting
+        self._patience = patience
+        self._limits = limits
+        spill_bytes = 4 * retain_bytes if spill_bytes is None else spill_bytes
+        self._shelf = Shelf(retain_bytes, spill_bytes, spill_folder, self._wait_for_room)
+        self._outbounds: dict[QueueKey, RedisOutbound | MemoryQueue] = {}
+        self._inbounds: dict[QueueKey, RedisInbound | LocalInbound] = {}
+        self._loops: dict[QueueKey, MemoryQueue] = {}
+        self._failure: Exception | None = None
+        self._rung = self._closed = False
+        self.changed = threading.Condition()
+        self._links = RedisLink(url), RedisLink(url)
+        self._meet(self._links[0])
+        self._bell = Bell()
+        self._sender = Sender(self._links[0], self.changed, run, microbatches, patience)
+        self._receiver = Receiver(self._links[1], self.changed, self._bell)
+        duties = {"sender": self._sender.run, "receiver": self._receiver.run}
+        self._threads = [
+            self._start(name, work, link) for (name, work), link in zip(duties.items(), self._links, strict=True)
+        ]
+
+    def outbound(self, key: QueueKey) -> Outbound:
+        if key not in self._outbounds:
+            self._outbounds[key] = self._new_outbound(key)
+        return self._outbounds[key]
+
+    def inbound(self, key: QueueKey) -> Inbound:
+        if key not in self._inbounds:
+            self._inbounds[key] = self._new_inbound(key)
+        return self._inbounds[key]
+
+    def connect(self, peers: Mapping[QueueKey, str]) -> None:
+        """Everybody meets at the server: nothing to do."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why messages do not move now, if the server is away or refuses them."""
+        return self._sender.trouble
+
+    def ring(self) -> None:
+        """Lets whoever waits in `take` or `pump` return early. For any thread, and for signal handlers."""
+        self._rung = True
+        self._bell.ring()
+
+    def pump(self, timeout: float) -> None:
+        """The threads serve; this waits for a ring. Raises what went wrong in them."""
+        self.check_open()
+        if timeout > 0:
+            self.wait_for(lambda: None, timeout)
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until the server has all that may be sent to it now. False if it has not after `timeout` seconds."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self._sender.settled or self._failure is not None, timeout)
+
+    def close(self) -> None:
+        """Waits a second at most for what is on its way out."""
+        if self._closed:
+            return
+        if self.trouble is None:
+            self.flush(LINGER)
+        self._closed = True
+        with self.changed:
+            self._sender.closing = self._receiver.closing = True
+            self.changed.notify_all()
+        self._links[1].close()  # the receiver waits there for what may come
+        for thread in self._threads:
+            thread.join(LEAVING)
+        for queue in self._loops.values():
+            queue.close()
+        self._shelf.spill.close()
+        self._bell.close()
+
+    def check_open(self) -> None:
+        """Raises what went wrong in a thread, `QueueClosed` after `close`."""
+        if self._closed:
+            raise QueueClosed(f"the queues of incarnation {self._incarnation} in run {self._run!r} are closed")
+        if self._failure is not None:
+            raise self._failure
+
+    def wait_for(self, look: Callable[[], _Found | None], timeout: float) -> _Found | None:
+        """What `look` finds; None after `timeout` seconds or a ring."""
+        until = monotonic() + timeout
+        poll = select.poll()
+        poll.register(self._bell.fileno(), select.POLLIN)
+        while True:
+            poll.poll(max(0.0, 1000 * (until - monotonic())))
+            self._bell.silence()
+            rung, self._rung = self._rung, False
+            self.check_open()
+            found = look()
+            if found is not None or rung or monotonic() >= until:
+                return found
+
+    def _meet(self, link: RedisLink) -> None:
+        """Connects for the first time; a server that is only starting is waited for."""
+        until = monotonic() + self._patience
+        while True:
+            try:
+                link.ask(b"PING")
+            except RedisAway:
+                if monotonic() >= until:
+                    raise
+                threading.Event().wait(TURN)
+            else:
+                break
+        for warning in link.warnings:
+            log.warning("queues", reason=warning)
+
+    def _start(self, name: str, work: Callable[[], None], link: RedisLink) -> threading.Thread:
+        thread = threading.Thread(target=self._guard, args=(work, link), name=f"redis {name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _guard(self, work: Callable[[], None], link: RedisLink) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where the queues are used
+            with self.changed:
+                self._failure = error
+                self._sender.closing = self._receiver.closing = True
+                self.changed.notify_all()
+            self._bell.ring()
+        finally:
+            link.close()
+
+    def _wait_for_room(self, reason: str, since: float) -> bool:
+        """Lets the others work for a while. False when a `put` that began at `since` has waited long enough."""
+        self._waiting(reason)
+        if monotonic() - since >= self._patience:
+            return False
+        self.changed.wait(TURN)
+        self.check_open()
+        return True
+
+    def _new_outbound(self, key: QueueKey) -> "RedisOutbound | MemoryQueue":
+        if key in self._local:
+            return self._loop(key)
+        writer = Writer(self._log(key), Keys(self._run, key))
+        with self.changed:
+            self._sender.writers.append(writer)
+            self._receiver.writers.append(writer)
+            self.changed.notify_all()
+        return RedisOutbound(self, writer)
+
+    def _new_inbound(self, key: QueueKey) -> "RedisInbound | LocalInbound":
+        if key in self._local:
+            return LocalInbound(self, self._loop(key))
+        if key not in self._windows:
+            raise ValueError(f"no window is given for {key}; there is one for {', '.join(map(str, self._windows))}")
+        reader = Reader(self._run, key, self._incarnation, self._windows[key], self._microbatches, self._limits)
+        with self.changed:
+            self._sender.readers.append(reader)
+            self._receiver.readers.append(reader)
+            self.changed.notify_all()
+        return RedisInbound(self, reader, self._microbatches)
+
+    def _loop(self, key: QueueKey) -> MemoryQueue:
+        if key not in self._loops:
+            self._loops[key] = MemoryQueue(self._log(key), self._microbatches)
+        return self._loops[key]
+
+    def _log(self, key: QueueKey) -> Log:
+        return Log(self._run, key, self._microbatches, self._shelf, self._limits)
+
+
+class RedisOutbound:
+    """The producer's end."""
+
+    def __init__(self, queues: RedisQueues, writer: Writer) -> None:
+        self.key = writer.log.key
+        self._queues = queues
+        self._writer = writer
+
+    def put(self, message: Message) -> None:
+        self._queues.check_open()
+        with self._queues.changed:
+            self._writer.log.put(message, monotonic())
+            self._queues.changed.notify_all()
+
+    def trim(self, step: int) -> None:
+        with self._queues.changed:
+            self._writer.log.trim(step)
+            self._queues.changed.notify_all()
+
+    def depth(self) -> Depth:
+        with self._queues.changed:
+            return self._writer.depth(monotonic())
+
+    def peek(self, limit: int) -> list[Message]:
+        with self._queues.changed:
+            return self._writer.log.peek(limit)
+
+
+class RedisInbound:
+    """The consumer's end."""
+
+    def __init__(self, queues: RedisQueues, reader: Reader, microbatches: int) -> None:
+        self.key = reader.key
+        self._queues = queues
+        self._reader = reader
+        self._microbatches = microbatches
+
+    def take(self, timeout: float) -> Message | None:
+        self._queues.check_open()
+        message = self._look()
+        if message is None and timeout > 0:
+            return self._queues.wait_for(self._look, timeout)
+        return message
+
+    def rewind(self, step: int) -> None:
+        with self._queues.changed:
+            self._reader.rewind(step * self._microbatches)
+            self._queues.changed.notify_all()
+
+    def _look(self) -> Message | None:
+        with self._queues.changed:
+            message = self._reader.pop()
+            if self._reader.wants:
+                self._queues.changed.notify_all()
+            return message
+
+
+class LocalInbound:
+    """The consumer's end of a queue that begins at the same worker."""
+
+    def __init__(self, queues: RedisQueues, queue: MemoryQueue) -> None:
+        self.key = queue.key
+        self.rewind = queue.rewind
+        self._queues = queues
+        self._queue = queue
+
+    def take(self, timeout: float) -> Message | None:
+        message = self._queue.take(0)
+        if message is None and timeout > 0:
+            return self._queues.wait_for(lambda: self._queue.take(0), timeout)
+        return message

@@ -1,0 +1,140 @@
+"""The thread that sends what the writers and readers of a worker have to say to Redis, so that computing never waits.
+
+All that is to be said at one moment goes out together; of each queue one transaction is under way at a time. While
+the server is away, or refuses, it is tried again, more and more seldom; nothing is forgotten meanwhile.
+"""
+
+import threading
+from collections.abc import Iterator
+from time import monotonic, time
+from typing import Any
+
+import structlog
+
+from ..errors import QueueFull
+from ..redis_fitness import INQUIRY, RedisUnfit
+from ..redis_link import RedisAway, RedisLink, RedisRefusal
+from .reader import Reader
+from .stream import layout_key, layout_value
+from .task import Task
+from .writer import Writer
+
+IDLE = 1.0  # seconds without anything to say after which it is seen whether the server still has everything
+FITNESS = 5.0  # seconds between two looks at the server's settings
+SOON, LATE = 0.02, 1.0  # seconds before it is tried again: the first time, and at most
+
+log = structlog.get_logger()
+
+
+class Sender:
+    """Serves `writers` and `readers`, which `changed` guards. `patience`: seconds that the server may refuse."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        changed: threading.Condition,
+        run: str,
+        microbatches: int,
+        patience: float,
+    ) -> None:
+        self.writers: list[Writer] = []
+        self.readers: list[Reader] = []
+        self.trouble: str | None = None  # why nothing can be sent now
+        self.closing = False
+        self._link = link
+        self._changed = changed
+        self._layout = layout_key(run), layout_value(microbatches)
+        self._patience = patience
+        self._busy = False
+        self._looked = float("-inf")
+        self._fitness = monotonic()
+        self._refused = 0.0  # since when the server has refused; 0: it does not
+        self._pause = SOON
+
+    def run(self) -> None:
+        """Sends until `closing`. Raises what cannot get better by trying again."""
+        while not self.closing:
+            tasks = self._next_tasks()
+            try:
+                self._carry_out(tasks)
+            except (RedisAway, RedisRefusal) as error:
+                self._stumble(error)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that may be sent has arrived."""
+        writers, readers = self.writers, self.readers
+        return not self._busy and all(w.settled for w in writers) and not any(r.wants for r in readers)
+
+    def _next_tasks(self) -> list[Task]:
+        """Waits for something to do."""
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            while not (tasks := list(self._tasks())) and not self.closing:
+                self._changed.wait(IDLE)
+            self._busy = True
+            return tasks
+
+    def _tasks(self) -> Iterator[Task]:
+        now = monotonic()
+        idle = now - self._looked >= IDLE
+        if idle:
+            self._looked = now
+            yield self._check_layout()
+        if now - self._fitness >= FITNESS:
+            self._fitness = now
+            yield Task(INQUIRY, self._link.check)
+        for reader in self.readers:
+            if task := reader.task(idle=idle):
+                yield task
+        for writer in self.writers:
+            if task := writer.task(round(1000 * time()), idle=idle):
+                yield task
+
+    def _carry_out(self, tasks: list[Task]) -> None:
+        outcomes = self._link.exchange([task.unit for task in tasks])
+        refusals = []
+        with self._changed:
+            for task, outcome in zip(tasks, outcomes, strict=True):
+                if isinstance(outcome, RedisRefusal):
+                    refusals.append(outcome)
+                else:
+                    task.hear(outcome)
+        if refusals:
+            raise refusals[0]
+        self._refused, self._pause, self.trouble = 0.0, SOON, None
+
+    def _stumble(self, error: RedisAway | RedisRefusal) -> None:
+        """Waits a little, longer each time. Raises `QueueFull` if the server has refused for too long."""
+        if self.trouble is None:
+            log.warning("queues wait", reason=str(error))
+        self.trouble = str(error)
+        self._refused = self._refused or monotonic() if isinstance(error, RedisRefusal) else 0.0
+        if self._refused and monotonic() - self._refused > self._patience:
+            raise QueueFull(
+                f"{error}, for {self._patience:g} s now. Give it more memory (maxmemory) or disk, or let the run keep "
+                "less: a smaller recovery.snapshot_every"
+            ) from error
+        with self._changed:
+            self._forget_state()
+            self._changed.wait_for(lambda: self.closing, self._pause)
+        self._pause = min(2 * self._pause, LATE)
+
+    def _forget_state(self) -> None:
+        for writer in self.writers:
+            writer.lose()
+        for reader in self.readers:
+            reader.wants = True
+
+    def _check_layout(self) -> Task:
+        key, value = self._layout
+        return Task([(b"SET", key, value, b"NX"), (b"GET", key)], self._hear_layout)
+
+    def _hear_layout(self, answers: list[Any]) -> None:
+        _, found = answers
+        if found != self._layout[1]:
+            raise RedisUnfit(
+                f"this run is kept at {self._link.address} in layout {found!r}, this worker uses {self._layout[1]!r}: "
+                "start all workers from the same plan and the same version of stageline"
+            )

@@ -1,0 +1,207 @@
+"""The producing end of a queue in Redis without its connection: what to ask of the server next, from its own log.
+
+    look        at what the server has: a predecessor's messages, or one's own whose answer was lost
+    compare     those with what is put again
+    add         the others; back to look when something is not as it was left: the server forgot, or others were here
+
+One transaction of a queue is under way at a time, so that a refused message is never followed by the next one. What
+the server has forgotten is put again from the log. A stream with a hole cannot be mended, since its ids only grow:
+it is begun again. Wherever a consumer stands meanwhile, it takes messages only in order.
+"""
+
+from functools import partial
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from ..errors import Disagreement
+from ..message import Frame, fingerprint, read_header
+from ..queue import Depth
+from ..redis_link import Command, Unit
+from .log import Log
+from .stream import EntryId, Keys, Position, additions, creating, read_entry, read_id
+from .task import Task, sound
+
+BATCH = 4 * 2**20  # bytes of the messages in one transaction; one message at least
+HANDFUL = 64  # messages in one transaction
+
+_PASSED = "equal or smaller"  # what the server says of an id that is not beyond its last
+
+
+class Writer:
+    """Decides for one `log`. What it has sent is on the server; `taken` is how far its consumer is."""
+
+    def __init__(self, log: Log, keys: Keys) -> None:
+        self.log = log
+        self.keys = keys
+        self.taken = 0
+        self.said = EntryId(0, 0)  # the newest that the consumer has said
+        self.forgotten = 0  # messages that the server had and forgot
+        self._credit = 0
+        self._sent = 0  # all before it are on the server, or need not be
+        self._length: int | None = None  # entries of the stream as it was left; None: look at it first
+        self._exists = False
+        self._broken = False  # the stream has a hole
+        self._newest = -1  # on the server
+        self._trimmed = 0
+
+    def lose(self) -> None:
+        """The connection broke: it is not known what was carried out, nor what the server still has."""
+        self._length = None
+
+    def hear(self, position: Position) -> None:
+        """Takes in what the consumer says."""
+        if position.id <= self.said:
+            return
+        self.said = position.id
+        self.taken, self._credit = position.taken, position.credit
+        if position.missing >= self.log.first:
+            self._broken = True
+
+    def task(self, milliseconds: int, *, idle: bool) -> Task | None:
+        """What to do next; nothing if all is done. `idle`: see whether everything is as it was left.
+
+        Raises `Overwritten` if a message's tensor was written to after it was put.
+        """
+        if self._length is None:
+            return self._look()
+        if self._broken:
+            return Task([(b"DEL", self.keys.entries)], self._deleted)
+        if self._trimmed < self.log.first:
+            return self._trim(self.log.first)
+        if self._due():
+            return self._compare() if self._sent <= self._newest else self._add(milliseconds)
+        return Task([(b"XLEN", self.keys.entries)], self._counted) if idle else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to do."""
+        return self._length is not None and not self._broken and self._trimmed >= self.log.first and not self._due()
+
+    def depth(self, now: float) -> Depth:
+        sent, first = max(self._sent, self.log.first), self.log.first
+        return Depth(
+            ready=max(0, self.log.end - max(sent, self.taken)),
+            in_flight=max(0, min(sent, self.log.end) - max(self.taken, first)),
+            retained=len(self.log),
+            bytes=self.log.bytes,
+            oldest=self.log.oldest(now),
+        )
+
+    def _due(self) -> bool:
+        return max(self._sent, self.log.first) < min(self.log.end, self._credit)
+
+    def _look(self) -> Task:
+        key = self.keys.entries
+        unit = [(b"EXISTS", key), (b"XLEN", key), (b"XREVRANGE", key, b"+", b"-", b"COUNT", b"1")]
+        return Task(unit, self._looked)
+
+    def _looked(self, answers: list[Any]) -> None:
+        exists, length, newest = sound(answers)
+        self._exists, self._length = bool(exists), length
+        self._newest = read_id(newest[0][0]).number if newest else -1
+        if self._newest + 1 < self._sent and self.log.first < self._sent:
+            kept = max(self._newest + 1, self.log.first)
+            self.forgotten += self._sent - kept
+            self._sent = kept
+        self._trimmed = 0
+
+    def _trim(self, floor: int) -> Task:
+        key = self.keys.entries
+        unit: Unit = [
+            (b"XLEN", key),
+            (b"XTRIM", key, b"MINID", b"=", b"%d" % floor),
+            (b"SET", self.keys.first, b"%d" % floor),
+        ]
+        return Task(unit, partial(self._did_trim, floor))
+
+    def _did_trim(self, floor: int, answers: list[Any]) -> None:
+        length, removed, _ = sound(answers)
+        self._trimmed = floor
+        self._counted([length])
+        if self._length is not None:
+            self._length -= removed
+
+    def _add(self, milliseconds: int) -> Task:
+        key = self.keys.entries
+        numbers, batch = self._batch()
+        commands = [
+            command
+            for number, frames in zip(numbers, batch, strict=True)
+            for command in additions(key, number, frames, milliseconds)
+        ]
+        if not self._exists:
+            commands[0] = creating(commands[0])
+        return Task([(b"XLEN", key), *commands], partial(self._added, numbers, len(commands)))
+
+    def _added(self, numbers: range, commands: int, answers: list[Any]) -> None:
+        length, *ids = answers
+        if any(id_text is None or (isinstance(id_text, ResponseError) and _PASSED in str(id_text)) for id_text in ids):
+            self._length = None  # emptied, or somebody else has added messages: look again
+            return
+        sound(answers)
+        for number in self._kept(numbers):
+            self.log.frames(number)  # a tensor written to while it was on its way may have travelled torn
+        if length < (self._length or 0):
+            self._broken = True  # it had forgotten something before these were added
+        self._exists, self._length = True, length + commands
+        self._sent = numbers.stop
+        self._newest = numbers.stop - 1
+
+    def _compare(self) -> Task:
+        numbers, _ = self._batch()
+        numbers = numbers[: self._newest + 1 - numbers.start]
+        unit = [_last_entry(self.keys.entries, number) for number in numbers]
+        return Task(unit, partial(self._compared, numbers))
+
+    def _compared(self, numbers: range, answers: list[Any]) -> None:
+        for number, found in zip(numbers, sound(answers), strict=True):
+            header = read_entry(found[0]).header if found else None
+            if header is None:
+                self._broken = True
+                return
+            if number in self._kept(numbers):
+                self._check_same(number, header)
+            self._sent = number + 1
+
+    def _check_same(self, number: int, header: bytes) -> None:
+        mine = read_header(self.log.frames(number)[0])
+        if fingerprint(read_header(header)) != fingerprint(mine):
+            raise Disagreement(
+                f"{self.log.name(number)} lies in Redis with different bits, put there by another incarnation: what "
+                "computed it was not deterministic. See that all operations are, and that software, hardware type and "
+                "thread count are the same wherever the stage runs"
+            )
+
+    def _deleted(self, answers: list[Any]) -> None:
+        sound(answers)
+        self.forgotten += max(0, self._sent - self.log.first)
+        self._broken = self._exists = False
+        self._length, self._newest, self._sent = 0, -1, self.log.first
+
+    def _counted(self, answers: list[Any]) -> None:
+        (length,) = sound(answers)
+        if length != self._length:
+            self._length = None
+
+    def _kept(self, numbers: range) -> range:
+        """Those that the log still has: it may have been trimmed while the server answered."""
+        return range(max(numbers.start, self.log.first), max(numbers.stop, self.log.first))
+
+    def _batch(self) -> tuple[range, list[list[Frame]]]:
+        """The messages of the next transaction."""
+        first = max(self._sent, self.log.first)
+        numbers = range(first, min(self.log.end, self._credit, first + HANDFUL))
+        batch: list[list[Frame]] = []
+        size = 0
+        for number in numbers:
+            frames = self.log.frames(number)
+            size += sum(map(len, frames))
+            if batch and size > BATCH:
+                break
+            batch.append(frames)
+        return numbers[: len(batch)], batch
+
+
+def _last_entry(key: bytes, number: int) -> Command:
+    return (b"XREVRANGE", key, b"%d" % number, b"%d" % number, b"COUNT", b"1")

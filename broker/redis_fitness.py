@@ -1,0 +1,50 @@
+"""What a Redis server must be to carry a run: not older than 6.2, and one that never throws keys away."""
+
+import re
+from collections.abc import Sequence
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+from .errors import BrokerError
+
+OLDEST = (6, 2)  # knows XADD NOMKSTREAM and XTRIM MINID
+INQUIRY = ((b"INFO", b"server"), (b"INFO", b"memory"), (b"INFO", b"persistence"))
+
+
+class RedisUnfit(BrokerError):
+    """A Redis server cannot be used as it is: its settings, its version, or whom it lets in must change."""
+
+
+def check_fitness(address: str, answers: Sequence[object]) -> tuple[str, ...]:
+    """What is to be warned of at the server of `address`, by its answers to `INQUIRY`. Raises `RedisUnfit`."""
+    facts = _facts(address, answers)
+    version = facts.get("redis_version", "unknown")
+    if _numbers(version) < OLDEST:
+        raise RedisUnfit(f"Redis at {address} is version {version}; queues need 6.2 or newer, or Valkey")
+    policy = facts.get("maxmemory_policy", "unknown")
+    if policy != "noeviction":
+        raise RedisUnfit(
+            f"Redis at {address} has maxmemory-policy {policy}: it would throw messages away when its memory is full. "
+            "Set it to noeviction, in redis.conf or by CONFIG SET maxmemory-policy noeviction"
+        )
+    if facts.get("aof_enabled") != "1":
+        return (
+            f"Redis at {address} has no append-only file: what it holds is gone when it restarts, and is put again by "
+            "those who still have it. Set appendonly to yes, in redis.conf or by CONFIG SET appendonly yes",
+        )
+    return ()
+
+
+def _facts(address: str, answers: Sequence[object]) -> dict[str, str]:
+    facts: dict[str, str] = {}
+    for answer in answers:
+        if isinstance(answer, NoPermissionError):
+            raise RedisUnfit(f"the user of this run may not ask Redis at {address} for INFO; grant it: +info")
+        if isinstance(answer, ResponseError) or not isinstance(answer, bytes):
+            raise RedisUnfit(f"Redis at {address} does not answer INFO: {answer!r}")
+        facts |= dict(re.findall(r"^(\w+):(.*?)\r?$", answer.decode("utf-8", "replace"), re.MULTILINE))
+    return facts
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
