@@ -58,6 +58,7 @@ class Executor:
         self._supply = supply
         self._last = last
         self._metrics = dict(metrics or {})
+        self.loss: float | None = None  # of the last step, on the worker that has the last stage
         self._losses: list[Tensor | None] = []
         self._sums: dict[str, float] = dict.fromkeys(self._metrics, 0.0)
         self._measured = 0
@@ -77,6 +78,8 @@ class Executor:
                 case Kind.BACKWARD:
                     return self._backward(stage, instruction, received)
                 case _:
+                    if stage.index == self._last:
+                        self.loss = self._step_loss(instruction.step)
                     stage.update()
                     return None
         except ComputeFailed:
@@ -86,8 +89,8 @@ class Executor:
                 f"stage {stage.index} failed in {instruction}, layer {stage.at_layer}: {type(error).__name__}: {error}"
             ) from error
 
-    def step_loss(self, step: int) -> float | None:
-        """The loss of the step that just ended on the last stage, None if it had no rows. Raises `BadMicrobatch`."""
+    def _step_loss(self, step: int) -> float | None:
+        """The loss of the step that ends now, None if it had no rows. Raises `BadMicrobatch`."""
         counted = [loss for loss in self._losses if loss is not None]
         if not counted:
             self._losses.clear()

@@ -72,6 +72,9 @@ class Line:
             _stage(part, loss if part.index == last else None, optimizer, lr_scheduler, seed, device)
             for part in segments
         ]
+        self._executors = [
+            Executor({stage: self._stages[stage] for stage in owned}, None, last) for owned in self._schedule.placement
+        ]
         self._workers = [self._worker(index) for index in range(len(self._schedule.placement))]
         self._step = 0
 
@@ -93,7 +96,7 @@ class Line:
         take_turns(self._workers, lambda worker: worker.step is None or worker.step > step)
         self._step += 1
         self._forget()
-        return self._workers[self._schedule.owner(last)].loss
+        return self._executors[self._schedule.owner(last)].loss
 
     def evaluate(self, x: Tree) -> Tree:
         """What the model says to `x`, in evaluation mode and without gradients."""
@@ -114,7 +117,7 @@ class Line:
         microbatches, last = self._schedule.microbatches, len(self._stages) - 1
         return Worker(
             Machine(program(self._schedule, self._route, index, ENDLESS), microbatches),
-            Executor({stage: self._stages[stage] for stage in self._schedule.placement[index]}, None, last),
+            self._executors[index],
             self._queues,
             run=RUN,
             incarnation=1,

@@ -12,16 +12,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic, time
+from time import monotonic
 
 import msgspec
 import zmq
 
 from broker.control import (
     CONTROL_VERSION,
-    WAITS,
     Assigned,
-    Event,
     Failed,
     Finished,
     FromBroker,
@@ -29,21 +27,17 @@ from broker.control import (
     Heard,
     Hello,
     Refused,
-    Report,
-    StepRecord,
     ToBroker,
     decode_from_broker,
     encode,
 )
-from broker.ledger import State
-from pipeline.schedule import Kind
 
 from .client import BrokerUnreachable
-from .progress import Done, Progress
+from .progress import Progress
+from .reporter import Reporter
 
 BEAT = 0.1  # seconds between two reports
-AGAIN = 1.0  # seconds without confirmation after which a report's steps are said again
-FULLEST = 2000  # finished steps in one report at most, so that a broker that comes back is not swamped
+AGAIN = 1.0  # seconds of silence after which the broker is told anew who this is
 
 
 class TurnedAway(Exception):
@@ -147,7 +141,7 @@ class Link:
         self._socket.close()
         self._context.term()
 
-    def _serve(self, hello: Hello, reporter: "Reporter", ring: Callable[[], None]) -> None:
+    def _serve(self, hello: Hello, reporter: Reporter, ring: Callable[[], None]) -> None:
         introduced = 0.0
         finished: Finished | None = None
         while not self._leaving.is_set():
@@ -168,7 +162,7 @@ class Link:
         while self._outbox:
             self._send(self._outbox.popleft())
 
-    def _listen(self, until: float, reporter: "Reporter", ring: Callable[[], None]) -> None:
+    def _listen(self, until: float, reporter: Reporter, ring: Callable[[], None]) -> None:
         """Takes in what comes before `until`."""
         while (left := until - monotonic()) > 0 and not self._outbox and not self._leaving.is_set():
             match self._receive(left):
@@ -195,102 +189,3 @@ class Link:
             return decode_from_broker(self._socket.recv())
         except msgspec.MsgspecError:  # of another version, or not a broker's: `join` will run out of patience
             return None
-
-
-class Reporter:
-    """Turns a `Progress` into reports. Finished steps are handed over again until they are confirmed."""
-
-    def __init__(self, progress: Progress, incarnation: int, steps: int) -> None:
-        self._progress = progress
-        self._incarnation = incarnation
-        self._steps = steps
-        self._number = 0
-        self._unconfirmed: deque[tuple[int, list[StepRecord]]] = deque()
-        self._said = 0.0
-        self._busy, self._at = progress.busy, time()
-
-    def report(self, now: float) -> Report:
-        """The news since the last call, and what was said before if it was not confirmed for too long."""
-        again = [record for _, records in self._unconfirmed for record in records]
-        repeat = bool(again) and now - self._said > AGAIN
-        if repeat:
-            self._unconfirmed.clear()
-        records = again if repeat else []
-        while self._progress.steps and len(records) < FULLEST:
-            records.append(self._progress.steps.popleft())
-        self._number += 1
-        if records:
-            self._unconfirmed.append((self._number, records))
-            self._said = now
-        return self._report(records)
-
-    def confirmed(self, number: int) -> None:
-        """The broker has stored the report of this number and all before it."""
-        while self._unconfirmed and self._unconfirmed[0][0] <= number:
-            self._unconfirmed.popleft()
-
-    def confirmed_all(self) -> None:
-        """The broker has stored every report so far."""
-        self.confirmed(self._number)
-
-    @property
-    def all_confirmed(self) -> bool:
-        return not self._unconfirmed and not self._progress.steps
-
-    def _report(self, records: list[StepRecord]) -> Report:
-        progress = self._progress
-        depths, progress.depths_wanted = progress.depths, True
-        return Report(
-            incarnation=self._incarnation,
-            number=self._number,
-            actions=progress.actions,
-            now=self._now(),
-            since=progress.since,
-            idle=self._idle(),
-            steps=records,
-            events=self._events(),
-            retained_bytes=sum(depth.bytes for depth in depths.values()),
-            queues={
-                name: [depth.ready, depth.in_flight, depth.retained, depth.bytes, depth.oldest]
-                for name, depth in depths.items()
-            },
-            metrics=dict(progress.metrics),
-            training_steps=self._steps,
-        )
-
-    def _now(self) -> str:
-        instruction = self._progress.instruction
-        if self._progress.over:
-            return f"{WAITS} for the others to finish"
-        if instruction is None:
-            return f"{WAITS} for the other workers"
-        if not self._progress.waits:
-            return str(instruction)
-        return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {instruction}"
-
-    def _idle(self) -> float:
-        now, progress = time(), self._progress
-        computing = 0.0 if progress.waits else max(0.0, now - max(progress.since, self._at))
-        busy = progress.busy - self._busy + computing
-        idle = 1 - busy / max(now - self._at, 1e-9)
-        self._busy, self._at = progress.busy, now
-        return min(1.0, max(0.0, idle))
-
-    def _events(self) -> list[Event]:
-        """The states of the open steps' microbatches: those that are done with an action, and the one under way."""
-        progress = self._progress
-        done = [event for stage in list(progress.open.values()) for each in list(stage) for event in _entered(each)]
-        instruction = progress.instruction
-        if instruction is None or progress.waits or instruction.action.kind is Kind.UPDATE:
-            return done
-        begun = State.FORWARD if instruction.action.kind is Kind.FORWARD else State.BACKWARD
-        action = instruction.action
-        return [*done, Event(action.stage, instruction.step, action.microbatch, begun, progress.since)]
-
-
-def _entered(done: Done) -> list[Event]:
-    action, step = done.instruction.action, done.instruction.step
-    states = {Kind.FORWARD: (State.FORWARD, State.STASHED), Kind.BACKWARD: (State.BACKWARD, State.DONE)}
-    times = (done.start, done.end)
-    entered = zip(states.get(action.kind, ()), times, strict=False)
-    return [Event(action.stage, step, action.microbatch, state, at) for state, at in entered]

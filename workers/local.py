@@ -22,7 +22,7 @@ from broker.stores.memory import MemoryStore
 
 from .executor import ComputeFailed, Executor
 from .job import Job
-from .link import Reporter
+from .reporter import Reporter
 from .supervise import Facts, Outcome
 from .turns import Stuck, take_turns
 from .weights import save_weights

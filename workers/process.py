@@ -23,11 +23,17 @@ from broker.queues.zeromq import ZeroMQQueues
 from pipeline.data import DataError
 from pipeline.model import ModelRefused
 from pipeline.plan import Plan, PlanRefused
+from pipeline.stage import ForeignState
 
+from . import runs
+from .checkpoints import SnapshotFailed
 from .client import BrokerUnreachable
-from .executor import ComputeFailed
+from .executor import ComputeFailed, Executor
 from .job import Job, prepare
 from .link import Introduction, Link, TurnedAway
+from .manifest import SnapshotDamaged
+from .progress import Progress
+from .recovery import NoRecovery, Recovery, Snapshots
 from .weights import save_weights
 from .worker import PATIENCE
 
@@ -81,7 +87,7 @@ def run_worker(plan: Plan, terms: Terms) -> int:
     except Stopped as stop:
         (log.info if stop.code == 0 else log.error)("stopped", reason=str(stop))
         return stop.code
-    except (ComputeFailed, BrokerError) as error:
+    except (ComputeFailed, BrokerError, SnapshotFailed, SnapshotDamaged, ForeignState) as error:
         log.error("failed", reason=str(error), exc_info=error.__cause__)
         return 1
 
@@ -110,13 +116,16 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Term
         )
         watch.on_signal = queues.ring
         link.start(assigned, queues.endpoint, worker.progress, steps=job.steps, ring=queues.ring)
-        ear = _Ear(job, assigned, link, watch, queues)
-        ear.wait_for_company(terms.company)
-        worker.run(ear.listen)
-        digests = save_weights(executor.stages, Path(job.plan.run.dir) / assigned.run)
-        link.say(Finished(assigned.incarnation, digests))
-        ear.serve_until_stopped(job.plan.recovery.lease)
-    except (ComputeFailed, BrokerError, DataError) as error:
+        with _recovery(job, assigned, executor, worker.progress) as recovery:
+            ear = _Ear(job, assigned, link, watch, queues, recovery)
+            ear.go_on_from(assigned.step)
+            ear.wait_for_company(terms.company)
+            worker.run(ear.listen, recovery.stepped)
+            digests = save_weights(executor.stages, runs.folder(job.plan, assigned.run))
+            recovery.flush()
+            link.say(Finished(assigned.incarnation, digests))
+            ear.serve_until_stopped(job.plan.recovery.lease)
+    except (ComputeFailed, BrokerError, DataError, SnapshotFailed, SnapshotDamaged, ForeignState) as error:
         link.say(Failed(assigned.incarnation, str(error), 78 if isinstance(error, DataError) else 1))
         raise
     except Stopped as stop:
@@ -141,6 +150,13 @@ def _open_queues(job: Job, assigned: Assigned, folder: Path) -> ZeroMQQueues:
         local=_local(job, assigned.index),
         retain_bytes=job.plan.queues.retain_bytes,
     )
+
+
+def _recovery(job: Job, assigned: Assigned, executor: Executor, progress: Progress) -> Recovery:
+    progress.layers = lambda instruction: executor.stages[instruction.action.stage].at_layer
+    if not (job.plan.recovery.restarts and job.plan.recovery.snapshot_every):
+        return NoRecovery()
+    return Snapshots(job, executor, progress, run=assigned.run, incarnation=assigned.incarnation, start=assigned.step)
 
 
 def _local(job: Job, worker: int) -> set[QueueKey]:
@@ -178,18 +194,26 @@ class _Watch:
 class _Ear:
     """Listens to the broker between two turns of the compute loop."""
 
-    def __init__(self, job: Job, assigned: Assigned, link: Link, watch: _Watch, queues: ZeroMQQueues) -> None:
+    def __init__(
+        self, job: Job, assigned: Assigned, link: Link, watch: _Watch, queues: ZeroMQQueues, recovery: Recovery
+    ) -> None:
         self._job = job
         self._assigned = assigned
         self._link = link
         self._watch = watch
         self._queues = queues
+        self._recovery = recovery
         self._joined = False
-        self._outbound = [
-            queues.outbound(key)
-            for key in job.route.queues()
-            if job.route.producer(key) in job.plan.workers[assigned.index].stages
-        ]
+        mine = job.plan.workers[assigned.index].stages
+        self._takes = [key for key in job.route.queues() if key.stage in mine]
+        self._outbound = [queues.outbound(key) for key in job.route.queues() if job.route.producer(key) in mine]
+
+    def go_on_from(self, step: int) -> None:
+        """Sets the ends of the queues to the first message of `step`."""
+        for outbound in self._outbound:
+            outbound.trim(min(step, self._job.steps_of(outbound.key)))
+        for key in self._takes:
+            self._queues.inbound(key).rewind(step)
 
     def listen(self) -> None:
         """Takes in what the broker has said. Raises `Stopped`."""
@@ -201,6 +225,7 @@ class _Ear:
                 case Trim(step):
                     for outbound in self._outbound:
                         outbound.trim(min(step, self._job.steps_of(outbound.key)))
+                    self._recovery.forget(step)
                 case Stop(reason, code) | Refused(reason, code):
                     raise Stopped(reason, code, told=True)
                 case _:

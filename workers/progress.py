@@ -6,13 +6,14 @@ perhaps a moment old; nothing in here ever makes the loop wait.
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import time
 
 from broker.control import StepRecord
 from broker.queue import Depth
 
-from .machine import Instruction
+from .machine import Instruction, Take
 
 
 @dataclass(slots=True)
@@ -42,15 +43,23 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     depths: dict[str, Depth] = field(default_factory=dict)
     depths_wanted: bool = False
+    lacking: Take | None = None  # what the loop waits for, if `waits`
+    snapshots: deque[tuple[int, int]] = field(default_factory=deque)  # (stage, step) on disk, taken away by the reader
+    layers: Callable[[Instruction], str] = lambda instruction: ""  # which layer an instruction is in now
+
+    @property
+    def layer(self) -> str:
+        """The layer that is being computed; "" if none is."""
+        return "" if self.waits or self.instruction is None else self.layers(self.instruction)
 
     def computing(self, instruction: Instruction, now: float) -> None:
         """The loop starts on `instruction`."""
         self.instruction, self.waits, self.since = instruction, False, now
 
-    def waiting(self, instruction: Instruction, now: float) -> None:
-        """The loop has to wait for a message that `instruction` needs."""
-        if not self.waits:
-            self.instruction, self.waits, self.since = instruction, True, now
+    def waiting(self, lacking: Take, now: float) -> None:
+        """The loop has to wait for a message."""
+        if not self.waits or self.lacking != lacking:
+            self.instruction, self.lacking, self.waits, self.since = lacking.instruction, lacking, True, now
 
     def done(self, instruction: Instruction, now: float) -> None:
         """The loop has carried out `instruction`, on which it started at `since`."""

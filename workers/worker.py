@@ -16,6 +16,8 @@ from .executor import Executor
 from .machine import Command, Compute, Finish, Instruction, Machine, Take
 from .progress import Progress
 
+OnStep = Callable[[int, int, float | None], None]
+
 PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker looks around
 
 
@@ -34,7 +36,7 @@ class Worker:
         last: int,
     ) -> None:
         self.progress = Progress()
-        self.loss: float | None = None  # of the last finished step, where the last stage is
+        self._on_step: OnStep = lambda stage, step, loss: None
         self._machine = machine
         self._executor = executor
         self._queues = queues
@@ -46,8 +48,10 @@ class Worker:
         self._received: list[Tree] = []
         self._command: Command = machine.begin()
 
-    def run(self, between: Callable[[], None]) -> None:
-        """Polls until the program is over. `between` is called before every turn; what it raises ends the loop."""
+    def run(self, between: Callable[[], None], on_step: OnStep = lambda stage, step, loss: None) -> None:
+        """Polls until the program is over. `between` is called before every turn, `on_step` after each update with the
+        stage, the step and its loss; what they raise ends the loop."""
+        self._on_step = on_step
         while not self.finished:
             between()
             if self.progress.depths_wanted:
@@ -79,24 +83,24 @@ class Worker:
     def poll(self, timeout: float) -> bool:
         """One turn: at most one message taken or one instruction carried out. False if it had to wait in vain."""
         match self._command:
-            case Take(key, _, instruction):
-                return self._take(key, instruction, timeout)
+            case Take() as take:
+                return self._take(take, timeout)
             case Compute(instruction):
                 self._compute(instruction)
                 return True
             case Finish():
                 return False
 
-    def _take(self, key: QueueKey, instruction: Instruction, timeout: float) -> bool:
-        inbound = self._queues.inbound(key)
+    def _take(self, take: Take, timeout: float) -> bool:
+        inbound = self._queues.inbound(take.key)
         message = inbound.take(0)
         if message is None:
-            self.progress.waiting(instruction, time())
+            self.progress.waiting(take, time())
             message = inbound.take(timeout)
         if message is None:
             self._command = self._machine.timed_out()
             return False
-        self._command = self._machine.arrived(key, message.step, message.microbatch)
+        self._command = self._machine.arrived(take.key, message.step, message.microbatch)
         self._received.append(message.payload)
         return True
 
@@ -131,8 +135,7 @@ class Worker:
 
     def _close(self, instruction: Instruction) -> None:
         stage = instruction.action.stage
-        loss = None
-        if stage == self._last:
-            loss = self.loss = self._executor.step_loss(instruction.step)
+        loss = self._executor.loss if stage == self._last else None
         self.progress.closed(stage, instruction.step, loss)
+        self._on_step(stage, instruction.step, loss)
         self._queues.pump(0)

@@ -1,0 +1,126 @@
+"""How a worker makes itself replaceable, and how a replacement begins.
+
+every `snapshot_every` steps   a copy of each stage's state -> Keeper's thread -> disk -> reported as durable
+the broker says C              what is older than C is forgotten
+a replacement                  the state of C in, the queues set to C, and the program from C on
+"""
+
+from time import monotonic
+from types import TracebackType
+from typing import Protocol, Self
+
+from pipeline.state import StageState
+
+from . import runs
+from .checkpoints import FOLDER, Checkpoints, SnapshotFailed
+from .executor import Executor
+from .job import Job
+from .keeper import Keeper
+from .manifest import Origin
+from .progress import Progress
+from .snapshot import Snapshot
+from .worker import PATIENCE
+
+LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before it gives up
+
+
+class Recovery(Protocol):
+    """What a worker does between steps so that another can take its place."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Nothing more will be written."""
+
+    def stepped(self, stage: int, step: int, loss: float | None) -> None:
+        """`stage` has finished `step`. Raises `SnapshotFailed`."""
+
+    def forget(self, complete: int) -> None:
+        """The checkpoint of step `complete` is announced."""
+
+    def flush(self) -> None:
+        """Waits until everything is on the disk. Raises `SnapshotFailed`."""
+
+
+class NoRecovery:
+    """Of a run in which losing a worker is the end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        return
+
+    def stepped(self, stage: int, step: int, loss: float | None) -> None:
+        return
+
+    def forget(self, complete: int) -> None:
+        return
+
+    def flush(self) -> None:
+        return
+
+
+class Snapshots:
+    """Recovery by snapshots, of one worker's stages. From a step on: their state is that of the checkpoint `start`.
+
+    Raises `SnapshotDamaged` and `ForeignState` if that cannot be used.
+    """
+
+    def __init__(
+        self, job: Job, executor: Executor, progress: Progress, *, run: str, incarnation: int, start: int
+    ) -> None:
+        self._job = job
+        self._executor = executor
+        self._progress = progress
+        self._incarnation = incarnation
+        self._losses: dict[int, float | None] = {}
+        self._checkpoints = Checkpoints(runs.folder(job.plan, run) / FOLDER, Origin(run, job.plan.digest()))
+        if start:
+            self._restore(start)
+        self._keeper = Keeper(self._checkpoints, executor.stages, self._durable)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._keeper.close(0.0 if error else PATIENCE)
+
+    def stepped(self, stage: int, step: int, loss: float | None) -> None:
+        done, last = step + 1, stage == self._job.route.stages - 1
+        if last and step % self._job.plan.run.log_every == 0:
+            self._losses[step] = loss
+        if done % self._job.plan.recovery.snapshot_every and done != self._job.steps:
+            return
+        self._wait_for_room(stage)
+        state = self._executor.stages[stage].snapshot()
+        self._keeper.keep(self._snapshot(stage, done, state, self._losses if last else {}))
+
+    def forget(self, complete: int) -> None:
+        self._keeper.forget(complete)
+
+    def flush(self) -> None:
+        if not self._keeper.flush(LONGEST_WRITE):
+            raise self._too_slow()
+
+    def _restore(self, step: int) -> None:
+        for index, stage in self._executor.stages.items():
+            snapshot = self._checkpoints.load(index, step)
+            stage.restore(snapshot.state)
+            self._losses |= snapshot.losses
+
+    def _snapshot(self, stage: int, step: int, state: StageState, losses: dict[int, float | None]) -> Snapshot:
+        return Snapshot(stage, step, self._incarnation, state, dict(losses))
+
+    def _durable(self, stage: int, step: int) -> None:
+        self._progress.snapshots.append((stage, step))
+
+    def _wait_for_room(self, stage: int) -> None:
+        deadline = monotonic() + LONGEST_WRITE
+        while not self._keeper.room(stage, PATIENCE):
+            self._progress.waits = True
+            if monotonic() > deadline:
+                raise self._too_slow()
+
+    def _too_slow(self) -> SnapshotFailed:
+        return SnapshotFailed(f"after {LONGEST_WRITE:g} s, the disk is still busy with {self._keeper.doing}")

@@ -1,0 +1,122 @@
+"""Turns what the compute loop leaves in its `Progress` into reports for the broker."""
+
+from time import time
+
+from broker.control import WAITS, Event, Report, StepRecord, Wait
+from broker.ledger import State
+from pipeline.schedule import Kind
+
+from .progress import Done, Progress
+
+AGAIN = 1.0  # seconds without confirmation after which finished steps and snapshots are said again
+FULLEST = 2000  # finished steps in one report at most, so that a broker that comes back is not swamped
+
+
+class Reporter:
+    """What has to arrive, finished steps and snapshots, is said once, and again until it is confirmed; only then comes
+    what followed it. So a confirmed report means that all before it were."""
+
+    def __init__(self, progress: Progress, incarnation: int, steps: int) -> None:
+        self._progress = progress
+        self._incarnation = incarnation
+        self._steps = steps
+        self._number = 0
+        self._records: list[StepRecord] = []  # said, not confirmed
+        self._snapshots: list[tuple[int, int]] = []  # likewise
+        self._said = 0.0
+        self._busy, self._at = progress.busy, time()
+
+    def report(self, now: float) -> Report:
+        """The news. `now` is monotonic, in seconds."""
+        if (self._records or self._snapshots) and now - self._said < AGAIN:
+            return self._report(0, [], [])
+        while self._progress.steps and len(self._records) < FULLEST:
+            self._records.append(self._progress.steps.popleft())
+        while self._progress.snapshots:
+            self._snapshots.append(self._progress.snapshots.popleft())
+        self._number += 1
+        self._said = now
+        return self._report(self._number, list(self._records), list(self._snapshots))
+
+    def confirmed(self, number: int) -> None:
+        """The broker has stored the report of this number."""
+        if number == self._number:
+            self._records.clear()
+            self._snapshots.clear()
+
+    def confirmed_all(self) -> None:
+        """The broker has stored every report so far."""
+        self.confirmed(self._number)
+
+    @property
+    def all_confirmed(self) -> bool:
+        """Whether nothing is left to say."""
+        return not (self._records or self._snapshots or self._progress.steps or self._progress.snapshots)
+
+    def _report(self, number: int, records: list[StepRecord], snapshots: list[tuple[int, int]]) -> Report:
+        progress = self._progress
+        depths, progress.depths_wanted = progress.depths, True
+        return Report(
+            incarnation=self._incarnation,
+            number=number,
+            actions=progress.actions,
+            now=self._now(),
+            since=progress.since,
+            idle=self._idle(),
+            steps=records,
+            events=self._events(),
+            retained_bytes=sum(depth.bytes for depth in depths.values()),
+            queues={
+                name: [depth.ready, depth.in_flight, depth.retained, depth.bytes, depth.oldest]
+                for name, depth in depths.items()
+            },
+            metrics=dict(progress.metrics),
+            training_steps=self._steps,
+            snapshots=snapshots,
+            waits=self._waits(),
+            layer=progress.layer,
+        )
+
+    def _waits(self) -> list[Wait]:
+        progress, lacking = self._progress, self._progress.lacking
+        if not progress.waits or lacking is None:
+            return []
+        action = lacking.instruction.action
+        return [Wait(str(lacking.key), lacking.number, str(action), lacking.instruction.step, progress.since)]
+
+    def _now(self) -> str:
+        instruction = self._progress.instruction
+        if self._progress.over:
+            return f"{WAITS} for the others to finish"
+        if instruction is None:
+            return f"{WAITS} for the other workers"
+        if not self._progress.waits:
+            return str(instruction)
+        return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {instruction}"
+
+    def _idle(self) -> float:
+        now, progress = time(), self._progress
+        computing = 0.0 if progress.waits else max(0.0, now - max(progress.since, self._at))
+        busy = progress.busy - self._busy + computing
+        idle = 1 - busy / max(now - self._at, 1e-9)
+        self._busy, self._at = progress.busy, now
+        return min(1.0, max(0.0, idle))
+
+    def _events(self) -> list[Event]:
+        """The states of the open steps' microbatches: those that are done with an action, and the one under way."""
+        progress = self._progress
+        done = [event for stage in list(progress.open.values()) for each in list(stage) for event in _entered(each)]
+        instruction = progress.instruction
+        if instruction is None or progress.waits or instruction.action.kind is Kind.UPDATE:
+            return done
+        begun = State.FORWARD if instruction.action.kind is Kind.FORWARD else State.BACKWARD
+        action = instruction.action
+        return [*done, Event(action.stage, instruction.step, action.microbatch, begun, progress.since)]
+
+
+def _entered(done: Done) -> list[Event]:
+    action, step = done.instruction.action, done.instruction.step
+    states = {Kind.FORWARD: (State.FORWARD, State.STASHED), Kind.BACKWARD: (State.BACKWARD, State.DONE)}
+    times = (done.start, done.end)
+    entered = zip(states.get(action.kind, ()), times, strict=False)
+    return [Event(action.stage, step, action.microbatch, state, at) for state, at in entered]
