@@ -1,0 +1,241 @@
+"""Whatever the order in which workers come, report, die, wake up, and the broker is killed: recovery's rules hold.
+
+A model of the processes is driven at random against the real core. It knows, of each process, what it has really done.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from broker.control import CONTROL_VERSION, Assigned, Exited, FromBroker, Hello, Refused, Report, StepRecord, Trim
+from broker.run import Phase
+from broker.stores.memory import MemoryStore
+from pipeline.schedule import make
+from talk import PLAN, TERMS, Talk
+
+PLACEMENT = ((0, 2), (1,))
+STAGES = 3
+EVERY = 2  # steps between snapshots
+LENGTH = 30  # steps of the run
+SCHEDULE = make("1f1b", PLACEMENT, 2)
+ENDLESS = replace(TERMS, schedule=SCHEDULE, restarts=10**6, snapshots=True, log_every=1)
+
+
+@dataclass
+class Process:
+    """A worker process. `done` counts the steps it has done on each stage; `has` what it has on disk of them."""
+
+    pid: int
+    claim: int | None
+    spare: bool
+    assigned: Assigned | None = None
+    alive: bool = True
+    done: dict[int, int] = field(default_factory=dict)
+    has: dict[int, set[int]] = field(default_factory=dict)
+
+    @property
+    def sender(self) -> bytes:
+        return b"%d" % self.pid
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        return PLACEMENT[self.assigned.index] if self.assigned else ()
+
+    def begin(self, assigned: Assigned) -> None:
+        if self.assigned is None:
+            self.assigned = assigned
+            self.done = dict.fromkeys(self.stages, assigned.step)
+            self.has = {stage: {assigned.step} for stage in self.stages}
+        assert self.assigned == assigned  # told twice, it is the same place, incarnation and beginning
+
+    def hello(self) -> Hello:
+        incarnation = self.assigned.incarnation if self.assigned else 0
+        name = f"worker-{self.pid}"
+        endpoint = f"ipc://{self.pid}" if incarnation else ""
+        return Hello(CONTROL_VERSION, PLAN, name, "desk", self.pid, endpoint, self.claim, incarnation, spare=self.spare)
+
+    def advance(self, stage: int, steps: int) -> None:
+        before, self.done[stage] = self.done[stage], min(LENGTH, self.done[stage] + steps)
+        self.has[stage] |= {step for step in range(before + 1, self.done[stage] + 1) if step % EVERY == 0}
+
+    def report(self, *, records: bool, snapshots: bool) -> Report:
+        """All its steps since it began, if they did not get lost, and its snapshots, if they are read back by now."""
+        assert self.assigned is not None
+        steps = [
+            StepRecord(stage, step, bytes(16 * 5), float(step) if stage == STAGES - 1 else None)
+            for stage in self.stages
+            for step in range(self.assigned.step, self.done[stage])
+        ]
+        durable = [(stage, step) for stage in self.stages for step in self.has[stage]]
+        return Report(
+            self.assigned.incarnation,
+            sum(self.done.values()),
+            "computes",
+            since=0.0,
+            idle=0.0,
+            steps=steps if records else [],
+            snapshots=durable if snapshots else [],
+            number=1,
+        )
+
+
+class Orders(RuleBasedStateMachine):
+    """Worker processes, a network that loses what the broker says, and the deaths of all of them."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.store = MemoryStore()
+        self.talk = Talk(self.store, terms=ENDLESS)
+        self.processes: list[Process] = []
+        self.owners: dict[int, Process] = {}  # by incarnation
+        self.highest = 0
+        self.complete = 0
+        for index in range(len(PLACEMENT)):
+            self.start(index)
+            self.say_hello(self.processes[index])
+
+    def start(self, claim: int | None, *, spare: bool = False, lost: bool = False) -> None:
+        self.processes.append(Process(len(self.processes), claim, spare))
+        self.say_hello(self.processes[-1], lost)
+
+    def say_hello(self, process: Process, lost: bool = False) -> None:
+        self.tell(self.talk.say(process.sender, process.hello()), lost)
+
+    def tell(self, sends: list[tuple[bytes, FromBroker]], lost: bool = False) -> None:
+        """The broker's words arrive, or do not; either way they were said."""
+        for recipient, sentence in sends:
+            process = self.processes[int(recipient)]
+            match sentence:
+                case Assigned(_, _, incarnation, step):
+                    self.check_assignment(process, incarnation, step)
+                    if not lost and process.alive:
+                        process.begin(sentence)
+                case Trim(step):
+                    assert step <= self.talk.core.crew.checkpoints.complete
+                case Refused():
+                    process.alive = process.alive and lost
+                case _:
+                    continue
+
+    def check_assignment(self, process: Process, incarnation: int, step: int) -> None:
+        assert self.owners.setdefault(incarnation, process) is process
+        if incarnation > self.highest:
+            self.highest = incarnation
+            assert step == self.talk.core.crew.checkpoints.complete
+        assert process.assigned is None or process.assigned.incarnation == incarnation
+
+    def is_current(self, process: Process) -> bool:
+        assert process.assigned is not None
+        return self.talk.core.registry.current(process.assigned.incarnation) is not None
+
+    def placed(self, alive: bool = True) -> list[Process]:
+        return [each for each in self.processes if each.assigned and (each.alive or not alive)]
+
+    @precondition(lambda self: len([each for each in self.processes if each.alive]) < 5)
+    @rule(claim=st.sampled_from([None, 0, 1]), spare=st.booleans(), lost=st.booleans())
+    def a_process_is_started(self, claim: int | None, spare: bool, lost: bool) -> None:
+        self.start(claim, spare=spare, lost=lost)
+
+    @precondition(lambda self: any(each.alive for each in self.processes))
+    @rule(data=st.data(), lost=st.booleans())
+    def a_process_says_hello_again(self, data: st.DataObject, lost: bool) -> None:
+        self.say_hello(data.draw(st.sampled_from([each for each in self.processes if each.alive])), lost)
+
+    @precondition(lambda self: self.placed())
+    @rule(data=st.data(), steps=st.integers(1, 5), records=st.booleans(), snapshots=st.booleans())
+    def a_worker_gets_on(self, data: st.DataObject, steps: int, records: bool, snapshots: bool) -> None:
+        process = data.draw(st.sampled_from(self.placed()))
+        for stage in process.stages:
+            process.advance(stage, data.draw(st.integers(0, steps)))
+        if records or snapshots:
+            self.speak(process, records=records, snapshots=snapshots)
+
+    @precondition(lambda self: self.placed())
+    @rule(data=st.data(), steps=st.sampled_from([EVERY, 1, 3]))
+    def all_but_one_get_on(self, data: st.DataObject, steps: int) -> None:
+        lagging = data.draw(st.none() | st.sampled_from(self.placed()))
+        for process in self.placed():
+            for stage in process.stages if process is not lagging else ():
+                process.advance(stage, steps)
+            self.speak(process)
+
+    def speak(self, process: Process, *, records: bool = True, snapshots: bool = True) -> None:
+        """A zombie may speak too: nothing comes of it."""
+        zombie, before = not self.is_current(process), self.decided()
+        sends = self.talk.say(process.sender, process.report(records=records, snapshots=snapshots))
+        if zombie:
+            assert self.decided() == before
+            assert [type(sentence) for _, sentence in sends] == [Refused]
+        self.tell(sends)
+
+    @precondition(lambda self: self.placed())
+    @rule(data=st.data(), seen=st.booleans())
+    def a_worker_is_killed(self, data: st.DataObject, seen: bool) -> None:
+        process = data.draw(st.sampled_from(self.placed()))
+        process.alive = False
+        assert process.assigned is not None
+        if seen:
+            self.tell(self.talk.say(process.sender, Exited(process.assigned.index, process.pid, -9)))
+
+    @precondition(lambda self: self.placed())
+    @rule(data=st.data())
+    def a_worker_is_killed_and_comes_back(self, data: st.DataObject) -> None:
+        process = data.draw(st.sampled_from(self.placed()))
+        assert process.assigned is not None
+        process.alive = False
+        self.tell(self.talk.say(process.sender, Exited(process.assigned.index, process.pid, -9)))
+        self.tell(self.talk.after(0.5))
+        self.start(process.assigned.index)
+        self.say_hello(self.processes[-1])
+
+    @rule(seconds=st.sampled_from([0.5, 2.5, 11.0]), speaking=st.booleans())
+    def time_passes(self, seconds: float, speaking: bool) -> None:
+        """With the live workers speaking, only the dead are lost; without, all are."""
+        end = self.talk.now + seconds
+        while self.talk.now < end and self.talk.core.outcome is None:
+            if speaking:
+                for process in self.placed():
+                    self.speak(process, snapshots=False)
+            self.tell(self.talk.after(0.5))
+
+    @rule()
+    def the_broker_is_killed_and_started_again(self) -> None:
+        self.talk = Talk(self.store, now=self.talk.now + 1.0, terms=ENDLESS)
+        assert self.talk.core.run == "run-1"
+
+    def decided(self) -> object:
+        core = self.talk.core
+        return core.crew.checkpoints.facts(), list(core.ledger.finished), core.registry.facts(), core.replacing.facts()
+
+    @invariant()
+    def a_complete_checkpoint_never_goes_back_and_every_owner_has_it(self) -> None:
+        core = self.talk.core
+        now_complete = core.crew.checkpoints.complete
+        assert now_complete >= self.complete
+        if now_complete > self.complete:
+            for member in core.registry.members.values():
+                owner = self.owners[member.incarnation]
+                assert all(now_complete in owner.has[stage] for stage in member.stages)
+            assert core.registry.missing == []
+        self.complete = now_complete
+
+    @invariant()
+    def the_losses_before_the_checkpoint_are_stored(self) -> None:
+        assert set(self.store.load().losses) >= set(range(self.complete))
+
+    @invariant()
+    def what_is_stored_is_what_was_decided(self) -> None:
+        again = Talk(self.store, now=self.talk.now, terms=ENDLESS).core
+        assert again.crew.checkpoints.facts() == self.talk.core.crew.checkpoints.facts()
+        assert again.registry.incarnation == self.talk.core.registry.incarnation
+
+    @invariant()
+    def only_a_place_that_nobody_takes_ends_the_run(self) -> None:
+        outcome = self.talk.core.outcome
+        assert outcome is None or (outcome.phase is Phase.FAILED and outcome.code == 69)
+
+
+TestOrders = Orders.TestCase
+TestOrders.settings = settings(max_examples=300, stateful_step_count=40)
