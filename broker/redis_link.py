@@ -98,6 +98,8 @@ class RedisLink:
             return self._refusal(answer) if isinstance(answer, ResponseError) else [answer]
         queued = [self._answer() for _ in range(len(unit) + 1)]
         answers = self._answer()
+        if answers is None:
+            return RedisRefusal(f"Redis at {self.address} refuses: a watched key was changed by somebody else")
         if not isinstance(answers, ResponseError):
             return list(answers)
         reasons = [answer for answer in queued if isinstance(answer, ResponseError)]

@@ -11,11 +11,14 @@ import pytest
 from broker.control import StepRecord
 from broker.store import Kept, Store, StoreUnusable
 from broker.stores.memory import MemoryStore
+from broker.stores.redis import RedisStore
 from broker.stores.sqlite import SqliteStore
+from redis_server import shared_server
 
 STORES: dict[str, Callable[[Path], Store]] = {
     "memory": lambda folder: MemoryStore(kept_steps=10),
     "sqlite": lambda folder: SqliteStore(folder / "broker.sqlite", kept_steps=10),
+    "redis": lambda folder: RedisStore(shared_server().own_database(), "run", kept_steps=10),
 }
 
 

@@ -1,0 +1,161 @@
+"""Keeps a run in a Redis server (or Valkey), so that the broker may come back on any machine.
+
+    stageline:{NAME}:store:owner   string   "1 TOKEN": the version of this layout, and the broker that opened it last
+    stageline:{NAME}:store:fact    hash     name -> JSON
+    stageline:{NAME}:store:step    hash     "STAGE SLOT" -> "STEP TIMES"; a ring: slot is step modulo the steps kept
+    stageline:{NAME}:store:loss    hash     step -> loss; nothing for none
+
+Whoever opens it takes it over: every change is made on the condition that the owner is still the same, so that two
+brokers cannot undo each other. A server without an append-only file forgets it all when it restarts.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Event
+from time import monotonic
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..control import StepRecord
+from ..redis_fitness import RedisUnfit
+from ..redis_link import Command, RedisAway, RedisLink, RedisRefusal
+from ..store import KEPT_STEPS, Fact, Kept, StoreUnusable
+
+_Answer = TypeVar("_Answer")
+
+_FORMAT = b"1"
+_SOON, _LATE = 0.02, 1.0  # seconds before it is tried again: the first time, and at most
+
+
+class RedisStore:
+    """See `Store`. `name` tells apart the stores of one server. One that is away is waited for, `patience` seconds."""
+
+    def __init__(self, url: str, name: str, kept_steps: int = KEPT_STEPS, patience: float = 60.0) -> None:
+        self._kept_steps = kept_steps
+        self._patience = patience
+        self._me = _FORMAT + b" " + secrets.token_hex(8).encode()
+        self._owner, self._fact, self._step, self._loss = (
+            f"stageline:{{{name}}}:store:{part}".encode() for part in ("owner", "fact", "step", "loss")
+        )
+        try:
+            self._link = RedisLink(url)
+        except RedisUnfit as error:
+            raise StoreUnusable(f"the broker cannot keep its records: {error}") from error
+        self._persist(self._open)
+
+    def append(self, records: Sequence[StepRecord], losses: Mapping[int, float | None]) -> None:
+        self._change(lambda: [*self._new_steps(records), *self._new_losses(losses)])
+
+    def put(self, name: str, fact: Fact) -> None:
+        self._change(lambda: [(b"HSET", self._fact, name.encode(), msgspec.json.encode(fact))])
+
+    def load(self) -> Kept:
+        return self._persist(self._load)
+
+    def record(self, stage: int, step: int) -> StepRecord | None:
+        found = self._persist(lambda: self._link.ask(b"HGET", self._step, self._slot(stage, step)))
+        record = _record(stage, found) if found else None
+        return record if record is not None and record.step == step else None
+
+    def go_back(self, stages: Sequence[int], step: int) -> None:
+        def forgotten() -> list[Command]:
+            fields = [field for field, record in self._records() if record.stage in stages and record.step >= step]
+            return [(b"HDEL", self._step, *fields)] if fields else []
+
+        self._change(forgotten)
+
+    def begin(self) -> None:
+        self._change(lambda: [(b"DEL", self._fact, self._step, self._loss)])
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _open(self) -> None:
+        before = self._link.ask(b"GET", self._owner)
+        written = before.partition(b" ")[0] if before else _FORMAT
+        if written != _FORMAT:
+            raise StoreUnusable(
+                f"the broker's records at {self._link.address} have format {written.decode()}, this version reads "
+                f"format {_FORMAT.decode()}"
+            )
+        self._link.ask(b"SET", self._owner, self._me)
+
+    def _load(self) -> Kept:
+        facts = {name.decode(): msgspec.json.decode(text, type=Fact) for name, text in self._pairs(self._fact)}
+        losses = {int(step): float(loss) if loss else None for step, loss in self._pairs(self._loss)}
+        finished: dict[int, int] = {}
+        for _, record in self._records():
+            finished[record.stage] = max(finished.get(record.stage, 0), record.step + 1)
+        return Kept(facts, finished, losses)
+
+    def _new_steps(self, records: Sequence[StepRecord]) -> list[Command]:
+        newest = {self._slot(record.stage, record.step): record for record in sorted(records, key=lambda r: r.step)}
+        if not newest:
+            return []
+        kept = self._link.ask(b"HMGET", self._step, *newest)
+        fields = [
+            word
+            for (slot, record), old in zip(newest.items(), kept, strict=True)
+            if old is None or _record(record.stage, old).step < record.step
+            for word in (slot, b"%d %b" % (record.step, record.times))
+        ]
+        return [(b"HSET", self._step, *fields)] if fields else []
+
+    def _new_losses(self, losses: Mapping[int, float | None]) -> Iterator[Command]:
+        for step, loss in losses.items():
+            yield (b"HSETNX", self._loss, b"%d" % step, b"" if loss is None else repr(loss).encode())
+
+    def _change(self, commands: Callable[[], list[Command]]) -> None:
+        """Carries out the commands together, if this broker is still the owner."""
+
+        def attempt() -> None:
+            _, owner = _answers(self._link, [[(b"WATCH", self._owner)], [(b"GET", self._owner)]])
+            self._check_owner(owner[0])
+            _answers(self._link, [[(b"SET", self._owner, self._me), *commands()], [(b"UNWATCH",)]])
+
+        self._persist(attempt)
+
+    def _check_owner(self, owner: bytes | None) -> None:
+        if owner is None:
+            raise StoreUnusable(f"Redis at {self._link.address} has forgotten the broker's records: it was emptied")
+        if owner != self._me:
+            raise StoreUnusable(f"another broker has taken over the records at {self._link.address}: this one stops")
+
+    def _records(self) -> Iterator[tuple[bytes, StepRecord]]:
+        for field, value in self._pairs(self._step):
+            yield field, _record(int(field.partition(b" ")[0]), value)
+
+    def _pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        words = iter(self._link.ask(b"HGETALL", key))
+        return zip(words, words, strict=True)
+
+    def _persist(self, attempt: Callable[[], _Answer]) -> _Answer:
+        """Tries until it is done or patience is over: what is done twice is done once."""
+        until, pause = monotonic() + self._patience, _SOON
+        while True:
+            try:
+                return attempt()
+            except RedisUnfit as error:
+                raise StoreUnusable(f"the broker cannot keep its records: {error}") from error
+            except (RedisAway, RedisRefusal) as error:
+                if monotonic() >= until:
+                    raise StoreUnusable(f"the broker cannot keep its records: {error}") from error
+            Event().wait(pause)
+            pause = min(2 * pause, _LATE)
+
+    def _slot(self, stage: int, step: int) -> bytes:
+        return b"%d %d" % (stage, step % self._kept_steps)
+
+
+def _record(stage: int, value: bytes) -> StepRecord:
+    step, _, times = value.partition(b" ")
+    return StepRecord(stage, int(step), times)
+
+
+def _answers(link: RedisLink, units: list[list[Command]]) -> list[Any]:
+    outcomes = link.exchange(units)
+    for outcome in outcomes:
+        if isinstance(outcome, RedisRefusal):
+            raise outcome
+    return outcomes
