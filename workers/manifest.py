@@ -1,0 +1,102 @@
+"""What a snapshot says of itself: a JSON file that holds all that is no tensor, and the checksum of every file.
+
+It is sealed with a checksum of its own, so that a flipped digit in a learning rate does not pass for another one.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from .skeleton import Json
+from .tensorfile import FileRecord, Note, sync
+
+FORMAT = "snapshot/1"
+MANIFEST = "manifest.json"
+
+_UNSEALED = "0" * 64  # stands in place of the seal while that is computed
+
+
+class SnapshotDamaged(Exception):
+    """A snapshot is not what was written, or is of another run; `problems` says all that is wrong with it."""
+
+    def __init__(self, folder: Path, problems: list[str]) -> None:
+        super().__init__(f"the snapshot {folder} cannot be used: {'; '.join(problems)}")
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a snapshot must come from to be of use: the run's id, and `Plan.digest()`."""
+
+    run: str
+    plan: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`written` is in seconds since the epoch, `torch` is its version. `training` is the state without the weights and
+    without tensors; `notes` are on the tensors of all files. `sha256` is of the manifest with zeros in its place.
+    """
+
+    format: str = FORMAT
+    sha256: str = _UNSEALED
+    run: str
+    plan: str
+    stage: int
+    step: int
+    incarnation: int
+    written: float
+    torch: str
+    files: dict[str, FileRecord]
+    losses: dict[int, float | None]
+    training: dict[str, Json]
+    notes: dict[str, Note]
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.run, self.plan)
+
+    def same_state(self, other: "Manifest") -> bool:
+        """Whether both are of snapshots with the same bits, whoever wrote them and whenever."""
+        return all(getattr(self, name) == getattr(other, name) for name in ("files", "losses", "training", "notes"))
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: str
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes and seals it; it is on the disk when this returns. Raises `OSError`."""
+    data = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    path = folder / MANIFEST
+    path.write_bytes(data.replace(_UNSEALED.encode(), _seal(data), 1))
+    sync(path)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of the snapshot in `folder`. Raises `SnapshotDamaged`."""
+    try:
+        data = (folder / MANIFEST).read_bytes()
+        _demand_format(folder, data)
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except FileNotFoundError as error:
+        raise SnapshotDamaged(folder, [f"{MANIFEST} is missing"]) from error
+    except OSError as error:
+        raise SnapshotDamaged(folder, [str(error)]) from error
+    except ValueError as error:  # msgspec's errors are such, and so is text that is not UTF-8
+        raise SnapshotDamaged(folder, [f"{MANIFEST} is damaged: {error}"]) from error
+    seal = manifest.sha256.encode()
+    if _seal(data.replace(seal, _UNSEALED.encode(), 1)) != seal:
+        raise SnapshotDamaged(folder, [f"{MANIFEST} is damaged: its SHA-256 is another than it says"])
+    return manifest
+
+
+def _seal(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()
+
+
+def _demand_format(folder: Path, data: bytes) -> None:
+    found = msgspec.json.decode(data, type=_Format).format
+    if found != FORMAT:
+        raise SnapshotDamaged(folder, [f"it is of format {found!r}, this stageline reads {FORMAT!r}"])

@@ -1,0 +1,123 @@
+"""Values that hold tensors, such as an optimizer's state, taken apart into JSON and named tensors, and put together.
+
+    {"betas": (0.9, inf), "state": {0: {"step": <tensor>}}}
+    {"betas": {"$tuple": [0.9, {"$float": "inf"}]},
+     "state": {"$dict": [[0, {"step": {"$tensor": "optimizer.state.0.step"}}]]}}       <tensor> under that name
+
+What comes back is equal in value and type. Nothing is evaluated, and no class is looked up by a name in the data.
+"""
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+Json = Any  # None, bool, int, float, str, and lists and dicts of them
+
+_EXACT = 2**53  # whole numbers up to here are the same in every reader of JSON
+
+
+class Unsaveable(Exception):
+    """A value is of a type that a snapshot has no form for; the text says where it lies."""
+
+
+class BadSkeleton(Exception):
+    """The JSON is not what `take_apart` gives, or its tensors are missing."""
+
+
+def take_apart(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
+    """`value` as JSON; its tensors are put into `tensors`, named by their paths below `path`.
+
+    Raises `Unsaveable` for anything but tensors, None, bool, int, float, str, and dicts, Counters, lists and tuples.
+    """
+    match value:
+        case None | bool():
+            return value
+        case str() if type(value) is str:
+            return value
+        case Tensor():
+            return {"$tensor": _named(value, path, tensors)}
+        case int() if type(value) is int:
+            return value if abs(value) <= _EXACT else {"$int": str(value)}
+        case float() if type(value) is float:
+            return value if math.isfinite(value) else {"$float": str(value)}
+        case list() if type(value) is list:
+            return _items(value, path, tensors)
+        case tuple() if type(value) is tuple:
+            return {"$tuple": _items(value, path, tensors)}
+        case dict() if type(value) in (dict, OrderedDict):
+            return _dict(value, path, tensors)
+        case Counter():
+            return {"$counter": _pairs(value, path, tensors)}
+        case _:
+            raise Unsaveable(f"{path} is of type {type(value).__module__}.{type(value).__qualname__}")
+
+
+def put_together(skeleton: Json, tensors: Mapping[str, Tensor]) -> Any:
+    """What `take_apart` was given. Raises `BadSkeleton`."""
+    match skeleton:
+        case None | bool() | str() | int() | float():
+            return skeleton
+        case list():
+            return [put_together(each, tensors) for each in skeleton]
+        case dict() if not any(key.startswith("$") for key in skeleton):
+            return {key: put_together(each, tensors) for key, each in skeleton.items()}
+        case dict():
+            return _tagged(skeleton, tensors)
+        case _:
+            raise _meaningless(skeleton)
+
+
+def _tagged(skeleton: dict[str, Json], tensors: Mapping[str, Tensor]) -> Any:
+    match list(skeleton.items()):
+        case [("$tensor", str(name))] if name in tensors:
+            return tensors[name]
+        case [("$int", str(digits))] if digits.removeprefix("-").isdecimal():
+            return int(digits)
+        case [("$float", "inf" | "-inf" | "nan" as name)]:
+            return float(name)
+        case [("$tuple", list(items))]:
+            return tuple(put_together(each, tensors) for each in items)
+        case [("$dict", list(pairs))]:
+            return _paired(pairs, tensors)
+        case [("$counter", list(pairs))]:
+            return Counter(_paired(pairs, tensors))
+        case _:
+            raise _meaningless(skeleton)
+
+
+def _named(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
+    while path in tensors:  # the keys 1 and "1" of one dict give the same path
+        path += "'"
+    tensors[path] = tensor
+    return path
+
+
+def _items(values: list[Any] | tuple[Any, ...], path: str, tensors: dict[str, Tensor]) -> list[Json]:
+    return [take_apart(each, f"{path}.{place}", tensors) for place, each in enumerate(values)]
+
+
+def _dict(value: dict[Any, Any], path: str, tensors: dict[str, Tensor]) -> Json:
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: take_apart(each, f"{path}.{key}", tensors) for key, each in value.items()}
+    return {"$dict": _pairs(value, path, tensors)}
+
+
+def _pairs(value: Mapping[Any, Any], path: str, tensors: dict[str, Tensor]) -> list[Json]:
+    return [
+        [take_apart(key, f"{path} (a key)", tensors), take_apart(each, f"{path}.{key}", tensors)]
+        for key, each in value.items()
+    ]
+
+
+def _paired(pairs: list[Json], tensors: Mapping[str, Tensor]) -> dict[Any, Any]:
+    try:
+        return {put_together(key, tensors): put_together(each, tensors) for key, each in pairs}
+    except (TypeError, ValueError) as error:
+        raise _meaningless(pairs) from error
+
+
+def _meaningless(skeleton: Json) -> BadSkeleton:
+    return BadSkeleton(f"{str(skeleton)[:200]} stands for nothing")

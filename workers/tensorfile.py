@@ -1,0 +1,132 @@
+"""Tensors on disk: a safetensors file, and a note on each tensor that the format would not give back just as it was.
+
+The format keeps dtypes, shapes and values of row-major tensors. Bits of later steps follow strides and alignment too,
+so those are noted; complex numbers are stored as pairs of real ones.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pipeline.layout import layout
+from pipeline.placing import empty, skew_of
+
+from .skeleton import Unsaveable
+
+_CHUNK = 4 * 2**20  # bytes read at once
+
+
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a tensor lay: `strides` in elements if not row-major, `skew` in bytes off an aligned address."""
+
+    strides: tuple[int, ...] | None = None
+    skew: int = 0
+    complex: bool = False
+
+
+class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file's size in bytes and SHA-256 in hex."""
+
+    bytes: int
+    sha256: str
+
+
+def write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Note]:
+    """Writes CPU tensors to a new file; it is on the disk when this returns. Returns the notes needed to read them.
+
+    Raises `OSError`, also if the file reads back otherwise than it was written, and `Unsaveable` for a tensor that has
+    no form there (sparse, quantized).
+    """
+    stored = {name: _stored(name, tensor) for name, tensor in tensors.items()}
+    try:
+        save_file(stored, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise Unsaveable(f"{path.name}: {error}") from error
+    path.chmod(path.parent.stat().st_mode & 0o666)  # save_file keeps it from all other users
+    sync(path)
+    _read_from_disk(path)
+    _demand_equal(path, stored)
+    return {name: note for name, tensor in tensors.items() if (note := _note(tensor)) != Note()}
+
+
+def read(path: Path, notes: Mapping[str, Note]) -> dict[str, Tensor]:
+    """The tensors of a file, in memory of their own. Raises `OSError`, `ValueError`."""
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: _restored(file.get_tensor(name), notes.get(name, Note())) for name in file.keys()}  # noqa: SIM118  # no mapping
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def record(path: Path) -> FileRecord:
+    """What `path` holds now. Raises `OSError`."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return FileRecord(path.stat().st_size, digest.hexdigest())
+
+
+def sync(path: Path) -> None:
+    """Has a file, or what a folder says of its files, on the disk. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_from_disk(path: Path) -> None:
+    """Makes the next reading come from the disk, where the system can: what is in memory is what was written there."""
+    if hasattr(os, "posix_fadvise"):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def _stored(name: str, tensor: Tensor) -> Tensor:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise Unsaveable(f"{name} is a tensor of layout {tensor.layout} and type {tensor.dtype}")
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return real.contiguous()
+
+
+def _note(tensor: Tensor) -> Note:
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    unusual = strides != _row_major(shape) and 0 not in strides and layout(shape, strides).extent is not None
+    return Note(strides if unusual else None, skew_of(tensor), tensor.is_complex())
+
+
+def _restored(stored: Tensor, note: Note) -> Tensor:
+    tensor = torch.view_as_complex(stored) if note.complex else stored
+    shape = tuple(tensor.shape)
+    return empty(shape, note.strides or _row_major(shape), tensor.dtype, note.skew).copy_(tensor)
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, stride = [], 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _demand_equal(path: Path, stored: Mapping[str, Tensor]) -> None:
+    with safe_open(path, "pt") as file:
+        for name, tensor in stored.items():
+            if not torch.equal(_bytes(file.get_tensor(name)), _bytes(tensor)):
+                raise OSError(f"{name} reads back from {path} otherwise than it was written: mistrust this disk")
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
