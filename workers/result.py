@@ -38,6 +38,7 @@ def result_of(plan: Plan, run: str, facts: dict[str, Any], seconds: float) -> Re
         metrics=facts["metrics"],
         weights_sha256=facts["weights_sha256"],
         seconds=round(seconds, 3),
+        restarts=int(facts.get("restarts") or 0),
     )
 
 
