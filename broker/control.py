@@ -176,11 +176,16 @@ class Trim(_Sentence, frozen=True, tag="trim"):
 
 
 class Stop(_Sentence, frozen=True, tag="stop"):
-    """End the run: `reason` for people, `code` the exit code to leave with. `at_step_end`: finish the step first."""
+    """End the run: `reason` for people, `code` the exit code to leave with.
+
+    `at_step_end`: finish the steps before `step` first, the same for all, and write a snapshot of it; one that hears
+    of it too late, or cannot in time, leaves without.
+    """
 
     reason: str
     code: int
     at_step_end: bool = False
+    step: Count | None = None
 
 
 class Refused(_Sentence, frozen=True, tag="refused"):
@@ -198,7 +203,10 @@ class Ask(_Sentence, frozen=True, tag="ask"):
 
 
 class StopRun(_Sentence, frozen=True, tag="stop-run"):
-    """Someone with the right to (the supervisor, a command) ends the run."""
+    """Someone with the right to (the supervisor, a command) ends the run.
+
+    Where there are snapshots, `code` 75 and 130 become what is true: 75 if there is a complete checkpoint, 130 if not.
+    """
 
     reason: str
     code: int

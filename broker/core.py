@@ -38,6 +38,7 @@ from .loss import Loss, exit_in_words
 from .member import Member, Standing, place_in_words
 from .reception import Reception
 from .run import Outcome, Phase, Terms
+from .stopping import Pace, outcome_of
 from .store import Kept, Store
 
 TRIM_EVERY = 0.05  # seconds between two announcements
@@ -69,6 +70,8 @@ class Core:
         self.metrics: dict[str, float] = {}
         self.journal = Journal()
         self.reception = Reception(self.crew, terms, run, self.journal)
+        self._ended_by: StopRun | None = None
+        self._pace = Pace()
         self._digests: dict[int, Mapping[str, TensorDigest]] = {}  # by worker
         self._trimmed, self._trimmed_at = 0, now
         self._ticked = now
@@ -105,14 +108,24 @@ class Core:
             self.journal.warn(f"the broker itself was away for {now - self._ticked:.1f} s; every lease begins anew")
             self.crew.grant_grace(now)
         self._ticked = now
+        self._pace.note(self.ledger.begun, now)
         lost = [send for loss in self.registry.losses(now) for send in self._lose(loss, now)]
         return lost + self._fill(now) + self._trim(now)
 
     def _take_up(self, kept: Kept, now: float) -> None:
         self.ledger.restore(kept.finished, kept.losses)
         self.crew.take_up(kept.facts, now)
-        if "outcome" in kept.facts:
+        if kept.facts.get("resumed"):
+            self._resume()
+        elif kept.facts.get("outcome"):
             self.outcome = msgspec.convert(kept.facts["outcome"], Outcome)
+
+    def _resume(self) -> None:
+        """Takes up a run that was stopped, or whose processes are all gone."""
+        self.crew.reopen()
+        self.store.put("outcome", {})
+        self.store.put("resumed", {})
+        self.journal.tell(f"run {self.run} goes on; every stage begins at step {self.crew.checkpoints.complete}")
 
     def _from_worker(self, sender: bytes, said: Report | Finished | Failed | Goodbye, now: float) -> list[Send]:
         member = self.registry.current(said.incarnation)
@@ -145,6 +158,7 @@ class Core:
             self.training_steps = report.training_steps
         for wrong in take_in(report, member, self.ledger, self.store) + self.crew.note_snapshots(report, member):
             self.journal.odd("illegal", f"{member.place} reports what cannot be: {wrong}")
+        self._update_outcome()
         if report.actions:
             self._note_return(member, now)
         heard: list[FromBroker] = [Heard(report.number)] if self.registry.is_next(member, report) else []
@@ -240,11 +254,25 @@ class Core:
         """Ends the run. Afterwards it dismisses the broker, and hastens workers that were allowed to finish a step."""
         self.stop_asked = True
         if self.outcome is None:
-            return self._end(Outcome(Phase.FAILED, stop.reason, stop.code, at_step_end=stop.at_step_end))
+            self._ended_by = stop
+            return self._end(outcome_of(stop, self._pace.end(self.ledger.begun, self.training_steps), self._saved))
         self.dismissed = True
         if not stop.at_step_end:
-            self.outcome = msgspec.structs.replace(self.outcome, at_step_end=False)
+            self.outcome = msgspec.structs.replace(self.outcome, at_step_end=False, step=None)
         return self._farewell(self.outcome)
+
+    @property
+    def _saved(self) -> int | None:
+        return self.crew.checkpoints.complete if self.terms.snapshots else None
+
+    def _update_outcome(self) -> None:
+        """Workers may have left a newer checkpoint after the run was stopped."""
+        if self.outcome is None or self._ended_by is None:
+            return
+        newer = outcome_of(self._ended_by, self.outcome.step or 0, self._saved)
+        if newer.reason != self.outcome.reason:
+            self.outcome = msgspec.structs.replace(self.outcome, reason=newer.reason, code=newer.code)
+            self.store.put("outcome", msgspec.to_builtins(self.outcome))
 
     def _fail(self, reason: str, code: int) -> list[Send]:
         """The first cause ends the run; what follows from it does not replace it."""

@@ -92,6 +92,16 @@ class Crew:
         self._store.go_back(member.stages, step)
         self._keep()
 
+    def reopen(self) -> None:
+        """Empties every place; all stages are back at the complete checkpoint."""
+        stages = range(self._terms.schedule.stages)
+        self.registry.reopen()
+        self.checkpoints.forget(stages)
+        self.replacing.begin_anew()
+        self._ledger.go_back(stages, self.checkpoints.complete)
+        self._store.go_back(stages, self.checkpoints.complete)
+        self._keep()
+
     def count_loss(self, index: int) -> None:
         """A process that was to take the empty place `index` ended before it had said a word."""
         self.replacing.count(index)

@@ -108,6 +108,11 @@ class Ledger:
         """The first step that some stage has not finished: nobody needs a message from before it."""
         return min(self.finished)
 
+    @property
+    def begun(self) -> int:
+        """The first step that no stage has begun."""
+        return max(max(self.finished), *(max(still_open, default=-1) + 1 for still_open in self._open))
+
     def restore(self, finished: Mapping[int, int], losses: Mapping[int, float | None]) -> None:
         """Takes up where a broker before this one was: steps finished by stage, losses by step."""
         for stage, steps in finished.items():

@@ -98,6 +98,11 @@ class Registry:
         """Takes a worker's place away, so that another can have it."""
         self.members.pop(member.index, None)
 
+    def reopen(self) -> None:
+        """Takes all places away; incarnations go on."""
+        self.members.clear()
+        self.begun = False
+
     def grant_grace(self, now: float) -> None:
         """Begins all leases anew: the broker itself was away."""
         for member in self.members.values():

@@ -60,6 +60,11 @@ class Replacing:
         """The worker computes again."""
         return self.gaps.pop(index, None)
 
+    def begin_anew(self) -> None:
+        """Nobody is missing and no row goes on; what was replaced in the whole run stays counted."""
+        self.gaps.clear()
+        self._in_a_row.clear()
+
     def got_on(self) -> None:
         """A newer checkpoint is complete: the row begins anew."""
         self._in_a_row.clear()

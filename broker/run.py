@@ -11,7 +11,7 @@ from pipeline.schedule import Schedule
 
 from .control import Stop
 from .errors import BrokerError
-from .store import Store
+from .store import Fact, Store
 
 
 class OtherRun(BrokerError):
@@ -35,11 +35,12 @@ class Outcome(msgspec.Struct, frozen=True):
     code: int
     weights_sha256: str | None = None
     at_step_end: bool = False
+    step: int | None = None  # the steps that the workers were to finish first
 
     @property
     def farewell(self) -> Stop:
         """What the workers are told."""
-        return Stop(self.reason, self.code, self.at_step_end)
+        return Stop(self.reason, self.code, self.at_step_end, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +81,21 @@ class Terms:
         )
 
 
-def run_of(store: Store, plan: str, fresh: str) -> str:
+def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False) -> str:
     """The id of the run to serve: the one in the store if it has not ended, or if `fresh` asks for it; else `fresh`.
 
-    What another run left, if it has ended, is forgotten. Raises `OtherRun` if the run in the store has not the digest
-    `plan`.
+    What another run left, if it has ended, is forgotten. With `resume`, the run in the store goes on however it was
+    stopped: all places are free, and whoever takes one begins at the newest complete checkpoint; a finished run stays
+    finished. Raises `OtherRun` if the run in the store has not the digest `plan`.
     """
     facts = store.load().facts
     kept = msgspec.convert(facts["run"], _Name) if "run" in facts else None
-    if kept is None or ("outcome" in facts and kept.id != fresh):
+    if kept is not None and resume:
+        run = _checked(kept, plan)
+        if not _finished(facts):
+            store.put("resumed", {"all": True})  # for the core, which knows what that means
+        return run
+    if kept is None or (facts.get("outcome") and kept.id != fresh):
         store.begin()
         store.put("run", {"id": fresh, "plan": plan})
         return fresh
@@ -98,6 +105,10 @@ def run_of(store: Store, plan: str, fresh: str) -> str:
 class _Name(msgspec.Struct, frozen=True):
     id: str
     plan: str
+
+
+def _finished(facts: Mapping[str, Fact]) -> bool:
+    return bool(facts.get("outcome")) and msgspec.convert(facts["outcome"], Outcome).phase is Phase.FINISHED
 
 
 def _checked(kept: _Name, plan: str) -> str:

@@ -14,6 +14,7 @@ from .crew import Send
 TURN = 50  # milliseconds that a turn waits for something to come
 LINGER = 30.0  # seconds that a broker stays after its run and its workers, for whoever asks how it ended
 PARTING = 2.0  # seconds that it waits for the workers to leave once somebody has stopped the run
+STEP_END = 7.0  # seconds that it waits for workers which finish a step, and leave a snapshot of it
 _BATCH = 1000  # sentences handled in one turn at most, so that leases and trims are not put off for ever
 _LARGEST = 64 * 2**20  # bytes of a sentence; the digests of a very large model are the longest
 _UNREADABLE = Refused(
@@ -126,4 +127,10 @@ class _Leaving:
             self._over = monotonic()
         if core.dismissed and core.everyone_left:
             return True
-        return monotonic() - self._over >= (min(PARTING, self._linger) if core.stop_asked else self._linger)
+        return monotonic() - self._over >= self._patience()
+
+    def _patience(self) -> float:
+        core = self._core
+        if core.outcome is not None and core.outcome.at_step_end and not core.everyone_left:
+            return STEP_END
+        return min(PARTING, self._linger) if core.stop_asked else self._linger

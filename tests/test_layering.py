@@ -41,6 +41,7 @@ PURE = (
     "broker/replacing.py",
     "broker/crew.py",
     "broker/spares.py",
+    "broker/stopping.py",
     "broker/journal.py",
     "broker/reception.py",
     "broker/diagnosis.py",

@@ -329,7 +329,7 @@ def test_a_spare_whose_call_got_lost_hears_it_again(talk: Talk):
 
 def test_a_spare_hears_of_the_end(talk: Talk):
     talk.say(b"spare", spare(1))
-    stop = Stop("enough", 130)
+    stop = Stop("enough; nothing is saved yet", 130)
     assert (b"spare", stop) in talk.say(b"train", StopRun("enough", 130))
     assert talk.say(b"late", spare(2)) == [(b"late", stop)]
 

@@ -1,0 +1,174 @@
+"""Somebody stops a run: the exit code says whether it can go on, and a run that can is taken up again."""
+
+from dataclasses import replace
+
+import pytest
+
+from broker.control import Assigned, Exited, Goodbye, Refused, Report, Stop, StopRun
+from broker.core import Core
+from broker.run import OtherRun, Phase, Terms, run_of
+from broker.stopping import Pace
+from broker.stores.memory import MemoryStore
+from talk import PLAN, TERMS, Talk, finished, hello, name, steps
+
+SNAPSHOTS = replace(TERMS, restarts=2, snapshots=True)
+INTERRUPT = StopRun("interrupted", 130, at_step_end=True)
+
+
+def talk_at(done: int, *, snapshot: int = 0, terms: Terms = SNAPSHOTS) -> Talk:
+    """Both stages have finished the steps before `done`, and have a snapshot of step `snapshot`."""
+    talk = Talk(terms=terms)
+    for index in (0, 1):
+        talk.join(index)
+    tell(talk, done, snapshot)
+    return talk
+
+
+def tell(talk: Talk, done: int, snapshot: int = 0) -> None:
+    for index in (0, 1):
+        snapshots = [(index, snapshot)] if snapshot else []
+        records = steps(index, *range(done), loss=0.5)
+        talk.say(name(index), Report(index + 1, 7, "computes", 0.0, 0.0, records, number=1, snapshots=snapshots))
+
+
+def stop_of(talk: Talk, said: StopRun = INTERRUPT) -> Stop:
+    first, *_ = [sentence for _, sentence in talk.say(b"train", said) if isinstance(sentence, Stop)]
+    return first
+
+
+def resumed(talk: Talk) -> Talk:
+    assert run_of(talk.store, PLAN, "run-2", resume=True) == "run-1"
+    return Talk(talk.store, now=talk.now + 100.0, terms=SNAPSHOTS)
+
+
+def test_a_run_with_a_checkpoint_can_go_on_and_says_from_where():
+    stop = stop_of(talk_at(37, snapshot=20))
+    assert (stop.code, stop.reason) == (75, "interrupted; the state after 20 steps is saved")
+
+
+def test_a_run_without_a_checkpoint_has_saved_nothing():
+    stop = stop_of(talk_at(7))
+    assert (stop.code, stop.reason) == (130, "interrupted; nothing is saved yet")
+
+
+def test_a_run_without_snapshots_ends_as_it_was_told_to():
+    assert stop_of(talk_at(7, terms=TERMS)) == Stop("interrupted", 130, at_step_end=True)
+
+
+def test_a_run_that_is_given_up_keeps_its_code():
+    assert stop_of(talk_at(37, snapshot=20), StopRun("the broker does not stay up", 1)).code == 1
+
+
+def test_a_checkpoint_that_workers_leave_behind_makes_the_outcome_better():
+    talk = talk_at(7)
+    stop_of(talk)
+    tell(talk, 8, snapshot=8)
+    assert (talk.status()["code"], talk.status()["reason"]) == (75, "interrupted; the state after 8 steps is saved")
+    assert Core(SNAPSHOTS, talk.store, "run-1", talk.now).outcome == talk.core.outcome
+
+
+def test_a_failure_is_not_made_better():
+    talk = talk_at(7)
+    talk.say(name(1), Goodbye(2, "told")), talk.say(b"supervisor", Exited(1, 9, 78))
+    before = talk.core.outcome
+    tell(talk, 8, snapshot=8)
+    assert talk.core.outcome == before is not None
+
+
+# Stages run ahead of each other: told to finish "the step", each would stop after another one.
+
+
+def test_all_stages_are_told_one_step_to_stop_after_which_none_has_passed():
+    talk = talk_at(5)
+    talk.after(2.0)
+    talk.say(name(0), Report(1, 7, "computes", 0.0, 0.0, steps(0, *range(9))))
+    assert stop_of(talk).step == 13  # 9 begun, 4 of them within the last second
+
+
+def test_a_slow_run_stops_after_the_step_that_has_begun():
+    talk = talk_at(5)
+    talk.after(2.0)
+    assert stop_of(talk).step == 5
+
+
+def test_no_run_stops_after_its_end():
+    talk = talk_at(5)
+    talk.after(2.0)
+    talk.say(name(0), Report(1, 7, "computes", 0.0, 0.0, steps(0, *range(9)), training_steps=10))
+    assert stop_of(talk).step == 10
+
+
+def test_who_stops_twice_does_not_wait_for_a_step():
+    talk = talk_at(5)
+    stop_of(talk)
+    stop = stop_of(talk, StopRun("interrupted", 130))
+    assert (stop.at_step_end, stop.step) == (False, None)
+
+
+def test_the_pace_is_that_of_the_last_second():
+    pace = Pace()
+    assert pace.end(3, None) == 3
+    for tenth in range(50):
+        pace.note(tenth, tenth / 10)
+    assert pace.end(50, None) == 61
+
+
+# Going on
+
+
+def test_a_stopped_run_goes_on_from_its_checkpoint_under_new_incarnations():
+    talk = talk_at(37, snapshot=20)
+    stop_of(talk)
+    again = resumed(talk)
+    assert (again.core.run, again.core.phase, again.core.outcome) == ("run-1", Phase.WAITING, None)
+    assert again.core.ledger.finished == [20, 20]
+    assert again.assigned(b"a", hello(0)) == Assigned("run-1", 0, 3, 20)
+    assert again.assigned(b"b", hello(1)) == Assigned("run-1", 1, 4, 20)
+    assert set(again.store.load().losses) == set(range(37))
+
+
+def test_a_run_whose_processes_are_all_gone_goes_on_at_once():
+    again = resumed(talk_at(37, snapshot=20))
+    assert again.core.registry.missing == [0, 1]
+    assert again.after(1000.0) == []
+    assert again.core.outcome is None
+
+
+def test_a_run_that_goes_on_has_forgotten_its_end_also_when_the_broker_is_killed():
+    talk = talk_at(37, snapshot=20)
+    stop_of(talk)
+    resumed(talk).say(b"a", hello(0))
+    after = Talk(talk.store, now=talk.now + 200.0, terms=SNAPSHOTS)
+    assert (after.core.outcome, after.core.registry.missing) == (None, [1])
+
+
+def test_who_is_left_from_before_is_a_zombie():
+    talk = talk_at(37, snapshot=20)
+    stop_of(talk)
+    again = resumed(talk)
+    ((_, refused),) = again.say(name(0), Report(1, 9, "computes", 0.0, 0.0, steps(0, 50)))
+    assert isinstance(refused, Refused)
+    assert again.core.ledger.finished == [20, 20]
+
+
+def test_losses_in_a_row_are_counted_anew_and_all_restarts_on():
+    talk = talk_at(37, snapshot=20)
+    talk.say(name(1), Goodbye(2, "the machine is wanted back"))
+    stop_of(talk)
+    again = resumed(talk)
+    assert (again.status()["recovering"], again.status()["restarts"], again.core.replacing.times(1)) == ([], 1, 0)
+
+
+def test_a_finished_run_stays_finished():
+    talk = talk_at(37)
+    talk.say(name(0), finished(0)), talk.say(name(1), finished(1))
+    assert resumed(talk).core.phase is Phase.FINISHED
+
+
+def test_a_run_goes_on_with_its_own_plan_only():
+    with pytest.raises(OtherRun):
+        run_of(talk_at(37, snapshot=20).store, "e" * 64, "run-2", resume=True)
+
+
+def test_without_a_run_to_go_on_with_a_new_one_begins():
+    assert run_of(MemoryStore(), PLAN, "run-1", resume=True) == "run-1"
