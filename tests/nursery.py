@@ -14,9 +14,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 TRIAL = 60  # seconds after which a trial is ended, and says so
+
+
+Kill = tuple[str, int]  # "worker-1" and after how many actions, or "broker" and after how many sentences
 
 
 class Nursery:
@@ -28,11 +31,15 @@ class Nursery:
         )
         atexit.register(self.close)
 
-    def train(self, config: Path, *sets: str, folder: Path) -> dict[str, Any]:
-        """Runs `config` as `stageline train` would; returns code, reason, and the broker's last status as `facts`."""
+    def train(self, config: Path, *sets: str, folder: Path, kills: Sequence[Kill] = ()) -> dict[str, Any]:
+        """Runs `config` as `stageline train` would; returns code, reason, and the broker's last status as `facts`.
+
+        Each of `kills` is carried out once.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"config": str(config), "sets": sets, "folder": str(folder)}) + "\n")
+        request = {"config": str(config), "sets": sets, "folder": str(folder), "kills": kills}
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         if "error" in answer:
@@ -50,10 +57,15 @@ class Nursery:
 class Forked:
     """A forked process, as `workers.supervise.Process` wants it."""
 
+    kills: ClassVar[dict[str, int]] = {}  # what is yet to be killed: each once, in its first life
+
     def __init__(self, arguments: Sequence[str], log: TextIO) -> None:
         self.returncode: int | None = None
+        kill_after = self.kills.pop(_name(arguments), None)
         self.pid = os.fork()
         if not self.pid:
+            if kill_after is not None:
+                _die_after(arguments[0], kill_after)
             _be_command(arguments, log)
 
     def poll(self) -> int | None:
@@ -65,6 +77,27 @@ class Forked:
     def send_signal(self, sig: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, sig)
+
+
+def _name(arguments: Sequence[str]) -> str:
+    return f"worker-{arguments[arguments.index('--index') + 1]}" if "--index" in arguments else arguments[0]
+
+
+def _die_after(command: str, count: int) -> None:
+    """Lets this process kill itself with SIGKILL at a fixed place of its program, between two actions."""
+    from broker.core import Core
+    from workers.progress import Progress
+
+    owner, method = (Progress, "done") if command == "worker" else (Core, "handle")
+    original, left = getattr(owner, method), iter(range(count - 1, -1, -1))
+
+    def counted(*arguments: Any) -> Any:
+        result = original(*arguments)
+        if next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, method, counted)
 
 
 def _be_command(arguments: Sequence[str], log: TextIO) -> None:
@@ -94,10 +127,12 @@ def _trial(request: dict[str, Any]) -> dict[str, Any]:
     from workers.supervise import Local, run
 
     sets = request["sets"]
+    Forked.kills = dict(request["kills"])
     plan = prepare(read(Path(request["config"]), sets=sets, environment={})).plan
     words = [request["config"], *(word for each in sets for word in ("--set", each))]
     outcome = run(Local(words, len(plan.workers), Path(request["folder"]), plan.recovery.restarts > 0, Forked))
-    return {"code": outcome.code, "reason": outcome.reason, "facts": outcome.facts}
+    pending = list(Forked.kills)
+    return {"code": outcome.code, "reason": outcome.reason, "facts": outcome.facts, "not killed": pending}
 
 
 def _answer(request: dict[str, Any], out: TextIO) -> None:

@@ -16,6 +16,7 @@ from time import monotonic
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from broker.control import (
     CONTROL_VERSION,
@@ -37,7 +38,7 @@ from .progress import Progress
 from .reporter import Reporter
 
 BEAT = 0.1  # seconds between two reports
-AGAIN = 1.0  # seconds of silence after which the broker is told anew who this is
+AGAIN = 0.25  # seconds after which an unanswered Hello is said again
 
 
 class TurnedAway(Exception):
@@ -86,6 +87,8 @@ class Link:
         self._socket.set(zmq.IMMEDIATE, 1)
         self._socket.set(zmq.RECONNECT_IVL, 50)
         self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._known = False  # whether the broker that we are connected to has answered our Hello
         self._socket.connect(url)
         self._outbox: deque[ToBroker] = deque()
         self._leaving = threading.Event()
@@ -138,15 +141,18 @@ class Link:
         self._leaving.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)
+        self._socket.disable_monitor()
+        self._monitor.close()
         self._socket.close()
         self._context.term()
 
     def _serve(self, hello: Hello, reporter: Reporter, ring: Callable[[], None]) -> None:
-        introduced = 0.0
+        introduced = -AGAIN
         finished: Finished | None = None
         while not self._leaving.is_set():
             now = monotonic()
-            if not introduced or now - max(self._heard, introduced) > AGAIN:  # a broker that came back does not know us
+            self._note_connections()
+            if not self._known and now - introduced >= AGAIN:
                 self._send(hello)
                 introduced = now
             while self._outbox:
@@ -170,10 +176,19 @@ class Link:
                     continue
                 case Heard(number):
                     reporter.confirmed(number)
+                case Assigned():
+                    self._known = True
                 case sentence:
                     self.inbox.append(sentence)
                     ring()
             self._heard = monotonic()
+
+    def _note_connections(self) -> None:
+        """Every connection may be one to another broker, which knows neither us nor where our queues are, and what the
+        former one said last may be lost. So we say hello again, and are told who the peers are."""
+        while self._monitor.poll(0):
+            recv_monitor_message(self._monitor)
+            self._known = False
 
     def _send(self, sentence: ToBroker) -> bool:
         try:
