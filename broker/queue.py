@@ -25,8 +25,8 @@ class QueueKey:
 class Depth:
     """What a queue holds now. Counts are messages; `oldest` is the age in seconds of the oldest retained one."""
 
-    ready: int  # put and not yet handed to the consumer's machine
-    in_flight: int  # handed over and not yet known to be taken
+    ready: int  # put and not yet on their way to the consumer
+    in_flight: int  # on their way, and not yet known to have arrived
     retained: int  # kept for a rewind, the ones above included
     bytes: int  # of the retained ones
     oldest: float

@@ -201,8 +201,9 @@ def test_the_depth_counts_what_waits_what_is_under_way_and_what_is_kept(make: Ma
         line.outbound.put(line.message(number, torch.zeros(1000)))
         line.settle()
         depth = line.outbound.depth()
-        assert depth.ready + depth.in_flight == depth.retained == number + 1
+        assert depth.retained == number + 1
         assert depth.in_flight <= 3
+        assert depth.retained - 3 <= depth.ready + depth.in_flight <= depth.retained  # 3 may be known to be there
         assert depth.bytes >= 4000 * depth.retained
     line.take_numbers(10)
     line.settle()

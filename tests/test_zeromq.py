@@ -271,9 +271,17 @@ def test_whoever_waits_serves_the_others(stack: ExitStack) -> None:
         return [wait_for(lambda: me.inbound(other).take(5)).sequence for _ in range(60)]
 
     results: list[list[int]] = []
-    thread = threading.Thread(target=lambda: results.append(play(right, BACK, KEY)))
+    left_has_all = threading.Event()
+
+    def play_right() -> None:
+        results.append(play(right, BACK, KEY))
+        while not left_has_all.is_set():
+            right.pump(0.01)
+
+    thread = threading.Thread(target=play_right)
     thread.start()
     results.append(play(left, KEY, BACK))
+    left_has_all.set()
     while thread.is_alive():
         left.pump(0.01)
     assert results == [list(range(60))] * 2
@@ -341,6 +349,17 @@ def test_what_was_spilled_to_the_disk_is_sent_again(stack: ExitStack, tmp_path: 
         line.inbound.rewind(step)
         assert all(torch.equal(line.take().payload, payload) for payload in payloads[4 * step :])
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_full_connection_does_not_take_is_sent_later(stack: ExitStack) -> None:
+    producer = worker(stack, 1, windows={})  # with room for few messages on a connection
+    line = line_of(producer, worker(stack, 2, windows={KEY: 400}))
+    line.settle()
+    payload = torch.randn(50_000)
+    for number in range(400):
+        line.outbound.put(line.message(number, payload))
+    assert 0 < line.outbound.depth().ready < 400
+    assert line.take_numbers(400) == list(range(400))
 
 
 def test_queues_leave_nothing_open(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ class Log:
         self._empty = False
 
     def _keep(self, number: int, message: Message, frames: list[Frame], now: float) -> None:
-        size = sum(len(frame) for frame in frames)
+        size = sum(map(len, frames))
         kept = _Kept(size, now, frames, Seal(message.payload))
         if self._shelf.lacks(size):
             self._make_room(number, kept)
