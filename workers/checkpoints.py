@@ -116,10 +116,14 @@ class Checkpoints:
         self._delete(stage, [step for step in self.steps(stage) if step > above])
 
     def tidy(self, stage: int) -> None:
-        """Deletes what killed processes have left half written or half deleted. Only for the owner of `stage`."""
-        for path in _entries(self._home(stage)):
-            if _ASIDE.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)
+        """Deletes what killed processes have left half written or half deleted. Only for the owner of `stage`. Raises
+        `SnapshotFailed` if the folder cannot be read."""
+        try:
+            leftovers = [path for path in _entries(self._home(stage)) if _ASIDE.fullmatch(path.name)]
+        except OSError as error:
+            raise SnapshotFailed(f"stage {stage} cannot keep its snapshots there: {error}") from error
+        for path in leftovers:
+            shutil.rmtree(path, ignore_errors=True)
 
     def listing(self) -> list[Entry]:
         """Every snapshot there is, by step and stage, for people. Reads manifests and sizes, no tensors."""

@@ -84,7 +84,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise SnapshotDamaged(folder, [f"{MANIFEST} is missing"]) from error
     except OSError as error:
         raise SnapshotDamaged(folder, [str(error)]) from error
-    except ValueError as error:  # msgspec's errors are such, and so is text that is not UTF-8
+    except (ValueError, RecursionError) as error:  # msgspec's errors are such, and so is text that is not UTF-8
         raise SnapshotDamaged(folder, [f"{MANIFEST} is damaged: {error}"]) from error
     seal = manifest.sha256.encode()
     if _seal(data.replace(seal, _UNSEALED.encode(), 1)) != seal:

@@ -84,7 +84,7 @@ def read_snapshot(folder: Path, stage: int, step: int, origin: Origin) -> Snapsh
         weights = read(folder / WEIGHTS, manifest.notes)
         tensors = read(folder / TRAINING, manifest.notes)
         state = _state(weights, {name: put_together(each, tensors) for name, each in manifest.training.items()})
-    except (OSError, ValueError, TypeError, BadSkeleton) as error:
+    except (OSError, ValueError, TypeError, RecursionError, BadSkeleton) as error:
         raise SnapshotDamaged(folder, [f"its checksums are right, its contents are not: {error}"]) from error
     return Snapshot(stage, step, manifest.incarnation, state, manifest.losses)
 

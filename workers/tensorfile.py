@@ -44,7 +44,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Note]:
     Raises `OSError`, also if the file reads back otherwise than it was written, and `Unsaveable` for a tensor that has
     no form there (sparse, quantized).
     """
-    stored = {name: _stored(name, tensor) for name, tensor in tensors.items()}
+    stored = _apart({name: _stored(name, tensor) for name, tensor in tensors.items()})
     try:
         save_file(stored, path)
     except SafetensorError as error:
@@ -99,6 +99,15 @@ def _stored(name: str, tensor: Tensor) -> Tensor:
         raise Unsaveable(f"{name} is a tensor of layout {tensor.layout} and type {tensor.dtype}")
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return real.contiguous()
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, none in the memory of another: the format has no form for that."""
+    found: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        found.setdefault(tensor.untyped_storage().data_ptr(), name)
+    first = set(found.values())
+    return {name: tensor if name in first else tensor.clone() for name, tensor in tensors.items()}
 
 
 def _note(tensor: Tensor) -> Note:

@@ -1,0 +1,188 @@
+"""The folder of snapshots: what is there is whole, whoever was killed; the newest complete checkpoint is found."""
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.state import StageState
+from states import difference, make_state
+from workers.checkpoints import Checkpoints, Newest, SnapshotFailed, SnapshotsDiffer
+from workers.manifest import MANIFEST, Origin, SnapshotDamaged
+from workers.snapshot import TRAINING, WEIGHTS, Snapshot
+
+ORIGIN = Origin("digits-1", "5fa0" * 16)
+STATES = [make_state(0), make_state(1)]
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "runs" / "digits-1" / "checkpoints", ORIGIN)
+
+
+def put(
+    checkpoints: Checkpoints, *placed: tuple[int, int], incarnation: int = 1, state: StageState = STATES[0]
+) -> None:
+    for stage, step in placed:
+        checkpoints.place(Snapshot(stage, step, incarnation, state))
+
+
+def everything(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_a_placed_snapshot_can_be_loaded_and_nothing_else_is_left(checkpoints):
+    path = checkpoints.place(Snapshot(1, 120, 3, STATES[0], {119: 0.5}))
+    assert path == checkpoints.folder / "stage-1" / "step-0000000120"
+    assert everything(checkpoints.folder / "stage-1") == {
+        path.name,
+        *(f"{path.name}/{name}" for name in (MANIFEST, WEIGHTS, TRAINING)),
+    }
+    back = checkpoints.load(1, 120)
+    assert not difference(back.state, STATES[0])
+    assert back.losses == {119: 0.5}
+
+
+def test_a_checkpoint_is_complete_when_every_stage_has_its_snapshot(checkpoints):
+    assert checkpoints.newest_complete(2) == Newest(None)
+    put(checkpoints, (0, 0), (0, 20), (0, 40), (0, 60))
+    assert checkpoints.newest_complete(2) == Newest(None)
+    put(checkpoints, (1, 0), (1, 40))
+    assert checkpoints.newest_complete(2) == Newest(40)
+    put(checkpoints, (1, 20), (1, 80))
+    assert checkpoints.newest_complete(2) == Newest(40)
+    assert checkpoints.newest_complete(1) == Newest(60)
+
+
+def test_steps_are_ordered_as_numbers_however_many_digits_they_have(checkpoints):
+    put(checkpoints, (0, 9), (0, 10**10), (0, 10**9))
+    (checkpoints.folder / "stage-0" / "step-by-step").mkdir()
+    assert checkpoints.steps(0) == [9, 10**9, 10**10]
+
+
+def test_an_older_complete_checkpoint_is_used_when_the_newest_is_damaged_and_the_damage_is_named(checkpoints):
+    put(checkpoints, *((stage, step) for stage in range(3) for step in (20, 40, 60)))
+    with (checkpoints.path(1, 60) / WEIGHTS).open("r+b") as file:
+        file.truncate(100)
+    (checkpoints.path(2, 60) / MANIFEST).unlink()
+    (checkpoints.path(0, 40) / TRAINING).unlink()
+    found = checkpoints.newest_complete(3)
+    assert found.step == 20
+    for damage, place, name in zip(
+        found.damages, [(1, 60), (2, 60), (0, 40)], [WEIGHTS, MANIFEST, TRAINING], strict=True
+    ):
+        assert str(checkpoints.path(*place)) in damage
+        assert name in damage
+
+
+def test_snapshots_of_another_plan_are_passed_over_by_name(checkpoints):
+    put(checkpoints, (0, 20), (0, 40))
+    other = Checkpoints(checkpoints.folder, Origin("digits-1", "c0de" * 16))
+    found = other.newest_complete(1)
+    assert found.step is None
+    assert all("another plan" in damage for damage in found.damages)
+    assert len(found.damages) == 2
+    with pytest.raises(SnapshotDamaged, match="another plan"):
+        other.load(0, 20)
+
+
+def test_only_what_is_older_than_the_complete_checkpoint_is_forgotten(checkpoints):
+    put(checkpoints, *((stage, step) for stage in range(2) for step in (0, 20, 40, 60)))
+    checkpoints.forget(0, below=40)
+    checkpoints.forget(0, below=40)
+    assert checkpoints.steps(0) == [40, 60]
+    assert checkpoints.steps(1) == [0, 20, 40, 60]
+    assert not list(checkpoints.folder.glob("*/.*"))
+
+
+def test_a_run_that_goes_on_as_a_whole_abandons_what_is_newer(checkpoints):
+    put(checkpoints, (0, 20), (0, 40), (0, 60))
+    checkpoints.abandon(0, above=40)
+    assert checkpoints.steps(0) == [20, 40]
+
+
+def test_the_next_owner_may_come_to_the_same_state_again(checkpoints):
+    put(checkpoints, (0, 20))
+    put(checkpoints, (0, 20), incarnation=2)
+    assert checkpoints.verify(0, 20) == []
+    assert checkpoints.load(0, 20).incarnation == 1
+
+
+def test_another_state_at_the_same_step_is_told_and_changes_nothing(checkpoints):
+    put(checkpoints, (0, 20))
+    with pytest.raises(SnapshotsDiffer, match=r"stage 0 came to step 20 with other bits than before.*incarnation 1"):
+        put(checkpoints, (0, 20), incarnation=2, state=STATES[1])
+    assert not difference(checkpoints.load(0, 20).state, STATES[0])
+    assert not list(checkpoints.folder.glob("*/.*"))
+
+
+@pytest.mark.parametrize("name", [MANIFEST, WEIGHTS, TRAINING])
+def test_a_damaged_snapshot_is_replaced(checkpoints, name):
+    put(checkpoints, (0, 20))
+    (checkpoints.path(0, 20) / name).write_bytes(b"")
+    put(checkpoints, (0, 20), incarnation=2, state=STATES[1])
+    assert not difference(checkpoints.load(0, 20).state, STATES[1])
+    assert not list(checkpoints.folder.glob("*/.*"))
+
+
+def test_a_listing_shows_every_snapshot_damaged_ones_too(checkpoints):
+    put(checkpoints, (1, 20), (0, 20), (0, 40))
+    (checkpoints.path(0, 40) / MANIFEST).unlink()
+    entries = checkpoints.listing()
+    assert [(entry.step, entry.stage) for entry in entries] == [(20, 0), (20, 1), (40, 0)]
+    assert entries[0].manifest is not None
+    assert entries[0].manifest.incarnation == 1
+    assert entries[0].bytes == sum(file.stat().st_size for file in entries[0].path.iterdir())
+    assert (entries[2].manifest, entries[2].problem) == (None, f"{MANIFEST} is missing")
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """No file of this process may become longer, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 100, 100_000])
+def test_a_full_disk_is_told_and_leaves_nothing_behind(checkpoints, size):
+    put(checkpoints, (0, 20))
+    big = StageState({"0.weight": torch.zeros(100_000)})
+    with (
+        files_of_at_most(size),
+        pytest.raises(SnapshotFailed, match=r"stage 0 could not write its snapshot of step 40: .*too large"),
+    ):
+        put(checkpoints, (0, 40), state=big)
+    assert checkpoints.steps(0) == [20]
+    assert not list(checkpoints.folder.glob("*/.*"))
+    put(checkpoints, (0, 40), state=big)
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
+    # A file in its place stops root too, whom no permission does.
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(SnapshotFailed, match=r"stage 0 could not write .*checkpoints"):
+        put(Checkpoints(tmp_path / "checkpoints", ORIGIN), (0, 0))
+
+
+@pytest.mark.parametrize(("kills", "at_least"), [("boundaries", 90), ("30", 30)])
+def test_a_writer_that_is_killed_leaves_whole_snapshots_or_none(tmp_path, kills, at_least):
+    doomed = Path(__file__).with_name("doomed.py")
+    done = subprocess.run(
+        [sys.executable, doomed, tmp_path, kills], stdout=subprocess.PIPE, text=True, check=True, env=None
+    )
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sum(report["killed"] for report in reports) >= at_least
+    assert sum(bool(report["unfinished"]) for report in reports) > at_least / 4  # in the middle of something
+    assert not [report for report in reports if report["wrong"]]
+    assert not [report for report in reports if any(name.startswith(".") for name in report["afterwards"])]
+    assert {tuple(report["steps"]) for report in reports} >= {(), (0,), (0, 20), (20,)}

@@ -1,0 +1,79 @@
+"""The whole way: a process trains, writes snapshots and dies; another, which has nothing but the files, goes on."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import MultiStepLR
+
+from states import difference
+from test_state import drive, last_stage, middle_stage, mixed, train
+from workers.checkpoints import Checkpoints
+from workers.manifest import Origin
+
+ORIGIN = Origin("digits-1", "5fa0" * 16)
+
+DYING = """
+import os, signal, sys
+from test_going_on import *
+from workers.keeper import Keeper
+from workers.snapshot import Snapshot
+
+torch.set_num_threads(1)
+keeper = Keeper(Checkpoints(Path(sys.argv[1]), ORIGIN), (1,), lambda stage, step: None)
+for snapshot in {snapshots}:
+    keeper.room(1, 60)
+    keeper.keep(snapshot)
+keeper.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+SYNCHRONOUS = "[(train(stage, range(3)), Snapshot(1, 3, 1, stage.snapshot()))[1] for stage in [new_last()]]"
+ASYNCHRONOUS = "[Snapshot(1, step, 1, state) for step, state in drive(new_middle(), range(4), 2)[1].items()]"
+
+new_last = partial(
+    last_stage,
+    optimizer=partial(torch.optim.AdamW, lr=0.01),
+    scheduler=partial(MultiStepLR, milestones=[2, 4], gamma=0.5),
+)
+new_middle = partial(middle_stage, mixed)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def die(folder: Path, snapshots: str) -> Checkpoints:
+    """Lets a process write these snapshots and be killed."""
+    ended = subprocess.run(
+        [sys.executable, "-c", DYING.replace("{snapshots}", snapshots), folder], cwd=Path(__file__).parent
+    )
+    assert ended.returncode == -9
+    return Checkpoints(folder, ORIGIN)
+
+
+def test_synchronous_training_goes_on_with_the_same_bits(tmp_path):
+    undisturbed, stage = new_last(), new_last(seed=1)
+    wanted = train(undisturbed, range(6))[12:]
+    stage.restore(die(tmp_path, SYNCHRONOUS).load(1, 3).state)
+    assert not difference(train(stage, range(3, 6)), wanted)
+    assert not difference(stage.snapshot(), undisturbed.snapshot())
+
+
+def test_asynchronous_training_goes_on_with_what_was_in_flight(tmp_path):
+    wanted, states = drive(new_middle(), range(6), 2)
+    checkpoints = die(tmp_path, ASYNCHRONOUS)
+    assert checkpoints.steps(1) == [0, 1, 2, 3, 4]
+    for step in (1, 2):  # when the process came to these steps, it had two microbatches in flight, as undisturbed
+        stage = new_middle(seed=1)
+        stage.restore(checkpoints.load(1, step).state)
+        out, after = drive(stage, range(step, 6), 2)
+        assert not difference(out, {action: wanted[action] for action in out})
+        assert not difference(after[6], states[6])
