@@ -1,5 +1,6 @@
 """What the broker answers when asked: facts of JSON's own types, each kind under a schema name with a version."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from .replacing import Gap
 from .run import Phase
 from .spares import Spare
 from .story import story
+from .waiting import Chain
 
 if TYPE_CHECKING:
     from .core import Core
@@ -105,6 +107,7 @@ def _worker(member: Member | None, index: int, stages: tuple[int, ...], now: flo
         "now": report.now if report else "starts",
         "since": report.since if report else None,
         "idle": report.idle if report else None,
+        "layer": report.layer if report else "",
         "actions": report.actions if report else 0,
         "retained_bytes": report.retained_bytes if report else 0,
     }
@@ -130,6 +133,41 @@ def _story(core: "Core", of: Mapping[str, str], now: float) -> Facts:
     return {"run": core.run, "step": step, "microbatch": microbatch, "stages": chapters}
 
 
+def _why(core: "Core", of: Mapping[str, str], now: float) -> Facts:
+    """Why the run waits, or why the worker that owns a stage does."""
+    if core.outcome is not None:
+        return {"run": core.run, "phase": str(core.phase), "text": core.outcome.reason, "chain": [], "root": None,
+                "action": "nothing: the run is over"}  # fmt: skip
+    found = core.diagnose(now, _owner(core, of))
+    return {
+        "run": core.run,
+        "phase": str(core.phase),
+        "text": found.text,
+        "chain": [dataclasses.asdict(lack) for lack in found.chain.lacks],
+        "root": _root(core, found.chain, now),
+        "action": found.action,
+    }
+
+
+def _owner(core: "Core", of: Mapping[str, str]) -> int | None:
+    if "stage" not in of:
+        return None
+    stage, stages = _number(of, "stage"), core.terms.schedule.stages
+    if stage >= stages:
+        raise _BadQuestion(f"there is no stage {stage}: the plan has {stages}")
+    return core.terms.schedule.owner(stage)
+
+
+def _root(core: "Core", chain: Chain, now: float) -> Facts:
+    if chain.index is None:
+        return {"cause": str(chain.cause), "worker": None}
+    stages = core.registry.placement[chain.index]
+    return {
+        "cause": str(chain.cause),
+        "worker": _worker(core.registry.members.get(chain.index), chain.index, stages, now),
+    }
+
+
 def _places(core: "Core") -> enumerate[tuple[int, ...]]:
     return enumerate(core.terms.schedule.placement)
 
@@ -145,4 +183,5 @@ _ANSWERS: Mapping[str, Callable[["Core", Mapping[str, str], float], Facts]] = {
     "status": _status,
     "queues": _queues,
     "story": _story,
+    "why": _why,
 }

@@ -83,13 +83,13 @@ class Wait(_Sentence, frozen=True, tag="wait"):
 class Report(_Sentence, frozen=True, tag="report"):
     """What a worker's compute loop has done since the last report. Sent even when nothing happened: a heartbeat.
 
-    `number` counts the reports of an incarnation from 1 on; 0 for one that needs no confirmation.
+    `number` counts the reports of an incarnation from 1 on; 0 for one that needs no confirmation. One with steps or
+    snapshots says again all of them that were said before and are not confirmed.
     `now` says in words what the compute loop does at the moment ("2F3 of step 7", "waits for forward-1 message 40"),
     `since` when it began to, `actions` how many actions it has completed: no growth means no progress, unless `now`
     begins with `WAITS`. `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
     `training_steps`: how many steps the run has before it evaluates, from whoever has loaded the data.
     `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
-    `whole`: all that was said before and not confirmed is said again in this report, if there was anything.
     `waits`: what it lacks, empty while it computes; `layer`: where in the model it computes ("layers.30.mlp").
     """
 
@@ -106,7 +106,6 @@ class Report(_Sentence, frozen=True, tag="report"):
     training_steps: Count | None = None
     number: Count = 0
     snapshots: list[tuple[Count, Count]] = []
-    whole: bool = True
     waits: list[Wait] = []
     layer: str = ""
 

@@ -30,16 +30,18 @@ from .control import (
     Trim,
 )
 from .crew import Crew, Send
-from .diagnosis import obituary
+from .diagnosis import Diagnosis, Prospect, diagnose
 from .intake import take_in
 from .journal import Journal
 from .ledger import Ledger
 from .loss import Loss, exit_in_words
 from .member import Member, Standing, place_in_words
+from .obituary import obituary
 from .reception import Reception
 from .run import Outcome, Phase, Terms
 from .stopping import Pace, outcome_of
 from .store import Kept, Store
+from .waiting import Scene
 
 TRIM_EVERY = 0.05  # seconds between two announcements
 NOBODY = 69  # the exit code for a run that lacks a worker
@@ -112,6 +114,12 @@ class Core:
         lost = [send for loss in self.registry.losses(now) for send in self._lose(loss, now)]
         return lost + self._fill(now) + self._trim(now)
 
+    def diagnose(self, now: float, worker: int | None = None) -> Diagnosis:
+        """Why the run waits, or why `worker` does."""
+        members, gaps = self.registry.members, self.replacing.gaps
+        scene = Scene(self.terms.schedule, members, gaps, self.ledger, now)
+        return diagnose(scene, Prospect(self.terms.lease, self.terms.patience, self.terms.restarts > 0), worker)
+
     def _take_up(self, kept: Kept, now: float) -> None:
         self.ledger.restore(kept.finished, kept.losses)
         self.crew.take_up(kept.facts, now)
@@ -161,7 +169,7 @@ class Core:
         self._update_outcome()
         if report.actions:
             self._note_return(member, now)
-        heard: list[FromBroker] = [Heard(report.number)] if self.registry.is_next(member, report) else []
+        heard: list[FromBroker] = [Heard(report.number)] if report.number else []
         farewell = [self.outcome.farewell] if self.outcome else []
         return [(member.sender, sentence) for sentence in (*heard, *farewell)]
 
@@ -221,8 +229,9 @@ class Core:
             return []
         why = obituary(loss, self.ledger, now)
         if not self._may_replace(loss.member.index, loss.status):
+            last_word = self._last_word(why, now) + self._patience_in_words(loss.member)
             loss.member.standing = Standing.LOST
-            return self._fail(why + self._patience_in_words(loss.member), _code(loss.status))
+            return self._fail(last_word, _code(loss.status))
         self._digests.pop(loss.member.index, None)
         self.crew.vacate(loss, why, now)
         self.journal.tell(f"{why}. Whoever takes its place begins at step {self.crew.checkpoints.complete}")
@@ -244,11 +253,15 @@ class Core:
         if gap is None:
             return called
         place = place_in_words(gap.index, self.registry.placement[gap.index])
-        return self._fail(
-            f"nobody came within {now - gap.awaited:.0f} s to take the place of {place}, which was lost: {gap.why}. "
-            "Start the run again, with a `stageline worker` for every place",
-            NOBODY,
-        )
+        nobody = f"nobody came within {now - gap.awaited:.0f} s to take the place of {place}"
+        return self._fail(f"{nobody}: {self.diagnose(now, gap.index).text}", NOBODY)
+
+    def _last_word(self, why: str, now: float) -> str:
+        """Why a worker counts as lost, and who waited for it."""
+        found = self.diagnose(now)
+        if found.chain.harmless or not found.chain.lacks:
+            return why
+        return f"{why}. {found.text[0].upper()}{found.text[1:]}"
 
     def _stop(self, stop: StopRun) -> list[Send]:
         """Ends the run. Afterwards it dismisses the broker, and hastens workers that were allowed to finish a step."""

@@ -1,35 +1,181 @@
-"""Says who stopped the line: the worker, its stages, what it held, since when, and why it is gone."""
+"""Why the run waits, in words: the chain of who waits for whom down to its root, and what can be done about it.
 
-from .ledger import Held, Ledger
-from .loss import Loss
-from .member import Member
+"stage 2 waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, incarnation 2), which took it 14 s ago
+and has made no progress since; it is in layers.30.mlp"
+"""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-def obituary(loss: Loss, ledger: Ledger, now: float) -> str:
-    """The sentence that ends a run whose worker was found to be lost at `now` (seconds since the epoch)."""
-    member = loss.member
-    end = member.exited[0] if member.exited else now
-    return f"{member.place}, {member.process}, {loss.why}. It {_held(member, ledger.held(member.stages), end)}"
+from .loss import exit_in_words
+from .member import Member, place_in_words, stages_in_words
+from .waiting import Cause, Chain, Lack, Scene, follow, held, longest, silence
 
-
-def _held(member: Member, held: list[Held], now: float) -> str:
-    computed = next((each for each in held if each.computed), None)
-    stashed = [each for each in held if not each.computed]
-    doing = f"held {computed}{_since(computed.entry.since, now)}" if computed else _last_words(member, now)
-    return f"{doing}; {_stash(stashed)}" if stashed else doing
+_MESSAGES = {"forward": "the activation", "backward": "the gradient", "target": "the targets"}
 
 
-def _last_words(member: Member, now: float) -> str:
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What becomes of a worker that does not get on. Times in seconds."""
+
+    lease: float
+    patience: float  # for somebody to take an empty place
+    replaces: bool  # whether lost workers are replaced
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`text` says why, `action` what can be done."""
+
+    chain: Chain
+    text: str
+    action: str
+
+
+def diagnose(scene: Scene, prospect: Prospect, worker: int | None = None) -> Diagnosis:
+    """Why the run waits, or why worker `worker` does."""
+    chain = longest(scene) if worker is None else follow(scene, worker)
+    return Diagnosis(chain, chain_in_words(scene, chain), _action(scene, chain, prospect))
+
+
+def chain_in_words(scene: Scene, chain: Chain) -> str:
+    """One sentence, without a full stop."""
+    if not chain.lacks:
+        return f"{_subject(scene, chain)} {_predicate(scene, chain)}"
+    edges = [_edge(scene, chain.lacks[:number]) for number in range(1, len(chain.lacks) + 1)]
+    root = "" if chain.cause is Cause.SOURCE else f", which {_predicate(scene, chain)}"
+    return "".join(edges) + root
+
+
+def _edge(scene: Scene, lacks: Sequence[Lack]) -> str:
+    """The last of `lacks`, as it follows the others."""
+    lack = lacks[-1]
+    what = f"{_message(lack)} from {_whom(scene, lack)}"
+    if len(lacks) == 1:
+        return f"stage {lack.stage} waits for {what}"
+    if lacks[-2].source == lack.stage:
+        return f", which waits for {what}"
+    return f", whose worker first runs {lack.action} of stage {lack.stage}, which waits for {what}"
+
+
+def _message(lack: Lack) -> str:
+    return f"{_MESSAGES[lack.flow]} of step {lack.step} microbatch {lack.microbatch}"
+
+
+def _whom(scene: Scene, lack: Lack) -> str:
+    if lack.source is None:
+        return "the data source"
+    return f"stage {lack.source} ({_holder(scene, scene.schedule.owner(lack.source))})"
+
+
+def _holder(scene: Scene, index: int) -> str:
+    member = scene.members.get(index)
+    if member is None:
+        return f"worker {index}"
+    name = member.name if member.name.startswith("worker") else f"worker {member.name}"
+    return f"{name}, incarnation {member.incarnation}"
+
+
+def _subject(scene: Scene, chain: Chain) -> str:
+    if chain.index is None:
+        return "the broker"
+    missing = [index for index in range(len(scene.schedule.placement)) if index not in scene.members]
+    if chain.cause is Cause.MISSING and len(missing) > 1:
+        return " and ".join(place_in_words(index, scene.schedule.placement[index]) for index in missing)
+    return f"{stages_in_words(scene.schedule.placement[chain.index])} ({_holder(scene, chain.index)})"
+
+
+def _predicate(scene: Scene, chain: Chain) -> str:
+    """What is so with the root, continuing a sentence about it."""
+    if chain.cause is Cause.BROKER:
+        return f"has heard nobody for {min(silence(scene, each) for each in scene.members.values()):.0f} s"
+    if chain.index is None:
+        return ""
+    if chain.cause is Cause.CIRCLE:
+        return "closes the circle"
+    member = scene.members.get(chain.index)
+    return _missing(scene, chain.index) if member is None else _of_worker(scene, chain, member)
+
+
+def _of_worker(scene: Scene, chain: Chain, member: Member) -> str:
+    match chain.cause:
+        case Cause.ON_ITS_WAY:
+            return f"has put it; it has not arrived for {chain.lacks[-1].seconds:.1f} s"
+        case Cause.STARTING:
+            return f"has a worker that has not begun yet, {max(0.0, scene.now - member.heard):.1f} s after it came"
+        case Cause.SILENT:
+            how = (
+                exit_in_words(member.exited[1])
+                if member.exited
+                else f"was not heard for {silence(scene, member):.1f} s"
+            )
+            return f"{how}; {_last_words(member)}"
+        case Cause.STUCK:
+            return f"{_doing(scene, chain, member)} and has made no progress since{_layer(member)}"
+        case Cause.COMPUTING:
+            return f"{_doing(scene, chain, member)}{_layer(member)}"
+        case _:
+            return _last_words(member)
+
+
+def _missing(scene: Scene, index: int) -> str:
+    gap = scene.gaps.get(index)
+    if gap is None:
+        return "did not join yet"
+    return f"was lost {scene.now - gap.since:.1f} s ago and has not been replaced: {gap.why}"
+
+
+def _doing(scene: Scene, chain: Chain, member: Member) -> str:
+    seconds = max(0.0, scene.now - member.changed)
+    if chain.last is not None and held(scene, chain.last) is not None:
+        return f"took it {seconds:.0f} s ago"
+    return f"began {member.report.now if member.report else 'nothing'} {seconds:.0f} s ago"
+
+
+def _layer(member: Member) -> str:
+    layer = member.report.layer if member.report else ""
+    return f"; it is in {layer}" if layer else ""
+
+
+def _last_words(member: Member) -> str:
     if member.report is None:
-        return "had not begun"
-    return f'said last: "{member.report.now}"{_since(member.report.since, now)}'
+        return "it has said nothing yet"
+    where = f", in {member.report.layer}" if member.report.layer else ""
+    return f'it said last: "{member.report.now}"{where}'
 
 
-def _stash(stashed: list[Held]) -> str:
-    if len(stashed) == 1:
-        return f"{stashed[0]}"
-    return f"{len(stashed)} microbatches lay stashed with it, the first being {stashed[0]}"
+def _action(scene: Scene, chain: Chain, prospect: Prospect) -> str:
+    member = scene.members.get(chain.index) if chain.index is not None else None
+    match chain.cause:
+        case Cause.MISSING:
+            return _start(scene, chain, prospect)
+        case Cause.STUCK | Cause.SILENT if member is not None:
+            return f"look at process {member.pid} on {member.host}; {_verdict(scene, chain, member, prospect)}"
+        case Cause.STARTING:
+            return "nothing yet: it loads its model"
+        case Cause.ON_ITS_WAY:
+            return "look at the network between the two workers, and at `stageline queue ls`"
+        case Cause.SOURCE:
+            return "look at what makes the batches"
+        case Cause.CIRCLE:
+            return "this cannot be with a checked schedule: report it, and start the run again"
+        case Cause.BROKER:
+            return "look at the broker's machine and its network: the workers train on without it"
+        case _:
+            return "nothing: the run gets on"
 
 
-def _since(then: float | None, now: float) -> str:
-    return "" if then is None else f" since {max(0.0, now - then):.1f} s"
+def _start(scene: Scene, chain: Chain, prospect: Prospect) -> str:
+    gap = scene.gaps.get(chain.index) if chain.index is not None else None
+    start = f"start `stageline worker CONFIG --broker URL --index {chain.index}`"
+    if gap is None:
+        return start
+    left = max(0.0, prospect.patience - (scene.now - gap.awaited))
+    return f"{start}; if nobody comes within {left:.0f} s, the run is given up"
+
+
+def _verdict(scene: Scene, chain: Chain, member: Member, prospect: Prospect) -> str:
+    since = member.heard if chain.cause is Cause.SILENT else member.progressed
+    left = max(0.0, prospect.lease - (scene.now - since))
+    what = "another takes its place" if prospect.replaces else "the run ends"
+    return f"in {left:.0f} s it counts as lost and {what} (recovery.lease is {prospect.lease:g} s)"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .control import Hello, Report
+from .control import WAITS, Hello, Report
 from .ledger import Holder
 
 
@@ -37,8 +37,8 @@ class Member:
     succeeded: bool = False  # another process of its name and host wants its place: it was started again
     standing: Standing = Standing.PRESENT
     report: Report | None = None
-    confirmed: int = 0  # the number of its newest report before which none is missing
     progressed: float = 0.0  # when it last completed an action, or had none to compute
+    changed: float = 0.0  # when it was first heard to do what it does now
     exited: tuple[float, int] | None = None  # when, and with which status
 
     @property
@@ -59,6 +59,11 @@ class Member:
     def here(self) -> bool:
         """Whether it can be spoken to."""
         return self.standing in (Standing.PRESENT, Standing.FINISHED)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it says that it has nothing to compute."""
+        return self.report is not None and self.report.now.startswith(WAITS)
 
     def is_process_of(self, hello: Hello) -> bool:
         return (self.name, self.host, self.pid) == (hello.name, hello.host, hello.pid)

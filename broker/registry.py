@@ -13,7 +13,7 @@ import msgspec
 
 from pipeline.schedule import Placement
 
-from .control import WAITS, Hello, Refused, Report
+from .control import Hello, Refused, Report
 from .loss import Loss, loss_of
 from .member import Member, stages_in_words
 
@@ -83,16 +83,11 @@ class Registry:
     def beat(self, member: Member, report: Report, now: float) -> None:
         """Takes in a heartbeat."""
         before = member.report
-        if before is None or before.actions != report.actions or report.now.startswith(WAITS):
-            member.progressed = now
         member.report = report
-
-    def is_next(self, member: Member, report: Report) -> bool:
-        """Whether no report of `member` up to this one is missing: reports get lost when a connection does."""
-        if not report.number or not (report.whole or report.number == member.confirmed + 1):
-            return False
-        member.confirmed = report.number
-        return True
+        if before is None or before.actions != report.actions or member.idle:
+            member.progressed = now
+        if before is None or before.now != report.now:
+            member.changed = now
 
     def free(self, member: Member) -> None:
         """Takes a worker's place away, so that another can have it."""

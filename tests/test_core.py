@@ -339,6 +339,7 @@ def test_status_names_run_workers_and_progress(talk: Talk):
         "now": "1F3 of step 1",
         "since": 999.0,
         "idle": 0.25,
+        "layer": "",
         "actions": 0,
         "retained_bytes": 0,
     }
@@ -385,7 +386,7 @@ def test_the_story_of_a_microbatch_joins_records_and_open_steps(talk: Talk):
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (Ask("weather"), "no answer to 'weather'; ask for status, queues, story"),
+        (Ask("weather"), "no answer to 'weather'; ask for status, queues, story, why"),
         (Ask("story"), "step must be a number from 0 on, not ''"),
         (Ask("story", {"step": "1", "microbatch": "four"}), "microbatch must be a number from 0 on, not 'four'"),
         (Ask("story", {"step": "1", "microbatch": "4"}), "there is no microbatch 4: a step has 4"),

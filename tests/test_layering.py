@@ -41,6 +41,8 @@ PURE = (
     "broker/replacing.py",
     "broker/crew.py",
     "broker/spares.py",
+    "broker/waiting.py",
+    "broker/obituary.py",
     "broker/stopping.py",
     "broker/journal.py",
     "broker/reception.py",

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import Self
@@ -35,6 +36,7 @@ from broker.control import (
     StepRecord,
     Stop,
     StopRun,
+    Wait,
     decode_from_broker,
     encode,
 )
@@ -191,17 +193,19 @@ def test_no_garbage_stops_the_broker(connect: Connect):
 
 _NUMBERS = st.integers(0, 3) | st.integers(0, 2**53 - 1)
 _WORDS = st.sampled_from(
-    ["", "forward", "backward", "done", "waits", "status", "story", "queues", "step", "microbatch"]
+    ["", "forward", "backward", "done", "waits", "status", "story", "queues", "why", "step", "microbatch"]
 )
 _FLOATS = st.floats()
 _RECORDS = st.builds(StepRecord, _NUMBERS, _NUMBERS, st.sampled_from([b"", bytes(16), bytes(64)]), st.none() | _FLOATS)
 _EVENTS = st.builds(Event, _NUMBERS, _NUMBERS, _NUMBERS, _WORDS, _FLOATS)
+_WAITS = st.builds(Wait, st.sampled_from(["forward-1", "backward-0", "x-9"]), _NUMBERS, _WORDS, _NUMBERS, _FLOATS)
 _DIGESTS = st.dictionaries(_WORDS, st.just(("float32", (1,), "0" * 64)))
 _SENTENCES = st.one_of(
     st.builds(hello, st.integers(0, 2), _NUMBERS, st.sampled_from(["plan", "plan", "other"])),
     st.builds(
         Report, st.integers(0, 3), _NUMBERS, _WORDS, _FLOATS, _FLOATS, st.lists(_RECORDS), st.lists(_EVENTS), _NUMBERS,
         st.dictionaries(_WORDS, st.lists(_FLOATS)), st.dictionaries(_WORDS, _FLOATS), st.none() | _NUMBERS, _NUMBERS,
+        st.lists(st.tuples(_NUMBERS, _NUMBERS)), st.lists(_WAITS), _WORDS,
     ),
     st.builds(Failed, st.integers(0, 3), _WORDS, st.integers(-9, 130)),
     st.builds(Finished, st.integers(0, 3), _DIGESTS),
@@ -212,9 +216,13 @@ _SENTENCES = st.one_of(
 )  # fmt: skip
 
 
-@given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), _SENTENCES, st.floats(0, 30)), max_size=30))
-def test_no_order_of_sentences_stops_the_core_and_all_it_says_can_be_sent(talk: list[tuple[bytes, object, float]]):
-    broker, now, phases = Core(TERMS, MemoryStore(), "run-1", 0.0), 0.0, []
+@pytest.mark.parametrize("restarts", [0, 2])
+@given(talk=st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), _SENTENCES, st.floats(0, 30)), max_size=30))
+def test_no_order_of_sentences_stops_the_core_and_all_it_says_can_be_sent(
+    restarts: int, talk: list[tuple[bytes, object, float]]
+):
+    terms = replace(TERMS, restarts=restarts, snapshots=restarts > 0)
+    broker, now, phases = Core(terms, MemoryStore(), "run-1", 0.0), 0.0, []
     for sender, sentence, passes in talk:
         now += passes
         for _, said in [*broker.handle(sender, sentence, now), *broker.tick(now)]:  # type: ignore[arg-type]
@@ -262,6 +270,21 @@ def test_a_broker_whose_run_is_over_leaves_by_itself():
     over = core()
     over.handle(b"train", StopRun("enough", 130), time())
     with served(over, linger=0.0) as (_, thread):
+        thread.join(PATIENCE / 1000)
+        assert not thread.is_alive()
+
+
+def test_a_broker_waits_for_workers_that_finish_their_step_and_no_longer(connect: Connect):
+    stopped = Core(replace(TERMS, restarts=1, snapshots=True), MemoryStore(), "run-1", time())
+    with served(stopped, linger=0.0) as (endpoint, thread):
+        worker, train = connect(endpoint).say(hello(0)), connect(endpoint)
+        worker.hear_of(Assigned)
+        train.say(StopRun("interrupted", 130, at_step_end=True))
+        stop = worker.hear_of(Stop)
+        assert isinstance(stop, Stop)
+        assert stop.at_step_end
+        assert train.say(Ask("status")).hear_of(Answer)
+        worker.say(Goodbye(1, "stopped"))
         thread.join(PATIENCE / 1000)
         assert not thread.is_alive()
 
