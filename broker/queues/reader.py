@@ -57,6 +57,7 @@ class Reader:
         self._limits = limits
         self._known = Known(key)
         self._serial = 0
+        self._told = 0
         self._credit = 0
         self._turn = 0  # counts rewinds and rereadings: what was asked for before them is dropped
         self._after = EntryId(0, 0)
@@ -175,12 +176,13 @@ class Reader:
     def task(self, *, idle: bool) -> Task | None:
         """What to say to the producer, if anything. `idle`: see whether it is still there as it was said."""
         see: Command = (b"XREVRANGE", self.keys.taken, b"+", b"-", b"COUNT", b"1")
-        if self.wants:
+        if self.wants or (idle and self.taken != self._told):
             return Task([say_position(self.keys.taken, self._position()), see], self._said)
         return Task([see], self._said) if idle else None
 
     def _position(self) -> Position:
         self._serial += 1
+        self._told = self.taken
         self._credit = self.taken + self._window
         self.wants = False
         return Position(EntryId(self._incarnation, self._serial), self.taken, self._credit, self._missing)

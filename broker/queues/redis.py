@@ -112,6 +112,11 @@ class RedisQueues:
         """Why messages do not move now, if the server is away or refuses them."""
         return self._sender.trouble
 
+    @property
+    def forgotten(self) -> int:
+        """How many messages of this worker the server had and forgot; they were put again."""
+        return sum(writer.forgotten for writer in self._sender.writers)
+
     def ring(self) -> None:
         """Lets whoever waits in `take` or `pump` return early. For any thread, and for signal handlers."""
         self._rung = True

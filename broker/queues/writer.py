@@ -14,8 +14,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ..errors import Disagreement
-from ..message import Frame, fingerprint, read_header
+from ..errors import BadMessage, Disagreement, ForeignMessage
+from ..message import Frame, Header, fingerprint, read_header
 from ..queue import Depth
 from ..redis_link import Command, Unit
 from .log import Log
@@ -43,6 +43,7 @@ class Writer:
         self._exists = False
         self._broken = False  # the stream has a hole
         self._newest = -1  # on the server
+        self._passed = -1  # a message that the server refused: it had a newer one, or once had
         self._trimmed = 0
 
     def lose(self) -> None:
@@ -100,6 +101,8 @@ class Writer:
         exists, length, newest = sound(answers)
         self._exists, self._length = bool(exists), length
         self._newest = read_id(newest[0][0]).number if newest else -1
+        self._broken = self._broken or self._newest < self._passed
+        self._passed = -1
         if self._newest + 1 < self._sent and self.log.first < self._sent:
             kept = max(self._newest + 1, self.log.first)
             self.forgotten += self._sent - kept
@@ -138,6 +141,8 @@ class Writer:
         length, *ids = answers
         if any(id_text is None or (isinstance(id_text, ResponseError) and _PASSED in str(id_text)) for id_text in ids):
             self._length = None  # emptied, or somebody else has added messages: look again
+            if ids[0] is not None:
+                self._passed = numbers.start
             return
         sound(answers)
         for number in self._kept(numbers):
@@ -156,7 +161,7 @@ class Writer:
 
     def _compared(self, numbers: range, answers: list[Any]) -> None:
         for number, found in zip(numbers, sound(answers), strict=True):
-            header = read_entry(found[0]).header if found else None
+            header = _header(found)
             if header is None:
                 self._broken = True
                 return
@@ -164,9 +169,8 @@ class Writer:
                 self._check_same(number, header)
             self._sent = number + 1
 
-    def _check_same(self, number: int, header: bytes) -> None:
-        mine = read_header(self.log.frames(number)[0])
-        if fingerprint(read_header(header)) != fingerprint(mine):
+    def _check_same(self, number: int, header: Header) -> None:
+        if fingerprint(header) != fingerprint(read_header(self.log.frames(number)[0])):
             raise Disagreement(
                 f"{self.log.name(number)} lies in Redis with different bits, put there by another incarnation: what "
                 "computed it was not deterministic. See that all operations are, and that software, hardware type and "
@@ -205,3 +209,14 @@ class Writer:
 
 def _last_entry(key: bytes, number: int) -> Command:
     return (b"XREVRANGE", key, b"%d" % number, b"%d" % number, b"COUNT", b"1")
+
+
+def _header(found: list[Any]) -> Header | None:
+    """The header in what was found of a message; None if it is not whole."""
+    try:
+        text = read_entry(found[0]).header if found else None
+        return read_header(text) if text else None
+    except ForeignMessage:
+        raise
+    except BadMessage:
+        return None

@@ -1,0 +1,21 @@
+"""A worker process that puts the messages of `lines.py` into Redis from a step on, until it is killed.
+
+python redis_producer.py URL INCARNATION STEP END
+"""
+
+import sys
+
+from broker.queues.redis import RedisQueues
+from lines import KEY, RUN, Line
+
+
+def main(url: str, incarnation: int, step: int, end: int) -> None:
+    queues = RedisQueues(RUN, incarnation, url, microbatches=4, windows={})
+    line = Line(queues, queues, 4)
+    for number in range(4 * step, end):
+        queues.outbound(KEY).put(line.message(number, incarnation=incarnation))
+    queues.pump(1000)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *(int(word) for word in sys.argv[2:]))
