@@ -11,6 +11,7 @@ import pytest
 
 import reference
 from nursery import Kill, Nursery
+from redis_server import RedisServer
 
 STEPS, MICROBATCHES = 12, 3
 RECOVERY = ("recovery.restarts=5", "recovery.snapshot_every=3", "run.log_every=1")
@@ -21,6 +22,12 @@ def nursery() -> Iterator[Nursery]:
     started = Nursery()
     yield started
     started.close()
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +57,9 @@ def trial(nursery: Nursery, tmp_path: Path, stages: int, kills: list[Kill], url:
         *(f"workers.{stage}.stages=[{stage}]" for stage in range(stages)),
         *RECOVERY,
     )
-    return nursery.train(reference.EXAMPLES / "digits" / "stageline.toml", *sets, folder=tmp_path / "run", kills=kills)
+    return nursery.train(
+        reference.EXAMPLES / "digits" / "stageline.toml", *sets, folder=tmp_path / tmp_path.name, kills=kills
+    )
 
 
 def check(outcome: dict, expected: reference.Result, replaced: int) -> None:
@@ -70,6 +79,11 @@ def test_a_worker_killed_anywhere_changes_nothing(kills, nursery, expected, tmp_
 @pytest.mark.parametrize("kills", places(4, 6), ids=str)
 def test_one_of_four_workers_killed_anywhere_changes_nothing(kills, nursery, expected, tmp_path):
     check(trial(nursery, tmp_path, 4, kills, "tcp://127.0.0.1:0"), expected, replaced=1)
+
+
+@pytest.mark.parametrize("kills", places(2, 6), ids=str)
+def test_over_redis_a_worker_killed_anywhere_changes_nothing(kills, nursery, redis, expected, tmp_path):
+    check(trial(nursery, tmp_path, 2, kills, redis.url), expected, replaced=1)
 
 
 @pytest.mark.parametrize("action", [1, 20, 41, 63])

@@ -1,7 +1,7 @@
 """Cutting a model changes no bit: one digest for the plain loop, every schedule, transport and number of workers.
 
-                    memory                    ipc, tcp (real processes)
-    schedules       all of them               all of them on ipc, 1f1b and interleaved on tcp
+                    memory                    ipc, tcp, Redis (real processes)
+    schedules       all of them               all of them on ipc, some on tcp and Redis
     workers         1, 2, 3, 4                1, 2, 3, 4
     microbatches    1, fewer than stages, one that does not divide the batch, the plan's own
 
@@ -20,6 +20,7 @@ import torch
 import reference
 from nursery import Nursery
 from pipeline.plan import Plan, PlanRefused, read
+from redis_server import RedisServer
 from workers.job import prepare
 from workers.local import run_memory
 
@@ -47,6 +48,12 @@ def nursery() -> Iterator[Nursery]:
     started = Nursery()
     yield started
     started.close()
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
 
 
 @cache
@@ -125,6 +132,11 @@ REAL = [
     ]
 ]
 REAL += [
+    ("digits", "redis", "1f1b", "2", 8),
+    ("digits", "redis", "interleaved-1f1b", "2 looped", 8),
+    ("digits", "redis", "gpipe", "4", 3),
+    ("mlp", "redis", "1f1b", "2", 1),
+    ("chargpt", "redis", "interleaved-1f1b", "2 looped", 4),
     ("digits", "tcp://127.0.0.1:0", "1f1b", "2", 8),
     ("digits", "tcp://127.0.0.1:0", "interleaved-1f1b", "2 looped", 8),
     ("digits", "tcp://127.0.0.1:0", "gpipe", "4", 5),
@@ -139,10 +151,11 @@ REAL += [
 
 @pytest.mark.parametrize(("example", "url", "schedule", "placement", "microbatches"), REAL)
 def test_real_processes_over_sockets_give_the_plain_loops_weights(
-    example, url, schedule, placement, microbatches, nursery, tmp_path
+    example, url, schedule, placement, microbatches, nursery, redis, tmp_path
 ):
+    url = redis.url if url == "redis" else url
     sets = [*changes(example, schedule, placement, microbatches), f"queues.url={url}", f"run.dir={tmp_path}"]
-    outcome = nursery.train(config(example, tmp_path), *sets, folder=tmp_path / "run")
+    outcome = nursery.train(config(example, tmp_path), *sets, folder=tmp_path / tmp_path.name)
     assert outcome["code"] == 0, outcome["reason"]
     assert outcome["facts"]["weights_sha256"] == expected(example, microbatches)
     assert outcome["facts"]["oddities"] == {}

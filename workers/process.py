@@ -18,8 +18,6 @@ import torch
 
 from broker.control import Assigned, Failed, Finished, Goodbye, Peers, Refused, Stop, Trim
 from broker.errors import BrokerError
-from broker.queue import QueueKey
-from broker.queues.zeromq import ZeroMQQueues
 from pipeline.data import DataError
 from pipeline.model import ModelRefused
 from pipeline.plan import Plan, PlanRefused
@@ -34,6 +32,7 @@ from .link import Introduction, Link, TurnedAway
 from .manifest import SnapshotDamaged
 from .progress import Progress
 from .recovery import NoRecovery, Recovery, Snapshots
+from .transport import WorkerQueues, open_queues, reachable
 from .weights import save_weights
 from .worker import PATIENCE
 
@@ -108,14 +107,20 @@ def _run(plan: Plan, terms: Terms) -> int:
 
 
 def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Terms, folder: Path) -> None:
-    queues = _open_queues(job, assigned, folder)
+    def make_room(reason: str) -> None:
+        log.warning("waiting", reason=reason)
+        ear.listen()  # where a trim comes from
+
+    queues = open_queues(job, assigned, folder, make_room)
     try:
         executor = job.executor(assigned.index)
         worker = job.worker(
             assigned.index, executor, queues, run=assigned.run, incarnation=assigned.incarnation, start=assigned.step
         )
         watch.on_signal = queues.ring
-        link.start(assigned, queues.endpoint, worker.progress, steps=job.steps, ring=queues.ring)
+        link.start(
+            assigned, reachable(queues.endpoint, terms.broker), worker.progress, steps=job.steps, ring=queues.ring
+        )
         with _recovery(job, assigned, executor, worker.progress) as recovery:
             ear = _Ear(job, assigned, link, watch, queues, recovery)
             ear.go_on_from(assigned.step)
@@ -139,30 +144,11 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Term
         queues.close()
 
 
-def _open_queues(job: Job, assigned: Assigned, folder: Path) -> ZeroMQQueues:
-    url = job.plan.queues.url
-    return ZeroMQQueues(
-        assigned.run,
-        assigned.incarnation,
-        f"ipc://{folder}/queues" if url.startswith("ipc://") else url,
-        microbatches=job.schedule.microbatches,
-        windows=job.windows(),
-        local=_local(job, assigned.index),
-        retain_bytes=job.plan.queues.retain_bytes,
-    )
-
-
 def _recovery(job: Job, assigned: Assigned, executor: Executor, progress: Progress) -> Recovery:
     progress.layers = lambda instruction: executor.stages[instruction.action.stage].at_layer
     if not (job.plan.recovery.restarts and job.plan.recovery.snapshot_every):
         return NoRecovery()
     return Snapshots(job, executor, progress, run=assigned.run, incarnation=assigned.incarnation, start=assigned.step)
-
-
-def _local(job: Job, worker: int) -> set[QueueKey]:
-    """The queues that begin and end on this worker."""
-    mine = job.plan.workers[worker].stages
-    return {key for key in job.route.queues() if key.stage in mine and job.route.producer(key) in mine}
 
 
 def _introduction(plan: Plan, terms: Terms) -> Introduction:
@@ -195,7 +181,7 @@ class _Ear:
     """Listens to the broker between two turns of the compute loop."""
 
     def __init__(
-        self, job: Job, assigned: Assigned, link: Link, watch: _Watch, queues: ZeroMQQueues, recovery: Recovery
+        self, job: Job, assigned: Assigned, link: Link, watch: _Watch, queues: WorkerQueues, recovery: Recovery
     ) -> None:
         self._job = job
         self._assigned = assigned

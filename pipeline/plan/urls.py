@@ -5,9 +5,15 @@ import re
 from collections.abc import Collection
 
 # Scheme -> how such an address looks. A new backend in broker/queues/ joins the first.
-QUEUES = {"memory": "memory://", "ipc": "ipc://", "tcp": "tcp://127.0.0.1:5600"}
+QUEUES = {
+    "memory": "memory://",
+    "ipc": "ipc://",
+    "tcp": "tcp://127.0.0.1:5600",
+    "redis": "redis://127.0.0.1:6379/0",
+    "rediss": "rediss://user:password@host:6379/0",
+    "unix": "unix:///run/redis.sock",
+}
 BROKER = {"ipc": "ipc:///tmp/stageline", "tcp": "tcp://127.0.0.1:5600"}
-_LATER = ("redis", "rediss")
 
 _TCP = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+]|[^\s:/\[\]]+):(?P<port>\d+|\*)")
 
@@ -15,8 +21,6 @@ _TCP = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+]|[^\s:/\[\]]+):(?P<port>\d+|\*)")
 def fault(url: str, schemes: Collection[str]) -> str | None:
     """What keeps `url` from being an address of one of `schemes`, "" if that needs no words; None if it is one."""
     scheme, separator, rest = url.partition("://")
-    if scheme in _LATER and scheme not in schemes:
-        return f"this version has no {scheme}:// yet"
     if not separator or scheme not in schemes:
         return ""
     return _tcp_fault(rest) if scheme == "tcp" else None

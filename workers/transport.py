@@ -1,0 +1,74 @@
+"""Opens a worker's queues by what the plan's `queues.url` says."""
+
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from broker.control import Assigned
+from broker.queue import QueueKey, Queues
+from broker.queues.redis import RedisQueues
+from broker.queues.zeromq import ZeroMQQueues
+
+from .job import Job
+
+REDIS = ("redis://", "rediss://", "unix://")
+
+
+class WorkerQueues(Queues, Protocol):
+    """The queue ends of one worker among several processes."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where other workers find these ends, or a name for where everybody meets."""
+
+    def connect(self, peers: Mapping[QueueKey, str]) -> None:
+        """Take each of these queues from its producer's endpoint, from now on."""
+
+    def ring(self) -> None:
+        """Lets whoever waits in `take` or `pump` return early. For any thread, and for signal handlers."""
+
+
+def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[str], None]) -> WorkerQueues:
+    """The queues of the worker that `assigned` names. Sockets go into `folder`; `waiting` hears why a `put` waits.
+
+    Raises `BrokerError`: the address is taken, the server cannot be reached or is not fit.
+    """
+    url = job.plan.queues.url
+    make = RedisQueues if url.startswith(REDIS) else ZeroMQQueues
+    return make(
+        assigned.run,
+        assigned.incarnation,
+        f"ipc://{folder}/queues" if url.startswith("ipc://") else url,
+        microbatches=job.schedule.microbatches,
+        windows=job.windows(),
+        local=local_queues(job, assigned.index),
+        retain_bytes=job.plan.queues.retain_bytes,
+        waiting=waiting,
+    )
+
+
+def reachable(endpoint: str, broker: str) -> str:
+    """`endpoint` as others can dial it: one that is bound to all interfaces is named by the address that this machine
+    has towards the broker."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not endpoint.startswith("tcp://") or host not in ("0.0.0.0", "[::]", "*"):  # noqa: S104  # looked for, not bound
+        return endpoint
+    return f"tcp://{_address_towards(broker)}:{port}"
+
+
+def _address_towards(broker: str) -> str:
+    if not broker.startswith("tcp://"):
+        return "127.0.0.1"
+    host, _, port = broker.removeprefix("tcp://").rpartition(":")
+    family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # sends nothing: it only chooses the way
+        found = str(probe.getsockname()[0])
+    return f"[{found}]" if ":" in found else found
+
+
+def local_queues(job: Job, worker: int) -> set[QueueKey]:
+    """The queues that begin and end on this worker."""
+    mine = job.plan.workers[worker].stages
+    return {key for key in job.route.queues() if key.stage in mine and job.route.producer(key) in mine}
