@@ -28,11 +28,13 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a broker serves which run. `parent`: a process without which it will not go on (0: none)."""
+    """Where a broker serves which run. `parent`: a process without which it will not go on (0: none). `resume`: the run
+    goes on however it was stopped."""
 
     url: str
     run: str
     parent: int = 0
+    resume: bool = False
 
 
 def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambda endpoint: None) -> int:
@@ -48,7 +50,7 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
     store = SqliteStore(folder / runs.STORE)
     try:
         terms = Terms.of(plan, schedule)
-        core = Core(terms, store, run_of(store, terms.plan, place.run), time())
+        core = Core(terms, store, run_of(store, terms.plan, place.run, resume=place.resume), time())
         host = _Host(core, plan, folder, place.parent, on_bound)
         linger = 1.0 if place.parent else LINGER
         serve(core, place.url, stop=host.must_leave, on_bound=host.bound, linger=linger)

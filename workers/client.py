@@ -53,9 +53,12 @@ class Client:
             f"Name another with --broker."
         )
 
-    def stop_run(self, reason: str, code: int) -> None:
-        """Ends the run for everybody; `code` is the exit code that the workers leave with."""
-        self._send(StopRun(reason, code))
+    def stop_run(self, reason: str, code: int, *, at_step_end: bool = False) -> None:
+        """Ends the run for everybody; `code` is the exit code that the workers leave with.
+
+        `at_step_end`: where snapshots are written, the stages finish a step and leave with a checkpoint of it.
+        """
+        self._send(StopRun(reason, code, at_step_end))
 
     def exited(self, index: int, pid: int, status: int) -> None:
         """Tells that the process of a worker is gone; `status` as `subprocess` gives it."""

@@ -32,6 +32,7 @@ class Launch:
     folder: Path
     steps: int
     warnings: tuple[str, ...]
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,18 @@ class Ended:
     timed: Sequence[Timed] = ()
 
 
-def ready(plan: Plan) -> Launch:
+def ready(plan: Plan, resume: str | None = None) -> Launch:
     """Finds out whether the plan can be run, before any process starts; names the run and makes its folder.
 
-    Raises `PlanRefused`, `ModelRefused` or `DataError`.
+    `resume`: the run that is to go on, "" for the plan's newest; None for a new one.
+    Raises `PlanRefused`, `ModelRefused`, `DataError` or `NoSuchRun`.
     """
     job = prepare(plan)
     expected = forecast_of(job)
-    name = runs.new_id(plan)
+    name = runs.new_id(plan) if resume is None else runs.to_resume(plan, resume)
     folder = runs.folder(plan, name)
     keep(folder, runs.PLAN, job.plan.as_mapping())
-    return Launch(job.plan, job.schedule, name, folder, job.steps, expected.warnings)
+    return Launch(job.plan, job.schedule, name, folder, job.steps, expected.warnings, resume is not None)
 
 
 def go(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None]) -> Ended:
@@ -74,7 +76,8 @@ def go(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None])
 def _outcome(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None]) -> Outcome:
     plan = launch.plan
     if plan.queues.url != IN_MEMORY:
-        return run(Local(words, len(plan.workers), launch.folder, plan.recovery.restarts > 0), on_status)
+        recovers = plan.recovery.restarts > 0
+        return run(Local(words, len(plan.workers), launch.folder, recovers, resume=launch.resumes), on_status)
     with _first_interrupt() as interrupted:
         return run_memory(prepare(plan), launch.run, launch.folder, on_status, interrupted)
 

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 
 import msgspec
 import zmq
@@ -94,6 +94,7 @@ class Link:
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
         self._heard = monotonic()
+        self._reporter: Reporter | None = None
 
     def join(self, patience: float) -> Assigned:
         """The broker's assignment. Raises `BrokerUnreachable` after `patience` seconds, `TurnedAway` if it refuses."""
@@ -123,7 +124,7 @@ class Link:
     ) -> None:
         """Begin to report on `progress`. `ring` is called when something has come into the inbox."""
         hello = self._introduction.hello(endpoint, assigned.incarnation)
-        reporter = Reporter(progress, assigned.incarnation, steps)
+        reporter = self._reporter = Reporter(progress, assigned.incarnation, steps)
         self._thread = threading.Thread(target=self._serve, args=(hello, reporter, ring), name="link", daemon=True)
         self._thread.start()
 
@@ -135,6 +136,12 @@ class Link:
     def say(self, sentence: Failed | Finished | Goodbye) -> None:
         """Sent before the next report, in order. `Finished` is repeated until the broker stops the run."""
         self._outbox.append(sentence)
+
+    def wait_until_said(self, patience: float) -> None:
+        """Waits until the broker has confirmed all finished steps and snapshots, `patience` seconds at most."""
+        deadline = monotonic() + patience
+        while self._reporter is not None and not self._reporter.all_confirmed and monotonic() < deadline:
+            sleep(BEAT / 4)
 
     def close(self) -> None:
         """Sends what is left, waiting half a second at most."""

@@ -34,7 +34,10 @@ from .progress import Progress
 from .recovery import NoRecovery, Recovery, Snapshots
 from .transport import WorkerQueues, open_queues, reachable
 from .weights import save_weights
-from .worker import PATIENCE
+from .worker import PATIENCE, Worker
+
+STEP_END = 5.0  # seconds that finishing a step may take when the run is stopped
+SAY = 1.0  # seconds that the broker may take to hear of the last snapshot
 
 log = structlog.get_logger()
 
@@ -122,7 +125,7 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Term
             assigned, reachable(queues.endpoint, terms.broker), worker.progress, steps=job.steps, ring=queues.ring
         )
         with _recovery(job, assigned, executor, worker.progress) as recovery:
-            ear = _Ear(job, assigned, link, watch, queues, recovery)
+            ear = _Ear(job, assigned, link, watch, queues, recovery, worker)
             ear.go_on_from(assigned.step)
             ear.wait_for_company(terms.company)
             worker.run(ear.listen, recovery.stepped)
@@ -168,7 +171,7 @@ class _Watch:
     def check(self) -> None:
         """Raises `Stopped` if it should."""
         if self._signal:
-            raise Stopped(f"interrupted by {signal.Signals(self._signal).name}, nothing saved", 130)
+            raise Stopped(f"interrupted by {signal.Signals(self._signal).name}", 130)
         if self._parent and os.getppid() != self._parent:
             raise Stopped(f"the supervisor (pid {self._parent}) is gone", 1)
 
@@ -181,7 +184,14 @@ class _Ear:
     """Listens to the broker between two turns of the compute loop."""
 
     def __init__(
-        self, job: Job, assigned: Assigned, link: Link, watch: _Watch, queues: WorkerQueues, recovery: Recovery
+        self,
+        job: Job,
+        assigned: Assigned,
+        link: Link,
+        watch: _Watch,
+        queues: WorkerQueues,
+        recovery: Recovery,
+        worker: Worker,
     ) -> None:
         self._job = job
         self._assigned = assigned
@@ -189,6 +199,8 @@ class _Ear:
         self._watch = watch
         self._queues = queues
         self._recovery = recovery
+        self._worker = worker
+        self._ending: tuple[Stop, float] | None = None  # what ends the run after a step, and until when it may wait
         self._joined = False
         mine = job.plan.workers[assigned.index].stages
         self._takes = [key for key in job.route.queues() if key.stage in mine]
@@ -212,10 +224,33 @@ class _Ear:
                     for outbound in self._outbound:
                         outbound.trim(min(step, self._job.steps_of(outbound.key)))
                     self._recovery.forget(step)
-                case Stop(reason, code) | Refused(reason, code):
+                case Stop() as stop:
+                    self._end(stop)
+                case Refused(reason, code):
                     raise Stopped(reason, code, told=True)
                 case _:
                     continue
+        if self._ending is not None:
+            self._leave_with_the_step(*self._ending)
+
+    def _end(self, stop: Stop) -> None:
+        """Leaves at once, unless there is a step to finish first that this worker has not gone beyond."""
+        now_at = self._worker.step
+        late = stop.step is None or now_at is None or now_at > stop.step or self._job.schedule.mode == "async"
+        if not stop.at_step_end or late or not self._joined:
+            raise Stopped(stop.reason, stop.code, told=True)
+        if self._ending is None and stop.step is not None:
+            self._recovery.stop_at(stop.step)
+            self._ending = stop, monotonic() + STEP_END
+
+    def _leave_with_the_step(self, stop: Stop, deadline: float) -> None:
+        done = self._worker.step is None or (stop.step is not None and self._worker.step >= stop.step)
+        if not done and monotonic() < deadline:
+            return
+        if done:
+            self._recovery.flush()
+            self._link.wait_until_said(SAY)
+        raise Stopped(stop.reason, stop.code, told=True)
 
     def wait_for_company(self, timeout: float) -> None:
         """Returns when every worker of the plan is there. Raises `Stopped`, with code 69, if that takes too long."""

@@ -41,6 +41,9 @@ class Recovery(Protocol):
     def flush(self) -> None:
         """Waits until everything is on the disk. Raises `SnapshotFailed`."""
 
+    def stop_at(self, step: int) -> None:
+        """The run is to be left with the checkpoint of `step`."""
+
 
 class NoRecovery:
     """Of a run in which losing a worker is the end."""
@@ -60,6 +63,9 @@ class NoRecovery:
     def flush(self) -> None:
         return
 
+    def stop_at(self, step: int) -> None:
+        return
+
 
 class Snapshots:
     """Recovery by snapshots, of one worker's stages. From a step on: their state is that of the checkpoint `start`.
@@ -75,6 +81,7 @@ class Snapshots:
         self._progress = progress
         self._incarnation = incarnation
         self._losses: dict[int, float | None] = {}
+        self._stop_at: int | None = None
         self._checkpoints = Checkpoints(runs.folder(job.plan, run) / FOLDER, Origin(run, job.plan.digest()))
         if start:
             self._restore(start)
@@ -90,7 +97,7 @@ class Snapshots:
         done, last = step + 1, stage == self._job.route.stages - 1
         if last and step % self._job.plan.run.log_every == 0:
             self._losses[step] = loss
-        if done % self._job.plan.recovery.snapshot_every and done != self._job.steps:
+        if done % self._job.plan.recovery.snapshot_every and done not in (self._job.steps, self._stop_at):
             return
         self._wait_for_room(stage)
         state = self._executor.stages[stage].snapshot()
@@ -98,6 +105,9 @@ class Snapshots:
 
     def forget(self, complete: int) -> None:
         self._keeper.forget(complete)
+
+    def stop_at(self, step: int) -> None:
+        self._stop_at = step
 
     def flush(self) -> None:
         if not self._keeper.flush(LONGEST_WRITE):

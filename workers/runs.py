@@ -17,6 +17,23 @@ def new_id(plan: Plan) -> str:
     return f"{plan.run.name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
+class NoSuchRun(Exception):
+    """There is no run to go on with."""
+
+
+def to_resume(plan: Plan, run: str) -> str:
+    """The run to go on with: `run`, or the newest of the plan's name if that is "". Raises `NoSuchRun`."""
+    if run and not (folder(plan, run) / STORE).exists():
+        raise NoSuchRun(f"there is no run {run} in {plan.run.dir}; `stageline train` without --resume begins one")
+    if run:
+        return run
+    stores = sorted(plan.run.dir.glob(f"{plan.run.name}-*/{STORE}"), key=_started)
+    unfinished = [store.parent.name for store in stores if not (store.parent / RESULT).exists()]
+    if not unfinished:
+        raise NoSuchRun(f"no unfinished run of {plan.run.name} is in {plan.run.dir}; leave out --resume to begin one")
+    return unfinished[-1]
+
+
 def folder(plan: Plan, run: str) -> Path:
     """Where a run leaves its files: weights, logs, the broker's records, the result."""
     return plan.run.dir / run

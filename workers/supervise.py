@@ -26,6 +26,7 @@ from .client import BrokerUnreachable, Client
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is started again, doubling each time
 _FINAL = frozenset({0, 2, 3, 69, 75, 78, 130})  # exit codes after which a worker is not started again
+SAVING = 5.5  # seconds that the workers of an interrupted run get to finish and save a step
 RESTARTS = 5  # of a broker that does not stay up
 VERDICT = 3.0  # seconds that the broker gets to say what a worker's exit means
 PARTING = 2.5  # seconds that processes get to leave by themselves, and again after SIGTERM, before they are killed
@@ -60,13 +61,17 @@ def spawn(arguments: Sequence[str], log: TextIO) -> Process:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What to run, and where: `plan` is the command line's part that names the plan (file and --set options)."""
+    """What to run, and where: `plan` is the command line's part that names the plan (file and --set options).
+
+    `restarts`: a worker that dies is started again. `resume`: the run in `folder` goes on where it was stopped.
+    """
 
     plan: Sequence[str]
     workers: int
     folder: Path
     restarts: bool = False
     spawn: Spawn = spawn
+    resume: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +123,8 @@ class _Crew:
             file.close()
 
     def start_broker(self) -> None:
-        run = self._local.folder.name
-        self.broker = self._start("broker", "broker", *self._local.plan, "--bind", self.url, "--run", run)
+        run = ("--run", self._local.folder.name, *(("--resume",) if self._local.resume else ()))
+        self.broker = self._start("broker", "broker", *self._local.plan, "--bind", self.url, *run)
 
     def start_worker(self, index: int) -> None:
         place = ("--broker", self.url, "--index", str(index), "--sockets", str(self._sockets))
@@ -173,13 +178,13 @@ def _watch(crew: _Crew, client: Client, interrupts: _Interrupts, on_status: Call
         facts = watch.look()
         if facts:
             on_status(facts)
-        if facts.get("phase") in ("finished", "failed"):
+        if facts.get("phase") in ("finished", "failed") and not watch.still_saving:
             client.stop_run("the run is over", 0)  # nobody will ask the broker again: it may leave
             return Outcome(int(facts.get("code") or 0), str(facts.get("reason") or ""), facts)
         if interrupts.now:
             return Outcome(130, "interrupted twice: ended at once", watch.facts)
-        if interrupts.count:
-            client.stop_run("interrupted, nothing saved", 130)
+        if interrupts.count and watch.stopped is None:
+            watch.stop()
         if (outcome := watch.hopeless()) is not None:
             return outcome
         sleep(POLL)
@@ -195,17 +200,31 @@ class _Watch:
         self._left: dict[int, float] = {}  # worker: when it was seen to be gone
         self._comebacks: Counter[int] = Counter()  # by worker: how often it was started again
         self._broker_restarts = 0
+        self.stopped: float | None = None  # when the run was asked to stop
+
+    @property
+    def still_saving(self) -> bool:
+        """Whether workers of an interrupted run are finishing the step that is to be saved."""
+        if self.stopped is None or not self._crew.restarts or monotonic() - self.stopped > SAVING:
+            return False
+        return any(process.poll() is None for process in self._crew.workers.values())
+
+    def stop(self) -> None:
+        """Ends the run because somebody wants it to."""
+        self.stopped = monotonic()
+        reason = "interrupted" if self._crew.restarts else "interrupted, nothing saved"
+        self._client.stop_run(reason, 130, at_step_end=self._crew.restarts)
 
     def look(self) -> Facts:
         """The broker's status, {} if it does not answer now. Gone workers are reported, a gone broker is restarted."""
         self._note_exits()
         self._restart_workers()
-        if self._crew.broker is not None and self._crew.broker.poll() is not None:
+        if self.stopped is None and self._crew.broker is not None and self._crew.broker.poll() is not None:
             self._restart_broker()
         try:
-            self.facts = self._client.ask("status", timeout=2.0)
+            self.facts = self._client.ask("status", timeout=2.0 if self.stopped is None else POLL)
         except BrokerUnreachable:
-            return {}
+            return {} if self.stopped is None else self.facts
         return self.facts
 
     def hopeless(self) -> Outcome | None:
@@ -233,6 +252,8 @@ class _Watch:
     def _restart_workers(self) -> None:
         for index, when in list(self._left.items()):
             status = self._crew.workers[index].returncode
+            if self.stopped is not None:
+                return
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** self._comebacks[index])
             if status and self._comes_back(status) and monotonic() - when >= pause:
                 self._comebacks[index] += 1

@@ -11,8 +11,9 @@ from .logs import log_to_stderr
 @options.sets
 @click.option("--bind", metavar="URL", help="Where to listen; broker.url of the plan if not given.")
 @click.option("--run", metavar="ID", help="Go on with this run's records; a new run if not given.")
+@click.option("--resume", is_flag=True, help="Go on with the run even if it was stopped.")
 @options.parent
-def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None, parent: int) -> int:
+def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None, resume: bool, parent: int) -> int:
     """Run the broker of the plan CONFIG until the run is over."""
     log_to_stderr()
     plan = options.plan_of(config, sets)
@@ -24,5 +25,5 @@ def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None
         if not parent:
             click.echo(f"start every worker with: stageline worker {config} --broker {endpoint}", err=True)
 
-    place = Place(bind or plan.broker.url, run or runs.new_id(plan), parent)
+    place = Place(bind or plan.broker.url, run or runs.new_id(plan), parent, resume)
     return run_broker(plan, place, tell)

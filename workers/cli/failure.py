@@ -30,6 +30,7 @@ _EXPECTED = {
     ("pipeline.schedule", "ScheduleRefused"): Exit.REFUSED,
     ("pipeline.model", "ModelRefused"): Exit.REFUSED,
     ("pipeline.data", "DataError"): Exit.REFUSED,
+    ("workers.runs", "NoSuchRun"): Exit.USAGE,
     ("workers.client", "BrokerUnreachable"): Exit.NO_BROKER,
     ("broker.errors", "BrokerError"): Exit.FAILED,
 }

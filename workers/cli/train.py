@@ -21,20 +21,22 @@ WIDE = 160  # columns of a timetable that does not go to a terminal
 @click.command(epilog="Example: stageline train examples/digits --set schedule.name=gpipe")
 @options.config
 @options.sets
+@click.option(
+    "--resume", metavar="[RUN]", is_flag=False, flag_value="", help="Go on with a stopped run; the newest if not named."
+)
 @options.as_json
-def train(config: str, sets: tuple[str, ...], as_json: bool) -> None:
-    """Train the plan CONFIG on this machine.
+def train(config: str, sets: tuple[str, ...], resume: str | None, as_json: bool) -> None:
+    """Train the plan CONFIG here: a broker and every worker, each in a process of its own.
 
-    The broker and every worker run in a process of their own.
-
-    The first Ctrl-C stops the run, the second ends it at once; either way nothing is left running.
+    The first Ctrl-C stops the run, after saving the step if recovery is on; the second ends it at once. Either way
+    nothing is left running.
     """
     log_to_stderr()
     plan = options.plan_of(config, sets)
     from ..launch import go, ready
     from .progress import display
 
-    launch = ready(plan)
+    launch = ready(plan, resume)
     for warning in launch.warnings[len(plan.warnings) :]:
         click.echo(f"stageline: warning: {warning}", err=True)
     workers = counted(len(launch.plan.workers), "worker")
