@@ -5,13 +5,24 @@ was cut off may have been carried out, and only who sent it can find out.
 """
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+import hiredis
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, UnixDomainSocketConnection, parse_url
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterCrossSlotError,
+    InvalidResponse,
+    MovedError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
 from redis.retry import Retry
 
 from .errors import BrokerError
@@ -25,8 +36,8 @@ SILENCE = 10.0  # seconds without a byte, in or out, after which a connection co
 READ = 2**18  # bytes received at once
 UNCOPIED = 2**16  # bytes of an argument from which on it is sent from where it lies
 
-_LINE_END = b"\r\n"
-_MISPLACED = ("WRONGTYPE", "MOVED", "CROSSSLOT")  # the keys are somebody else's, or elsewhere
+_BEGIN, _END = (b"MULTI",), (b"EXEC",)
+_MISPLACED = (MovedError, AskError, ClusterCrossSlotError)
 
 
 class RedisAway(BrokerError):
@@ -49,76 +60,101 @@ class RedisLink:
         self._connection: Any = _connection(url, self.address)  # its methods have no types
         self._fit = False
 
-    def exchange(self, units: Sequence[Unit]) -> list[list[Any] | RedisRefusal]:
-        """Carries out the units, each as a whole. The answers of each, or why it was refused.
+    @property
+    def ready(self) -> bool:
+        """Whether the connection is made, and its server looked at."""
+        return self._fit
 
-        An answer within a unit may be a `ResponseError`. Raises `RedisAway` if the connection breaks (nobody knows
-        then what was carried out), `RedisUnfit` for what will not get better by itself.
+    def exchange(self, units: Sequence[Unit]) -> list[list[Any]]:
+        """Carries out the units, each as a whole. The answers of each.
+
+        An answer may be a `ResponseError`; of a unit that was refused as a whole it is the only one. Raises
+        `RedisAway` if the connection breaks (nobody knows then what was carried out), `RedisUnfit` for what will not
+        get better by itself.
         """
+        self.send(pack(units))
+        return self.receive(units)
+
+    def send(self, packed: Sequence[bytes | memoryview]) -> None:
+        """Sends what `pack` made of some units; `receive` waits for the answers. Raises as `exchange` does."""
         if not self._fit:
             self._begin()
-        return self._exchange(units)
+        self._send(packed)
+
+    def receive(self, units: Sequence[Unit]) -> list[list[Any]]:
+        """The answers to the units that were sent before. Raises as `exchange` does."""
+        if not self._fit:
+            raise RedisAway(f"the connection to Redis at {self.address} broke")
+        return self._receive(units)
 
     def ask(self, *command: bytes) -> Any:
-        """The answer to one command. Raises `RedisRefusal` too."""
+        """The answer to one command. Raises `RedisRefusal` if it is an error."""
         (outcome,) = self.exchange([[command]])
-        if isinstance(outcome, RedisRefusal):
-            raise outcome
-        return outcome[0]
+        return sound(outcome)[0]
 
-    def check(self, answers: Sequence[Any]) -> None:
-        """Checks what the server answered to `INQUIRY`. Raises `RedisUnfit`."""
-        self.warnings = check_fitness(self.address, answers)
+    def check(self, answers: list[Any]) -> None:
+        """Checks what the server answered to `INQUIRY`. Raises `RedisUnfit`, or `RedisRefusal` if it did not."""
+        self.warnings = check_fitness(self.address, sound(answers))
 
     def close(self) -> None:
         self._fit = False
         self._connection.disconnect()
 
     def _begin(self) -> None:
-        (answers,) = self._exchange([INQUIRY])
-        if isinstance(answers, RedisRefusal):
-            raise answers
+        self._send(pack([INQUIRY]))
+        (answers,) = self._receive([INQUIRY])
         self.check(answers)
         self._fit = True
 
-    def _exchange(self, units: Sequence[Unit]) -> list[list[Any] | RedisRefusal]:
-        try:
+    def _send(self, packed: Sequence[bytes | memoryview]) -> None:
+        with self._explained():
             self._connection.connect()
-            self._connection.send_packed_command(_packed(units), check_health=False)
+            self._connection.send_packed_command(packed, check_health=False)
+
+    def _receive(self, units: Sequence[Unit]) -> list[list[Any]]:
+        with self._explained():
             return [self._outcome(unit) for unit in units]
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Whatever goes wrong, the connection is closed: answers may still be under way."""
+        try:
+            yield
         except BaseException as error:
-            self.close()  # answers may still be under way
+            self.close()
             if isinstance(error, (RedisError, OSError)):
                 raise self._trouble(error) from error
             raise
 
-    def _outcome(self, unit: Unit) -> list[Any] | RedisRefusal:
+    def _outcome(self, unit: Unit) -> list[Any]:
         if len(unit) == 1:
-            answer = self._answer()
-            return self._refusal(answer) if isinstance(answer, ResponseError) else [answer]
+            return [self._answer()]
         queued = [self._answer() for _ in range(len(unit) + 1)]
-        answers = self._answer()
-        if answers is None:
-            return RedisRefusal(f"Redis at {self.address} refuses: a watched key was changed by somebody else")
-        if not isinstance(answers, ResponseError):
-            return list(answers)
-        reasons = [answer for answer in queued if isinstance(answer, ResponseError)]
-        return self._refusal(reasons[0] if reasons else answers)
+        match self._answer():
+            case list(answers) if len(answers) == len(unit):
+                return [self._checked(answer) for answer in answers]
+            case None:
+                return [ResponseError("a watched key was changed by somebody else")]
+            case ResponseError() as error:
+                return [next((answer for answer in queued if isinstance(answer, ResponseError)), error)]
+            case answer:
+                raise InvalidResponse(f"{answer!r} is no answer to a transaction")
 
     def _answer(self) -> Any:
         try:
             return self._connection.read_response(disconnect_on_error=False)
         except ResponseError as error:
-            return error
+            return self._checked(error)
 
-    def _refusal(self, error: ResponseError) -> RedisRefusal:
-        """Raises `RedisUnfit` for a refusal for good."""
-        text = str(error)
-        if isinstance(error, NoPermissionError):
-            raise RedisUnfit(f"the user of this run may not do all it needs at {self.address}: {text}")
-        if text.startswith(_MISPLACED) or type(error).__name__ in ("MovedError", "ClusterCrossSlotError"):
-            raise RedisUnfit(f"the keys of this run cannot be kept at {self.address}: {text}")
-        return RedisRefusal(f"Redis at {self.address} refuses: {text}")
+    def _checked(self, answer: Any) -> Any:
+        """The answer. Raises `RedisUnfit` if it is a refusal for good."""
+        if isinstance(answer, NoPermissionError):
+            raise RedisUnfit(f"the user of this run may not do all it needs at {self.address}: {answer}")
+        if isinstance(answer, _MISPLACED) or (
+            isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE")
+        ):
+            raise RedisUnfit(f"the keys of this run cannot be kept at {self.address}: {answer}")
+        return answer
 
     def _trouble(self, error: RedisError | OSError) -> BrokerError:
         if isinstance(error, AuthenticationError):
@@ -134,6 +170,14 @@ class RedisLink:
         if isinstance(error, ResponseError):  # in the handshake: an unknown database, for example
             return RedisUnfit(f"Redis at {self.address} refuses the connection: {error}")
         return RedisAway(f"Redis at {self.address} cannot be reached: {error}")
+
+
+def sound(answers: list[Any]) -> list[Any]:
+    """The answers to a unit. Raises `RedisRefusal` if one of them is an error."""
+    for answer in answers:
+        if isinstance(answer, ResponseError):
+            raise RedisRefusal(f"Redis refuses: {answer}")
+    return answers
 
 
 def without_password(url: str) -> str:
@@ -159,19 +203,26 @@ def _connection(url: str, address: str) -> AbstractConnection:
     return connection
 
 
-def _packed(units: Sequence[Unit]) -> list[bytes | memoryview]:
-    """The units in Redis' own protocol; large arguments stay where they are."""
+def pack(units: Sequence[Unit]) -> list[bytes | memoryview]:
+    """The units in Redis' own protocol. Large arguments stay where they are, all that lies between is in one piece."""
     chunks: list[bytes | memoryview] = []
-    small = bytearray()
+    small: list[bytes] = []
     for unit in units:
-        for command in unit if len(unit) == 1 else [(b"MULTI",), *unit, (b"EXEC",)]:
-            small += b"*%d\r\n" % len(command)
-            for argument in command:
-                small += b"$%d\r\n" % len(argument)
-                if len(argument) < UNCOPIED:
-                    small += argument
-                else:
-                    chunks += [bytes(small), argument]
-                    small.clear()
-                small += _LINE_END
-    return [*chunks, bytes(small)]
+        for command in unit if len(unit) == 1 else (_BEGIN, *unit, _END):
+            if max(map(len, command)) >= UNCOPIED:
+                _pack_large(command, small, chunks)
+            else:
+                small.append(hiredis.pack_command(command))  # type: ignore[arg-type]  # typed for one argument
+    return [*chunks, b"".join(small)]
+
+
+def _pack_large(command: Command, small: list[bytes], chunks: list[bytes | memoryview]) -> None:
+    small.append(b"*%d\r\n" % len(command))
+    for argument in command:
+        small.append(b"$%d\r\n" % len(argument))
+        if len(argument) < UNCOPIED:
+            small.append(bytes(argument))
+        else:
+            chunks += [b"".join(small), argument]
+            small.clear()
+        small.append(b"\r\n")

@@ -12,11 +12,11 @@ from typing import Any
 from ..errors import BadMessage, Fenced, ForeignMessage, QueueGap
 from ..message import LIMITS, Limits, Message, allocate, assemble, check_run, fingerprint, read_header
 from ..queue import QueueKey
-from ..redis_link import Command
+from ..redis_link import Command, sound
 from .consumer import TOO_OFTEN
 from .known import Known
 from .stream import Entry, EntryId, Keys, Position, pour, read_entry, read_position, say_position
-from .task import Task, sound
+from .task import Task
 
 AGAIN = 0.1  # seconds before what was passed over or damaged is read again
 HOPELESS = 3  # times that the same message was read in vain, after which its producer is told
@@ -58,6 +58,7 @@ class Reader:
         self._known = Known(key)
         self._serial = 0
         self._told = 0
+        self._garbled = False  # what was said lies at the server damaged
         self._credit = 0
         self._turn = 0  # counts rewinds and rereadings: what was asked for before them is dropped
         self._after = EntryId(0, 0)
@@ -177,7 +178,8 @@ class Reader:
         """What to say to the producer, if anything. `idle`: see whether it is still there as it was said."""
         see: Command = (b"XREVRANGE", self.keys.taken, b"+", b"-", b"COUNT", b"1")
         if self.wants or (idle and self.taken != self._told):
-            return Task([say_position(self.keys.taken, self._position()), see], self._said)
+            clear: list[Command] = [(b"DEL", self.keys.taken)] if self._garbled else []
+            return Task([*clear, say_position(self.keys.taken, self._position()), see], self._said)
         return Task([see], self._said) if idle else None
 
     def _position(self) -> Position:
@@ -190,7 +192,12 @@ class Reader:
     def _said(self, answers: list[Any]) -> None:
         """Hears the newest position that the server has. Raises `Fenced` if it is a newer incarnation's."""
         (newest,) = sound(answers[-1:])
-        said = read_position(newest[0]).id if newest else EntryId(0, 0)
+        try:
+            said = read_position(newest[0]).id if newest else EntryId(0, 0)
+            self._garbled = False
+        except BadMessage:
+            self.wants = self._garbled = True
+            return
         if said.number > self._incarnation:
             raise Fenced(
                 f"{self.key} is taken by incarnation {said.number} now; this worker is incarnation "

@@ -3,13 +3,13 @@ consumers are. A message lies ready, whole and checked, before the compute loop 
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
 from ..errors import BadMessage, ForeignMessage
-from ..redis_link import Command, RedisAway, RedisLink, RedisRefusal
-from .bell import Bell
+from ..redis_fitness import RedisUnfit
+from ..redis_link import Command, RedisAway, RedisLink, RedisRefusal, sound
 from .reader import Reader, Whole
 from .sender import LATE, SOON
 from .stream import EntryId, read_position
@@ -21,26 +21,40 @@ AHEAD = 16 * 2**20  # bytes read at once, about
 
 
 class Receiver:
-    """Serves `writers` and `readers`, which `changed` guards. The bell rings when a message is ready."""
+    """Serves `writers` and `readers`, which `changed` guards. It calls `kick` when one has something to say to the
+    server, and `arrived` when a message is ready or will not come."""
 
-    def __init__(self, link: RedisLink, changed: threading.Condition, bell: Bell) -> None:
+    def __init__(
+        self, link: RedisLink, changed: threading.Condition, kick: Callable[[], None], arrived: Callable[[], None]
+    ) -> None:
         self.writers: list[Writer] = []
         self.readers: list[Reader] = []
         self.closing = False
         self._link = link
         self._changed = changed
-        self._bell = bell
+        self._kick = kick
+        self._arrived = arrived
         self._pause = SOON
+        self._doubted = False
 
     def run(self) -> None:
         """Reads until `closing`. Raises what cannot get better by trying again."""
         while not self.closing:
             try:
                 self._turn()
-                self._pause = SOON
+                self._pause, self._doubted = SOON, False
             except (RedisAway, RedisRefusal):  # the sender tells; it stumbles over the same
-                self._wait(self._pause)
-                self._pause = min(2 * self._pause, LATE)
+                self._rest()
+            except RedisUnfit:  # as there
+                if self._doubted:
+                    raise
+                self._doubted = True
+                self._link.close()
+                self._rest()
+
+    def _rest(self) -> None:
+        self._wait(self._pause)
+        self._pause = min(2 * self._pause, LATE)
 
     def _turn(self) -> None:
         with self._changed:
@@ -55,11 +69,13 @@ class Receiver:
             return
         asks: list[Command] = [(b"GET", reader.keys.first) for reader in doubtful]
         outcomes = self._link.exchange([[ask] for ask in [*asks, _read(after, _count(places), block)]])
-        *firsts, streams = [_answer(outcome) for outcome in outcomes]
+        *firsts, streams = [sound(outcome)[0] for outcome in outcomes]
         found: dict[bytes, Any] = dict(streams or ())
         with self._changed:
             for reader, first in zip(doubtful, firsts, strict=True):
                 reader.hear_first(int(first or 0))
+        if any(reader.gap for reader in doubtful):
+            self._arrived()
         self._hear_positions(found)
         for reader, (turn, _) in places.items():
             self._hear_entries(reader, turn, found.get(reader.keys.entries, ()))
@@ -74,7 +90,7 @@ class Receiver:
                     continue
                 with self._changed:
                     writer.hear(position)
-                    self._changed.notify_all()
+                    self._kick()
 
     def _hear_entries(self, reader: Reader, turn: int, entries: Sequence[Any]) -> None:
         with self._changed:
@@ -84,7 +100,6 @@ class Receiver:
             self._tell(reader)
         for message in whole:
             self._open(reader, message)
-        self._bell.ring()
 
     def _open(self, reader: Reader, whole: Whole) -> None:
         try:
@@ -99,11 +114,11 @@ class Receiver:
         with self._changed:
             reader.accept(whole, message, marks)
             self._tell(reader)
-        self._bell.ring()
+        self._arrived()
 
     def _tell(self, reader: Reader) -> None:
         if reader.wants:
-            self._changed.notify_all()
+            self._kick()
 
     def _wait(self, seconds: float) -> None:
         with self._changed:
@@ -120,9 +135,3 @@ def _count(places: dict[Reader, tuple[int, EntryId]]) -> int:
 def _read(after: dict[bytes, EntryId], count: int, block: float) -> Command:
     wait = b"%d" % round(1000 * block)
     return (b"XREAD", b"COUNT", b"%d" % count, b"BLOCK", wait, b"STREAMS", *after, *map(bytes, after.values()))
-
-
-def _answer(outcome: list[Any] | RedisRefusal) -> Any:
-    if isinstance(outcome, RedisRefusal):
-        raise outcome
-    return outcome[0]

@@ -82,13 +82,16 @@ class RedisQueues:
         self._inbounds: dict[QueueKey, RedisInbound | LocalInbound] = {}
         self._loops: dict[QueueKey, MemoryQueue] = {}
         self._failure: Exception | None = None
-        self._rung = self._closed = False
+        self._rung = self._waits = self._closed = False
         self.changed = threading.Condition()
         self._links = RedisLink(url), RedisLink(url)
         self._meet(self._links[0])
         self._bell = Bell()
+        self._poll = select.poll()
+        self._poll.register(self._bell.fileno(), select.POLLIN)
         self._sender = Sender(self._links[0], self.changed, run, microbatches, patience)
-        self._receiver = Receiver(self._links[1], self.changed, self._bell)
+        self.kick = self._sender.kick
+        self._receiver = Receiver(self._links[1], self.changed, self._sender.kick, self._wake)
         duties = {"sender": self._sender.run, "receiver": self._receiver.run}
         self._threads = [
             self._start(name, work, link) for (name, work), link in zip(duties.items(), self._links, strict=True)
@@ -161,16 +164,23 @@ class RedisQueues:
     def wait_for(self, look: Callable[[], _Found | None], timeout: float) -> _Found | None:
         """What `look` finds; None after `timeout` seconds or a ring."""
         until = monotonic() + timeout
-        poll = select.poll()
-        poll.register(self._bell.fileno(), select.POLLIN)
-        while True:
-            poll.poll(max(0.0, 1000 * (until - monotonic())))
-            self._bell.silence()
-            rung, self._rung = self._rung, False
-            self.check_open()
-            found = look()
-            if found is not None or rung or monotonic() >= until:
-                return found
+        self._waits = True
+        try:
+            while True:
+                self.check_open()
+                rung, self._rung = self._rung, False
+                found = look()
+                pause = until - monotonic()
+                if found is not None or rung or pause <= 0:
+                    return found
+                self._poll.poll(max(1, 1000 * pause))
+                self._bell.silence()
+        finally:
+            self._waits = False
+
+    def _wake(self) -> None:
+        if self._waits:
+            self._bell.ring()
 
     def _meet(self, link: RedisLink) -> None:
         """Connects for the first time; a server that is only starting is waited for."""
@@ -200,7 +210,7 @@ class RedisQueues:
                 self._failure = error
                 self._sender.closing = self._receiver.closing = True
                 self.changed.notify_all()
-            self._bell.ring()
+            self._wake()
         finally:
             link.close()
 
@@ -220,7 +230,7 @@ class RedisQueues:
         with self.changed:
             self._sender.writers.append(writer)
             self._receiver.writers.append(writer)
-            self.changed.notify_all()
+            self.kick()
         return RedisOutbound(self, writer)
 
     def _new_inbound(self, key: QueueKey) -> "RedisInbound | LocalInbound":
@@ -232,7 +242,7 @@ class RedisQueues:
         with self.changed:
             self._sender.readers.append(reader)
             self._receiver.readers.append(reader)
-            self.changed.notify_all()
+            self.kick()
         return RedisInbound(self, reader, self._microbatches)
 
     def _loop(self, key: QueueKey) -> MemoryQueue:
@@ -256,12 +266,12 @@ class RedisOutbound:
         self._queues.check_open()
         with self._queues.changed:
             self._writer.log.put(message, monotonic())
-            self._queues.changed.notify_all()
+            self._queues.kick()
 
     def trim(self, step: int) -> None:
         with self._queues.changed:
             self._writer.log.trim(step)
-            self._queues.changed.notify_all()
+            self._queues.kick()
 
     def depth(self) -> Depth:
         with self._queues.changed:
@@ -283,21 +293,18 @@ class RedisInbound:
 
     def take(self, timeout: float) -> Message | None:
         self._queues.check_open()
-        message = self._look()
-        if message is None and timeout > 0:
-            return self._queues.wait_for(self._look, timeout)
-        return message
+        return self._queues.wait_for(self._look, timeout) if timeout > 0 else self._look()
 
     def rewind(self, step: int) -> None:
         with self._queues.changed:
             self._reader.rewind(step * self._microbatches)
-            self._queues.changed.notify_all()
+            self._queues.kick()
 
     def _look(self) -> Message | None:
         with self._queues.changed:
             message = self._reader.pop()
             if self._reader.wants:
-                self._queues.changed.notify_all()
+                self._queues.kick()
             return message
 
 

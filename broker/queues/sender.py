@@ -6,14 +6,16 @@ the server is away, or refuses, it is tried again, more and more seldom; nothing
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
 
 import structlog
 
-from ..errors import QueueFull
+from ..errors import BrokerError, QueueFull
 from ..redis_fitness import INQUIRY, RedisUnfit
-from ..redis_link import RedisAway, RedisLink, RedisRefusal
+from ..redis_link import RedisAway, RedisLink, RedisRefusal, pack, sound
 from .reader import Reader
 from .stream import layout_key, layout_value
 from .task import Task
@@ -21,9 +23,24 @@ from .writer import Writer
 
 IDLE = 1.0  # seconds without anything to say after which it is seen whether the server still has everything
 FITNESS = 5.0  # seconds between two looks at the server's settings
+SMALL = 2**16  # bytes that a socket takes in at once when nothing else is under way
 SOON, LATE = 0.02, 1.0  # seconds before it is tried again: the first time, and at most
 
 log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Batch:
+    """What goes out together."""
+
+    tasks: list[Task]
+    packed: list[bytes | memoryview]
+    sent: bool = False
+
+    @property
+    def small(self) -> bool:
+        """Whether it can be sent without waiting: the system takes it in whole, whatever the server does."""
+        return len(self.packed) == 1 and 0 < len(self.packed[0]) <= SMALL
 
 
 class Sender:
@@ -45,36 +62,67 @@ class Sender:
         self._changed = changed
         self._layout = layout_key(run), layout_value(microbatches)
         self._patience = patience
-        self._busy = False
+        self._parked = False  # the thread waits for something to do
+        self._batch = Batch([], [])
         self._looked = float("-inf")
         self._fitness = monotonic()
         self._refused = 0.0  # since when the server has refused; 0: it does not
         self._pause = SOON
+        self._doubted = False
 
     def run(self) -> None:
         """Sends until `closing`. Raises what cannot get better by trying again."""
         while not self.closing:
-            tasks = self._next_tasks()
+            batch = self._next_batch()
             try:
-                self._carry_out(tasks)
+                self._carry_out(batch)
             except (RedisAway, RedisRefusal) as error:
                 self._stumble(error)
+            except RedisUnfit as error:  # it is asked twice: an answer may have been damaged on its way
+                if self._doubted:
+                    raise
+                self._doubted = True
+                self._link.close()
+                self._stumble(error)
+
+    def kick(self) -> None:
+        """There may be something to say. What is small goes out at once, from this thread, without waiting.
+
+        `changed` is held.
+        """
+        if self._parked:
+            self._batch = self._prepare()
+            self._parked = not self._batch.tasks
+            if self._batch.small and self._link.ready:
+                self._send_now(self._batch)
+        self._changed.notify_all()
 
     @property
     def settled(self) -> bool:
         """Whether all that may be sent has arrived."""
-        writers, readers = self.writers, self.readers
-        return not self._busy and all(w.settled for w in writers) and not any(r.wants for r in readers)
+        return self._parked and all(w.settled for w in self.writers) and not any(r.wants for r in self.readers)
 
-    def _next_tasks(self) -> list[Task]:
+    def _next_batch(self) -> Batch:
         """Waits for something to do."""
         with self._changed:
-            self._busy = False
-            self._changed.notify_all()
-            while not (tasks := list(self._tasks())) and not self.closing:
+            self._batch = self._prepare()
+            while not self._batch.tasks and not self.closing:
+                self._parked = True
+                self._changed.notify_all()
                 self._changed.wait(IDLE)
-            self._busy = True
-            return tasks
+                if not self._batch.tasks:  # nobody else has prepared, and maybe sent, the next one
+                    self._batch = self._prepare()
+            self._parked = False
+            return self._batch
+
+    def _prepare(self) -> Batch:
+        tasks = list(self._tasks())
+        return Batch(tasks, pack([task.unit for task in tasks]))
+
+    def _send_now(self, batch: Batch) -> None:
+        batch.sent = True
+        with suppress(RedisAway):  # the thread will find out
+            self._link.send(batch.packed)
 
     def _tasks(self) -> Iterator[Task]:
         now = monotonic()
@@ -92,20 +140,22 @@ class Sender:
             if task := writer.task(round(1000 * time()), idle=idle):
                 yield task
 
-    def _carry_out(self, tasks: list[Task]) -> None:
-        outcomes = self._link.exchange([task.unit for task in tasks])
+    def _carry_out(self, batch: Batch) -> None:
+        if not batch.sent:
+            self._link.send(batch.packed)
+        outcomes = self._link.receive([task.unit for task in batch.tasks])
         refusals = []
         with self._changed:
-            for task, outcome in zip(tasks, outcomes, strict=True):
-                if isinstance(outcome, RedisRefusal):
-                    refusals.append(outcome)
-                else:
-                    task.hear(outcome)
+            for task, answers in zip(batch.tasks, outcomes, strict=True):
+                try:
+                    task.hear(answers)
+                except RedisRefusal as error:  # the others are heard all the same
+                    refusals.append(error)
         if refusals:
             raise refusals[0]
-        self._refused, self._pause, self.trouble = 0.0, SOON, None
+        self._refused, self._pause, self.trouble, self._doubted = 0.0, SOON, None, False
 
-    def _stumble(self, error: RedisAway | RedisRefusal) -> None:
+    def _stumble(self, error: BrokerError) -> None:
         """Waits a little, longer each time. Raises `QueueFull` if the server has refused for too long."""
         if self.trouble is None:
             log.warning("queues wait", reason=str(error))
@@ -122,6 +172,7 @@ class Sender:
         self._pause = min(2 * self._pause, LATE)
 
     def _forget_state(self) -> None:
+        self._looked = float("-inf")
         for writer in self.writers:
             writer.lose()
         for reader in self.readers:
@@ -132,7 +183,7 @@ class Sender:
         return Task([(b"SET", key, value, b"NX"), (b"GET", key)], self._hear_layout)
 
     def _hear_layout(self, answers: list[Any]) -> None:
-        _, found = answers
+        _, found = sound(answers)
         if found != self._layout[1]:
             raise RedisUnfit(
                 f"this run is kept at {self._link.address} in layout {found!r}, this worker uses {self._layout[1]!r}: "

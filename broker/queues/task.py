@@ -4,9 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import ResponseError
-
-from ..redis_link import RedisRefusal, Unit
+from ..redis_link import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +13,3 @@ class Task:
 
     unit: Unit
     hear: Callable[[list[Any]], None]
-
-
-def sound(answers: list[Any]) -> list[Any]:
-    """The answers. Raises `RedisRefusal` if one of them is an error."""
-    for answer in answers:
-        if isinstance(answer, ResponseError):
-            raise RedisRefusal(f"Redis refuses: {answer}")
-    return answers

@@ -17,10 +17,10 @@ from redis.exceptions import ResponseError
 from ..errors import BadMessage, Disagreement, ForeignMessage
 from ..message import Frame, Header, fingerprint, read_header
 from ..queue import Depth
-from ..redis_link import Command, Unit
+from ..redis_link import Command, Unit, sound
 from .log import Log
 from .stream import EntryId, Keys, Position, additions, creating, read_entry, read_id
-from .task import Task, sound
+from .task import Task
 
 BATCH = 4 * 2**20  # bytes of the messages in one transaction; one message at least
 HANDFUL = 64  # messages in one transaction
@@ -43,6 +43,7 @@ class Writer:
         self._exists = False
         self._broken = False  # the stream has a hole
         self._newest = -1  # on the server
+        self._least = 0  # entries that it must have, if it still has its newest
         self._passed = -1  # a message that the server refused: it had a newer one, or once had
         self._trimmed = 0
 
@@ -101,13 +102,15 @@ class Writer:
         exists, length, newest = sound(answers)
         self._exists, self._length = bool(exists), length
         self._newest = read_id(newest[0][0]).number if newest else -1
-        self._broken = self._broken or self._newest < self._passed
-        self._passed = -1
-        if self._newest + 1 < self._sent and self.log.first < self._sent:
-            kept = max(self._newest + 1, self.log.first)
-            self.forgotten += self._sent - kept
-            self._sent = kept
-        self._trimmed = 0
+        if self._newest < self._passed or (self._newest + 1 >= self._sent and length < self._least):
+            self._broken = True
+        elif self._newest + 1 < self._sent:
+            self._put_again(max(self._newest + 1, self.log.first))
+        self._least, self._passed, self._trimmed = 0, -1, 0
+
+    def _put_again(self, number: int) -> None:
+        self.forgotten += max(0, self._sent - number)
+        self._sent = min(self._sent, number)
 
     def _trim(self, floor: int) -> Task:
         key = self.keys.entries
@@ -121,9 +124,7 @@ class Writer:
     def _did_trim(self, floor: int, answers: list[Any]) -> None:
         length, removed, _ = sound(answers)
         self._trimmed = floor
-        self._counted([length])
-        if self._length is not None:
-            self._length -= removed
+        self._check_length(length, removed)
 
     def _add(self, milliseconds: int) -> Task:
         key = self.keys.entries
@@ -135,21 +136,18 @@ class Writer:
         ]
         if not self._exists:
             commands[0] = creating(commands[0])
-        return Task([(b"XLEN", key), *commands], partial(self._added, numbers, len(commands)))
+        return Task(commands, partial(self._added, numbers))
 
-    def _added(self, numbers: range, commands: int, answers: list[Any]) -> None:
-        length, *ids = answers
+    def _added(self, numbers: range, ids: list[Any]) -> None:
         if any(id_text is None or (isinstance(id_text, ResponseError) and _PASSED in str(id_text)) for id_text in ids):
             self._length = None  # emptied, or somebody else has added messages: look again
             if ids[0] is not None:
                 self._passed = numbers.start
             return
-        sound(answers)
+        sound(ids)
         for number in self._kept(numbers):
             self.log.frames(number)  # a tensor written to while it was on its way may have travelled torn
-        if length < (self._length or 0):
-            self._broken = True  # it had forgotten something before these were added
-        self._exists, self._length = True, length + commands
+        self._exists, self._length = True, (self._length or 0) + len(ids)
         self._sent = numbers.stop
         self._newest = numbers.stop - 1
 
@@ -179,14 +177,21 @@ class Writer:
 
     def _deleted(self, answers: list[Any]) -> None:
         sound(answers)
-        self.forgotten += max(0, self._sent - self.log.first)
+        self._put_again(self.log.first)
         self._broken = self._exists = False
-        self._length, self._newest, self._sent = 0, -1, self.log.first
+        self._length, self._newest = 0, -1
 
     def _counted(self, answers: list[Any]) -> None:
         (length,) = sound(answers)
-        if length != self._length:
-            self._length = None
+        self._check_length(length, 0)
+
+    def _check_length(self, length: int, removed: int) -> None:
+        """The stream had `length` entries, and has lost `removed` of them by a trim."""
+        left = (self._length or 0) - removed
+        if length == self._length:
+            self._length = left
+        else:
+            self._least, self._length = left, None
 
     def _kept(self, numbers: range) -> range:
         """Those that the log still has: it may have been trimmed while the server answered."""

@@ -13,13 +13,13 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Event
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from ..control import StepRecord
 from ..redis_fitness import RedisUnfit
-from ..redis_link import Command, RedisAway, RedisLink, RedisRefusal
+from ..redis_link import Command, RedisAway, RedisLink, RedisRefusal, sound
 from ..store import KEPT_STEPS, Fact, Kept, StoreUnusable
 
 _Answer = TypeVar("_Answer")
@@ -110,9 +110,10 @@ class RedisStore:
         """Carries out the commands together, if this broker is still the owner."""
 
         def attempt() -> None:
-            _, owner = _answers(self._link, [[(b"WATCH", self._owner)], [(b"GET", self._owner)]])
-            self._check_owner(owner[0])
-            _answers(self._link, [[(b"SET", self._owner, self._me), *commands()], [(b"UNWATCH",)]])
+            self._link.ask(b"WATCH", self._owner)
+            self._check_owner(self._link.ask(b"GET", self._owner))
+            (answers,) = self._link.exchange([[(b"SET", self._owner, self._me), *commands()]])
+            sound(answers)
 
         self._persist(attempt)
 
@@ -151,11 +152,3 @@ class RedisStore:
 def _record(stage: int, value: bytes) -> StepRecord:
     step, _, times = value.partition(b" ")
     return StepRecord(stage, int(step), times)
-
-
-def _answers(link: RedisLink, units: list[list[Command]]) -> list[Any]:
-    outcomes = link.exchange(units)
-    for outcome in outcomes:
-        if isinstance(outcome, RedisRefusal):
-            raise outcome
-    return outcomes
