@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Facts = dict[str, object]
 
+_RECOLLECTING = "the broker has lost its records and asks the workers, which train on, how far the run is"
+
 
 class _BadQuestion(Exception):
     """The question lacks something, or something in it is not what it must be."""
@@ -103,6 +105,7 @@ def _worker(member: Member | None, index: int, stages: tuple[int, ...], now: flo
         "pid": member.pid,
         "endpoint": member.endpoint,
         "incarnation": member.incarnation,
+        "life": member.life,  # which of the workers that have had the place
         "heard": max(0.0, now - member.heard),  # seconds ago
         "now": report.now if report else "starts",
         "since": report.since if report else None,
@@ -138,6 +141,9 @@ def _why(core: "Core", of: Mapping[str, str], now: float) -> Facts:
     if core.outcome is not None:
         return {"run": core.run, "phase": str(core.phase), "text": core.outcome.reason, "chain": [], "root": None,
                 "action": "nothing: the run is over"}  # fmt: skip
+    if core.reception.election is not None:
+        return {"run": core.run, "phase": str(core.phase), "text": _RECOLLECTING, "chain": [], "root": None,
+                "action": "nothing yet: it goes on by itself, or says what is missing"}  # fmt: skip
     found = core.diagnose(now, _owner(core, of))
     return {
         "run": core.run,

@@ -32,6 +32,11 @@ class Checkpoints:
         for stage in stages:
             self._newer[stage].clear()
 
+    def settle(self, step: int) -> None:
+        """The records are lost; checkpoint `step` was found to be complete."""
+        self.complete = step
+        self.forget(range(len(self._newer)))
+
     def advance(self, finished: int) -> bool:
         """Completes the newest step that all stages have, if it has come. All have reported `finished` steps."""
         common = [step for step in set.intersection(*self._newer) if step <= finished]

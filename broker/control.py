@@ -26,6 +26,16 @@ class _Sentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     pass
 
 
+class Memory(_Sentence, frozen=True, tag="memory"):
+    """What a worker knows of its run and a broker may have lost: the `run`, its own `index`, the newest checkpoint of
+    which it was told that it is `complete`, and the first `step` that it has not finished at all its stages."""
+
+    run: str
+    index: Count
+    complete: Count
+    step: Count
+
+
 class Hello(_Sentence, frozen=True, tag="hello"):
     """A worker offers itself. `plan` is `Plan.digest()`; `endpoint` is where its queues can be reached ("" if nowhere).
 
@@ -33,6 +43,7 @@ class Hello(_Sentence, frozen=True, tag="hello"):
     given one says hello with it: when it has an endpoint to name, and when it suspects that the broker was restarted.
     `settings` is `Plan.as_mapping()`, so that a refusal can say in what two plans differ. A `spare` waits for a
     worker to be lost: until the run has begun, and as long as no place is free, it is told to stand by.
+    `memory` goes with an incarnation. `snapshots`: (stage, step) of what it finds whole on its disk, of any stage.
     """
 
     version: int
@@ -45,6 +56,8 @@ class Hello(_Sentence, frozen=True, tag="hello"):
     incarnation: Count = 0
     settings: dict[str, object] = {}
     spare: bool = False
+    memory: Memory | None = None
+    snapshots: list[tuple[Count, Count]] = []
 
 
 class StepRecord(_Sentence, frozen=True, tag="step"):
@@ -90,7 +103,8 @@ class Report(_Sentence, frozen=True, tag="report"):
     begins with `WAITS`. `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
     `training_steps`: how many steps the run has before it evaluates, from whoever has loaded the data.
     `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
-    `waits`: what it lacks, empty while it computes; `layer`: where in the model it computes ("layers.30.mlp").
+    `complete`: the newest checkpoint of which the worker was told. `waits`: what it lacks, empty while it computes;
+    `layer`: where in the model it computes ("layers.30.mlp").
     """
 
     incarnation: Count
@@ -106,6 +120,7 @@ class Report(_Sentence, frozen=True, tag="report"):
     training_steps: Count | None = None
     number: Count = 0
     snapshots: list[tuple[Count, Count]] = []
+    complete: Count = 0
     waits: list[Wait] = []
     layer: str = ""
 
@@ -139,12 +154,15 @@ class Assigned(_Sentence, frozen=True, tag="assigned"):
     """The worker is number `index` of the plan, under `incarnation`, and begins at `step`: 0, or a complete checkpoint.
 
     Whatever newer snapshots of its stages there are belong to another incarnation and count for nothing.
+    `keep` is said to a worker that is at work: it goes on where it is, under this incarnation from now on, and says
+    again what it knows of its steps' losses. The broker has lost its records.
     """
 
     run: str
     index: int
     incarnation: int
     step: int
+    keep: bool = False
 
 
 class Standby(_Sentence, frozen=True, tag="standby"):

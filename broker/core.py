@@ -31,6 +31,7 @@ from .control import (
 )
 from .crew import Crew, Send
 from .diagnosis import Diagnosis, Prospect, diagnose
+from .election import Election
 from .intake import take_in
 from .journal import Journal
 from .ledger import Ledger
@@ -111,6 +112,8 @@ class Core:
             self.crew.grant_grace(now)
         self._ticked = now
         self._pace.note(self.ledger.begun, now)
+        if self.reception.election is not None and self.outcome is None:
+            return self._recollect(self.reception.election, now)
         lost = [send for loss in self.registry.losses(now) for send in self._lose(loss, now)]
         return lost + self._fill(now) + self._trim(now)
 
@@ -137,8 +140,10 @@ class Core:
 
     def _from_worker(self, sender: bytes, said: Report | Finished | Failed | Goodbye, now: float) -> list[Send]:
         member = self.registry.current(said.incarnation)
-        if member is None:
-            return [(sender, self._fenced(said))]
+        if isinstance(said, Report) and self.crew.is_behind(said.complete, said.incarnation):
+            self.reception.elect(f"a worker knows of checkpoint {said.complete}, the broker's records do not", now)
+        if member is None or self.reception.election is not None:
+            return self._to_stranger(sender, said)
         self.registry.hear(member, sender, now)
         match said:
             case Report():
@@ -150,6 +155,23 @@ class Core:
                 return self._fail(f"{member.place} failed: {said.reason}", said.code or 1)
             case Goodbye():
                 return self._leave(member, said, now)
+
+    def _recollect(self, election: Election, now: float) -> list[Send]:
+        """While the records are lost, everyone is listened to, and nothing else is decided."""
+        if now - election.began < max(self.terms.patience, self.terms.lease) or not election.unknown:
+            return self.reception.settle(now)
+        places = " and ".join(place_in_words(index, self.registry.placement[index]) for index in election.unknown)
+        what = f"the broker's records are lost, and nobody came who could say which snapshots there are of {places}"
+        return self._fail(f"{what}; start a worker where they are", NOBODY)
+
+    def _to_stranger(self, sender: bytes, said: Report | Finished | Failed | Goodbye) -> list[Send]:
+        """One whose incarnation the records do not know hears nothing until it has introduced itself."""
+        renewed = self.registry.former(said.incarnation)
+        if renewed is not None:
+            renewed.sender = sender
+            return self.reception.assign(renewed)
+        strange = self.reception.election is not None or self.crew.is_strange(said.incarnation)
+        return [] if strange else [(sender, self._fenced(said))]
 
     def _fenced(self, said: Report | Finished | Failed | Goodbye) -> Refused:
         self.journal.odd("fenced", f"{type(said).__name__} of incarnation {said.incarnation}, which nobody holds")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from .checkpoints import Checkpoints
 from .control import FromBroker, Hello, Refused, Report
+from .election import Election, Verdict
 from .ledger import IllegalTransition, Ledger
 from .loss import Loss
 from .member import Member
@@ -41,8 +42,33 @@ class Crew:
         """Gives a place, or says why there is none. What it gave is stored."""
         found = self.registry.place(hello, sender, now, self.checkpoints.complete)
         if isinstance(found, Member):
+            found.life = self.replacing.life(found.index)
             self._keep()
         return found
+
+    def settle(self, election: Election, verdict: Verdict, now: float) -> None:
+        """Takes the verdict of the workers and the disks for the records that are lost."""
+        floor = max(self.registry.incarnation, election.incarnation, _never_used(now))
+        self.registry.settle(verdict.kept, verdict.step, floor, now)
+        self.checkpoints.settle(verdict.step)
+        self.replacing.begin_anew()
+        for index in self.registry.missing:
+            self.replacing.open(Gap(index, now, "nobody who had it is there", 0, now))
+        for index, stages in enumerate(self._terms.schedule.placement):
+            kept = verdict.kept.get(index)
+            memory = kept.hello.memory if kept is not None else None
+            self._ledger.settle(stages, memory.step if memory is not None else verdict.step)
+        self._store.go_back(range(self._terms.schedule.stages), verdict.step)
+        self._keep()
+
+    def is_strange(self, incarnation: int) -> bool:
+        """Whether the records must be lost, or older than the run, since they do not know a worker of it."""
+        return self._terms.restarts > 0 and self.registry.is_foreign(incarnation)
+
+    def is_behind(self, complete: int, incarnation: int) -> bool:
+        """Whether the records must be older than the run, since a worker of it was told of a newer checkpoint."""
+        known = self.registry.current(incarnation) is not None
+        return self._terms.restarts > 0 and known and complete > self.checkpoints.complete
 
     def may_wait(self, hello: Hello) -> bool:
         """Whether a worker for which there is no place may stand by until one becomes free.
@@ -114,6 +140,7 @@ class Crew:
 
     def take_up(self, facts: Mapping[str, Mapping[str, object]], now: float) -> None:
         """Goes on from what a former broker has stored."""
+        self.registry.floor = _never_used(now) if self._terms.restarts else 0
         if _FACT not in facts:
             return
         kept = facts[_FACT]
@@ -129,3 +156,8 @@ class Crew:
     def _keep(self) -> None:
         parts = {"checkpoints": self.checkpoints.facts(), "replacing": self.replacing.facts()}
         self._store.put(_FACT, {**self.registry.facts(), **parts})
+
+
+def _never_used(now: float) -> int:
+    """An incarnation above all that can have been handed out before `now`: nobody hands out one a millisecond."""
+    return int(now * 1000)

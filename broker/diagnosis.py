@@ -73,7 +73,7 @@ def _holder(scene: Scene, index: int) -> str:
     if member is None:
         return f"worker {index}"
     name = member.name if member.name.startswith("worker") else f"worker {member.name}"
-    return f"{name}, incarnation {member.incarnation}"
+    return f"{name}, incarnation {member.life}"
 
 
 def _subject(scene: Scene, chain: Chain) -> str:
@@ -122,7 +122,7 @@ def _missing(scene: Scene, index: int) -> str:
     gap = scene.gaps.get(index)
     if gap is None:
         return "did not join yet"
-    return f"was lost {scene.now - gap.since:.1f} s ago and has not been replaced: {gap.why}"
+    return f"was lost {scene.now - gap.since:.0f} s ago and has not been replaced: {gap.why}"
 
 
 def _doing(scene: Scene, chain: Chain, member: Member) -> str:

@@ -126,6 +126,12 @@ class Ledger:
             self.finished[stage] = min(self.finished[stage], step)
             self._open[stage].clear()
 
+    def settle(self, stages: Iterable[int], step: int) -> None:
+        """The stages have finished the steps before `step`, whatever was known of them."""
+        for stage in stages:
+            self.finished[stage] = step
+            self._open[stage].clear()
+
     def enter(self, event: Event, holder: Holder) -> None:
         """Writes down that a microbatch entered a state. Raises `IllegalTransition` if it cannot have."""
         place = self._place(event)

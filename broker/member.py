@@ -30,6 +30,8 @@ class Member:
     endpoint: str
     heard: float
     start: int = 0  # the step it began at
+    life: int = 1  # which of the workers that have had the place, one after another
+    former: int = 0  # the incarnation it has worked under before the broker's records were lost
     sender: bytes = b""  # empty until it has spoken to this broker
     introduced: bool = False  # its endpoint is known, even if that is nowhere
     aware: bool = False  # it has shown that it knows its incarnation

@@ -3,6 +3,8 @@
 hello ──> assigned                           a place is free, or it is the worker's own
     ├───> standby ──(a place is free)──> assigned
     └───> refused
+
+If a worker knows more of the run than the broker's records, they are lost, or too old; see `election`.
 """
 
 import msgspec
@@ -10,6 +12,7 @@ import msgspec
 from .admission import misfit
 from .control import Assigned, Hello, Peers, Refused, Standby, Trim
 from .crew import Crew, Send
+from .election import Election
 from .journal import Journal
 from .member import Member
 from .run import Outcome, Terms
@@ -21,6 +24,7 @@ class Reception:
 
     def __init__(self, crew: Crew, terms: Terms, run: str, journal: Journal) -> None:
         self.spares = Spares()
+        self.election: Election | None = None  # while the records are lost
         self._crew = crew
         self._terms = terms
         self._run = run
@@ -31,17 +35,38 @@ class Reception:
         """Answers a hello."""
         if outcome is not None and self._belongs(hello):
             return [(sender, outcome.farewell)]
+        if self._shows_a_loss(hello):
+            self.elect(f"{hello.name} knows more of the run than the broker's records", now)
         before = self._crew.registry.incarnation
         match misfit(hello, self._terms, outcome) or self._place(hello, sender, now):
             case Member() as member:
-                return self._assign(member, member.incarnation > before)
+                return self.assign(member, new=member.incarnation > before)
             case Refused() as refused:
                 self._journal.odd("refused", f"{hello.name}: {refused.reason}")
                 return [(sender, refused)]
+            case None:
+                return []
             case standby:
                 self._crew.note_successor(hello)
                 self.spares.note(hello, sender, now)
                 return [(sender, standby)]
+
+    def elect(self, why: str, now: float) -> None:
+        """The records are lost, or too old: asks everyone."""
+        if self.election is None:
+            self._journal.warn(f"{why}: they are lost, or too old, and everyone is asked how far the run is")
+            self.election = Election(self._crew.registry.placement, self._terms.lease, now)
+
+    def settle(self, now: float) -> list[Send]:
+        """Goes on with what the workers and the disks know, once they have had time to say it."""
+        verdict = self.election.verdict(now) if self.election is not None else None
+        if self.election is None or verdict is None:
+            return []
+        self._crew.settle(self.election, verdict, now)
+        self.election = None
+        kept = self._crew.registry.present()
+        self._journal.tell(f"the run stands at checkpoint {verdict.step}; {len(kept)} workers go on where they are")
+        return [send for member in kept for send in self.assign(member)]
 
     def call(self, now: float) -> list[Send]:
         """Gives the places of lost workers to those that stand by."""
@@ -49,12 +74,29 @@ class Reception:
         vacant = self._crew.registry.missing if self._crew.registry.begun else []
         return [send for index in vacant for send in self._call_to(index, now)]
 
+    def assign(self, member: Member, *, new: bool = False) -> list[Send]:
+        """Tells a worker its place."""
+        if new:
+            self._journal.tell(f"{member.place} is {member.process}, incarnation {member.life}")
+        start, keep = self._crew.start_of(member), member.former > 0
+        assigned = Assigned(self._run, member.index, member.incarnation, start, keep)
+        return [(member.sender, assigned), *self._introduce(member.sender), *self._remind(member.sender)]
+
+    def _shows_a_loss(self, hello: Hello) -> bool:
+        memory = hello.memory if hello.plan == self._terms.plan else None
+        if memory is None or memory.run != self._run:
+            return False
+        return self._crew.is_strange(hello.incarnation) or self._crew.is_behind(memory.complete, hello.incarnation)
+
     def _belongs(self, hello: Hello) -> bool:
         """Whether the run's end is the end of this worker too."""
         has_place = self._crew.registry.current(hello.incarnation) is not None
         return has_place or hello.spare or self.spares.knows(hello)
 
-    def _place(self, hello: Hello, sender: bytes, now: float) -> Member | Refused | Standby:
+    def _place(self, hello: Hello, sender: bytes, now: float) -> Member | Refused | Standby | None:
+        if self.election is not None:
+            self.election.hear(hello, sender)
+            return None if hello.memory is not None else Standby("the broker asks everyone how far the run is")
         if hello.spare and not self._crew.registry.begun:
             return Standby("the run has not begun; a spare takes the place of a worker that is lost")
         found = self._crew.place(hello, sender, now)
@@ -62,12 +104,6 @@ class Reception:
             return Standby(found.reason)
         self.spares.forget(hello)
         return found
-
-    def _assign(self, member: Member, new: bool) -> list[Send]:
-        if new:
-            self._journal.tell(f"{member.place} is {member.process}, incarnation {member.incarnation}")
-        assigned = Assigned(self._run, member.index, member.incarnation, self._crew.start_of(member))
-        return [(member.sender, assigned), *self._introduce(member.sender), *self._remind(member.sender)]
 
     def _introduce(self, sender: bytes) -> list[Send]:
         """Tells who is where: everyone if that is news, else whoever has just said hello again."""
@@ -93,4 +129,4 @@ class Reception:
         if isinstance(member, Refused):
             return []
         member.called = True
-        return self._assign(member, new=True)
+        return self.assign(member, new=True)

@@ -14,6 +14,7 @@ import msgspec
 from pipeline.schedule import Placement
 
 from .control import Hello, Refused, Report
+from .election import Voice
 from .loss import Loss, loss_of
 from .member import Member, stages_in_words
 
@@ -27,6 +28,8 @@ class Registry:
     incarnation: int = 0  # the highest handed out
     members: dict[int, Member] = field(default_factory=dict)  # by index
     begun: bool = False  # every worker of the plan was there at some moment
+    recorded: int = 0  # the highest incarnation of the records that were found at the beginning
+    floor: int = 0  # all incarnations that are handed out from now on are above it
 
     @property
     def missing(self) -> list[int]:
@@ -55,7 +58,7 @@ class Registry:
         known = self._known(hello)
         if known is not None:
             known.sender, known.endpoint, known.heard = sender, hello.endpoint, now
-            known.aware = known.aware or bool(hello.incarnation)
+            known.aware = known.aware or hello.incarnation == known.incarnation
             known.introduced = known.introduced or known.aware or bool(hello.endpoint)
             self.begun = self.begun or self.complete
             return known
@@ -75,6 +78,28 @@ class Registry:
     def current(self, incarnation: int) -> Member | None:
         """The worker that holds `incarnation`; None for a zombie's."""
         return next((member for member in self.members.values() if member.incarnation == incarnation), None)
+
+    def former(self, incarnation: int) -> Member | None:
+        """Who works under another incarnation since the broker's records were lost."""
+        return next((member for member in self.members.values() if member.former == incarnation > 0), None)
+
+    def is_foreign(self, incarnation: int) -> bool:
+        """Whether `incarnation` was handed out after these records were written: they are lost, or too old.
+
+        Once everyone whom they name has spoken they are neither, and whoever has another incarnation is a zombie.
+        """
+        confirmed = not self.missing and all(member.sender for member in self.members.values())
+        between = self.recorded < incarnation <= self.floor
+        return not confirmed and (between or incarnation > max(self.incarnation, self.floor))
+
+    def settle(self, kept: Mapping[int, Voice], step: int, floor: int, now: float) -> None:
+        """Begins anew, from incarnation `floor` on, with the workers `kept`, which go on with what they have."""
+        self.members.clear()
+        self.recorded = self.floor = floor
+        for index, voice in sorted(kept.items()):
+            member = self._placed(index, voice.hello, voice.sender, now, step)
+            member.introduced, member.former = True, voice.hello.incarnation
+        self.begun = True
 
     def hear(self, member: Member, sender: bytes, now: float) -> None:
         """The worker speaks, under its incarnation, from `sender`."""
@@ -117,7 +142,7 @@ class Registry:
 
     def adopt(self, facts: Mapping[str, object], now: float) -> None:
         """Takes over a former broker's workers, who keep their incarnations; each has a lease to speak up."""
-        self.incarnation = msgspec.convert(facts["incarnation"], int)
+        self.recorded = self.incarnation = msgspec.convert(facts["incarnation"], int)
         self.begun = msgspec.convert(facts["begun"], bool)
         for kept in msgspec.convert(facts["members"], list[_Kept]):
             stages = self.placement[kept.index]
@@ -134,7 +159,7 @@ class Registry:
         process may well have the same host name and process number.
         """
         if hello.incarnation:
-            return self.current(hello.incarnation)
+            return self.current(hello.incarnation) or self.former(hello.incarnation)
         same = (member for member in self.members.values() if member.is_process_of(hello) and not member.aware)
         return next(same, None)
 
@@ -161,7 +186,7 @@ class Registry:
         )
 
     def _placed(self, index: int, hello: Hello, sender: bytes, now: float, start: int) -> Member:
-        self.incarnation += 1
+        self.incarnation = max(self.incarnation, self.floor) + 1
         self.members[index] = Member(
             index,
             self.placement[index],
@@ -191,3 +216,5 @@ class _Kept(msgspec.Struct, frozen=True):
     introduced: bool
     aware: bool
     start: int
+    life: int
+    former: int

@@ -32,10 +32,11 @@ WAITING = "waits for forward-1 message 0"
 class Talk:
     """A core, the time, and workers 0 and 1 by the names of their places."""
 
-    def __init__(self, store: Store | None = None, now: float = 1000.0, terms: Terms = TERMS) -> None:
-        self.now = now
+    def __init__(self, store: Store | None = None, now: float | None = None, terms: Terms = TERMS) -> None:
+        # Where workers may be replaced, incarnations count from the time on: from 0, so that they are 1, 2, 3, ...
+        self.now = now if now is not None else 0.0 if terms.restarts else 1000.0
         self.store = store or MemoryStore()
-        self.core = Core(terms, self.store, run_of(self.store, PLAN, "run-1"), now)
+        self.core = Core(terms, self.store, run_of(self.store, PLAN, "run-1"), self.now)
 
     def say(self, sender: bytes, sentence: ToBroker) -> list[tuple[bytes, FromBroker]]:
         return self.core.handle(sender, sentence, self.now)

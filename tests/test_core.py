@@ -335,6 +335,7 @@ def test_status_names_run_workers_and_progress(talk: Talk):
         "pid": 101,
         "endpoint": "ipc://1",
         "incarnation": 2,
+        "life": 1,
         "heard": 2.0,
         "now": "1F3 of step 1",
         "since": 999.0,

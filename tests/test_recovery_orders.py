@@ -3,13 +3,26 @@
 A model of the processes is driven at random against the real core. It knows, of each process, what it has really done.
 """
 
+import copy
 from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.control import CONTROL_VERSION, Assigned, Exited, FromBroker, Hello, Refused, Report, StepRecord, Trim
+from broker.control import (
+    CONTROL_VERSION,
+    Assigned,
+    Exited,
+    FromBroker,
+    Hello,
+    Memory,
+    Peers,
+    Refused,
+    Report,
+    StepRecord,
+    Trim,
+)
 from broker.run import Phase
 from broker.stores.memory import MemoryStore
 from pipeline.schedule import make
@@ -23,6 +36,10 @@ SCHEDULE = make("1f1b", PLACEMENT, 2)
 ENDLESS = replace(TERMS, schedule=SCHEDULE, restarts=10**6, snapshots=True, log_every=1)
 
 
+Disk = dict[int, set[int]]  # stage -> steps
+RENEWED = ([Assigned, Trim], [Assigned, Peers], [Assigned, Peers, Trim], [Assigned])
+
+
 @dataclass
 class Process:
     """A worker process. `done` counts the steps it has done on each stage; `has` what it has on disk of them."""
@@ -34,6 +51,7 @@ class Process:
     alive: bool = True
     done: dict[int, int] = field(default_factory=dict)
     has: dict[int, set[int]] = field(default_factory=dict)
+    complete: int = 0  # the newest checkpoint that it was told of
 
     @property
     def sender(self) -> bytes:
@@ -45,16 +63,36 @@ class Process:
 
     def begin(self, assigned: Assigned) -> None:
         if self.assigned is None:
+            self.complete = assigned.step
             self.assigned = assigned
             self.done = dict.fromkeys(self.stages, assigned.step)
             self.has = {stage: {assigned.step} for stage in self.stages}
+        if assigned.keep:
+            assert all(done >= assigned.step for done in self.done.values())
+            self.assigned = assigned
         assert self.assigned == assigned  # told twice, it is the same place, incarnation and beginning
 
-    def hello(self) -> Hello:
+    def hello(self, disk: Disk) -> Hello:
         incarnation = self.assigned.incarnation if self.assigned else 0
         name = f"worker-{self.pid}"
+        found = sorted((stage, step) for stage, steps in disk.items() for step in steps)
         endpoint = f"ipc://{self.pid}" if incarnation else ""
-        return Hello(CONTROL_VERSION, PLAN, name, "desk", self.pid, endpoint, self.claim, incarnation, spare=self.spare)
+        return Hello(
+            CONTROL_VERSION,
+            PLAN,
+            name,
+            "desk",
+            self.pid,
+            endpoint,
+            self.claim,
+            incarnation,
+            spare=self.spare,
+            memory=self.memory(),
+            snapshots=found,
+        )
+
+    def memory(self) -> Memory | None:
+        return self.assigned and Memory("run-1", self.assigned.index, self.complete, min(self.done.values()))
 
     def advance(self, stage: int, steps: int) -> None:
         before, self.done[stage] = self.done[stage], min(LENGTH, self.done[stage] + steps)
@@ -78,6 +116,7 @@ class Process:
             steps=steps if records else [],
             snapshots=durable if snapshots else [],
             number=1,
+            complete=self.complete,
         )
 
 
@@ -90,41 +129,55 @@ class Orders(RuleBasedStateMachine):
         self.talk = Talk(self.store, terms=ENDLESS)
         self.processes: list[Process] = []
         self.owners: dict[int, Process] = {}  # by incarnation
-        self.highest = 0
         self.complete = 0
+        self.backups: list[MemoryStore] = []
+        self.lossless = self.informed = True
         for index in range(len(PLACEMENT)):
             self.start(index)
             self.say_hello(self.processes[index])
+
+    def disk(self) -> Disk:
+        """All share it, and nothing that is newer than what they were told to be complete is ever deleted."""
+        found: Disk = {stage: set() for stage in range(STAGES)}
+        for process in self.processes:
+            for stage, steps in process.has.items():
+                found[stage] |= {step for step in steps if step}
+        return found
 
     def start(self, claim: int | None, *, spare: bool = False, lost: bool = False) -> None:
         self.processes.append(Process(len(self.processes), claim, spare))
         self.say_hello(self.processes[-1], lost)
 
     def say_hello(self, process: Process, lost: bool = False) -> None:
-        self.tell(self.talk.say(process.sender, process.hello()), lost)
+        self.tell(self.talk.say(process.sender, process.hello(self.disk())), lost)
 
     def tell(self, sends: list[tuple[bytes, FromBroker]], lost: bool = False) -> None:
         """The broker's words arrive, or do not; either way they were said."""
-        self.check_checkpoint()
         for recipient, sentence in sends:
             process = self.processes[int(recipient)]
             match sentence:
-                case Assigned(_, _, incarnation, step):
-                    self.check_assignment(process, incarnation, step)
+                case Assigned() as assigned:
+                    self.check_assignment(process, assigned)
                     if not lost and process.alive:
                         process.begin(sentence)
                 case Trim(step):
                     assert step <= self.talk.core.crew.checkpoints.complete
+                    process.complete = process.complete if lost else max(process.complete, step)
                 case Refused():
                     process.alive = process.alive and lost
                 case _:
                     continue
+        self.check_checkpoint()
 
-    def check_assignment(self, process: Process, incarnation: int, step: int) -> None:
+    def check_assignment(self, process: Process, assigned: Assigned) -> None:
+        incarnation, step = assigned.incarnation, assigned.step
+        new = incarnation not in self.owners
         assert self.owners.setdefault(incarnation, process) is process
-        if incarnation > self.highest:
-            self.highest = incarnation
+        if new:
             assert step == self.talk.core.crew.checkpoints.complete
+        if assigned.keep:
+            assert process.assigned is not None
+            return
         assert process.assigned is None or process.assigned.incarnation == incarnation
 
     def is_current(self, process: Process) -> bool:
@@ -168,7 +221,7 @@ class Orders(RuleBasedStateMachine):
         sends = self.talk.say(process.sender, process.report(records=records, snapshots=snapshots))
         if zombie:
             assert self.decided() == before
-            assert [type(sentence) for _, sentence in sends] == [Refused]
+            assert [type(sentence) for _, sentence in sends] in ([Refused], [], *RENEWED)
         self.tell(sends)
 
     @precondition(lambda self: self.placed())
@@ -201,31 +254,59 @@ class Orders(RuleBasedStateMachine):
                     self.speak(process, snapshots=False)
             self.tell(self.talk.after(0.5))
 
-    @rule()
-    def the_broker_is_killed_and_started_again(self) -> None:
+    @rule(now_and_then=st.booleans())
+    def the_broker_is_killed_and_started_again(self, now_and_then: bool) -> None:
         self.talk = Talk(self.store, now=self.talk.now + 1.0, terms=ENDLESS)
         self.check_checkpoint()
+        if now_and_then:
+            self.backups.append(copy.deepcopy(self.store))
         assert self.talk.core.run == "run-1"
+
+    @rule(backup=st.none() | st.integers(0, 9), data=st.data())
+    def the_records_are_lost(self, backup: int | None, data: st.DataObject) -> None:
+        """The broker begins with nothing, or with what it knew some time ago; its workers notice that it is back."""
+        old = self.backups[backup % len(self.backups)] if backup is not None and self.backups else MemoryStore()
+        self.store = copy.deepcopy(old)
+        self.talk = Talk(self.store, now=self.talk.now + 3.0, terms=ENDLESS)
+        self.complete = 0
+        self.lossless = self.informed = False
+        alive = [each for each in self.processes if each.alive]
+        for process in data.draw(st.permutations(alive)):
+            self.say_hello(process, data.draw(st.booleans()))
+        for _ in range(data.draw(st.sampled_from([6, 0, 1]))):
+            for process in data.draw(st.sets(st.sampled_from(range(len(alive))))) if alive else ():
+                self.say_hello(alive[process])
+            self.tell(self.talk.after(2.0))
+        for process in self.placed():
+            self.say_hello(process)
+        self.informed = True
 
     def decided(self) -> object:
         core = self.talk.core
         return core.crew.checkpoints.facts(), list(core.ledger.finished), core.registry.facts(), core.replacing.facts()
 
     def check_checkpoint(self) -> None:
-        """It never goes back, and when it comes to be, every stage has an owner who has it."""
+        """It never goes back; when it comes to be, all stages' snapshots are there, and every owner has come so far."""
         core = self.talk.core
-        now_complete = core.crew.checkpoints.complete
-        assert now_complete >= self.complete
-        if now_complete > self.complete:
+        complete, disk = core.crew.checkpoints.complete, self.disk()
+        assert complete >= self.complete
+        if complete > self.complete:
+            assert all(complete in steps for steps in disk.values())
             for member in core.registry.members.values():
-                owner = self.owners[member.incarnation]
-                assert all(now_complete in owner.has[stage] for stage in member.stages)
+                assert all(self.owners[member.incarnation].done[stage] >= complete for stage in member.stages)
+        if complete > self.complete and self.lossless:
             assert core.registry.missing == []
-        self.complete = now_complete
+            for member in core.registry.members.values():
+                assert all(complete in self.owners[member.incarnation].has[stage] for stage in member.stages)
+        if core.reception.election is None and self.informed:
+            assert all(
+                self.owners[member.incarnation].complete <= complete for member in core.registry.members.values()
+            )
+        self.complete = complete
 
     @invariant()
     def the_losses_before_the_checkpoint_are_stored(self) -> None:
-        assert set(self.store.load().losses) >= set(range(self.complete))
+        assert not self.lossless or set(self.store.load().losses) >= set(range(self.complete))
 
     @invariant()
     def what_is_stored_is_what_was_decided(self) -> None:
@@ -240,4 +321,4 @@ class Orders(RuleBasedStateMachine):
 
 
 TestOrders = Orders.TestCase
-TestOrders.settings = settings(max_examples=300, stateful_step_count=40)
+TestOrders.settings = settings(max_examples=150, stateful_step_count=40)

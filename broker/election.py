@@ -1,0 +1,109 @@
+"""Who owns which stage, and at which step the run stands, when the broker's records are lost or older than the run.
+
+Then the workers and the disks are the records. For a lease, everyone is listened to and nothing else is decided:
+
+    owners      of each place, whoever works there under the highest incarnation
+    checkpoint  the newest step of which snapshots of all stages are on disk; at least one that was announced before,
+                or else what came before it is gone from the queues and every stage has to go back
+    kept        the owners that have done at least the checkpoint's steps; all other places are empty
+
+All get incarnations that nobody can have had before. Taking the maximum of an old record and of hearsay instead has
+been tried: it hands out incarnations twice, and begins stages at steps that others have forgotten.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.schedule import Placement
+
+from .control import Hello, Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """What a process has said of itself."""
+
+    hello: Hello
+    sender: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The run stands at `step`; the workers `kept`, by index, go on with the state they have."""
+
+    step: int
+    kept: Mapping[int, Voice]
+
+
+class Election:
+    """Begun at `now`, in seconds since the epoch as all times here; it takes at least a `lease`."""
+
+    def __init__(self, placement: Placement, lease: float, now: float) -> None:
+        self._placement = placement
+        self.began = now
+        self._ends = now + lease
+        self._voices: dict[tuple[str, str, int], Voice] = {}  # by process
+
+    @property
+    def incarnation(self) -> int:
+        """The highest incarnation that was heard of."""
+        return max((voice.hello.incarnation for voice in self._voices.values()), default=0)
+
+    @property
+    def unknown(self) -> list[int]:
+        """The indexes of whose stages nobody can say which snapshots there are."""
+        newcomers = [voice.hello for voice in self._voices.values() if voice.hello.memory is None]
+        claimed = {hello.claim for hello in newcomers}
+        without_claim = sum(hello.claim is None for hello in newcomers)
+        absent = [index for index in range(len(self._placement)) if index not in self._owners | dict.fromkeys(claimed)]
+        return [index for index in absent if not self._is_on_disk(index)][without_claim:]
+
+    def hear(self, hello: Hello, sender: bytes) -> None:
+        """A process says who it is; the last that it says counts."""
+        self._voices[(hello.name, hello.host, hello.pid)] = Voice(hello, sender)
+
+    def verdict(self, now: float) -> Verdict | None:
+        """The decision; None as long as somebody may still say something that matters."""
+        if now < self._ends or (self.unknown and not self._at_the_beginning):
+            return None
+        step, owners = self._newest, self._owners
+        if step < self._announced:
+            return Verdict(step, {})
+        kept = {index: voice for index, voice in owners.items() if _memory(voice).step >= step}
+        return Verdict(step, kept)
+
+    @property
+    def _owners(self) -> dict[int, Voice]:
+        """By index; the highest incarnation of a place is the last in this order."""
+        remembering = [voice for voice in self._voices.values() if voice.hello.memory is not None]
+        remembering.sort(key=lambda voice: voice.hello.incarnation)
+        return {_memory(voice).index: voice for voice in remembering if _memory(voice).index < len(self._placement)}
+
+    @property
+    def _snapshots(self) -> set[tuple[int, int]]:
+        return {snapshot for voice in self._voices.values() for snapshot in voice.hello.snapshots}
+
+    @property
+    def _newest(self) -> int:
+        stages = sum(len(stages) for stages in self._placement)
+        steps = [{0, *(step for stage, step in self._snapshots if stage == each)} for each in range(stages)]
+        return max(set.intersection(*steps))
+
+    @property
+    def _announced(self) -> int:
+        return max((_memory(voice).complete for voice in self._owners.values()), default=0)
+
+    @property
+    def _at_the_beginning(self) -> bool:
+        """Whether no snapshot can be missed, since there has been no step."""
+        return not self._snapshots and not any(_memory(voice).step for voice in self._owners.values())
+
+    def _is_on_disk(self, index: int) -> bool:
+        known = {stage for stage, _ in self._snapshots}
+        return known.issuperset(self._placement[index])
+
+
+def _memory(voice: Voice) -> Memory:
+    if voice.hello.memory is None:
+        raise ValueError(f"{voice.hello.name} has no memory of the run")
+    return voice.hello.memory

@@ -1,0 +1,280 @@
+"""The broker's records are lost, or a copy from yesterday: the workers and the disks are the records then."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+
+from broker.control import (
+    CONTROL_VERSION,
+    Answer,
+    Ask,
+    Assigned,
+    Exited,
+    Finished,
+    FromBroker,
+    Heard,
+    Hello,
+    Memory,
+    Peers,
+    Refused,
+    Report,
+    Standby,
+    StopRun,
+    Trim,
+)
+from broker.run import Phase
+from broker.stores.memory import MemoryStore
+from talk import PLAN, TERMS, Talk, name, steps
+
+REPLACING = replace(TERMS, restarts=2, snapshots=True)
+LEASE = TERMS.lease
+Sends = list[tuple[bytes, FromBroker]]
+SHARED = [(stage, step) for stage in (0, 1) for step in (20, 40)]  # what everybody finds on a disk that all share
+
+
+def talk_at(store: MemoryStore) -> Talk:
+    """A run whose checkpoint 40 is complete; workers 0 and 1 work under incarnations 1 and 2."""
+    talk = Talk(store, terms=REPLACING)
+    for index in (0, 1):
+        talk.join(index)
+        talk.say(name(index), report(index, index + 1, 47, snapshots=[(index, 20), (index, 40)]))
+    return talk
+
+
+def report(index: int, incarnation: int, done: int, **more: object) -> Report:
+    records = steps(index, *range(done), loss=0.5)
+    return Report(incarnation, 9, "computes", 0.0, 0.0, records, number=1, **more)  # type: ignore[arg-type]
+
+
+def remembering(
+    index: int, incarnation: int, *, step: int = 47, complete: int = 40, snapshots: list[tuple[int, int]] | None = None,
+    run: str = "run-1", pid: int = 0,
+) -> Hello:  # fmt: skip
+    return Hello(
+        CONTROL_VERSION, PLAN, f"worker-{index}", "desk", pid or 100 + index, f"ipc://{index}", index, incarnation,
+        memory=Memory(run, index, complete, step), snapshots=SHARED if snapshots is None else snapshots,
+    )  # fmt: skip
+
+
+def newcomer(index: int | None, pid: int, *, snapshots: list[tuple[int, int]] | None = None) -> Hello:
+    found = SHARED if snapshots is None else snapshots
+    return Hello(CONTROL_VERSION, PLAN, f"worker-{pid}", "desk", pid, "", index, snapshots=found)
+
+
+def assignments(sends: Sends) -> dict[bytes, Assigned]:
+    return {to: sentence for to, sentence in sends if isinstance(sentence, Assigned)}
+
+
+@pytest.fixture
+def lost() -> Talk:
+    """The broker is started again, some seconds later, with nothing."""
+    assert talk_at(MemoryStore()).status()["checkpoint"] == 40
+    return Talk(MemoryStore(), now=100.0, terms=REPLACING)
+
+
+def test_workers_that_are_at_work_go_on_where_they_are_under_new_incarnations(lost: Talk):
+    for index in (0, 1):
+        assert lost.say(name(index), report(index, index + 1, 48)) == []
+        assert lost.say(name(index), remembering(index, index + 1)) == []
+    sends = lost.after(LEASE + 0.2)
+    given = assignments(sends)
+    assert [(each.index, each.step, each.keep) for each in given.values()] == [(0, 40, True), (1, 40, True)]
+    incarnations = {each.index: each.incarnation for each in given.values()}
+    assert min(incarnations.values()) > 100_000
+    peers = Peers({index: (incarnations[index], f"ipc://{index}") for index in (0, 1)})
+    assert (name(0), peers) in sends
+    assert (name(1), Trim(40)) in sends
+    assert (lost.core.phase, lost.core.ledger.finished) == (Phase.RUNNING, [47, 47])
+    assert lost.say(name(1), report(1, incarnations[1], 48)) == [(name(1), Heard(1))]
+    assert lost.core.ledger.losses == dict.fromkeys(range(0, 48, 10), 0.5)
+
+
+def test_nothing_is_decided_before_everyone_has_had_a_lease_to_speak(lost: Talk):
+    lost.say(name(0), remembering(0, 1))
+    ((_, standby),) = lost.say(b"new", newcomer(1, 201))
+    assert isinstance(standby, Standby)
+    assert lost.after(LEASE - 0.2) == []
+    assert lost.say(name(0), report(0, 1, 48)) == []
+    lost.say(name(1), remembering(1, 2))
+    assert assignments(lost.after(0.4)).keys() == {name(0), name(1)}
+
+
+def test_who_is_absent_is_placed_again_at_the_newest_step_of_which_all_snapshots_are_on_disk(lost: Talk):
+    lost.say(name(0), remembering(0, 1))
+    lost.after(LEASE - 1)
+    lost.say(b"new", newcomer(1, 201))
+    given = assignments(lost.after(2.0))
+    assert (given[b"new"].step, given[b"new"].keep) == (40, False)
+    assert (given[name(0)].step, given[name(0)].keep) == (40, True)
+    assert lost.core.ledger.finished == [47, 40]
+
+
+def test_who_is_behind_that_step_is_placed_again(lost: Talk):
+    lost.say(name(0), remembering(0, 1)), lost.say(name(1), remembering(1, 2, step=31, complete=20))
+    assert assignments(lost.after(LEASE + 0.2)).keys() == {name(0)}
+    ((_, refused),) = lost.say(name(1), report(1, 2, 31))
+    assert isinstance(refused, Refused)
+    assert lost.assigned(b"new", newcomer(1, 201)).step == 40
+
+
+def test_snapshots_that_each_finds_on_its_own_disk_are_put_together(lost: Talk):
+    lost.say(name(0), remembering(0, 1, snapshots=[(0, 20), (0, 40), (0, 60)], step=61, complete=20))
+    lost.say(name(1), remembering(1, 2, snapshots=[(1, 20), (1, 40)]))
+    assert {each.step for each in assignments(lost.after(LEASE + 0.2)).values()} == {40}
+
+
+def test_two_that_claim_one_place_are_told_apart_by_their_incarnations(lost: Talk):
+    lost.say(b"owner", remembering(1, 7, pid=901)), lost.say(b"zombie", remembering(1, 2, pid=101))
+    lost.say(name(0), remembering(0, 1))
+    given = assignments(lost.after(LEASE + 0.2))
+    assert given.keys() == {b"owner", name(0)}
+    ((_, refused),) = lost.say(b"zombie", remembering(1, 2, pid=101))
+    assert isinstance(refused, Refused)
+
+
+# Snapshots of a stage that nobody can see may be newer than those of the others, but what came before them is gone.
+
+
+def test_the_decision_waits_for_somebody_who_sees_the_snapshots_of_every_stage(lost: Talk):
+    own = [(0, 20), (0, 40)]
+    lost.say(name(0), remembering(0, 1, snapshots=own))
+    assert lost.after(3 * LEASE) == []
+    lost.say(b"new", newcomer(1, 201, snapshots=[(1, 20), (1, 40)]))
+    assert {each.step for each in assignments(lost.after(0.2)).values()} == {40}
+
+
+def test_if_nobody_comes_who_sees_them_the_run_is_given_up_naming_the_stage(lost: Talk):
+    lost.say(name(0), remembering(0, 1, snapshots=[(0, 20), (0, 40)]))
+    lost.after(61.0)
+    assert lost.status()["code"] == 69
+    assert "nobody came who could say which snapshots there are of worker 1 (stage 1)" in str(lost.status()["reason"])
+
+
+def test_if_the_announced_checkpoint_is_nowhere_every_stage_goes_back(lost: Talk):
+    lost.say(name(0), remembering(0, 1)), lost.say(b"new", newcomer(1, 201, snapshots=[]))
+    lost.say(name(0), remembering(0, 1, snapshots=[(0, 20), (0, 40), (1, 20)]))
+    given = assignments(lost.after(LEASE + 0.2))
+    assert name(0) not in given
+    assert lost.core.crew.checkpoints.complete == 20
+    ((_, refused),) = lost.say(name(0), report(0, 1, 48))
+    assert isinstance(refused, Refused)
+
+
+def test_before_the_first_step_there_is_nothing_to_wait_for(lost: Talk):
+    lost.say(name(0), remembering(0, 1, step=0, complete=0, snapshots=[]))
+    given = assignments(lost.after(LEASE + 0.2))
+    assert (given[name(0)].step, given[name(0)].keep) == (0, True)
+
+
+# Words that get lost
+
+
+def test_a_worker_that_missed_its_new_incarnation_hears_it_again(lost: Talk):
+    lost.say(name(0), remembering(0, 1)), lost.say(name(1), remembering(1, 2))
+    given = assignments(lost.after(LEASE + 0.2))
+    for words in (report(1, 2, 48), remembering(1, 2), Finished(2, {})):
+        assert assignments(lost.say(name(1), words)) == {name(1): given[name(1)]}
+    assert lost.core.phase is Phase.RUNNING
+
+
+def test_a_broker_that_is_killed_again_knows_what_was_decided(lost: Talk):
+    lost.say(name(0), remembering(0, 1)), lost.say(name(1), remembering(1, 2))
+    given = assignments(lost.after(LEASE + 0.2))
+    again = Talk(lost.store, now=200.0, terms=REPLACING)
+    assert again.say(name(0), report(0, given[name(0)].incarnation, 48)) == [(name(0), Heard(1))]
+    assert assignments(again.say(name(1), report(1, 2, 48))) == {name(1): given[name(1)]}
+    assert again.core.crew.checkpoints.complete == 40
+
+
+def test_a_broker_that_is_killed_while_it_asks_asks_again(lost: Talk):
+    lost.say(name(0), remembering(0, 1))
+    again = Talk(lost.store, now=105.0, terms=REPLACING)
+    again.say(name(0), remembering(0, 1)), again.say(name(1), remembering(1, 2))
+    assert assignments(again.after(LEASE + 0.2)).keys() == {name(0), name(1)}
+
+
+# A process that is started afresh may come before the first of the old ones.
+
+
+def test_who_was_given_a_place_before_the_loss_was_noticed_is_placed_again(lost: Talk):
+    hasty = lost.assigned(b"new", newcomer(1, 201))
+    assert hasty.step == 0
+    lost.say(name(0), remembering(0, 1)), lost.say(name(1), remembering(1, 2))
+    assert assignments(lost.after(LEASE + 0.2)).keys() == {name(0), name(1)}
+    ((_, refused),) = lost.say(b"new", Report(hasty.incarnation, 0, "waits", 0.0, 0.0))
+    assert isinstance(refused, Refused)
+
+
+def test_once_everyone_is_there_who_comes_from_before_is_a_zombie(lost: Talk):
+    for index in (0, 1):
+        given = lost.assigned(name(index), newcomer(index, 200 + index))
+        lost.say(name(index), replace_hello(newcomer(index, 200 + index), given.incarnation))
+    assert lost.core.phase is Phase.RUNNING
+    ((_, refused),) = lost.say(b"zombie", remembering(1, 2))
+    assert isinstance(refused, Refused)
+
+
+def replace_hello(said: Hello, incarnation: int) -> Hello:
+    return Hello(said.version, said.plan, said.name, said.host, said.pid, "ipc://x", said.claim, incarnation)
+
+
+def test_a_worker_of_another_run_proves_nothing(lost: Talk):
+    ((_, refused),) = lost.say(name(0), remembering(0, 1, run="yesterday"))
+    assert isinstance(refused, Refused)
+    assert lost.core.reception.election is None
+
+
+def test_where_nobody_is_replaced_a_strange_incarnation_is_refused():
+    talk = Talk(terms=TERMS)
+    ((_, refused),) = talk.say(name(0), remembering(0, 7))
+    assert isinstance(refused, Refused)
+
+
+# A store from a backup
+
+
+def test_an_old_store_is_noticed_by_an_incarnation_that_is_not_in_it():
+    store = MemoryStore()
+    talk = talk_at(store)
+    backup = copy.deepcopy(store)
+    talk.say(b"supervisor", Exited(1, 101, -9)), talk.after(1.0)
+    owner = talk.assigned(b"owner", newcomer(1, 301))
+    assert owner.incarnation == 3
+    old = Talk(backup, now=100.0, terms=REPLACING)
+    old.say(b"owner", remembering(1, 3, pid=301)), old.say(name(0), remembering(0, 1))
+    given = assignments(old.after(LEASE + 0.2))
+    assert given.keys() == {b"owner", name(0)}
+    assert old.core.registry.members[1].pid == 301
+
+
+def test_an_old_store_is_noticed_by_a_checkpoint_that_is_not_in_it():
+    store = MemoryStore()
+    talk = talk_at(store)
+    backup = copy.deepcopy(store)
+    for index in (0, 1):
+        talk.say(name(index), report(index, index + 1, 61, snapshots=[(index, 60)]))
+    assert talk.status()["checkpoint"] == 60
+    old = Talk(backup, now=100.0, terms=REPLACING)
+    assert old.say(name(0), report(0, 1, 61, complete=60)) == []
+    snapshots = [(stage, step) for stage in (0, 1) for step in (40, 60)]
+    for index in (0, 1):
+        old.say(name(index), remembering(index, index + 1, step=61, complete=60, snapshots=snapshots))
+    given = assignments(old.after(LEASE + 0.2))
+    assert {(each.step, each.keep) for each in given.values()} == {(60, True)}
+
+
+def test_why_says_that_the_broker_asks(lost: Talk):
+    lost.say(name(0), remembering(0, 1))
+    ((_, answer),) = lost.say(b"me", Ask("why"))
+    assert isinstance(answer, Answer)
+    assert "has lost its records" in str(answer.facts["text"])
+
+
+def test_a_run_can_be_stopped_while_the_broker_asks(lost: Talk):
+    lost.say(name(0), remembering(0, 1))
+    lost.say(b"train", StopRun("enough", 130))
+    ((_, refused),) = lost.say(name(0), remembering(0, 1))
+    assert isinstance(refused, Refused)
+    assert refused.reason.startswith("the run is over (enough")
+    assert lost.after(2 * LEASE) == []
