@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test lint bench clean
+.PHONY: train test lint bench docker-test clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
@@ -17,6 +17,10 @@ lint: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks
+
+# Needs a Docker engine with Compose; BASE_IMAGE names the interpreter's image if it is not python:3.11-slim.
+docker-test: .venv/ready
+	$(BIN)/python docker/test/run.py
 
 .venv/ready: setup.py constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stageline needs Python 3.11 or newer, this is " + sys.version.split()[0] + ". Use make PYTHON=python3.11")'

@@ -1,0 +1,26 @@
+"""Prints what setup.py requires, with the extras named as arguments ("examples,test"), as pip reads requirements.
+
+So the image's layer with the dependencies is made without the code, and outlives changes of it. It stands in for
+setuptools, which an interpreter's image need not hold.
+"""
+
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def required(setup: Path, extras: list[str]) -> list[str]:
+    """The requirements that the file `setup` hands to setuptools. Raises `KeyError` for an extra it does not have."""
+    given: dict[str, Any] = {}
+    stand_in = ModuleType("setuptools")
+    stand_in.setup = given.update  # type: ignore[attr-defined]
+    sys.modules["setuptools"] = stand_in
+    runpy.run_path(str(setup))
+    return [*given["install_requires"], *(line for extra in extras for line in given["extras_require"][extra])]
+
+
+if __name__ == "__main__":
+    names = [name for argument in sys.argv[1:] for name in argument.split(",") if name]
+    print(*required(Path("setup.py"), names), sep="\n")

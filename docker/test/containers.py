@@ -1,0 +1,135 @@
+"""The containers of docker/compose.yaml as a test drives them, through the commands of Docker."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = "stageline:test"
+STAGES = ("stage-0", "stage-1", "stage-2")
+Facts = dict[str, Any]
+
+ENVIRONMENT = {**os.environ, "STAGELINE_IMAGE": IMAGE}
+
+# What an address is to a container: "open", "closed" (someone is there and refuses), "away" (no way leads there).
+_LOOK = """
+import socket, sys
+host, port = sys.argv[1].rsplit(":", 1)
+try:
+    socket.create_connection((host, int(port)), 3).close()
+    print("open")
+except ConnectionRefusedError:
+    print("closed")
+except OSError:
+    print("away")
+"""
+_KILL = "import os, signal, sys; os.kill(int(sys.argv[1]), signal.SIGKILL)"
+
+
+class Failed(Exception):
+    """A command failed, or what was looked for is not so."""
+
+
+class Containers:
+    """A run in containers, under a project's name of its own."""
+
+    def __init__(self, project: str) -> None:
+        self._compose = (*compose(), "-p", project)
+
+    def up(self) -> None:
+        """Starts them all."""
+        self._call("up", "-d")
+
+    def down(self) -> None:
+        """Removes them, their networks and their volumes."""
+        self._call("down", "--volumes", "--timeout", "0")
+
+    def status(self) -> Facts | None:
+        """What the broker answers; None while it does not."""
+        words = ("exec", "-T", "broker", "stageline", "status", "--json", "--broker", "tcp://broker:5600")
+        done = run(*self._compose, *words)
+        return _facts(done.stdout) if done.returncode == 0 else None
+
+    def result(self) -> Facts:
+        """What the broker has left in its volume."""
+        reading = ("run", "--rm", "--no-deps", "-T", "--entrypoint", "cat", "broker")
+        return _facts(self._call(*reading, "/runs/digits/result.json"))
+
+    def kill(self, service: str) -> None:
+        """kill -9 for the container's process, as the machine would: `docker kill` would count as a wish to stop.
+
+        A container that sees the engine's processes does it, so that it works wherever the engine runs.
+        """
+        pid = self._inspect(service, "{{.State.Pid}}")
+        seeing = ("--pid", "host", "--user", "0", "--entrypoint", "python")
+        call("docker", "run", "--rm", *seeing, IMAGE, "-c", _KILL, pid)
+
+    def restarts(self, service: str) -> int:
+        """How often the engine has started the container again."""
+        return int(self._inspect(service, "{{.RestartCount}}"))
+
+    def ends(self) -> dict[str, int]:
+        """The exit status of each stage's container, once it has ended."""
+        return {stage: int(call("docker", "wait", self._id(stage))) for stage in STAGES}
+
+    def sees(self, service: str, address: str) -> str:
+        """What `address` is to the container of `service`."""
+        return self._call("exec", "-T", service, "python", "-c", _LOOK, address)
+
+    def address(self, service: str) -> str:
+        """The container's address in the first of its networks."""
+        found = self._inspect(service, "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}")
+        return found.split()[0]
+
+    def show_logs(self) -> None:
+        """Prints what they said last."""
+        print(self._call("logs", "--tail", "30"), file=sys.stderr)
+
+    def _inspect(self, service: str, template: str) -> str:
+        return call("docker", "inspect", "-f", template, self._id(service))
+
+    def _id(self, service: str) -> str:
+        return self._call("ps", "-a", "-q", service)
+
+    def _call(self, *words: str) -> str:
+        return call(*self._compose, *words)
+
+
+def build() -> None:
+    """Makes the images."""
+    print("building the images; the first time it takes minutes", file=sys.stderr)
+    call(*compose(), "build")
+
+
+@cache
+def compose() -> tuple[str, ...]:
+    """The command for Compose with the project's files; the server is built, unless REDIS_IMAGE names one."""
+    plugin = run("docker", "compose", "version").returncode == 0
+    command = ("docker", "compose") if plugin else ("docker-compose",)
+    files = ["docker/compose.yaml", *([] if "REDIS_IMAGE" in os.environ else ["docker/test/compose.yaml"])]
+    return (*command, *(word for file in files for word in ("-f", file)))
+
+
+def call(*words: str) -> str:
+    """What a command prints. Raises `Failed` with what it complained of."""
+    done = run(*words)
+    if done.returncode:
+        raise Failed(f"`{' '.join(words)}` ended with {done.returncode}: {(done.stdout + done.stderr)[-4000:]}")
+    return done.stdout.strip()
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end. Raises `Failed` if there is no such command."""
+    try:
+        return subprocess.run(words, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise Failed(f"{words[0]} is not installed") from None
+
+
+def _facts(text: str) -> Facts:
+    facts: Facts = json.loads(text)
+    return facts
