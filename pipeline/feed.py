@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .data import DataError, Source, rows, share, split
+from .model import last_line
 from .tree import Tree, map_tensors
 
 
@@ -49,8 +50,8 @@ class Feed:
         if step < self._steps:
             try:
                 inputs, targets = self._source.batch(step)
-            except (TypeError, ValueError) as error:
-                raise DataError(f"the data source's batch({step}) failed: {type(error).__name__}: {error}") from error
+            except Exception as error:  # user code may raise anything; the cause is handed on
+                raise DataError(f"the data source's batch({step}) failed: {last_line(error)}") from error
             return inputs, targets
         if self._held_out is None:
             raise DataError(f"step {step} is beyond the run's {self._steps} steps, and no rows are held out")

@@ -64,8 +64,8 @@ def call(function: Callable[..., Any], key: str, **options: Any) -> Any:
     """What the user's factory returns; whatever it raises comes back as `ModelRefused`, naming its line."""
     try:
         return function(**options)
-    except Exception as error:  # user code may raise anything; the cause is handed on
-        raise ModelRefused(f"{key}: {_last_line(error)}") from error
+    except (Exception, SystemExit) as error:  # user code may raise anything; the cause is handed on
+        raise ModelRefused(f"{key}: {last_line(error)}") from error
 
 
 def build(plan: Plan) -> list[Segment]:
@@ -77,9 +77,7 @@ def build(plan: Plan) -> list[Segment]:
     factory = load(plan.model.factory, base(plan), "model.factory")
     torch.manual_seed(plan.run.seed)
     model = call(factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
-    segments = segment(model, plan.model.cut, plan.model.stages)
-    _refuse_shared_parameters(segments)
-    return segments
+    return segment(model, plan.model.cut, plan.model.stages)
 
 
 def segment(model: Any, cut: Sequence[int] | str | None = None, stages: int | None = None) -> list[Segment]:
@@ -101,10 +99,12 @@ def segment(model: Any, cut: Sequence[int] | str | None = None, stages: int | No
     if not layers or not all(isinstance(layer, nn.Module) for layer in layers):
         raise ModelRefused("the model has no layers, or some are not torch modules")
     edges = list(bounds) or _edges(layers, cut, stages)
-    return [
+    segments = [
         Segment(k, low, tuple(names[low:high]), tuple(layers[low:high]))
         for k, (low, high) in enumerate(pairwise(edges))
     ]
+    _refuse_shared_state(segments)
+    return segments
 
 
 def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool) -> Stage:
@@ -145,6 +145,10 @@ def load_source(plan: Plan) -> Source:
             f"{key} returned a {type(source).__name__}; wanted is an object with batch(step), held_out() and "
             f"steps_per_epoch, such as pipeline.data.Rows(inputs, targets, batch_size, seed)"
         )
+    steps = call(lambda: source.steps_per_epoch, f"{key}: steps_per_epoch")
+    if not isinstance(steps, int) or steps < 1:
+        raise ModelRefused(f"{key}: steps_per_epoch is {steps!r}; wanted is a whole number of at least 1")
+    call(source.held_out, f"{key}: held_out()")
     return source  # type: ignore[no-any-return]  # what it promises was looked for above
 
 
@@ -183,20 +187,20 @@ def _load_file(path: Path, key: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # user code may raise anything; the cause is handed on
+    except (Exception, SystemExit) as error:  # user code may raise anything; the cause is handed on
         del sys.modules[name]
-        raise ModelRefused(f"{key}: {path} could not be loaded: {_last_line(error)}") from error
+        raise ModelRefused(f"{key}: {path} could not be loaded: {last_line(error)}") from error
     return module
 
 
 def _load_module(dotted: str, reference: str, key: str) -> ModuleType:
     try:
         return importlib.import_module(dotted)
-    except Exception as error:  # importing runs user code, which may raise anything
-        raise ModelRefused(f'{key} = "{reference}": cannot import {dotted}: {_last_line(error)}') from error
+    except (Exception, SystemExit) as error:  # importing runs user code, which may raise anything
+        raise ModelRefused(f'{key} = "{reference}": cannot import {dotted}: {last_line(error)}') from error
 
 
-def _last_line(error: Exception) -> str:
+def last_line(error: BaseException) -> str:
     """`ValueError: no such file (data.py, line 12)`: what a user needs to find their mistake."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -251,15 +255,15 @@ def _balanced(layers: Sequence[nn.Module], stages: int) -> list[int]:
     return best[-1][len(layers)][1]
 
 
-def _refuse_shared_parameters(segments: Sequence[Segment]) -> None:
+def _refuse_shared_state(segments: Sequence[Segment]) -> None:
     owner: dict[int, str] = {}
     stage_of: dict[int, int] = {}
     for part in segments:
         for name, layer in zip(part.names, part.layers, strict=True):
-            for key, parameter in layer.named_parameters(name):
-                if stage_of.setdefault(id(parameter), part.index) != part.index:
+            for key, state in (*layer.named_parameters(name), *layer.named_buffers(name)):
+                if stage_of.setdefault(id(state), part.index) != part.index:
                     raise ModelRefused(
-                        f"stages {stage_of[id(parameter)]} and {part.index} share one parameter "
-                        f"({owner[id(parameter)]} is {key}): a weight lives on one stage. Cut elsewhere, or untie it."
+                        f"stages {stage_of[id(state)]} and {part.index} share one parameter or buffer "
+                        f"({owner[id(state)]} is {key}): it lives on one stage. Cut elsewhere, or untie it."
                     )
-                owner.setdefault(id(parameter), key)
+                owner.setdefault(id(state), key)

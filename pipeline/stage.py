@@ -162,7 +162,10 @@ class Stage:
                 output, None if loss is None else share, _inlet_places(x) if inlets else None, inlets, version
             )
         self._forwarded += 1
-        return self._sendable(output, x) if loss is None else map_tensors(lambda t: t.detach() * share, output)
+        if loss is not None:
+            return map_tensors(lambda t: t.detach() * share, output)
+        self._refuse_aliases(output)
+        return self._sendable(output, x)
 
     def backward(
         self, gradient: "Tree | _NotGiven" = NOT_GIVEN, *, step: int | None = None, microbatch: int | None = None
@@ -204,12 +207,12 @@ class Stage:
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
 
-    def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0) -> Tree:
+    def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False) -> Tree:
         """The stage's output in evaluation mode: no stash, no gradient; seeded like `forward`."""
         if self._body.training:
             self._body.eval()
         with torch.no_grad():
-            inputs = map_tensors(lambda t: t.detach().to(self.device), x)
+            inputs = map_tensors(lambda t: self._own(t, owned), x)
             return self._sendable(self._run(inputs, (step, microbatch), None), x)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -264,13 +267,28 @@ class Stage:
         return x
 
     def _receive(self, tensor: Tensor, inlets: list[Inlet], owned: bool) -> Tensor:
-        mine = tensor.detach().to(self.device)
-        if not owned and mine.data_ptr() == tensor.data_ptr():
-            mine = copied(mine)
+        mine = self._own(tensor, owned)
         if not tensor.requires_grad:
             return mine
         inlets.append(Inlet())
         return enter(mine, inlets[-1])
+
+    def _own(self, tensor: Tensor, owned: bool) -> Tensor:
+        mine = tensor.detach().to(self.device)
+        return mine if owned or mine.data_ptr() != tensor.data_ptr() else copied(mine)
+
+    def _refuse_aliases(self, output: Tree) -> None:
+        """Tensors that share memory arrive apart: an in-place layer would write to one of them, and their gradients
+        would be added up in another order."""
+        seen: dict[int, str] = {}
+        for path, leaf in leaves(output):
+            if not isinstance(leaf, Tensor) or not leaf.numel():
+                continue
+            if (first := seen.setdefault(leaf.data_ptr(), path)) != path:
+                raise StageError(
+                    f"stage {self.index} returns the same memory twice, as output{first} and output{path}: send one, "
+                    f"and derive the other in the next stage; or clone it"
+                )
 
     def _loss_of(self, function: Loss, output: Tree, target: Tree) -> Tensor:
         loss = function(output, map_tensors(lambda t: t.to(self.device), target))

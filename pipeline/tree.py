@@ -14,15 +14,14 @@ Tree: TypeAlias = "Leaf | tuple[Tree, ...] | list[Tree] | dict[str, Tree]"
 
 def map_leaves(function: Callable[[Leaf], Leaf], tree: Tree) -> Tree:
     """`tree` with `function` of each leaf in its place, called in the order of `leaves`."""
-    match tree:
-        case tuple():
-            return tuple([map_leaves(function, branch) for branch in tree])
-        case list():
-            return [map_leaves(function, branch) for branch in tree]
-        case dict():
-            return {name: map_leaves(function, branch) for name, branch in tree.items()}
-        case _:
-            return function(tree)
+    kind = type(tree)  # exactly: a named tuple would come back as a plain one
+    if kind is tuple:
+        return tuple([map_leaves(function, branch) for branch in tree])  # type: ignore[union-attr]
+    if kind is list:
+        return [map_leaves(function, branch) for branch in tree]  # type: ignore[union-attr]
+    if kind is dict:
+        return {name: map_leaves(function, branch) for name, branch in tree.items()}  # type: ignore[union-attr]
+    return function(tree)  # type: ignore[arg-type]
 
 
 def map_tensors(function: Callable[[Tensor], Leaf], tree: Tree) -> Tree:
@@ -33,14 +32,17 @@ def map_tensors(function: Callable[[Tensor], Leaf], tree: Tree) -> Tree:
 
 
 def leaves(tree: Tree, path: str = "") -> list[tuple[str, Leaf]]:
-    """The leaves of `tree` and their paths ("", "[0]", "[1].mask"): sequences from the front, dicts as filled."""
+    """The leaves of `tree` and their paths ("", "[0]", "[1]['mask']"): sequences from the front, dicts as filled.
+
+    No two leaves have the same path.
+    """
     match tree:
         case Tensor():
             return [(path, tree)]
         case tuple() | list():
             return [found for place, branch in enumerate(tree) for found in leaves(branch, f"{path}[{place}]")]
         case dict():
-            return [found for name, branch in tree.items() for found in leaves(branch, f"{path}.{name}")]
+            return [found for name, branch in tree.items() for found in leaves(branch, f"{path}[{name!r}]")]
         case _:
             return [(path, tree)]
 

@@ -110,6 +110,18 @@ def test_what_a_layer_raises_is_told_with_its_stage_and_action():
     line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM, microbatches=2)
     with pytest.raises(ComputeFailed, match=r"stage 0 failed in 0F0 of step 0, layer 0: RuntimeError"):
         line.step(torch.zeros(4, 7), torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(ComputeFailed, match="an earlier step failed"):
+        line.step(torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64))
+
+
+def test_state_that_two_stages_would_share_is_refused():
+    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+    b.weight = a.weight
+    with pytest.raises(ModelRefused, match="share one parameter or buffer"):
+        Line(nn.Sequential(a, nn.ReLU(), b), cut=[2], loss=functional.mse_loss, optimizer=ADAM)
+    norm = nn.BatchNorm1d(4, affine=False)
+    with pytest.raises(ModelRefused, match="share one parameter or buffer"):
+        Line([nn.Sequential(a, norm), norm], loss=functional.mse_loss, optimizer=ADAM)
 
 
 def test_a_plan_runs_from_a_script(tmp_path):
@@ -131,8 +143,11 @@ def test_a_run_that_fails_says_why_and_where_its_logs_are(tmp_path):
     (tmp_path / "model.py").write_text("def build():\n    raise ValueError('no such layer')\n")
     with pytest.raises(ModelRefused, match=r"ValueError: no such layer \(model.py, line 2\)"):
         train(tmp_path, 'model.factory="model.py:build"', f"run.dir={tmp_path}")
-    (tmp_path / "loss.py").write_text("def loss(x, y):\n    return (x - y).sum() * float('inf')\n")
-    with pytest.raises(RunFailed, match="loss of microbatch 0 of step 0 is") as failed:
-        train(tmp_path, 'model.loss="loss.py:loss"', f"run.dir={tmp_path}", "run.steps=3")
+    (tmp_path / "loss.py").write_text(
+        "from itertools import count\nnumbers = count()\n\n"
+        "def loss(x, y):\n    return (x - y).square().mean() * (float('inf') if next(numbers) == 5 else 1.0)\n"
+    )
+    with pytest.raises(RunFailed, match="loss of microbatch 0 of step 5 is inf") as failed:
+        train(tmp_path, 'model.loss="loss.py:loss"', "optimizer.lr=0.1", f"run.dir={tmp_path}", "run.steps=9")
     assert failed.value.code == 1
     assert (failed.value.folder / "worker-1.log").exists()

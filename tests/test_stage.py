@@ -192,7 +192,7 @@ class Aliasing(nn.Module):
         self.register_buffer("kept", torch.zeros(3))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return x, x[:1], self.weight, self.kept
+        return x, x[:, 1:], self.weight, self.kept
 
 
 def test_what_shares_memory_with_weights_or_input_is_copied_before_it_is_sent():
@@ -203,6 +203,42 @@ def test_what_shares_memory_with_weights_or_input_is_copied_before_it_is_sent():
         for tensor in (x, module.weight, module.kept):
             tensor.fill_(7.0)
     assert all(torch.equal(a, b) for a, b in zip(sent, kept, strict=True))
+
+
+@pytest.mark.parametrize("twice", [lambda h: (h, h), lambda h: {"h": h, "head": h[:, :2]}], ids=["same", "slice"])
+def test_memory_that_would_be_sent_twice_is_refused(twice):
+    # They would arrive apart: an in-place layer would write to one alone, and gradients be added in another order.
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return twice(x * 2)
+
+    with pytest.raises(StageError, match="returns the same memory twice"):
+        Stage(Twice()).forward(torch.randn(3, 4, requires_grad=True))
+
+
+def test_parts_of_one_tensor_that_do_not_overlap_may_be_sent():
+    class Parts(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return (x * 2).chunk(2, dim=1)
+
+    assert len(Stage(Parts()).forward(torch.randn(3, 4))) == 2
+
+
+def test_outputs_whose_names_look_alike_get_their_own_gradients():
+    class Alike(nn.Module):
+        def forward(self, x: Tensor) -> dict:
+            return {"a.b": x * 2, "a": {"b": x * 3}, "['a']": {"b": x * 5}}
+
+    stage, one = Stage(Alike()), torch.ones(2)
+    stage.forward(torch.zeros(2, requires_grad=True))
+    gradient = stage.backward({"a.b": one, "a": {"b": 10 * one}, "['a']": {"b": 100 * one}})
+    assert torch.equal(gradient, torch.full((2,), 532.0))
+
+
+def test_evaluation_leaves_its_input_alone():
+    x = torch.tensor([-1.0, 1.0])
+    Stage(nn.ReLU(inplace=True)).evaluate(x)
+    assert torch.equal(x, torch.tensor([-1.0, 1.0]))
 
 
 def test_an_input_that_is_not_handed_over_is_never_written_to():

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pipeline.data import DataError
 from pipeline.feed import Microbatch
 from pipeline.schedule import Kind
 from pipeline.stage import Stage
@@ -82,7 +83,7 @@ class Executor:
                         self.loss = self._step_loss(instruction.step)
                     stage.update()
                     return None
-        except ComputeFailed:
+        except (ComputeFailed, DataError):
             raise
         except Exception as error:  # user code may raise anything; the cause is handed on
             raise ComputeFailed(
@@ -143,7 +144,8 @@ class Executor:
 
     def _evaluate(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         given = self._given(stage.index, instruction, received)
-        output = stage.evaluate(given.inputs, step=instruction.step, microbatch=instruction.action.microbatch)
+        step, number = instruction.step, instruction.action.microbatch
+        output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received))
         if stage.index == self._last and given.rows:
             targets = map_tensors(lambda t: t.to(stage.device), given.targets)
             for name, metric in self._metrics.items():

@@ -53,7 +53,9 @@ class Job:
     @property
     def metrics(self) -> Mapping[str, Metric]:
         names = self.plan.model.metrics
-        return {name.replace(":", ".").rpartition(".")[2]: self._metric(name) for name in names}
+        short = [name.replace(":", ".").rpartition(".")[2] for name in names]
+        titles = [name if short.count(title) > 1 else title for name, title in zip(names, short, strict=True)]
+        return {title: self._metric(name) for title, name in zip(titles, names, strict=True)}
 
     @property
     def evaluation(self) -> range:

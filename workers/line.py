@@ -22,7 +22,7 @@ from pipeline.schedule import make
 from pipeline.stage import Loss, LrSchedulerFactory, OptimizerFactory, Stage
 from pipeline.tree import Tree
 
-from .executor import Executor, delivery
+from .executor import ComputeFailed, Executor, delivery
 from .machine import Machine, Route, program
 from .turns import take_turns
 from .worker import Worker
@@ -77,6 +77,7 @@ class Line:
         ]
         self._workers = [self._worker(index) for index in range(len(self._schedule.placement))]
         self._step = 0
+        self._broken = ""
 
     def __enter__(self) -> Self:
         return self
@@ -89,6 +90,15 @@ class Line:
 
         `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows. Raises `ComputeFailed`.
         """
+        if self._broken:
+            raise ComputeFailed(f"this line cannot go on: an earlier step failed ({self._broken}). Make a new one")
+        try:
+            return self._train(x, y)
+        except Exception as error:  # whatever it was, messages of the step are left in the queues
+            self._broken = str(error)
+            raise
+
+    def _train(self, x: Tree, y: Tree) -> float | None:
         step, last = self._step, len(self._stages) - 1
         for number, microbatch in enumerate(cut_batch(x, y, self._schedule.microbatches)):
             self._put(QueueKey(Flow.FORWARD, 0), number, microbatch.inputs)

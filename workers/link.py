@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 
 import msgspec
+import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -28,6 +29,7 @@ from broker.control import (
     Heard,
     Hello,
     Refused,
+    Stop,
     ToBroker,
     decode_from_broker,
     encode,
@@ -37,6 +39,9 @@ from .client import BrokerUnreachable
 from .progress import Progress
 from .reporter import Reporter
 
+log = structlog.get_logger()
+
+IGNORED = 12.0  # seconds that the compute loop gets to leave when the broker says so; finishing a step takes part of it
 BEAT = 0.1  # seconds between two reports
 AGAIN = 0.25  # seconds after which an unanswered Hello is said again
 
@@ -95,6 +100,7 @@ class Link:
         self._thread: threading.Thread | None = None
         self._heard = monotonic()
         self._reporter: Reporter | None = None
+        self._told: tuple[float, Stop | Refused] | None = None  # when the broker said first that this worker is to go
 
     def join(self, patience: float) -> Assigned:
         """The broker's assignment. Raises `BrokerUnreachable` after `patience` seconds, `TurnedAway` if it refuses."""
@@ -172,6 +178,7 @@ class Link:
             if finished is not None and reporter.all_confirmed:
                 self._send(finished)
             self._listen(now + BEAT, reporter, ring)
+            self._end_if_ignored()
         while self._outbox:
             self._send(self._outbox.popleft())
 
@@ -186,9 +193,19 @@ class Link:
                 case Assigned():
                     self._known = True
                 case sentence:
+                    if isinstance(sentence, Stop | Refused) and self._told is None:
+                        self._told = monotonic(), sentence
                     self.inbox.append(sentence)
                     ring()
             self._heard = monotonic()
+
+    def _end_if_ignored(self) -> None:
+        """A compute loop that hangs in the user's code cannot leave by itself; the process does, and says why."""
+        if self._told is None or monotonic() - self._told[0] < IGNORED:
+            return
+        sentence = self._told[1]
+        log.error("ended", reason=f"{sentence.reason}. The compute loop has not left within {IGNORED:g} s")
+        os._exit(sentence.code)
 
     def _note_connections(self) -> None:
         """Every connection may be one to another broker, which knows neither us nor where our queues are, and what the

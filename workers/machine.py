@@ -10,7 +10,7 @@
               v          v         v            |        |
            WAITING   COMPUTING  FINISHED        +--------+ Computed
                                                 (and again from the top)
-    Halt stops it from any state but the last; TimedOut leaves it WAITING, with a name for what it waits for.
+    TimedOut leaves it WAITING, with a name for what it waits for.
 
 The order of actions is the schedule's and nothing else's: neither time nor the order of arrival changes it.
 """
