@@ -1,8 +1,11 @@
 """Whether a worker that says hello may take part in a run at all, whatever place it wants."""
 
+from collections.abc import Iterable
+
 from pipeline.plan import differences
 
 from .control import CONTROL_VERSION, Hello, Refused
+from .member import Member
 from .run import Outcome, Terms
 
 
@@ -18,6 +21,20 @@ def misfit(hello: Hello, terms: Terms, outcome: Outcome | None) -> Refused | Non
         return Refused(f"{hello.name} has another plan than the broker: {_difference(hello, terms)}", code=78)
     if outcome is not None:
         return Refused(f"the run is over ({outcome.reason}); start the broker again for a new one", code=1)
+    return None
+
+
+def apart(hello: Hello, members: Iterable[Member]) -> Refused | None:
+    """Why the worker's queues cannot be reached: sockets of one machine do not join two. None if they can."""
+    for other in members:
+        local = hello.endpoint.startswith("ipc://") and other.endpoint
+        if local and other.host != hello.host and other.index != hello.claim:
+            return Refused(
+                f"the queues of {hello.name} are at {hello.endpoint} on host {hello.host}, where worker {other.index} "
+                f"on host {other.host} cannot reach them; set queues.url to tcp://ADDRESS:0, or to redis://..., for "
+                "every worker",
+                code=78,
+            )
     return None
 
 

@@ -40,6 +40,7 @@ from .member import Member, Standing, place_in_words
 from .obituary import obituary
 from .reception import Reception
 from .run import Outcome, Phase, Terms
+from .standstill import Standstill
 from .stopping import Pace, outcome_of
 from .store import Kept, Store
 from .waiting import Scene
@@ -74,6 +75,7 @@ class Core:
         self.journal = Journal()
         self.reception = Reception(self.crew, terms, run, self.journal)
         self._ended_by: StopRun | None = None
+        self._standstill = Standstill(terms.lease)
         self._pace = Pace()
         self._digests: dict[int, Mapping[str, TensorDigest]] = {}  # by worker
         self._trimmed, self._trimmed_at = 0, now
@@ -115,7 +117,20 @@ class Core:
         if self.reception.election is not None and self.outcome is None:
             return self._recollect(self.reception.election, now)
         lost = [send for loss in self.registry.losses(now) for send in self._lose(loss, now)]
-        return lost + self._fill(now) + self._trim(now)
+        return lost + self._fill(now) + self._end_standstill(now) + self._trim(now)
+
+    def _end_standstill(self, now: float) -> list[Send]:
+        """Ends a run in which all wait for each other: nothing will change that."""
+        members = self.registry.present()
+        lasts = self._standstill.lasts(members, now)
+        if lasts < self._standstill.bound or self.outcome is not None or not self.registry.complete:
+            return []
+        places = ", ".join(f"worker {member.index} at {member.endpoint} on host {member.host}" for member in members)
+        return self._fail(
+            f"every worker has been waiting for another for {lasts:.0f} s: {self.diagnose(now).text}. "
+            f"Can they reach each other's queues? They are: {places}. See queues.url",
+            1,
+        )
 
     def diagnose(self, now: float, worker: int | None = None) -> Diagnosis:
         """Why the run waits, or why `worker` does."""

@@ -9,7 +9,7 @@ If a worker knows more of the run than the broker's records, they are lost, or t
 
 import msgspec
 
-from .admission import misfit
+from .admission import apart, misfit
 from .control import Assigned, Hello, Peers, Refused, Standby, Trim
 from .crew import Crew, Send
 from .election import Election
@@ -38,7 +38,8 @@ class Reception:
         if self._shows_a_loss(hello):
             self.elect(f"{hello.name} knows more of the run than the broker's records", now)
         before = self._crew.registry.incarnation
-        match misfit(hello, self._terms, outcome) or self._place(hello, sender, now):
+        members = self._crew.registry.members.values()
+        match misfit(hello, self._terms, outcome) or apart(hello, members) or self._place(hello, sender, now):
             case Member() as member:
                 return self.assign(member, new=member.incarnation > before)
             case Refused() as refused:
