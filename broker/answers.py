@@ -144,7 +144,7 @@ def _why(core: "Core", of: Mapping[str, str], now: float) -> Facts:
     if core.reception.election is not None:
         return {"run": core.run, "phase": str(core.phase), "text": _RECOLLECTING, "chain": [], "root": None,
                 "action": "nothing yet: it goes on by itself, or says what is missing"}  # fmt: skip
-    found = core.diagnose(now, _owner(core, of))
+    found = core.watch.diagnose(now, _owner(core, of))
     return {
         "run": core.run,
         "phase": str(core.phase),

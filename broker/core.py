@@ -7,11 +7,9 @@ Where workers may be replaced, a lost one leaves its place to the next that says
 It has no clock either; `now` is seconds since the epoch, from a clock that never goes back.
 """
 
-from collections.abc import Mapping
-
 import msgspec
 
-from pipeline.digest import TensorDigest, weights_sha256
+from pipeline.digest import weights_sha256
 
 from .answers import answer
 from .control import (
@@ -30,26 +28,20 @@ from .control import (
     Trim,
 )
 from .crew import Crew, Send
-from .diagnosis import Diagnosis, Prospect, diagnose
 from .election import Election
 from .intake import take_in
 from .journal import Journal
 from .ledger import Ledger
-from .loss import Loss, exit_in_words
+from .loss import Loss
 from .member import Member, Standing, place_in_words
-from .obituary import obituary
 from .reception import Reception
 from .run import Outcome, Phase, Terms
-from .standstill import Standstill
-from .stopping import Pace, outcome_of
+from .stopping import Stopper
 from .store import Kept, Store
-from .waiting import Scene
+from .watch import NOBODY, Failure, Watch
 
 TRIM_EVERY = 0.05  # seconds between two announcements
-NOBODY = 69  # the exit code for a run that lacks a worker
 AWAY = 0.5  # seconds between two ticks from which on the broker may be called away, however short the lease
-_DELIBERATE = frozenset({2, 78})  # exit statuses of a process that would end likewise if it were started again
-_PASSED_ON = frozenset({2, 75, 78, 130})  # a lost process's exit statuses that say more than "failed"
 
 
 class Core:
@@ -74,10 +66,9 @@ class Core:
         self.metrics: dict[str, float] = {}
         self.journal = Journal()
         self.reception = Reception(self.crew, terms, run, self.journal)
-        self._ended_by: StopRun | None = None
-        self._standstill = Standstill(terms.lease)
-        self._pace = Pace()
-        self._digests: dict[int, Mapping[str, TensorDigest]] = {}  # by worker
+        self.watch = Watch(self.crew, terms, self.ledger, self.journal)
+        self._stopper = Stopper(snapshots=terms.snapshots)
+        self._was_stopped = False
         self._trimmed, self._trimmed_at = 0, now
         self._ticked = now
         self._take_up(store.load(), now)
@@ -103,7 +94,7 @@ class Core:
             case Exited():
                 return self._note_exit(sentence, now)
             case StopRun():
-                return self._stop(sentence)
+                return self._stop(sentence, now)
             case Ask():
                 return [(sender, answer(self, sentence, now))]
 
@@ -113,30 +104,22 @@ class Core:
             self.journal.warn(f"the broker itself was away for {now - self._ticked:.1f} s; every lease begins anew")
             self.crew.grant_grace(now)
         self._ticked = now
-        self._pace.note(self.ledger.begun, now)
-        if self.reception.election is not None and self.outcome is None:
+        return self._after_the_end(now) if self.outcome is not None else self._go_on(now)
+
+    def _go_on(self, now: float) -> list[Send]:
+        if self.reception.election is not None:
             return self._recollect(self.reception.election, now)
-        lost = [send for loss in self.registry.losses(now) for send in self._lose(loss, now)]
-        return lost + self._fill(now) + self._end_standstill(now) + self._trim(now)
+        if self.phase is Phase.RUNNING:
+            self._stopper.note(self.ledger.begun, now)
+        ended = self._fail(self.watch.look(now)) + self._stop_if_due(now)
+        if self.outcome is not None:
+            return ended
+        return [*self.reception.call(now), *self._fail(self.watch.waited_too_long(now)), *self._trim(now)]
 
-    def _end_standstill(self, now: float) -> list[Send]:
-        """Ends a run in which all wait for each other: nothing will change that."""
-        members = self.registry.present()
-        lasts = self._standstill.lasts(members, now)
-        if lasts < self._standstill.bound or self.outcome is not None or not self.registry.complete:
-            return []
-        places = ", ".join(f"worker {member.index} at {member.endpoint} on host {member.host}" for member in members)
-        return self._fail(
-            f"every worker has been waiting for another for {lasts:.0f} s: {self.diagnose(now).text}. "
-            f"Can they reach each other's queues? They are: {places}. See queues.url",
-            1,
-        )
-
-    def diagnose(self, now: float, worker: int | None = None) -> Diagnosis:
-        """Why the run waits, or why `worker` does."""
-        members, gaps = self.registry.members, self.replacing.gaps
-        scene = Scene(self.terms.schedule, members, gaps, self.ledger, now)
-        return diagnose(scene, Prospect(self.terms.lease, self.terms.patience, self.terms.restarts > 0), worker)
+    def _after_the_end(self, now: float) -> list[Send]:
+        for loss in self.registry.losses(now):
+            loss.member.standing = Standing.LOST
+        return []
 
     def _take_up(self, kept: Kept, now: float) -> None:
         self.ledger.restore(kept.finished, kept.losses)
@@ -167,7 +150,7 @@ class Core:
                 return self._finish(member, said)
             case Failed():
                 member.standing = Standing.LEFT
-                return self._fail(f"{member.place} failed: {said.reason}", said.code or 1)
+                return self._fail(Failure(f"{member.place} failed: {said.reason}", said.code or 1))
             case Goodbye():
                 return self._leave(member, said, now)
 
@@ -177,7 +160,7 @@ class Core:
             return self.reception.settle(now)
         places = " and ".join(place_in_words(index, self.registry.placement[index]) for index in election.unknown)
         what = f"the broker's records are lost, and nobody came who could say which snapshots there are of {places}"
-        return self._fail(f"{what}; start a worker where they are", NOBODY)
+        return self._fail(Failure(f"{what}; start a worker where they are", NOBODY))
 
     def _to_stranger(self, sender: bytes, said: Report | Finished | Failed | Goodbye) -> list[Send]:
         """One whose incarnation the records do not know hears nothing until it has introduced itself."""
@@ -219,114 +202,59 @@ class Core:
         if self.outcome is not None:
             return [(member.sender, self.outcome.farewell)]
         member.standing = Standing.FINISHED
-        self._digests[member.index] = finished.digests
-        if len(self._digests) < len(self.terms.schedule.placement):
+        member.digests = finished.digests
+        parts = [each.digests for each in self.registry.members.values() if each.digests is not None]
+        if len(parts) < len(self.terms.schedule.placement):
             return []
-        all_digests = {name: digest for part in self._digests.values() for name, digest in part.items()}
+        all_digests = {name: digest for part in parts for name, digest in part.items()}
         return self._end(Outcome(Phase.FINISHED, "all steps are done", 0, weights_sha256(all_digests)))
 
     def _leave(self, member: Member, goodbye: Goodbye, now: float) -> list[Send]:
-        sends = self._lose(Loss(member, f"left: {goodbye.reason}"), now)
+        failure = self.watch.lose(Loss(member, f"left: {goodbye.reason}"), now) if self.outcome is None else None
         member.standing = Standing.LEFT
-        return sends
+        return self._fail(failure)
 
     def _note_exit(self, exited: Exited, now: float) -> list[Send]:
+        if self.outcome is None:
+            return self._fail(self.watch.note_exit(exited, now))
         member = self.registry.members.get(exited.index)
-        how = exit_in_words(exited.status)
-        if member is None and self.outcome is None and exited.index in self.registry.missing:
-            return self._note_stillbirth(exited, how)
-        if member is None or member.pid != exited.pid or not member.here:
-            return []
-        member.exited = now, exited.status
-        if self.outcome is not None:
+        if member is not None and member.pid == exited.pid:
             member.standing = Standing.LEFT
         return []
 
-    def _note_stillbirth(self, exited: Exited, how: str) -> list[Send]:
-        """A process that was to take an empty place is gone; unless it is the one whose loss has emptied it."""
-        gap = self.replacing.gaps.get(exited.index)
-        if gap is not None and gap.pid == exited.pid:
-            return []
-        where = place_in_words(exited.index, self.registry.placement[exited.index])
-        what = f"{where} {how} before it joined; its own output says why"
-        if not self._may_replace(exited.index, exited.status):
-            return self._fail(what, _code(exited.status))
-        self.crew.count_loss(exited.index)
-        self.journal.tell(what)
-        return []
-
-    def _may_replace(self, index: int, status: int | None) -> bool:
-        return self.outcome is None and status not in _DELIBERATE and self.replacing.permits(index)
-
-    def _lose(self, loss: Loss, now: float) -> list[Send]:
-        """While the run waits for workers, one that is lost without a word of its exit only leaves its place."""
-        if self.phase is Phase.WAITING and loss.status is None:
-            self.registry.free(loss.member)
-            self.journal.tell(f"{loss.member.place} is free again: {loss.member.process} {loss.why}")
-            return []
-        why = obituary(loss, self.ledger, now)
-        if not self._may_replace(loss.member.index, loss.status):
-            last_word = self._last_word(why, now) + self._patience_in_words(loss.member)
-            loss.member.standing = Standing.LOST
-            return self._fail(last_word, _code(loss.status))
-        self._digests.pop(loss.member.index, None)
-        self.crew.vacate(loss, why, now)
-        self.journal.tell(f"{why}. Whoever takes its place begins at step {self.crew.checkpoints.complete}")
-        return []
-
-    def _patience_in_words(self, member: Member) -> str:
-        times = self.replacing.times(member.index)
-        if not times:
-            return ""
-        step, most = self.crew.checkpoints.complete, self.terms.restarts
-        return f". It was replaced {times} times since checkpoint {step} (recovery.restarts is {most})"
-
-    def _fill(self, now: float) -> list[Send]:
-        """Calls whoever stands by; gives the run up if nobody has come to a place for too long."""
-        if self.outcome is not None:
-            return []
-        called = self.reception.call(now)
-        gap = next(iter(self.replacing.overdue(self.registry.missing, now)), None)
-        if gap is None:
-            return called
-        place = place_in_words(gap.index, self.registry.placement[gap.index])
-        nobody = f"nobody came within {now - gap.awaited:.0f} s to take the place of {place}"
-        return self._fail(f"{nobody}: {self.diagnose(now, gap.index).text}", NOBODY)
-
-    def _last_word(self, why: str, now: float) -> str:
-        """Why a worker counts as lost, and who waited for it."""
-        found = self.diagnose(now)
-        if found.chain.harmless or not found.chain.lacks:
-            return why
-        return f"{why}. {found.text[0].upper()}{found.text[1:]}"
-
-    def _stop(self, stop: StopRun) -> list[Send]:
+    def _stop(self, stop: StopRun, now: float) -> list[Send]:
         """Ends the run. Afterwards it dismisses the broker, and hastens workers that were allowed to finish a step."""
         self.stop_asked = True
         if self.outcome is None:
-            self._ended_by = stop
-            return self._end(outcome_of(stop, self._pace.end(self.ledger.begun, self.training_steps), self._saved))
+            self._stopper.ask(stop, now)
+            return self._stop_if_due(now)
         self.dismissed = True
         if not stop.at_step_end:
             self.outcome = msgspec.structs.replace(self.outcome, at_step_end=False, step=None)
         return self._farewell(self.outcome)
 
-    @property
-    def _saved(self) -> int | None:
-        return self.crew.checkpoints.complete if self.terms.snapshots else None
+    def _stop_if_due(self, now: float) -> list[Send]:
+        if self.outcome is not None or not self._stopper.is_due(now, running=self.phase is Phase.RUNNING):
+            return []
+        complete = self.crew.checkpoints.complete
+        self._was_stopped = True
+        outcome = self._stopper.outcome(complete, self.ledger.begun, self.training_steps, now)
+        return self._end(outcome) if outcome is not None else []
 
     def _update_outcome(self) -> None:
         """Workers may have left a newer checkpoint after the run was stopped."""
-        if self.outcome is None or self._ended_by is None:
+        if self.outcome is None or not self._was_stopped:
             return
-        newer = outcome_of(self._ended_by, self.outcome.step or 0, self._saved)
-        if newer.reason != self.outcome.reason:
-            self.outcome = msgspec.structs.replace(self.outcome, reason=newer.reason, code=newer.code)
-            self.store.put("outcome", msgspec.to_builtins(self.outcome))
+        better = self._stopper.better(self.outcome, self.crew.checkpoints.complete)
+        if better != self.outcome:
+            self.outcome = better
+            self.store.put("outcome", msgspec.to_builtins(better))
 
-    def _fail(self, reason: str, code: int) -> list[Send]:
+    def _fail(self, failure: Failure | None) -> list[Send]:
         """The first cause ends the run; what follows from it does not replace it."""
-        return self._end(Outcome(Phase.FAILED, reason, code)) if self.outcome is None else []
+        if failure is None or self.outcome is not None:
+            return []
+        return self._end(Outcome(Phase.FAILED, failure.reason, failure.code))
 
     def _end(self, outcome: Outcome) -> list[Send]:
         self.outcome = outcome
@@ -340,11 +268,7 @@ class Core:
 
     def _trim(self, now: float) -> list[Send]:
         floor = self.crew.trimmable
-        if floor <= self._trimmed or now - self._trimmed_at < TRIM_EVERY or self.outcome is not None:
+        if self.outcome is not None or floor <= self._trimmed or now - self._trimmed_at < TRIM_EVERY:
             return []
         self._trimmed, self._trimmed_at = floor, now
         return self.crew.tell_all(Trim(floor))
-
-
-def _code(status: int | None) -> int:
-    return status if status in _PASSED_ON else 1

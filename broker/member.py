@@ -1,8 +1,10 @@
 """A worker that was given its place in the plan: what the broker knows of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from pipeline.digest import TensorDigest
 
 from .control import WAITS, Hello, Report
 from .ledger import Holder
@@ -41,6 +43,7 @@ class Member:
     report: Report | None = None
     progressed: float = 0.0  # when it last completed an action, or had none to compute
     changed: float = 0.0  # when it was first heard to do what it does now
+    digests: Mapping[str, TensorDigest] | None = None  # of its stages' weights, once it has finished
     exited: tuple[float, int] | None = None  # when, and with which status
 
     @property

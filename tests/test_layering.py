@@ -41,6 +41,7 @@ PURE = (
     "broker/replacing.py",
     "broker/crew.py",
     "broker/spares.py",
+    "broker/watch.py",
     "broker/election.py",
     "broker/waiting.py",
     "broker/obituary.py",

@@ -7,7 +7,7 @@ import pytest
 from broker.control import Exited, Goodbye, Refused, Report, Stop, StopRun
 from broker.core import Core
 from broker.run import OtherRun, Phase, Terms, run_of
-from broker.stopping import Pace
+from broker.stopping import DELAY, Stopper
 from broker.stores.memory import MemoryStore
 from talk import PLAN, TERMS, Talk, finished, hello, name, steps
 
@@ -21,6 +21,8 @@ def talk_at(done: int, *, snapshot: int = 0, terms: Terms = SNAPSHOTS) -> Talk:
     for index in (0, 1):
         talk.join(index)
     tell(talk, done, snapshot)
+    if done:
+        talk.after(DELAY + 0.1)
     return talk
 
 
@@ -78,24 +80,61 @@ def test_a_failure_is_not_made_better():
 # Stages run ahead of each other: told to finish "the step", each would stop after another one.
 
 
+def runs_on(talk: Talk, first: int, last: int, seconds: float) -> None:
+    """Stage 0 begins the steps up to `last`, evenly over the time, and tells ten times a second."""
+    beats = round(seconds * 10)
+    for beat in range(1, beats + 1):
+        done = first + (last - first) * beat // beats
+        talk.say(name(0), Report(1, done, "computes", 0.0, 0.0, steps(0, *range(done))))
+        talk.after(0.1)
+
+
 def test_all_stages_are_told_one_step_to_stop_after_which_none_has_passed():
     talk = talk_at(5)
-    talk.after(2.0)
-    talk.say(name(0), Report(1, 7, "computes", 0.0, 0.0, steps(0, *range(9))))
-    assert stop_of(talk).step == 13  # 9 begun, 4 of them within the last second
+    runs_on(talk, 5, 25, 2.0)
+    assert stop_of(talk).step == 35  # 25 have begun, and 10 a second will
 
 
 def test_a_slow_run_stops_after_the_step_that_has_begun():
     talk = talk_at(5)
-    talk.after(2.0)
+    runs_on(talk, 5, 5, 2.0)
     assert stop_of(talk).step == 5
 
 
 def test_no_run_stops_after_its_end():
     talk = talk_at(5)
-    talk.after(2.0)
-    talk.say(name(0), Report(1, 7, "computes", 0.0, 0.0, steps(0, *range(9)), training_steps=10))
-    assert stop_of(talk).step == 10
+    runs_on(talk, 5, 25, 2.0)
+    talk.say(name(0), Report(1, 7, "computes", 0.0, 0.0, training_steps=30))
+    assert stop_of(talk).step == 30
+
+
+def test_a_run_that_has_just_begun_is_watched_for_a_moment_before_the_step_is_named():
+    talk = talk_at(0)
+    assert talk.say(b"train", INTERRUPT) == []
+    runs_on(talk, 0, 20, 0.4)
+    assert talk.status()["code"] == 130
+    stop = stop_of(talk)  # asked again
+    assert stop.step is not None
+    assert 60 <= stop.step <= 80
+
+
+def test_a_run_that_does_not_move_is_not_watched_for_long():
+    talk = talk_at(0)
+    assert talk.say(b"train", INTERRUPT) == []
+    (stop, _) = [sentence for _, sentence in talk.after(DELAY + 0.1) if isinstance(sentence, Stop)]
+    assert stop.step == 0
+
+
+def test_who_is_in_a_hurry_does_not_wait_for_the_watching():
+    talk = talk_at(0)
+    talk.say(b"train", INTERRUPT)
+    assert stop_of(talk, StopRun("interrupted", 130)).step is None
+
+
+def test_a_run_that_waits_for_its_workers_stops_at_once():
+    talk = Talk(terms=SNAPSHOTS)
+    talk.join(0)
+    assert stop_of(talk).code == 130
 
 
 def test_who_stops_twice_does_not_wait_for_a_step():
@@ -105,12 +144,10 @@ def test_who_stops_twice_does_not_wait_for_a_step():
     assert (stop.at_step_end, stop.step) == (False, None)
 
 
-def test_the_pace_is_that_of_the_last_second():
-    pace = Pace()
-    assert pace.end(3, None) == 3
-    for tenth in range(50):
-        pace.note(tenth, tenth / 10)
-    assert pace.end(50, None) == 61
+def test_nobody_has_to_stop_a_run():
+    stopper = Stopper(snapshots=True)
+    assert not stopper.is_due(1e9, running=True)
+    assert stopper.outcome(0, 0, None, 1e9) is None
 
 
 # Going on
