@@ -24,6 +24,7 @@ from typing import Any, Protocol, TextIO
 from .client import BrokerUnreachable, Client
 
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
+_BEFORE_IT_SPOKE = ("had not begun", "before it joined")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is started again, doubling each time
 _FINAL = frozenset({0, 2, 3, 69, 75, 78, 130})  # exit codes after which a worker is not started again
 SAVING = 5.5  # seconds that the workers of an interrupted run get to finish and save a step
@@ -180,7 +181,7 @@ def _watch(crew: _Crew, client: Client, interrupts: _Interrupts, on_status: Call
             on_status(facts)
         if facts.get("phase") in ("finished", "failed") and not watch.still_saving:
             client.stop_run("the run is over", 0)  # nobody will ask the broker again: it may leave
-            return Outcome(int(facts.get("code") or 0), str(facts.get("reason") or ""), facts)
+            return Outcome(int(facts.get("code") or 0), watch.reason(str(facts.get("reason") or "")), facts)
         if interrupts.now:
             return Outcome(130, "interrupted twice: ended at once", watch.facts)
         if interrupts.count and watch.stopped is None:
@@ -208,6 +209,16 @@ class _Watch:
         if self.stopped is None or not self._crew.restarts or monotonic() - self.stopped > SAVING:
             return False
         return any(process.poll() is None for process in self._crew.workers.values())
+
+    def reason(self, told: str) -> str:
+        """Why the run ended, as the broker tells it; of a worker that left before it could tell anyone, its last
+        words are added."""
+        if not any(words in told for words in _BEFORE_IT_SPOKE):
+            return told
+        crew = self._crew.workers
+        failed = [index for index in self._left if crew[index].returncode not in (0, None)]
+        words = [f"worker {index} said last: {self._crew.last_words(f'worker-{index}')}" for index in sorted(failed)]
+        return "\n".join([told, *words])
 
     def stop(self) -> None:
         """Ends the run because somebody wants it to."""
