@@ -13,7 +13,9 @@ IMAGE = "stageline:test"
 STAGES = ("stage-0", "stage-1", "stage-2")
 Facts = dict[str, Any]
 
-ENVIRONMENT = {**os.environ, "STAGELINE_IMAGE": IMAGE}
+# Without what a user may have set for other runs.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("STAGELINE_")}
+ENVIRONMENT["STAGELINE_IMAGE"] = IMAGE
 
 # What an address is to a container: "open", "closed" (someone is there and refuses), "away" (no way leads there).
 _LOOK = """
