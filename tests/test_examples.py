@@ -4,10 +4,10 @@ import subprocess
 import sys
 
 import torch
-from reference import EXAMPLES, Result, recipe, train
 
 from pipeline.model import build, load_function, load_source
 from pipeline.plan import Plan, read
+from reference import EXAMPLES, Result, recipe, train
 
 
 def measured(plan: Plan, trained: Result, metric: str) -> float:

@@ -6,8 +6,9 @@ from hashlib import sha256
 
 import pytest
 import torch
-from reference import EXAMPLES, Recipe, recipe, reference_digest, train, train_pipedream, weights_sha256
 from torch import Tensor, nn
+
+from reference import EXAMPLES, Recipe, recipe, reference_digest, train, train_pipedream, weights_sha256
 
 CUTS: list[list[int]] = [[], [2], [1, 3], [1, 2, 3]]
 
