@@ -205,7 +205,7 @@ _SENTENCES = st.one_of(
     st.builds(
         Report, st.integers(0, 3), _NUMBERS, _WORDS, _FLOATS, _FLOATS, st.lists(_RECORDS), st.lists(_EVENTS), _NUMBERS,
         st.dictionaries(_WORDS, st.lists(_FLOATS)), st.dictionaries(_WORDS, _FLOATS), st.none() | _NUMBERS, _NUMBERS,
-        st.lists(st.tuples(_NUMBERS, _NUMBERS)), st.lists(_WAITS), _WORDS,
+        snapshots=st.lists(st.tuples(_NUMBERS, _NUMBERS)), waits=st.lists(_WAITS), layer=_WORDS,
     ),
     st.builds(Failed, st.integers(0, 3), _WORDS, st.integers(-9, 130)),
     st.builds(Finished, st.integers(0, 3), _DIGESTS),
