@@ -215,6 +215,7 @@ def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(f
         queues.bind("tcp://127.0.0.1:*")
         control.connect(url)
         assigned = join_as_worker_0(control, read(desk.folder).digest(), queues.get_string(zmq.LAST_ENDPOINT))
+        assert queues.poll(30_000), "worker 1 has asked for nothing"
         peer, *_ = queues.recv_multipart()
         queues.send_multipart([peer, b"", answer(foreign, assigned.run)])
         _, errors = worker.communicate()
@@ -228,10 +229,10 @@ def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(f
 
 def join_as_worker_0(control, plan, endpoint):
     """Says hello until it is assigned, and then where its queues are, as a worker does."""
-    control.send(encode(Hello(CONTROL_VERSION, plan, "impostor", "host", 1, endpoint, 0)))
+    control.send(encode(Hello(CONTROL_VERSION, plan, "impostor", socket.gethostname(), 1, endpoint, 0)))
     while not isinstance(said := decode_from_broker(control.recv()), Assigned):
         continue
-    control.send(encode(Hello(CONTROL_VERSION, plan, "impostor", "host", 1, endpoint, 0, said.incarnation)))
+    control.send(encode(Hello(CONTROL_VERSION, plan, "impostor", socket.gethostname(), 1, endpoint, 0, said.incarnation)))
     return said
 
 
