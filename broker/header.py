@@ -38,6 +38,8 @@ class Flow(StrEnum):
     BACKWARD = "backward"  # gradients with respect to those activations, from stage k+1 to stage k
     TARGET = "target"  # targets from a user's own loader to the last stage
 
+    __hash__ = str.__hash__  # an Enum's own is Python code, run for every look-up of a queue
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

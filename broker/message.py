@@ -8,9 +8,9 @@ read_header, allocate, assemble                                      the steps o
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import torch
 
 from pipeline.tree import Tree
@@ -51,8 +51,7 @@ __all__ = [
 Frame: TypeAlias = bytes | memoryview  # or anything else with a buffer of bytes, such as zmq.Frame
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """What travels on a queue. `stage` is the consumer's, `incarnation` the producer's.
 
     `sequence` numbers the messages of a queue from 0. `payload` is a tensor, a plain value, or tuples, lists and dicts

@@ -5,13 +5,12 @@ Its messages are numbered by their place in the run: message `step * microbatche
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .message import Flow, Message
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class QueueKey:
+class QueueKey(NamedTuple):
     """Names one queue of a run: what travels on it, and the stage that takes from it."""
 
     flow: Flow

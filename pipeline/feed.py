@@ -1,15 +1,15 @@
 """Cuts each step's batch into its microbatches: training batches first, then the held-out rows as evaluation steps."""
 
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from .data import DataError, Source, rows, share, split
 from .model import last_line
 from .tree import Tree, map_tensors
 
 
-@dataclass(frozen=True, slots=True)
-class Microbatch:
+class Microbatch(msgspec.Struct, frozen=True):
     """A slice of a batch. `share` is its part of the batch's rows: what its loss counts for in the step's."""
 
     inputs: Tree

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
+import msgspec
+
 from broker.message import Flow
 from broker.queue import QueueKey
 from pipeline.schedule import Action, Kind, Schedule, forward_only
@@ -32,8 +34,7 @@ class State(StrEnum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(msgspec.Struct, frozen=True):
     """An action of one step with the queues it takes from and gives to. `evaluates`: no stash, no gradient."""
 
     step: int
@@ -46,8 +47,7 @@ class Instruction:
         return f"{self.action} of step {self.step}"
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(msgspec.Struct, frozen=True):
     """Command: wait for message `number` of `key`, which `instruction` needs."""
 
     key: QueueKey
@@ -55,15 +55,13 @@ class Take:
     instruction: Instruction
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(msgspec.Struct, frozen=True):
     """Command: carry out `instruction`; all that it takes is there."""
 
     instruction: Instruction
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """Command: the program is over."""
 
 
@@ -134,31 +132,31 @@ class Machine:
     def __init__(self, instructions: Iterator[Instruction], microbatches: int) -> None:
         self._instructions = instructions
         self._microbatches = microbatches
-        self._missing: list[QueueKey] = []
+        self._lacking: list[Take] = []  # what the instruction at hand still waits for, the next one last
         self.instruction: Instruction | None = None
         self.state = State.IDLE
 
     def begin(self) -> Command:
         """The worker is ready for its first action."""
-        self._expect(State.IDLE, "begin")
+        self._expect(State.IDLE, "the beginning")
         return self._next()
 
     def arrived(self, key: QueueKey, step: int, microbatch: int) -> Command:
         """The message of (`step`, `microbatch`) was taken from `key`."""
-        self._expect(State.WAITING, f"a message of {key}")
-        wanted = self._instruction()
-        if key != self._missing[0] or (step, microbatch) != (wanted.step, wanted.action.microbatch):
+        self._expect(State.WAITING, "a message")
+        wanted = self._lacking.pop()
+        if key != wanted.key or step * self._microbatches + microbatch != wanted.number:
+            action = wanted.instruction.action
             raise OutOfPlace(
-                f"microbatch {microbatch} of step {step} arrived on {key}, but {wanted} needs "
-                f"microbatch {wanted.action.microbatch} of step {wanted.step} on {self._missing[0]}"
+                f"microbatch {microbatch} of step {step} arrived on {key}, but {wanted.instruction} needs "
+                f"microbatch {action.microbatch} of step {wanted.instruction.step} on {wanted.key}"
             )
-        self._missing.pop(0)
-        return self._go_on()
+        return self._go_on(wanted.instruction)
 
     def timed_out(self) -> Command:
         """Nothing arrived yet: wait on."""
         self._expect(State.WAITING, "a time-out")
-        return self._go_on()
+        return self._lacking[-1]
 
     def computed(self) -> Command:
         """The instruction was carried out and what it gives was put."""
@@ -166,26 +164,21 @@ class Machine:
         return self._next()
 
     def _next(self) -> Command:
-        self.instruction = next(self._instructions, None)
-        if self.instruction is None:
+        instruction = self.instruction = next(self._instructions, None)
+        if instruction is None:
             self.state = State.FINISHED
             return Finish()
-        self._missing = list(self.instruction.takes)
-        return self._go_on()
+        if instruction.takes:
+            number = instruction.step * self._microbatches + instruction.action.microbatch
+            self._lacking = [Take(key, number, instruction) for key in reversed(instruction.takes)]
+        return self._go_on(instruction)
 
-    def _go_on(self) -> Command:
-        instruction = self._instruction()
-        if not self._missing:
-            self.state = State.COMPUTING
-            return Compute(instruction)
-        self.state = State.WAITING
-        number = instruction.step * self._microbatches + instruction.action.microbatch
-        return Take(self._missing[0], number, instruction)
-
-    def _instruction(self) -> Instruction:
-        if self.instruction is None:
-            raise OutOfPlace("the machine has no instruction yet")
-        return self.instruction
+    def _go_on(self, instruction: Instruction) -> Command:
+        if self._lacking:
+            self.state = State.WAITING
+            return self._lacking[-1]
+        self.state = State.COMPUTING
+        return Compute(instruction)
 
     def _expect(self, state: State, event: str) -> None:
         if self.state is not state:

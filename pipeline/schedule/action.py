@@ -1,9 +1,8 @@
 """An action: one thing a worker does. Written `2F0`: stage 2, forward, microbatch 0."""
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 
 class Kind(StrEnum):
@@ -15,12 +14,13 @@ class Kind(StrEnum):
     WEIGHT = "W"  # the gradient with respect to the weights, which only the update waits for
     UPDATE = "U"  # the optimizer; once per step, with no microbatch of its own
 
+    __hash__ = str.__hash__  # an Enum's own is Python code, run for every action of a program
+
 
 _WRITTEN = re.compile(r"(?a:(?P<stage>\d+)(?:(?P<kind>[FBIW])(?P<microbatch>\d+)|U))")
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """One thing a worker does: `kind`, for `stage` and `microbatch`, both from 0. An update's microbatch is 0."""
 
     kind: Kind
