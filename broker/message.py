@@ -42,6 +42,7 @@ __all__ = [
     "allocate",
     "assemble",
     "check_run",
+    "complete",
     "decode",
     "encode",
     "fingerprint",
@@ -102,12 +103,16 @@ def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
     """
     if not frames:
         raise BadMessage("a message without frames")
-    header = read_header(frames[0], limits=limits)
-    contents = [memoryview(frame) for frame in frames[1:]]
-    _check_sizes(header, contents)
+    return complete(read_header(frames[0], limits=limits), frames[1:])
+
+
+def complete(header: Header, contents: Sequence[Frame]) -> Message:
+    """The message of a header and the frames that followed it, copied into memory of its own. Raises `BadMessage`."""
+    views = [memoryview(content) for content in contents]
+    _check_sizes(header, views)
     buffers = allocate(header)
-    for buffer, content in zip(buffers, contents, strict=True):
-        buffer[:] = content
+    for buffer, view in zip(buffers, views, strict=True):
+        buffer[:] = view
     return assemble(header, buffers)
 
 

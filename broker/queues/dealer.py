@@ -1,7 +1,7 @@
 """The receiving side over ZeroMQ: one DEALER to one producing worker, shared by all consumers of its queues.
 
-A message is received into the memory that becomes its tensors. Whatever arrives damaged or out of turn is dropped
-and asked for again; the connection itself is made anew when questions stay without an answer for long.
+Whatever arrives damaged or out of turn is dropped and asked for again; the connection itself is made anew when
+questions stay without an answer for long.
 """
 
 from time import monotonic
@@ -9,7 +9,7 @@ from time import monotonic
 import zmq
 
 from ..errors import BadMessage, ForeignMessage
-from ..message import Header, Limits, Message, allocate, assemble, check_run, fingerprint, read_header
+from ..message import Header, Limits, Message, check_run, complete, fingerprint, read_header
 from ..queue import QueueKey
 from . import options
 from .consumer import TOO_OFTEN, Consumer, Verdict
@@ -17,6 +17,7 @@ from .requests import Take, pack, unpack_standing
 
 UNANSWERED = 30.0  # seconds without any answer after which a connection is made anew; doubles up to LONGEST
 LONGEST = 600.0
+_AT_ONCE = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
 
 
 class Dealer:
@@ -61,14 +62,15 @@ class Dealer:
         Raises `ForeignMessage`, and what `Consumer` raises about messages that contradict each other.
         """
         try:
-            first = self.socket.recv(zmq.NOBLOCK)
+            frame = self.socket.recv(_AT_ONCE, copy=False)
         except zmq.Again:
             return False
+        frames = [frame.buffer]
+        while frame.more:  # they are all here: ZeroMQ delivers a message whole
+            frame = self.socket.recv(copy=False)
+            frames.append(frame.buffer)
         self._asked, self._patience = 0.0, UNANSWERED
-        try:
-            self._sort(first, now)
-        finally:
-            self._drop_rest()
+        self._sort(frames, now)
         return True
 
     def speak(self, now: float) -> None:
@@ -96,7 +98,7 @@ class Dealer:
 
     def _say(self, consumer: Consumer, take: Take, now: float) -> None:
         try:
-            self.socket.send(pack(take), zmq.NOBLOCK)
+            self.socket.send(pack(take), _AT_ONCE)
         except zmq.Again:
             self._mute = True
         else:
@@ -121,13 +123,13 @@ class Dealer:
         for consumer in self.consumers.values():
             consumer.meet()
 
-    def _sort(self, first: bytes, now: float) -> None:
-        """`first` is a message's header, or empty before a `Standing`."""
+    def _sort(self, frames: list[memoryview], now: float) -> None:
+        """A message's first frame is its header; that of a `Standing` is empty."""
         try:
-            if first:
-                self._message(first, now)
+            if frames[0].nbytes:
+                self._message(frames, now)
             else:
-                self._standing()
+                self._standing(b"".join(frames[1:]))
         except ForeignMessage:
             raise
         except BadMessage as error:
@@ -135,17 +137,18 @@ class Dealer:
         else:
             self._damages = 0
 
-    def _message(self, first: bytes, now: float) -> None:
-        header = read_header(first, limits=self._limits)
+    def _message(self, frames: list[memoryview], now: float) -> None:
+        header = read_header(frames[0], limits=self._limits)
         check_run(header, self._run)
         consumer = self.consumers.get(QueueKey(header.flow, header.stage))
         if consumer is None:  # of a queue that comes over another connection now
             return
         marks = fingerprint(header)
-        if consumer.judge(self._number(header), marks, whole=self._is_whole(header)) is Verdict.DROP:
+        whole = len(frames) > 1 or not header.tensors
+        if consumer.judge(self._number(header), marks, whole=whole) is Verdict.DROP:
             return
         try:
-            message = assemble(header, self._tensors(header))
+            message = complete(header, frames[1:])
         except BadMessage as error:
             consumer.damaged(str(error))
         else:
@@ -159,20 +162,8 @@ class Dealer:
             )
         return header.step * self._microbatches + header.microbatch
 
-    def _is_whole(self, header: Header) -> bool:
-        return not header.tensors or bool(self.socket.get(zmq.RCVMORE))
-
-    def _tensors(self, header: Header) -> list[memoryview]:
-        buffers = allocate(header)
-        for place, buffer in enumerate(buffers):
-            if not self.socket.get(zmq.RCVMORE):
-                raise BadMessage(f"{header.identity} came with {place} tensor frames, not {len(buffers)}")
-            if self.socket.recv_into(buffer) != buffer.nbytes:
-                raise BadMessage(f"tensor {place} of {header.identity} came with another size than announced")
-        return buffers
-
-    def _standing(self) -> None:
-        standing = unpack_standing(self.socket.recv() if self.socket.get(zmq.RCVMORE) else b"")
+    def _standing(self, frame: bytes) -> None:
+        standing = unpack_standing(frame)
         if standing.run != self._run:
             raise ForeignMessage(
                 f"the worker at {self.endpoint} belongs to run {standing.run!r}, this one to run {self._run!r}; "
@@ -190,7 +181,3 @@ class Dealer:
             )
         for consumer in self.consumers.values():
             consumer.lost()
-
-    def _drop_rest(self) -> None:
-        while self.socket.get(zmq.RCVMORE):
-            self.socket.recv_into(bytearray())

@@ -46,8 +46,9 @@ class Producer:
         """The number of the message to send now, if there is one; `did_send` moves on."""
         if self.peer is None:
             return None
-        self._sent = max(self._sent, self.log.first)
-        return self._sent if self._sent < min(self.log.end, self._credit) else None
+        if self._sent < self.log.first:
+            self._sent = self.log.first
+        return self._sent if self._sent < self.log.end and self._sent < self._credit else None
 
     @property
     def behind(self) -> bool:
