@@ -87,7 +87,7 @@ class RedisLink:
             raise RedisAway(f"the connection to Redis at {self.address} broke")
         return self._receive(units)
 
-    def ask(self, *command: bytes) -> Any:
+    def ask(self, *command: bytes | memoryview) -> Any:
         """The answer to one command. Raises `RedisRefusal` if it is an error."""
         (outcome,) = self.exchange([[command]])
         return sound(outcome)[0]

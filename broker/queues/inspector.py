@@ -7,7 +7,8 @@ from ..errors import BadMessage
 from ..message import LIMITS, Flow, Limits, Message, allocate, assemble, read_header
 from ..queue import Depth, QueueKey
 from ..redis_link import RedisLink
-from .stream import Entry, Keys, pour, prefix, read_entry, read_position
+from .entries import Entry, Keys, pour, prefix, read_entry
+from .words import Position, newest, read_word
 
 _MANY = b"1000"  # keys looked at in one go
 
@@ -66,8 +67,8 @@ class QueueInspector:
         return read_entry(found[0]) if found else None
 
     def _taken(self, keys: Keys) -> int:
-        found = self._link.ask(b"XREVRANGE", keys.taken, b"+", b"-", b"COUNT", b"1")
-        return read_position(found[0]).taken if found else 0
+        found = self._link.ask(*newest(keys.taken))
+        return read_word(found[0], Position)[1].taken if found else 0
 
     def _message(self, keys: Keys, number: int, limits: Limits) -> Message | None:
         entries = [read_entry(raw) for raw in self._link.ask(b"XRANGE", keys.entries, *2 * [b"%d" % number])]

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import BadMessage, Fenced, ForeignMessage, QueueGap
+from ..errors import BadMessage, ForeignMessage, QueueGap
 from ..message import LIMITS, Limits, Message, allocate, assemble, check_run, fingerprint, read_header
 from ..queue import QueueKey
-from ..redis_link import Command, sound
 from .consumer import TOO_OFTEN
+from .entries import Entry, EntryId, Keys, pour, read_entry
 from .known import Known
-from .stream import Entry, EntryId, Keys, Position, pour, read_entry, read_position, say_position
 from .task import Task
+from .words import Position, Standing, Voice
 
 AGAIN = 0.1  # seconds before what was passed over or damaged is read again
 HOPELESS = 3  # times that the same message was read in vain, after which its producer is told
@@ -43,22 +43,20 @@ class Reader:
     ) -> None:
         self.key = key
         self.keys = Keys(run, key)
+        self.voice = Voice(self.keys.taken, f"{key} is taken", incarnation)
         self.next = 0
         self.begun = False  # somebody wants messages
         self.wants = True
-        self.doubts = False  # whether to ask which messages can still be had
+        self.doubts = False  # whether to ask what the producer says of itself
         self.gap: QueueGap | None = None  # why the next message cannot
         self.ready: deque[Message] = deque()
         self.largest = 1  # bytes of the largest entry lately
         self._run = run
-        self._incarnation = incarnation
         self._window = window
         self._microbatches = microbatches
         self._limits = limits
         self._known = Known(key)
-        self._serial = 0
         self._told = 0
-        self._garbled = False  # what was said lies at the server damaged
         self._credit = 0
         self._turn = 0  # counts rewinds and rereadings: what was asked for before them is dropped
         self._after = EntryId(0, 0)
@@ -165,47 +163,32 @@ class Reader:
         """Nothing came for a while."""
         self.doubts = self.begun and not self.ready
 
-    def hear_first(self, first: int) -> None:
-        """The producer still has messages from `first` on. Sets `gap` if the next one is not among them."""
+    def hear_standing(self, standing: Standing, *, nothing: bool) -> None:
+        """What the producer said of itself. `nothing` was read after that: so whatever it had sent is not there.
+
+        Sets `gap` if the next message cannot be had any more.
+        """
         self.doubts = False
-        if first > self.next:
+        if standing.first > self.next:
             self.gap = QueueGap(
-                f"message {self.next} of {self.key} cannot be had any more: its producer keeps messages from {first} "
-                "on. The stage was resumed from before the newest complete checkpoint"
+                f"message {self.next} of {self.key} cannot be had any more: its producer keeps messages from "
+                f"{standing.first} on. The stage was resumed from before the newest complete checkpoint"
             )
+        elif nothing and standing.sent > self.next:
+            self._miss()
 
     def task(self, *, idle: bool) -> Task | None:
         """What to say to the producer, if anything. `idle`: see whether it is still there as it was said."""
-        see: Command = (b"XREVRANGE", self.keys.taken, b"+", b"-", b"COUNT", b"1")
-        if self.wants or (idle and self.taken != self._told):
-            clear: list[Command] = [(b"DEL", self.keys.taken)] if self._garbled else []
-            return Task([*clear, say_position(self.keys.taken, self._position()), see], self._said)
-        return Task([see], self._said) if idle else None
+        stale = self.taken != self._told or self._missing >= 0
+        if self.wants or self.voice.wants or (idle and stale):
+            return Task(self.voice.say(self._position()), self.voice.hear)
+        return Task([self.voice.see()], self.voice.hear) if idle else None
 
     def _position(self) -> Position:
-        self._serial += 1
         self._told = self.taken
         self._credit = self.taken + self._window
         self.wants = False
-        return Position(EntryId(self._incarnation, self._serial), self.taken, self._credit, self._missing)
-
-    def _said(self, answers: list[Any]) -> None:
-        """Hears the newest position that the server has. Raises `Fenced` if it is a newer incarnation's."""
-        (newest,) = sound(answers[-1:])
-        try:
-            said = read_position(newest[0]).id if newest else EntryId(0, 0)
-            self._garbled = False
-        except BadMessage:
-            self.wants = self._garbled = True
-            return
-        if said.number > self._incarnation:
-            raise Fenced(
-                f"{self.key} is taken by incarnation {said.number} now; this worker is incarnation "
-                f"{self._incarnation} and must stop"
-            )
-        if said != (self._incarnation, self._serial):
-            self._serial = max(self._serial, said.place if said.number == self._incarnation else 0)
-            self.wants = True
+        return Position(self.taken, self._credit, self._missing)
 
     def _passed(self, found: Entry | None, now: float) -> None:
         """Something else is where the next entry should be."""
@@ -218,8 +201,12 @@ class Reader:
         self._vain += 1
         self._rest = now + AGAIN
         if self._vain >= HOPELESS:
-            self._missing, self.wants = self.next, True
+            self._miss()
         self._reread()
+
+    def _miss(self) -> None:
+        if self._missing != self.next:
+            self._missing, self.wants = self.next, True
 
     def _reread(self) -> None:
         self._turn += 1

@@ -8,11 +8,11 @@ from time import monotonic
 from typing import Any
 
 from ..errors import BadMessage, ForeignMessage
-from ..redis_fitness import RedisUnfit
 from ..redis_link import Command, RedisAway, RedisLink, RedisRefusal, sound
+from .entries import EntryId
 from .reader import Reader, Whole
-from .sender import LATE, SOON
-from .stream import EntryId, read_position
+from .sender import LATE, NONSENSE, SOON
+from .words import Position, Standing, newest, read_word
 from .writer import Writer
 
 BLOCK = 0.1  # seconds that the server holds an answer back when there is nothing
@@ -45,7 +45,7 @@ class Receiver:
                 self._pause, self._doubted = SOON, False
             except (RedisAway, RedisRefusal):  # the sender tells; it stumbles over the same
                 self._rest()
-            except RedisUnfit:  # as there
+            except NONSENSE:
                 if self._doubted:
                     raise
                 self._doubted = True
@@ -67,29 +67,37 @@ class Receiver:
         if not after:
             self._wait(block)
             return
-        asks: list[Command] = [(b"GET", reader.keys.first) for reader in doubtful]
+        asks = [newest(reader.keys.kept) for reader in doubtful]
         outcomes = self._link.exchange([[ask] for ask in [*asks, _read(after, _count(places), block)]])
-        *firsts, streams = [sound(outcome)[0] for outcome in outcomes]
+        *standings, streams = [sound(outcome)[0] for outcome in outcomes]
         found: dict[bytes, Any] = dict(streams or ())
-        with self._changed:
-            for reader, first in zip(doubtful, firsts, strict=True):
-                reader.hear_first(int(first or 0))
-        if any(reader.gap for reader in doubtful):
-            self._arrived()
+        for reader, said in zip(doubtful, standings, strict=True):
+            self._hear_standing(reader, said, nothing=reader in places and reader.keys.entries not in found)
         self._hear_positions(found)
         for reader, (turn, _) in places.items():
             self._hear_entries(reader, turn, found.get(reader.keys.entries, ()))
+
+    def _hear_standing(self, reader: Reader, said: list[Any], *, nothing: bool) -> None:
+        try:
+            standing = read_word(said[0], Standing)[1] if said else Standing(0, 0)
+        except BadMessage:  # its producer will see it and say it again
+            return
+        with self._changed:
+            reader.hear_standing(standing, nothing=nothing)
+            self._tell(reader)
+        if reader.gap:
+            self._arrived()
 
     def _hear_positions(self, found: dict[bytes, Any]) -> None:
         for writer in self.writers:
             for raw in found.get(writer.keys.taken, ()):
                 try:
-                    position = read_position(raw)
+                    said, position = read_word(raw, Position)
                 except BadMessage:  # its consumer will see it and say it again
                     self._wait(BLOCK)
                     continue
                 with self._changed:
-                    writer.hear(position)
+                    writer.hear(said, position)
                     self._kick()
 
     def _hear_entries(self, reader: Reader, turn: int, entries: Sequence[Any]) -> None:

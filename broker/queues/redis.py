@@ -1,4 +1,4 @@
-"""Queues over a Redis server (or Valkey): workers need nothing but a connection to it. `stream.py` has its keys.
+"""Queues over a Redis server (or Valkey): workers need nothing but a connection to it. `entries.py` has its keys.
 
     worker 0                                                       worker 1
     put -> Log -- Writer -- Sender ---->  Redis  ----> Receiver -- Reader -> take
@@ -26,7 +26,6 @@ from .memory import MemoryQueue
 from .reader import Reader
 from .receiver import Receiver
 from .sender import Sender
-from .stream import Keys
 from .writer import Writer
 
 TURN = 0.25  # seconds after which somebody who waits for room is called again
@@ -226,7 +225,7 @@ class RedisQueues:
     def _new_outbound(self, key: QueueKey) -> "RedisOutbound | MemoryQueue":
         if key in self._local:
             return self._loop(key)
-        writer = Writer(self._log(key), Keys(self._run, key))
+        writer = Writer(self._log(key), self._incarnation)
         with self.changed:
             self._sender.writers.append(writer)
             self._receiver.writers.append(writer)

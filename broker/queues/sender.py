@@ -13,11 +13,11 @@ from typing import Any
 
 import structlog
 
-from ..errors import BrokerError, QueueFull
+from ..errors import QueueFull
 from ..redis_fitness import INQUIRY, RedisUnfit
 from ..redis_link import RedisAway, RedisLink, RedisRefusal, pack, sound
+from .entries import layout_key, layout_value
 from .reader import Reader
-from .stream import layout_key, layout_value
 from .task import Task
 from .writer import Writer
 
@@ -25,6 +25,10 @@ IDLE = 1.0  # seconds without anything to say after which it is seen whether the
 FITNESS = 5.0  # seconds between two looks at the server's settings
 SMALL = 2**16  # bytes that a socket takes in at once when nothing else is under way
 SOON, LATE = 0.02, 1.0  # seconds before it is tried again: the first time, and at most
+
+# What an answer leads to that was damaged on its way, which the protocol does not notice: it is asked once more, over
+# another connection, before it is believed.
+NONSENSE = (RedisUnfit, TypeError, ValueError, LookupError)
 
 log = structlog.get_logger()
 
@@ -78,7 +82,7 @@ class Sender:
                 self._carry_out(batch)
             except (RedisAway, RedisRefusal) as error:
                 self._stumble(error)
-            except RedisUnfit as error:  # it is asked twice: an answer may have been damaged on its way
+            except NONSENSE as error:
                 if self._doubted:
                     raise
                 self._doubted = True
@@ -155,7 +159,7 @@ class Sender:
             raise refusals[0]
         self._refused, self._pause, self.trouble, self._doubted = 0.0, SOON, None, False
 
-    def _stumble(self, error: BrokerError) -> None:
+    def _stumble(self, error: Exception) -> None:
         """Waits a little, longer each time. Raises `QueueFull` if the server has refused for too long."""
         if self.trouble is None:
             log.warning("queues wait", reason=str(error))

@@ -18,9 +18,10 @@ from ..errors import BadMessage, Disagreement, ForeignMessage
 from ..message import Frame, Header, fingerprint, read_header
 from ..queue import Depth
 from ..redis_link import Command, Unit, sound
+from .entries import EntryId, Keys, additions, creating, read_entry, read_id
 from .log import Log
-from .stream import EntryId, Keys, Position, additions, creating, read_entry, read_id
 from .task import Task
+from .words import Position, Standing, Voice
 
 BATCH = 4 * 2**20  # bytes of the messages in one transaction; one message at least
 HANDFUL = 64  # messages in one transaction
@@ -31,9 +32,10 @@ _PASSED = "equal or smaller"  # what the server says of an id that is not beyond
 class Writer:
     """Decides for one `log`. What it has sent is on the server; `taken` is how far its consumer is."""
 
-    def __init__(self, log: Log, keys: Keys) -> None:
+    def __init__(self, log: Log, incarnation: int) -> None:
         self.log = log
-        self.keys = keys
+        self.keys = Keys(log.run, log.key)
+        self.voice = Voice(self.keys.kept, f"{log.key} is filled", incarnation)
         self.taken = 0
         self.said = EntryId(0, 0)  # the newest that the consumer has said
         self.forgotten = 0  # messages that the server had and forgot
@@ -46,16 +48,18 @@ class Writer:
         self._least = 0  # entries that it must have, if it still has its newest
         self._passed = -1  # a message that the server refused: it had a newer one, or once had
         self._trimmed = 0
+        self._told = Standing(0, 0)
 
     def lose(self) -> None:
         """The connection broke: it is not known what was carried out, nor what the server still has."""
         self._length = None
+        self.voice.wants = True
 
-    def hear(self, position: Position) -> None:
+    def hear(self, said: EntryId, position: Position) -> None:
         """Takes in what the consumer says."""
-        if position.id <= self.said:
+        if said <= self.said:
             return
-        self.said = position.id
+        self.said = said
         self.taken, self._credit = position.taken, position.credit
         if position.missing >= self.log.first:
             self._broken = True
@@ -65,20 +69,26 @@ class Writer:
 
         Raises `Overwritten` if a message's tensor was written to after it was put.
         """
+        self._sent = max(self._sent, self.log.first)
         if self._length is None:
             return self._look()
         if self._broken:
-            return Task([(b"DEL", self.keys.entries)], self._deleted)
+            return self._begin_again()
         if self._trimmed < self.log.first:
             return self._trim(self.log.first)
+        standing = Standing(self.log.first, self._sent)
+        if self.voice.wants or standing.first > self._told.first or (idle and standing != self._told):
+            self._told = standing
+            return Task(self.voice.say(standing), self.voice.hear)
         if self._due():
             return self._compare() if self._sent <= self._newest else self._add(milliseconds)
-        return Task([(b"XLEN", self.keys.entries)], self._counted) if idle else None
+        return Task([(b"XLEN", self.keys.entries), self.voice.see()], self._checked) if idle else None
 
     @property
     def settled(self) -> bool:
         """Whether there is nothing to do."""
-        return self._length is not None and not self._broken and self._trimmed >= self.log.first and not self._due()
+        said = self._told.first >= self.log.first and not self.voice.wants
+        return self._length is not None and not self._broken and said and not self._due()
 
     def depth(self, now: float) -> Depth:
         sent, first = max(self._sent, self.log.first), self.log.first
@@ -95,11 +105,12 @@ class Writer:
 
     def _look(self) -> Task:
         key = self.keys.entries
-        unit = [(b"EXISTS", key), (b"XLEN", key), (b"XREVRANGE", key, b"+", b"-", b"COUNT", b"1")]
+        unit = [(b"EXISTS", key), (b"XLEN", key), (b"XREVRANGE", key, b"+", b"-", b"COUNT", b"1"), self.voice.see()]
         return Task(unit, self._looked)
 
     def _looked(self, answers: list[Any]) -> None:
-        exists, length, newest = sound(answers)
+        exists, length, newest, _ = sound(answers)
+        self.voice.hear(answers)
         self._exists, self._length = bool(exists), length
         self._newest = read_id(newest[0][0]).number if newest else -1
         if self._newest < self._passed or (self._newest + 1 >= self._sent and length < self._least):
@@ -109,20 +120,18 @@ class Writer:
         self._least, self._passed, self._trimmed = 0, -1, 0
 
     def _put_again(self, number: int) -> None:
+        """What was sent from `number` on is not on the server any more."""
+        self.voice.wants = True
         self.forgotten += max(0, self._sent - number)
         self._sent = min(self._sent, number)
 
     def _trim(self, floor: int) -> Task:
         key = self.keys.entries
-        unit: Unit = [
-            (b"XLEN", key),
-            (b"XTRIM", key, b"MINID", b"=", b"%d" % floor),
-            (b"SET", self.keys.first, b"%d" % floor),
-        ]
+        unit: Unit = [(b"XLEN", key), (b"XTRIM", key, b"MINID", b"=", b"%d" % floor)]
         return Task(unit, partial(self._did_trim, floor))
 
     def _did_trim(self, floor: int, answers: list[Any]) -> None:
-        length, removed, _ = sound(answers)
+        length, removed = sound(answers)
         self._trimmed = floor
         self._check_length(length, removed)
 
@@ -175,14 +184,19 @@ class Writer:
                 "thread count are the same wherever the stage runs"
             )
 
+    def _begin_again(self) -> Task:
+        self._told = Standing(self.log.first, self.log.first)
+        return Task([(b"DEL", self.keys.entries), *self.voice.say(self._told)], self._deleted)
+
     def _deleted(self, answers: list[Any]) -> None:
-        sound(answers)
-        self._put_again(self.log.first)
+        self.voice.hear(answers)
+        self._put_again(self._told.first)
         self._broken = self._exists = False
         self._length, self._newest = 0, -1
 
-    def _counted(self, answers: list[Any]) -> None:
-        (length,) = sound(answers)
+    def _checked(self, answers: list[Any]) -> None:
+        length, _ = sound(answers)
+        self.voice.hear(answers)
         self._check_length(length, 0)
 
     def _check_length(self, length: int, removed: int) -> None:
@@ -199,8 +213,7 @@ class Writer:
 
     def _batch(self) -> tuple[range, list[list[Frame]]]:
         """The messages of the next transaction."""
-        first = max(self._sent, self.log.first)
-        numbers = range(first, min(self.log.end, self._credit, first + HANDFUL))
+        numbers = range(self._sent, min(self.log.end, self._credit, self._sent + HANDFUL))
         batch: list[list[Frame]] = []
         size = 0
         for number in numbers:

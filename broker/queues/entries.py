@@ -6,19 +6,18 @@
         t      milliseconds since 1970         when it was added
         d      bytes                           of the message's tensors, one after another, as often as there are pieces
         h      header                          in the last entry of a message, and only there
-    stageline:{RUN}:forward-1:first   string   the oldest message that its producer still has
-    stageline:{RUN}:forward-1:taken   stream   one entry: how far the consumer is
-        id     INCARNATION-SERIAL              so the server refuses what a consumer says that has been replaced
-        taken  NUMBER                          all messages before it have been taken
-        credit NUMBER                          messages before it may be added
-        missing NUMBER                         this one was passed over; -1: none
-        check  CRC-32                          of the id and the numbers
+    stageline:{RUN}:forward-1:kept    stream   one entry: the word of its producer
+        id     INCARNATION-SERIAL              so the server refuses what a worker says that has been replaced
+        says   FIRST SENT                      the oldest message it still has; all before SENT are in the stream
+        check  CRC-32                          of the id and what is said
+    stageline:{RUN}:forward-1:taken   stream   one entry: the word of its consumer, in the same way
+        says   TAKEN CREDIT MISSING            all before TAKEN are taken, those before CREDIT may be added, and
+                                               MISSING is not where it should be (-1: nothing is)
 
 Ids come from the place in the run, so that a message that is added twice is one message. The entries of a message are
 added together or not at all. Nothing is trimmed by length, only by number. `{RUN}` keeps the keys of a run on one node.
 """
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,7 +32,7 @@ PIECE = 2**20  # bytes of tensors in an entry; larger and smaller ones are slowe
 
 
 class EntryId(NamedTuple):
-    """`number-place`: of a message's entry, or incarnation and serial of a consumer's word."""
+    """`number-place`: of a message's entry, or incarnation and serial of an end's word."""
 
     number: int
     place: int
@@ -52,25 +51,15 @@ class Entry:
     header: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far a consumer is; `id` is its incarnation and serial."""
-
-    id: EntryId
-    taken: int
-    credit: int
-    missing: int
-
-
 class Keys:
     """The keys of queue `key` of `run`."""
 
-    __slots__ = ("entries", "first", "taken")
+    __slots__ = ("entries", "kept", "taken")
 
     def __init__(self, run: str, key: QueueKey) -> None:
         name = f"{prefix(run)}{key}"
         self.entries = name.encode()
-        self.first = f"{name}:first".encode()
+        self.kept = f"{name}:kept".encode()
         self.taken = f"{name}:taken".encode()
 
 
@@ -117,26 +106,6 @@ def read_entry(raw: Any) -> Entry:
         raise BadMessage(f"an entry of a stream is not one of ours: {error}") from error
 
 
-def say_position(key: bytes, position: Position) -> Command:
-    """The command that says it, in place of what was said before."""
-    words = b"taken", b"%d" % position.taken, b"credit", b"%d" % position.credit, b"missing", b"%d" % position.missing
-    place = bytes(position.id)
-    return (b"XADD", key, b"MINID", b"=", place, place, *words, b"check", b"%d" % _check(position))
-
-
-def read_position(raw: Any) -> Position:
-    """Raises `BadMessage` for what is not a position."""
-    try:
-        id_text, [_, taken, _, credit, _, missing, _, check] = raw
-        position = Position(read_id(id_text), int(taken), int(credit), int(missing))
-        damaged = int(check) != _check(position)
-    except (TypeError, ValueError) as error:
-        raise BadMessage(f"an entry of a stream is not a consumer's position: {error}") from error
-    if damaged:
-        raise BadMessage("a consumer's position is damaged: its CRC-32 does not match")
-    return position
-
-
 def read_id(text: bytes) -> EntryId:
     number, _, place = text.partition(b"-")
     return EntryId(int(number), int(place))
@@ -156,10 +125,6 @@ def pour(data: Sequence[bytes], buffers: Sequence[memoryview]) -> None:
             content = content[count:]
             if count < len(buffer):
                 rest.append(buffer[count:])
-
-
-def _check(position: Position) -> int:
-    return zlib.crc32(b"%d-%d %d %d %d" % (*position.id, position.taken, position.credit, position.missing))
 
 
 def _parts(frames: Sequence[Frame]) -> list[list[memoryview]]:
