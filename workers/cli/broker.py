@@ -2,14 +2,19 @@
 
 import click
 
-from . import options
+from . import kinds, options
 from .logs import log_to_stderr
 
 
 @click.command(epilog="Example: stageline broker examples/digits --bind tcp://10.0.0.4:5600")
 @options.config
 @options.sets
-@click.option("--bind", metavar="URL", help="Where to listen; broker.url of the plan if not given.")
+@click.option(
+    "--bind",
+    callback=kinds.address(dials=False),
+    metavar="URL",
+    help="Where to listen; broker.url of the plan if not given.",
+)
 @click.option("--run", metavar="ID", help="Go on with this run's records; a new run if not given.")
 @click.option("--resume", is_flag=True, help="Go on with the run even if it was stopped.")
 @options.parent

@@ -1,14 +1,17 @@
 """Arguments and options that several commands share."""
 
+import contextlib
 import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from pipeline.plan import Plan, read
+
+from . import kinds
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -18,7 +21,7 @@ sets = click.option(
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON of a versioned schema on stdout.")
 where = click.argument("where", type=click.Path(), required=False)
-broker = click.option("--broker", metavar="URL", help="Where the broker listens.")
+broker = click.option("--broker", callback=kinds.address(dials=True), metavar="URL", help="Where the broker listens.")
 parent = click.option("--parent", type=int, default=0, hidden=True, help="Leave when this process is gone.")
 
 
@@ -33,6 +36,11 @@ def plan_of(config: str, sets: Sequence[str]) -> Plan:
 def plan_words(config: str, sets: Sequence[str]) -> list[str]:
     """The same plan, as arguments for another of our commands."""
     return [config, *(word for each in sets for word in ("--set", each))]
+
+
+def user_prints_to_stderr() -> contextlib.redirect_stdout[TextIO]:
+    """A context in which what a user's code prints goes to stderr: stdout is for the command's result."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def width() -> int | None:

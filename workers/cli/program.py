@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -14,6 +15,8 @@ COMMANDS = {
     "worker": "worker:worker",
     "broker": "broker:broker",
     "status": "status:status",
+    "why": "why:why",
+    "story": "story:story",
     "queue": "queue:queue",
     "schedule": "schedule:schedule",
     "plan": "plan:plan",
@@ -36,6 +39,13 @@ class Commands(click.Group):
         module, _, name = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(import_module(f".{module}", __package__), name)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SystemExit as error:  # click has its own exception to exit with: this is a user's code
+            code = "" if error.code is None else repr(error.code)
+            raise Failure(f"the model, the data or a metric has raised SystemExit({code})", Exit.REFUSED) from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -11,16 +11,26 @@ from pipeline.plan import read
 from pipeline.plan.value import BrokerPlan
 
 from .. import runs
-from ..client import Client
+from ..client import BrokerUnreachable, Client
+from .failure import Exit, Failure
+
+PATIENCE = 3.0  # seconds that the broker gets to answer
 
 
-def ask(what: str, where: str | None, broker: str | None, *, as_json: bool) -> dict[str, Any] | None:
+def ask(what: str, where: str | None, broker: str | None, *, as_json: bool, **of: str) -> dict[str, Any] | None:
     """The broker's facts, for a table; with `as_json` they are printed as they are, and None is returned.
 
-    Raises `BrokerUnreachable`.
+    Raises `BrokerUnreachable`, and `Failure` if the broker will not answer this.
     """
-    with Client(broker or _address(where)) as client:
-        facts = client.ask(what)
+    try:
+        with Client(broker or _address(where)) as client:
+            facts = client.ask(what, PATIENCE, **of)
+    except ValueError as refusal:
+        raise Failure(str(refusal), Exit.USAGE) from refusal
+    except BrokerUnreachable as error:
+        if broker or where is None or not runs.is_run(Path(where)):
+            raise
+        raise BrokerUnreachable(_away(Path(where))) from error
     if not as_json:
         return facts
     click.echo(msgspec.json.encode(facts))
@@ -32,4 +42,17 @@ def _address(where: str | None) -> str:
         return runs.newest_broker(Path("runs")) or BrokerPlan().url
     if (url := runs.broker_of(Path(where))) is not None:
         return url
+    if runs.is_run(Path(where)):
+        raise BrokerUnreachable(_away(Path(where)))
     return read(where, environment=os.environ).broker.url
+
+
+def _away(folder: Path) -> str:
+    """Why there is nobody to ask about the run in `folder`, and what can be done."""
+    name = folder.resolve().name
+    if runs.result_in(folder) is not None:
+        return f"run {name} has finished, and its broker has left; `stageline status {folder}` shows the result"
+    return (
+        f"run {name} has ended, or its broker is away. Go on with it on this machine with `stageline train CONFIG "
+        f"--resume {name}`, or, if its workers still train, start its broker: `stageline broker CONFIG --run {name}`"
+    )

@@ -10,11 +10,13 @@ import msgspec
 
 from pipeline import timetable
 from pipeline.check import Costs, Verdict, check
-from pipeline.schedule import Mode, Placement, Schedule, make, names, window_for
+from pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, make, names, window_for
 
-from . import options
+from . import kinds, options
 from .suggestion import suggestion
 from .tables import counted, share, show
+
+MOST = 20_000  # forwards: drawing and measuring more takes minutes
 
 ABOUT = {
     "gpipe": "all forwards, then all backwards: the simplest, holds every microbatch of a step",
@@ -51,7 +53,7 @@ def _parsed(kind: str, parse: Callable[[str], Any]) -> Callable[[click.Context, 
 
 _placement = _parsed("a placement: write '0,2;1,3'", lambda text: tuple(map(_numbers, text.split(";"))))
 _window = _parsed("a window: write 4,2", _numbers)
-_positive = click.FloatRange(min=0, min_open=True)
+_positive = kinds.Finite(min=0, min_open=True)
 
 
 @click.group()
@@ -84,9 +86,7 @@ def list_(as_json: bool) -> None:
 @click.option("--mode", type=click.Choice(["sync", "async"]), default="sync", show_default=True)
 @click.option("--forward", type=_positive, default=1.0, show_default=True, help="How long a forward takes.")
 @click.option("--backward", type=_positive, default=2.0, show_default=True, help="How long a backward takes.")
-@click.option(
-    "--latency", type=click.FloatRange(min=0), default=0.0, show_default=True, help="How long a message takes."
-)
+@click.option("--latency", type=kinds.Finite(min=0), default=0.0, show_default=True, help="How long a message takes.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw it into this file, too.")
 @options.as_json
 def show_(
@@ -104,7 +104,7 @@ def show_(
     as_json: bool,
 ) -> None:
     """Draw the schedule NAME for a shape, and say how long its workers wait and how much they hold."""
-    found = make(name, placement or _spread(name, stages, workers), microbatches, mode=mode, window=window)
+    found = _made(name, _placed(name, stages, workers, placement, microbatches), microbatches, mode, window)
     costs = Costs.even(found.stages, forward=forward, backward=backward, latency=latency)
     verdict = check(found, costs)
     if svg is not None:
@@ -118,12 +118,39 @@ def show_(
             click.echo(f"smallest window that hides this latency: {','.join(map(str, window))}")
 
 
-def _spread(name: str, stages: int | None, workers: int | None) -> Placement:
-    """`stages` over `workers`: in turn where stages are interleaved, else in blocks of neighbours."""
-    if stages is None:
+def _made(name: str, placement: Placement, microbatches: int, mode: Mode, window: tuple[int, ...] | None) -> Schedule:
+    try:
+        return make(name, placement, microbatches, mode=mode, window=window)
+    except ScheduleRefused as error:  # there is no plan that could be wrong: the flags are
+        raise click.UsageError(str(error)) from error
+
+
+def _placed(
+    name: str, stages: int | None, workers: int | None, placement: Placement | None, microbatches: int
+) -> Placement:
+    count = stages if placement is None else sum(map(len, placement))
+    if count is None:
         raise click.UsageError("say how many --stages there are, or give a --placement")
-    if workers is None:
-        workers = stages
+    if count * microbatches > MOST:
+        raise click.UsageError(
+            f"{count} stages of {microbatches} microbatches are too many to look at; {MOST} together are the most"
+        )
+    if placement is None:
+        if workers is not None and workers > count:
+            raise click.UsageError(f"--workers {workers} are more than there are stages: {count}")
+        return _spread(name, count, workers or count)
+    _refuse_other("--stages", stages, count)
+    _refuse_other("--workers", workers, len(placement))
+    return placement
+
+
+def _refuse_other(flag: str, said: int | None, placed: int) -> None:
+    if said not in (None, placed):
+        raise click.UsageError(f"{flag} {said} contradicts the --placement, which has {placed}; leave one of them out")
+
+
+def _spread(name: str, stages: int, workers: int) -> Placement:
+    """`stages` over `workers`: in turn where stages are interleaved, else in blocks of neighbours."""
     if name == "interleaved-1f1b":
         return tuple(tuple(range(worker, stages, workers)) for worker in range(workers))
     edges = [worker * stages // workers for worker in range(workers + 1)]

@@ -2,18 +2,29 @@
 
 import click
 
-from . import options
+from . import kinds, options
 from .logs import log_to_stderr
+
+ONCE = 0.5  # seconds that a broker which is asked once gets to answer
 
 
 @click.command(epilog="Example: stageline worker examples/digits --broker tcp://10.0.0.4:5600")
 @options.config
 @options.sets
-@click.option("--broker", metavar="URL", help="Where the broker listens; broker.url of the plan if not given.")
+@click.option(
+    "--broker",
+    callback=kinds.address(dials=True),
+    metavar="URL",
+    help="Where the broker listens; broker.url of the plan if not given.",
+)
 @click.option("--index", type=click.IntRange(min=0), help="Which worker of the plan to be; any free one if not given.")
 @click.option("--name", help="What to call it in reports.")
 @click.option(
-    "--patience", type=click.FloatRange(min=0), default=10.0, show_default=True, help="Seconds to look for the broker."
+    "--patience",
+    type=kinds.Finite(min=0),
+    default=10.0,
+    show_default=True,
+    help="Seconds to look for the broker; with 0 it is asked once.",
 )
 @options.parent
 @click.option("--sockets", hidden=True, help="The folder for its sockets.")
@@ -36,4 +47,5 @@ def worker(
     from ..process import Terms, run_worker
 
     called = name or ("worker" if index is None else f"worker-{index}")
-    return run_worker(plan, Terms(broker or plan.broker.url, called, index, patience, parent=parent, sockets=sockets))
+    url = broker or plan.broker.url
+    return run_worker(plan, Terms(url, called, index, patience or ONCE, parent=parent, sockets=sockets))

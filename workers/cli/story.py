@@ -1,0 +1,52 @@
+"""`stageline story`: where one microbatch has been, or is."""
+
+import re
+from typing import Any
+
+import click
+
+from . import options
+from .questions import ask
+from .tables import duration, show
+
+Facts = dict[str, Any]
+
+_PLACE = re.compile(r"(\d{1,15})/(\d{1,15})", re.ASCII)
+
+
+def _parsed(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[str, str]:
+    found = _PLACE.fullmatch(value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no microbatch of a step: write 118/5, both counted from 0")
+    return found[1], found[2]
+
+
+@click.command(epilog="Example: stageline story 118/5 --broker tcp://10.0.0.4:5600")
+@click.argument("microbatch", metavar="STEP/MICROBATCH", callback=_parsed)
+@options.where
+@options.broker
+@options.as_json
+def story(microbatch: tuple[str, str], where: str | None, broker: str | None, as_json: bool) -> None:
+    """Tell where one microbatch has been, stage by stage: its state, who had it, and when each action on it ran.
+
+    WHERE is a plan, whose broker.url is asked, or a run's folder. Without it and --broker, the newest run in ./runs.
+    """
+    step, number = microbatch
+    facts = ask("story", where, broker, as_json=as_json, step=step, microbatch=number)
+    if facts is None:
+        return
+    starts = [action["start"] for chapter in facts["stages"] for action in chapter["actions"]]
+    rows = [_row(chapter, min(starts, default=0.0)) for chapter in facts["stages"]]
+    title = f"microbatch {facts['microbatch']} of step {facts['step']} of run {facts['run']}"
+    show(title, ("stage", "worker", "state", "held by", "began at, took"), rows)
+
+
+def _row(chapter: Facts, beginning: float) -> tuple[object, ...]:
+    holder = chapter["holder"]
+    who = f"{holder['name']}, incarnation {holder['incarnation']}" if holder else "-"
+    actions = "; ".join(_in_words(action, beginning) for action in chapter["actions"])
+    return chapter["stage"], chapter["worker"], chapter["state"], who, actions or "-"
+
+
+def _in_words(action: Facts, beginning: float) -> str:
+    return f"{action['action']} {duration(action['start'] - beginning)}, {duration(action['end'] - action['start'])}"
