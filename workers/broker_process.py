@@ -42,15 +42,17 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
 
     The run's records are in its folder: a broker of the same `run` goes on where the one before was killed.
     The first SIGINT or SIGTERM stops the run, the second ends the broker at once.
-    Raises `EndpointTaken`, `OtherRun`, `StoreUnusable`, and `PlanRefused` or `ModelRefused` for an unusable plan.
+    Raises `EndpointTaken`, `OtherRun`, `StoreUnusable`, `FolderUnusable`, and `PlanRefused` or `ModelRefused` for an
+    unusable plan.
     """
     plan, schedule = _scheduled(plan)
-    folder = runs.folder(plan, place.run)
-    keep(folder, runs.PLAN, plan.as_mapping())
+    folder = runs.make_folder(plan, place.run)
     store = SqliteStore(folder / runs.STORE)
     try:
         terms = Terms.of(plan, schedule)
-        core = Core(terms, store, run_of(store, terms.plan, place.run, resume=place.resume), time())
+        run = run_of(store, terms.plan, place.run, resume=place.resume)
+        keep(folder, runs.PLAN, plan.as_mapping())  # not before: another plan's broker must leave this run's alone
+        core = Core(terms, store, run, time())
         host = _Host(core, plan, folder, place.parent, on_bound)
         linger = 1.0 if place.parent else LINGER
         serve(core, place.url, stop=host.must_leave, on_bound=host.bound, linger=linger)

@@ -15,7 +15,7 @@ class BrokerUnreachable(Exception):
 
 
 class Client:
-    """A command's line to the broker at `url`. Not for more than one thread."""
+    """A command's line to the broker at `url`. Not for more than one thread. Raises `BrokerUnreachable`."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -24,7 +24,11 @@ class Client:
         self._socket.set(zmq.LINGER, 200)
         self._socket.set(zmq.RECONNECT_IVL, 20)
         self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
-        self._socket.connect(url)
+        try:
+            self._socket.connect(url)
+        except zmq.ZMQError as error:
+            self.close()
+            raise BrokerUnreachable(f"cannot use {url}: {error}") from error
 
     def __enter__(self) -> Self:
         return self

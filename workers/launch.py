@@ -12,7 +12,7 @@ from pipeline.check import Timed
 from pipeline.plan import Plan
 from pipeline.schedule import Schedule
 
-from . import measured, runs
+from . import measured, runs, sockets
 from .forecast import forecast_of
 from .job import prepare
 from .local import run_memory
@@ -52,13 +52,16 @@ def ready(plan: Plan, resume: str | None = None) -> Launch:
     """Finds out whether the plan can be run, before any process starts; names the run and makes its folder.
 
     `resume`: the run that is to go on, "" for the plan's newest; None for a new one.
-    Raises `PlanRefused`, `ModelRefused`, `DataError` or `NoSuchRun`.
+    Raises `PlanRefused`, `ModelRefused`, `DataError`, `NoSuchRun`, `FolderUnusable` or `TooDeep`.
     """
+    if plan.queues.url != IN_MEMORY:
+        sockets.check()
     job = prepare(plan)
     expected = forecast_of(job)
     name = runs.new_id(plan) if resume is None else runs.to_resume(plan, resume)
-    folder = runs.folder(plan, name)
-    keep(folder, runs.PLAN, job.plan.as_mapping())
+    folder = runs.make_folder(plan, name)
+    if resume is None:  # a run that goes on has its own plan there, which its broker compares
+        keep(folder, runs.PLAN, job.plan.as_mapping())
     return Launch(job.plan, job.schedule, name, folder, job.steps, expected.warnings, resume is not None)
 
 

@@ -4,7 +4,11 @@ import secrets
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
+
 from pipeline.plan import Plan
+
+from .result import Result
 
 STORE = "broker.sqlite"
 RESULT = "result.json"
@@ -15,6 +19,10 @@ BROKER = "broker.url"  # there while the run's broker is
 def new_id(plan: Plan) -> str:
     """A name that no other run has, and that sorts by time: digits-20260131-235959-1f0c."""
     return f"{plan.run.name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+class FolderUnusable(Exception):
+    """A run cannot leave its files where its plan says."""
 
 
 class NoSuchRun(Exception):
@@ -37,6 +45,35 @@ def to_resume(plan: Plan, run: str) -> str:
 def folder(plan: Plan, run: str) -> Path:
     """Where a run leaves its files: weights, logs, the broker's records, the result."""
     return plan.run.dir / run
+
+
+def make_folder(plan: Plan, run: str) -> Path:
+    """The same, which is there from now on. Raises `FolderUnusable`."""
+    made = folder(plan, run)
+    try:
+        made.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FolderUnusable(
+            f"the folder of the run, {made}, cannot be made: {error.strerror}. "
+            f"Its name is made of run.dir and run.name; set others, or free the way"
+        ) from error
+    return made
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun in `folder`."""
+    return (folder / PLAN).exists()
+
+
+def result_in(folder: Path) -> Result | None:
+    """What the run in `folder` came to, None if it has not finished. Raises `NoSuchRun` for a file that is not ours."""
+    file = folder / RESULT
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Result)
+    except OSError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise NoSuchRun(f"{file} is not the result of a run: {error}") from error
 
 
 def broker_of(folder: Path) -> str | None:

@@ -31,7 +31,7 @@ class Bars:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        self._task = self._progress.add_task("waiting", total=launch.steps, loss="", rate="")
+        self._task = self._progress.add_task("waiting for the broker", total=launch.steps, loss="", rate="")
         self._live = Live(self._progress, console=Console(stderr=True), refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Self:

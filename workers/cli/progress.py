@@ -93,6 +93,8 @@ def phase(facts: Facts, steps: int) -> str:
         return f"waiting for worker {', '.join(map(str, facts['missing']))}"
     if facts["phase"] == "running" and facts["finished_floor"] >= steps:
         return "evaluating"
+    if facts["phase"] == "waiting":
+        return "waiting for the workers to connect their queues"
     return str(facts["phase"])
 
 

@@ -1,11 +1,15 @@
 """`stageline status`: how far a run is, and what every worker does."""
 
+from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
+from .. import runs
 from . import options
 from .questions import ask
+from .summary import summary
 from .tables import duration, share, show
 
 Facts = dict[str, Any]
@@ -18,8 +22,12 @@ Facts = dict[str, Any]
 def status(where: str | None, broker: str | None, as_json: bool) -> None:
     """Show how far a run is, and what its workers do.
 
-    WHERE is a plan, whose broker.url is asked, or a run's folder. Without it and --broker, the newest run in ./runs.
+    WHERE is a plan, whose broker.url is asked, or a run's folder; one that has finished is shown with its
+    result. Without WHERE and --broker, the newest run in ./runs.
     """
+    if where and not broker and (result := runs.result_in(Path(where))) is not None:
+        click.echo(msgspec.json.encode(result) if as_json else summary(result, Path(where)))
+        return
     facts = ask("status", where, broker, as_json=as_json)
     if facts is None:
         return

@@ -10,7 +10,8 @@ from pipeline import timetable
 from . import options
 from .failure import Failure
 from .logs import log_to_stderr
-from .tables import counted, duration
+from .summary import summary
+from .tables import counted
 
 if TYPE_CHECKING:  # loads torch
     from ..launch import Ended, Launch
@@ -36,34 +37,20 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, as_json: bool)
     from ..launch import go, ready
     from .progress import display
 
-    launch = ready(plan, resume)
+    with options.user_prints_to_stderr():
+        launch = ready(plan, resume)
     for warning in launch.warnings[len(plan.warnings) :]:
         click.echo(f"stageline: warning: {warning}", err=True)
     workers = counted(len(launch.plan.workers), "worker")
     click.echo(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)
-    with display(launch) as show:
+    with options.user_prints_to_stderr(), display(launch) as show:
         ended = go(launch, options.plan_words(config, sets), show)
     if ended.result is None:
         raise Failure(f"{ended.reason}\nThe logs are in {launch.folder}", ended.code)
-    click.echo(msgspec.json.encode(ended.result) if as_json else _summary(launch, ended))
-
-
-def _summary(launch: "Launch", ended: "Ended") -> str:
-    result = ended.result
-    if result is None:
-        return ended.reason
-    rows = {
-        "run": str(launch.folder),
-        "steps": str(result.steps),
-        "loss": "no rows in the last step" if result.loss is None else f"{result.loss:.6g}",
-        **{name: f"{value:.6g}" for name, value in result.metrics.items()},
-        "weights_sha256": result.weights_sha256,
-        "time": duration(result.seconds),
-        "restarts": str(result.restarts),
-    }
-    widest = max(map(len, rows))
-    lines = [f"{name:{widest}}  {value}" for name, value in rows.items()]
-    return "\n".join([*lines, *_timetable(launch, ended)])
+    if as_json:
+        click.echo(msgspec.json.encode(ended.result))
+    else:
+        click.echo("\n".join([summary(ended.result, launch.folder), *_timetable(launch, ended)]))
 
 
 def _timetable(launch: "Launch", ended: "Ended") -> list[str]:
