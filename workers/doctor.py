@@ -21,6 +21,7 @@ from pipeline.data import DataError
 from pipeline.model import ModelRefused
 from pipeline.plan import Plan, PlanRefused
 
+from . import sockets
 from .forecast import forecast
 from .job import prepare
 from .local import run_memory
@@ -29,7 +30,6 @@ OURS = ("pipeline", "broker", "workers")
 DISTRIBUTION = "stageline"
 _LIBRARIES = ("torch", "pyzmq", "msgspec", "redis", "safetensors", "click", "rich", "structlog")
 _OLDEST_TORCH = (2, 10)  # before it, even torch.load(weights_only=True) could be made to run code
-_IPC_NAME = "stageline-xxxxxxxx/queues"  # what a socket's path has after the folder for temporary files
 
 
 class Health(StrEnum):
@@ -46,11 +46,11 @@ class Finding(msgspec.Struct, frozen=True):
     found: str
 
 
-def examine(plan: Plan | None = None) -> Iterator[Finding]:
-    """One finding after another: of the machine, then of the plan."""
-    yield from (_interpreter(), *_libraries(), *_packages(), *_sameness(), *_sockets())
+def examine(plan: Plan | None, folder: Path) -> Iterator[Finding]:
+    """One finding after another: of the machine, then of the plan. What it writes goes into the empty `folder`."""
+    yield from (_interpreter(), *_libraries(), *_packages(), *_sameness(), *_sockets(folder))
     if plan is not None:
-        yield from _plan(plan)
+        yield from _plan(plan, folder)
 
 
 def _interpreter() -> Finding:
@@ -89,17 +89,16 @@ def _sameness() -> Iterator[Finding]:
     yield Finding("fingerprint", Health.GOOD, f"{print_of}: machines with the same one compute the same bits")
 
 
-def _sockets() -> Iterator[Finding]:
+def _sockets(folder: Path) -> Iterator[Finding]:
     yield _tried("tcp on this machine", lambda: _bound("tcp://127.0.0.1:*"))
-    with tempfile.TemporaryDirectory(prefix="stageline-") as folder:
-        yield _tried("ipc sockets", lambda: _bound(f"ipc://{folder}/queues"))
-    length, most = len(os.fsencode(f"{tempfile.gettempdir()}/{_IPC_NAME}")), zmq.IPC_PATH_MAX_LEN
+    yield _tried("ipc sockets", lambda: _bound(f"ipc://{folder}/queues"))
+    length, most = sockets.length(), zmq.IPC_PATH_MAX_LEN
     well = length <= most
     way_out = "" if well else "; point TMPDIR at a shorter folder"
     yield Finding("ipc paths", Health.GOOD if well else Health.BAD, f"{length} of {most} bytes{way_out}")
 
 
-def _plan(plan: Plan) -> Iterator[Finding]:
+def _plan(plan: Plan, folder: Path) -> Iterator[Finding]:
     yield from (Finding("exposure", Health.NOTE, warning) for warning in plan.warnings)
     yield _threads(plan)
     yield _tried("broker.url", lambda: f"{_bound(plan.broker.url)} is free")
@@ -107,7 +106,7 @@ def _plan(plan: Plan) -> Iterator[Finding]:
     tried = _tried("plan", lambda: _works(plan))
     yield tried
     if tried.health is Health.GOOD:
-        yield _tried("determinism", lambda: _repeats(plan))
+        yield _tried("determinism", lambda: _repeats(plan, folder))
 
 
 def _tried(what: str, look: Callable[[], str]) -> Finding:
@@ -139,8 +138,8 @@ def _works(plan: Plan) -> str:
     return f"{len(found.stages)} stages, {found.steps} steps; digest {found.digest[:12]}"
 
 
-def _repeats(plan: Plan) -> str:
-    first, second = (_first_step(plan) for _ in range(2))
+def _repeats(plan: Plan, folder: Path) -> str:
+    first, second = (_first_step(plan, folder) for _ in range(2))
     if first != second:
         raise ModelRefused(
             "the first step, computed twice, gave different weights: something in the model, the loss or the data "
@@ -150,10 +149,9 @@ def _repeats(plan: Plan) -> str:
     return f"the first step, computed twice, gave the same bits (weights_sha256 {first[:12]})"
 
 
-def _first_step(plan: Plan) -> str:
+def _first_step(plan: Plan, folder: Path) -> str:
     short = replace(plan, run=replace(plan.run, steps=1, epochs=None))
-    with tempfile.TemporaryDirectory(prefix="stageline-") as folder:
-        outcome = run_memory(prepare(short), "doctor", Path(folder))
+    outcome = run_memory(prepare(short), "doctor", folder)
     if outcome.code:
         raise ModelRefused(f"the first step failed: {outcome.reason}")
     return str(outcome.facts["weights_sha256"])

@@ -1,5 +1,15 @@
 """`stageline doctor`: is this machine fit, and is the plan?"""
 
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
 import click
 import msgspec
 
@@ -24,13 +34,33 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     from ..doctor import Finding, Health, examine
 
     findings: list[Finding] = []
-    for finding in examine(plan):
-        findings.append(finding)
-        if not as_json:
-            click.echo(f"{_SIGNS[finding.health]:5} {finding.what}: {finding.found}")
+    out = sys.stdout
+    with _scratch() as folder, options.user_prints_to_stderr():
+        for finding in examine(plan, folder):
+            findings.append(finding)
+            if not as_json:
+                click.echo(f"{_SIGNS[finding.health]:5} {finding.what}: {finding.found}", file=out)
     if as_json:
         click.echo(msgspec.json.encode({"schema": "doctor/1", "findings": findings}))
     return Exit.FAILED if any(finding.health is Health.BAD for finding in findings) else Exit.OK
 
 
 _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder that is gone afterwards, also if a signal ends the process: at once, whatever a user's code is at."""
+    folder = Path(tempfile.mkdtemp(prefix="stageline-"))
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(Exit.INTERRUPTED)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+        for number, handler in before.items():
+            signal.signal(number, handler)

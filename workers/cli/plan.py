@@ -29,7 +29,8 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool) -> None:
     read = options.plan_of(config, sets)
     from ..forecast import forecast
 
-    found = forecast(read)
+    with options.user_prints_to_stderr():
+        found = forecast(read)
     if as_json:
         click.echo(msgspec.json.encode(found))
         return

@@ -1,0 +1,100 @@
+"""What the system refuses, and user code that takes over: a sentence and an exit code, no traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from desk import Desk, until
+from test_bad_input import WAITS_FOR_EVER
+from workers.cli.program import run
+
+MEMORY = ("--set", "queues.url=memory://")
+
+
+@pytest.fixture
+def desk(tmp_path):
+    with Desk(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("run.dir=/dev/null/x", "Not a directory"),
+        ("run.dir=/proc/x", "No such file"),
+        (f"run.name={'a' * 250}", "File name too long"),
+    ],
+)
+def test_a_run_folder_that_cannot_be_made_is_the_plans_fault(setting, reason, desk, capsys):
+    assert desk.here("train", ".", *MEMORY, "--set", setting) == 78
+    said = capsys.readouterr().err
+    assert "the folder of the run" in said
+    assert reason in said
+    assert "Traceback" not in said
+
+
+def test_a_folder_for_temporary_files_that_is_too_deep_for_sockets_is_told_before_anything_starts(desk):
+    deep = desk.temporary / ("a" * 120)
+    deep.mkdir()
+    ended = desk.command("train", ".", TMPDIR=str(deep))
+    assert ended.returncode == 1
+    assert f"{deep}, is too long for sockets" in ended.stderr
+    assert "Set TMPDIR to a shorter folder" in ended.stderr
+    assert desk.runs() == []
+
+
+def test_a_picture_that_cannot_be_written_is_named(capsys):
+    assert run(["schedule", "show", "1f1b", "--stages", "2", "--microbatches", "2", "--svg", "/nope/x.svg"]) == 1
+    assert capsys.readouterr().err == "stageline: cannot use /nope/x.svg: No such file or directory\n"
+
+
+def test_output_that_takes_nothing_more_is_told_in_a_sentence():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-P", "-m", "workers.cli", "schedule", "list"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "stageline: cannot write to stdout, or to the run's folder: No space left on device\n"
+
+
+def test_a_broker_address_that_zeromq_cannot_use_is_named(capsys):
+    url = f"ipc:///tmp/{'a' * 150}"
+    assert run(["status", "--broker", url]) == 3
+    assert f"cannot use {url}: File name too long" in capsys.readouterr().err
+
+
+def test_what_user_code_prints_does_not_come_before_the_result(desk, capsys):
+    desk.write(
+        "model.py", (desk.folder / "model.py").read_text().replace("    return", "    print('hello')\n    return")
+    )
+    for command in (["train", ".", *MEMORY, "--json"], ["plan", ".", "--json"], ["doctor", ".", "--json"]):
+        assert desk.here(*command) == 0
+        captured = capsys.readouterr()
+        assert "hello" in captured.err
+        assert "schema" in json.loads(captured.out)
+
+
+def test_user_code_that_exits_does_not_end_the_command_silently(desk, capsys):
+    text = (desk.folder / "model.py").read_text()
+    desk.write("model.py", text.replace("    return (outputs", "    exit(0)\n    return (outputs"))
+    assert desk.here("train", ".", *MEMORY) == 78
+    assert "SystemExit" in capsys.readouterr().err
+
+
+def test_an_interrupted_doctor_leaves_nothing_behind(desk):
+    os.mkfifo(desk.folder / "gate")
+    desk.write("data.py", WAITS_FOR_EVER.format(name="batches"))
+    doctor = desk.start("doctor", ".")
+    until(doctor.stderr, "waits now")
+    doctor.send_signal(signal.SIGINT)
+    assert doctor.wait() == 130
+    assert list(desk.temporary.iterdir()) == []
+
+
+def test_a_worker_without_patience_asks_once(desk):
+    ended = desk.command("worker", ".", "--broker", f"ipc://{desk.temporary}/nobody", "--patience", "0")
+    assert ended.returncode == 3
+    assert "no broker answered" in ended.stderr
