@@ -43,7 +43,8 @@ class Hello(_Sentence, frozen=True, tag="hello"):
     given one says hello with it: when it has an endpoint to name, and when it suspects that the broker was restarted.
     `settings` is `Plan.as_mapping()`, so that a refusal can say in what two plans differ. A `spare` waits for a
     worker to be lost: until the run has begun, and as long as no place is free, it is told to stand by.
-    `memory` goes with an incarnation. `snapshots`: (stage, step) of what it finds whole on its disk, of any stage.
+    `memory` goes with an incarnation. `snapshots`: (stage, step) of what it finds whole on its disk of the run, of any
+    stage; None as long as it has not looked, or has not been told which run it is.
     """
 
     version: int
@@ -57,7 +58,7 @@ class Hello(_Sentence, frozen=True, tag="hello"):
     settings: dict[str, object] = {}
     spare: bool = False
     memory: Memory | None = None
-    snapshots: list[tuple[Count, Count]] = []
+    snapshots: list[tuple[Count, Count]] | None = None
 
 
 class StepRecord(_Sentence, frozen=True, tag="step"):
@@ -166,9 +167,13 @@ class Assigned(_Sentence, frozen=True, tag="assigned"):
 
 
 class Standby(_Sentence, frozen=True, tag="standby"):
-    """No place is free, and one may become so: stay, and say Hello about once a second. `reason` is for people."""
+    """No place is free, and one may become so: stay, and say Hello about once a second. `reason` is for people.
+
+    `run` is the run's id if the broker's records of it are lost: what it wants to know is `Hello.snapshots`.
+    """
 
     reason: str
+    run: str = ""
 
 
 class Peers(_Sentence, frozen=True, tag="peers"):

@@ -52,11 +52,11 @@ class Election:
     @property
     def unknown(self) -> list[int]:
         """The indexes of whose stages nobody can say which snapshots there are."""
-        newcomers = [voice.hello for voice in self._voices.values() if voice.hello.memory is None]
-        claimed = {hello.claim for hello in newcomers}
-        without_claim = sum(hello.claim is None for hello in newcomers)
-        absent = [index for index in range(len(self._placement)) if index not in self._owners | dict.fromkeys(claimed)]
-        return [index for index in absent if not self._is_on_disk(index)][without_claim:]
+        looked = [voice.hello for voice in self._voices.values() if voice.hello.snapshots is not None]
+        places = {hello.memory.index if hello.memory is not None else hello.claim for hello in looked}
+        anywhere = sum(hello.memory is None and hello.claim is None for hello in looked)
+        silent = [index for index in range(len(self._placement)) if index not in places]
+        return [index for index in silent if not self._is_on_disk(index)][anywhere:]
 
     def hear(self, hello: Hello, sender: bytes) -> None:
         """A process says who it is; the last that it says counts."""
@@ -81,7 +81,7 @@ class Election:
 
     @property
     def _snapshots(self) -> set[tuple[int, int]]:
-        return {snapshot for voice in self._voices.values() for snapshot in voice.hello.snapshots}
+        return {snapshot for voice in self._voices.values() for snapshot in voice.hello.snapshots or ()}
 
     @property
     def _newest(self) -> int:

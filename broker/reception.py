@@ -97,7 +97,7 @@ class Reception:
     def _place(self, hello: Hello, sender: bytes, now: float) -> Member | Refused | Standby | None:
         if self.election is not None:
             self.election.hear(hello, sender)
-            return None if hello.memory is not None else Standby("the broker asks everyone how far the run is")
+            return None if hello.memory else Standby("the broker asks everyone how far the run is", self._run)
         if hello.spare and not self._crew.registry.begun:
             return Standby("the run has not begun; a spare takes the place of a worker that is lost")
         found = self._crew.place(hello, sender, now)

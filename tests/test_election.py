@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from broker.control import (
@@ -62,6 +63,11 @@ def newcomer(index: int | None, pid: int, *, snapshots: list[tuple[int, int]] | 
     return Hello(CONTROL_VERSION, PLAN, f"worker-{pid}", "desk", pid, "", index, snapshots=found)
 
 
+def blind(index: int | None, pid: int) -> Hello:
+    """A newcomer who does not know where to look for snapshots."""
+    return msgspec.structs.replace(newcomer(index, pid), snapshots=None)
+
+
 def assignments(sends: Sends) -> dict[bytes, Assigned]:
     return {to: sentence for to, sentence in sends if isinstance(sentence, Assigned)}
 
@@ -93,7 +99,7 @@ def test_workers_that_are_at_work_go_on_where_they_are_under_new_incarnations(lo
 def test_nothing_is_decided_before_everyone_has_had_a_lease_to_speak(lost: Talk):
     lost.say(name(0), remembering(0, 1))
     ((_, standby),) = lost.say(b"new", newcomer(1, 201))
-    assert isinstance(standby, Standby)
+    assert standby == Standby("the broker asks everyone how far the run is", "run-1")
     assert lost.after(LEASE - 0.2) == []
     assert lost.say(name(0), report(0, 1, 48)) == []
     lost.say(name(1), remembering(1, 2))
@@ -141,6 +147,14 @@ def test_the_decision_waits_for_somebody_who_sees_the_snapshots_of_every_stage(l
     lost.say(name(0), remembering(0, 1, snapshots=own))
     assert lost.after(3 * LEASE) == []
     lost.say(b"new", newcomer(1, 201, snapshots=[(1, 20), (1, 40)]))
+    assert {each.step for each in assignments(lost.after(0.2)).values()} == {40}
+
+
+def test_who_has_not_looked_at_its_disk_has_said_nothing_yet(lost: Talk):
+    lost.say(name(0), remembering(0, 1, snapshots=[(0, 20), (0, 40)]))
+    lost.say(b"new", blind(1, 201))
+    assert lost.after(3 * LEASE) == []
+    lost.say(b"new", newcomer(1, 201))
     assert {each.step for each in assignments(lost.after(0.2)).values()} == {40}
 
 
@@ -198,7 +212,7 @@ def test_a_broker_that_is_killed_while_it_asks_asks_again(lost: Talk):
 
 
 def test_who_was_given_a_place_before_the_loss_was_noticed_is_placed_again(lost: Talk):
-    hasty = lost.assigned(b"new", newcomer(1, 201))
+    hasty = lost.assigned(b"new", blind(1, 201))
     assert hasty.step == 0
     lost.say(name(0), remembering(0, 1)), lost.say(name(1), remembering(1, 2))
     assert assignments(lost.after(LEASE + 0.2)).keys() == {name(0), name(1)}
@@ -208,8 +222,8 @@ def test_who_was_given_a_place_before_the_loss_was_noticed_is_placed_again(lost:
 
 def test_once_everyone_is_there_who_comes_from_before_is_a_zombie(lost: Talk):
     for index in (0, 1):
-        given = lost.assigned(name(index), newcomer(index, 200 + index))
-        lost.say(name(index), replace_hello(newcomer(index, 200 + index), given.incarnation))
+        given = lost.assigned(name(index), blind(index, 200 + index))
+        lost.say(name(index), replace_hello(blind(index, 200 + index), given.incarnation))
     assert lost.core.phase is Phase.RUNNING
     ((_, refused),) = lost.say(b"zombie", remembering(1, 2))
     assert isinstance(refused, Refused)
