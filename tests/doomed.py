@@ -87,7 +87,6 @@ def report(folder: Path, status: int) -> dict[str, object]:
 
 
 def at_every_boundary(folder: Path) -> None:
-    os.fsync = lambda descriptor: None  # slow, and of no account: a kill leaves the system's memory alone
     status, instant = 1, 0
     while status:
         instant += 1
@@ -109,6 +108,7 @@ def at_random_moments(folder: Path, times: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    os.fsync = lambda descriptor: None  # slow, and of no account: a kill leaves the system's memory alone
     if sys.argv[2] == "boundaries":
         at_every_boundary(Path(sys.argv[1]))
     else:

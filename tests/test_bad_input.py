@@ -232,7 +232,9 @@ def join_as_worker_0(control, plan, endpoint):
     control.send(encode(Hello(CONTROL_VERSION, plan, "impostor", socket.gethostname(), 1, endpoint, 0)))
     while not isinstance(said := decode_from_broker(control.recv()), Assigned):
         continue
-    control.send(encode(Hello(CONTROL_VERSION, plan, "impostor", socket.gethostname(), 1, endpoint, 0, said.incarnation)))
+    control.send(
+        encode(Hello(CONTROL_VERSION, plan, "impostor", socket.gethostname(), 1, endpoint, 0, said.incarnation))
+    )
     return said
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pipeline.state import StageState
 from states import difference, make_state
+from workers import tensorfile
 from workers.manifest import MANIFEST, Origin, SnapshotDamaged, read_manifest, write_manifest
 from workers.skeleton import Unsaveable
 from workers.snapshot import FILES, TRAINING, WEIGHTS, Snapshot, problems, read_snapshot, write_snapshot
@@ -82,6 +83,18 @@ def test_what_has_no_form_is_refused_and_not_left_out(tmp_path, odd):
     state = replace(SNAPSHOT.state, optimizer={"state": {0: {"odd": odd}}, "param_groups": []})
     with pytest.raises(Unsaveable, match=r"optimizer\.state\.0\.odd"):
         write_snapshot(tmp_path, replace(SNAPSHOT, state=state), ORIGIN)
+
+
+def test_a_disk_that_does_not_keep_what_it_is_given_is_found_out(tmp_path, monkeypatch):
+    def save_badly(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        save_file(tensors, path)
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+
+    monkeypatch.setattr(tensorfile, "save_file", save_badly)
+    with pytest.raises(OSError, match=r"reads back .* otherwise than it was written"):
+        write_snapshot(tmp_path, SNAPSHOT, ORIGIN)
 
 
 def test_others_may_read_what_their_rights_to_the_folder_let_them(folder):

@@ -75,7 +75,8 @@ class Checkpoints:
             sync(target.parent)
         except (OSError, Unsaveable, SnapshotDamaged) as error:
             raise SnapshotFailed(
-                f"stage {snapshot.stage} could not write its snapshot of step {snapshot.step}: {error}"
+                f"stage {snapshot.stage} could not write its snapshot of step {snapshot.step} to {target.parent}: "
+                f"{error}. What was there before is untouched; mend this and resume the run"
             ) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
