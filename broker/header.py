@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from math import prod
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -26,6 +26,8 @@ MOST = 2**63 - 1
 _PREFIX = struct.Struct("<4sH")
 _CRC = struct.Struct("<I")
 _PROLOGUE = _PREFIX.pack(MAGIC, WIRE_VERSION)
+
+Frame: TypeAlias = bytes | memoryview  # a memoryview is one of bytes
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 _Word = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -146,12 +148,17 @@ def check_run(header: Header, run: str) -> None:
         )
 
 
-def fingerprint(header: Header) -> bytes:
+def fingerprint(header: Header) -> tuple[object, ...]:
     """Two messages of one identity have the same bits if these are equal (as far as the tensors' CRC-32 can tell).
 
     Where the tensors lay in memory is left out: for a user's own arrays, that is the allocator's whim.
     """
-    return _encode((header.outline, [(t.dtype, t.shape, t.strides, t.requires_grad, t.crc32) for t in header.tensors]))
+    if len(header.tensors) == 1 and header.outline == ONE_TENSOR:
+        (t,) = header.tensors
+        return t.crc32, t.dtype, t.shape, t.strides, t.requires_grad
+    return (
+        _encode((header.outline, [(t.dtype, t.shape, t.strides, t.requires_grad, t.crc32) for t in header.tensors])),
+    )
 
 
 def _body(frame: memoryview, limits: Limits) -> memoryview:
@@ -160,7 +167,7 @@ def _body(frame: memoryview, limits: Limits) -> memoryview:
     magic, version = _PREFIX.unpack_from(frame)
     if magic != MAGIC:
         raise BadMessage(f"the header begins with {magic!r}, not with {MAGIC!r}: no message of ours")
-    if zlib.crc32(frame[: -_CRC.size]) != _CRC.unpack(frame[-_CRC.size :])[0]:
+    if zlib.crc32(frame[: -_CRC.size]) != _CRC.unpack_from(frame, frame.nbytes - _CRC.size)[0]:
         raise BadMessage("the header is damaged: its CRC-32 does not match")
     if version != WIRE_VERSION:
         raise ForeignMessage(
@@ -174,14 +181,9 @@ def _complaint(header: Header, limits: Limits) -> str | None:
     if len(header.tensors) > limits.tensors:
         return f"has {len(header.tensors)} tensors, the limit is {limits.tensors}"
     total = 0
-    for number, tensor in enumerate(header.tensors):
-        if len(tensor.shape) > limits.ndim:
-            return f"has {len(tensor.shape)} dimensions in tensor {number}, the limit is {limits.ndim}"
-        if len(tensor.strides) != len(tensor.shape):
-            return f"has {len(tensor.strides)} strides for {len(tensor.shape)} dimensions in tensor {number}"
-        rest = tensor.nbytes, tensor.requires_grad, tensor.skew
-        occupied = _occupied(tensor.dtype, tensor.shape, tensor.strides, *rest)
-        if isinstance(occupied, str):
+    for number, t in enumerate(header.tensors):
+        occupied = _occupied(t.dtype, t.shape, t.strides, t.nbytes, t.requires_grad, t.skew, limits.ndim)
+        if type(occupied) is not int:
             return f"is wrong about tensor {number}: {occupied}"
         total += occupied
     if total > limits.message_bytes:
@@ -190,8 +192,14 @@ def _complaint(header: Header, limits: Limits) -> str | None:
 
 
 @lru_cache(maxsize=1024)  # the same few tensors pass all day
-def _occupied(code: int, shape: Ints, strides: Ints, nbytes: int, requires_grad: bool, skew: int) -> int | str:
+def _occupied(
+    code: int, shape: Ints, strides: Ints, nbytes: int, requires_grad: bool, skew: int, ndim: int
+) -> int | str:
     """The bytes a tensor occupies at the receiver, or what is wrong with its header."""
+    if len(shape) > ndim:
+        return f"it has {len(shape)} dimensions, the limit is {ndim}"
+    if len(strides) != len(shape):
+        return f"it has {len(strides)} strides for {len(shape)} dimensions"
     dtype = DTYPES.get(code)
     if dtype is None:
         return f"dtype code {code} is unknown"

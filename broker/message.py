@@ -8,7 +8,6 @@ read_header, allocate, assemble                                      the steps o
 
 import zlib
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import msgspec
 import torch
@@ -19,17 +18,17 @@ from .errors import BadMessage
 from .header import (
     LIMITS,
     Flow,
+    Frame,
     Header,
     Identity,
     Limits,
-    TensorHeader,
     check_run,
     fingerprint,
     read_header,
     write_header,
 )
 from .outline import ONE_TENSOR, fill, outline
-from .tensors import pack, unpack
+from .tensors import buffer, copy, pack, unpack
 
 __all__ = [
     "LIMITS",
@@ -48,8 +47,6 @@ __all__ = [
     "fingerprint",
     "read_header",
 ]
-
-Frame: TypeAlias = bytes | memoryview  # or anything else with a buffer of bytes, such as zmq.Frame
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -80,8 +77,11 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
     to the tensor while the frame is in use. Raises `Unsendable` for what cannot travel, and for what a receiver with
     these limits would refuse.
     """
-    form, tensors = outline(message.payload, limits.depth)
-    parts = [pack(tensor) for tensor in tensors]
+    if isinstance(message.payload, torch.Tensor):
+        form, parts = ONE_TENSOR, [pack(message.payload)]
+    else:
+        form, tensors = outline(message.payload, limits.depth)
+        parts = [pack(tensor) for tensor in tensors]
     header = Header(
         message.run,
         message.flow,
@@ -91,9 +91,9 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
         message.incarnation,
         message.sequence,
         form,
-        tuple([tensor for tensor, _ in parts]),
+        tuple([part[0] for part in parts]),
     )
-    return [write_header(header, limits=limits), *[memory for _, memory in parts]]
+    return [write_header(header, limits=limits), *[part[1] for part in parts]]
 
 
 def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
@@ -107,18 +107,17 @@ def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
 
 
 def complete(header: Header, contents: Sequence[Frame]) -> Message:
-    """The message of a header and the frames that followed it, copied into memory of its own. Raises `BadMessage`."""
-    views = [memoryview(content) for content in contents]
-    _check_sizes(header, views)
-    buffers = allocate(header)
-    for buffer, view in zip(buffers, views, strict=True):
-        buffer[:] = view
-    return assemble(header, buffers)
+    """The message of a header and the frames that followed it, copied into memory of its own.
+
+    Raises `BadMessage` if a frame has not the size or the checksum that the header says.
+    """
+    _check(header, contents)
+    return _message(header, [copy(tensor, content) for tensor, content in zip(header.tensors, contents, strict=True)])
 
 
 def allocate(header: Header) -> list[memoryview]:
     """A writable buffer for each tensor of the header, in order, to receive its frame into."""
-    return [_buffer(tensor) for tensor in header.tensors]
+    return [buffer(tensor) for tensor in header.tensors]
 
 
 def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
@@ -126,11 +125,11 @@ def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
 
     Raises `BadMessage` if a buffer has not the size or the checksum that the header says.
     """
-    _check_sizes(header, buffers)
-    for number, buffer in enumerate(buffers):
-        if zlib.crc32(buffer) != header.tensors[number].crc32:
-            raise BadMessage(f"tensor {number} of {header.identity} is damaged: its CRC-32 does not match")
-    tensors = iter([unpack(tensor, buffer) for tensor, buffer in zip(header.tensors, buffers, strict=True)])
+    _check(header, buffers)
+    return _message(header, [unpack(tensor, buffer) for tensor, buffer in zip(header.tensors, buffers, strict=True)])
+
+
+def _message(header: Header, tensors: list[torch.Tensor]) -> Message:
     return Message(
         header.run,
         header.flow,
@@ -139,19 +138,16 @@ def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
         header.stage,
         header.incarnation,
         header.sequence,
-        next(tensors) if header.outline == ONE_TENSOR else fill(header.outline, tensors),
+        tensors[0] if header.outline == ONE_TENSOR else fill(header.outline, iter(tensors)),
     )
 
 
-def _buffer(tensor: TensorHeader) -> memoryview:
-    memory = torch.empty(tensor.skew + tensor.nbytes, dtype=torch.uint8)
-    return memory.numpy().data[tensor.skew :]
-
-
-def _check_sizes(header: Header, contents: Sequence[memoryview]) -> None:
+def _check(header: Header, contents: Sequence[Frame]) -> None:
     if len(contents) != len(header.tensors):
         raise BadMessage(f"{header.identity} came with {len(contents)} tensor frames, not {len(header.tensors)}")
     for number, content in enumerate(contents):
-        expected = header.tensors[number].nbytes
-        if content.nbytes != expected:
-            raise BadMessage(f"tensor {number} of {header.identity} came with {content.nbytes} bytes, not {expected}")
+        announced = header.tensors[number]
+        if (size := len(content)) != announced.nbytes:
+            raise BadMessage(f"tensor {number} of {header.identity} came with {size} bytes, not {announced.nbytes}")
+        if zlib.crc32(content) != announced.crc32:
+            raise BadMessage(f"tensor {number} of {header.identity} is damaged: its CRC-32 does not match")

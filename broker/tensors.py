@@ -8,12 +8,18 @@ import zlib
 import torch
 from torch import Tensor
 
-from pipeline.layout import layout, packed_strides, stored_shape
+from pipeline.layout import Ints, layout, packed_strides, stored_shape
 from pipeline.placing import empty, skew_of
 
 from .dtypes import CODES, DTYPES
 from .errors import Unsendable
-from .header import TensorHeader
+from .header import Frame, TensorHeader
+
+_KINDS = frozenset({Tensor, torch.nn.Parameter})
+_NATIVE = frozenset(  # whose memory Python can see as bytes
+    {torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64}
+    | {torch.int64, torch.float16, torch.float32, torch.float64}
+)
 
 
 def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
@@ -21,18 +27,37 @@ def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
 
     Raises `Unsendable` for a tensor that does not consist of numbers in strided memory, or of an unknown dtype.
     """
-    _check_sendable(tensor)
+    if not (type(tensor) in _KINDS and tensor.layout is torch.strided and tensor.dtype in CODES):
+        raise Unsendable(_complaint(tensor))
+    if tensor.is_nested or tensor.is_meta:
+        raise Unsendable(_complaint(tensor))
     plain = tensor.detach() if tensor.requires_grad else tensor
-    shape, strides = tuple(plain.shape), plain.stride()
-    form = layout(shape, strides)
-    if form.extent is None:
-        strides = packed_strides(shape, strides)
-    if not form.dense or not plain.is_cpu or plain.is_conj() or plain.is_neg():
-        plain = _packed(plain)
-    skew = skew_of(tensor)
-    memory = plain.as_strided((form.stored,), (1,)).view(torch.uint8).numpy().data
-    code, checksum = CODES[plain.dtype], zlib.crc32(memory)
-    return TensorHeader(code, shape, strides, tensor.requires_grad, memory.nbytes, checksum, skew), memory
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    if plain.is_contiguous() and plain.is_cpu and plain.dtype in _NATIVE and plain.numel() and not plain.is_neg():
+        memory = plain.numpy().data.cast("B")
+    else:
+        strides, memory = _stored(plain, shape, strides)
+    code, checksum, skew = CODES[tensor.dtype], zlib.crc32(memory), skew_of(tensor)
+    return TensorHeader(code, shape, strides, tensor.requires_grad, len(memory), checksum, skew), memory
+
+
+def copy(header: TensorHeader, frame: Frame) -> Tensor:
+    """The tensor of a checked header, in memory of its own, filled from `frame`."""
+    dtype = DTYPES[header.dtype]
+    if dtype in _NATIVE and header.nbytes and not header.skew:
+        tensor = torch.empty_strided(header.shape, header.strides, dtype=dtype)
+        if tensor.is_contiguous():
+            tensor.numpy().data.cast("B")[:] = frame
+            return tensor.requires_grad_() if header.requires_grad else tensor
+    filled = buffer(header)
+    filled[:] = frame
+    return unpack(header, filled)
+
+
+def buffer(header: TensorHeader) -> memoryview:
+    """Memory for the frame of `header`, as far off an alignment boundary as it lay."""
+    memory = torch.empty(header.skew + header.nbytes, dtype=torch.uint8)
+    return memory.numpy().data[header.skew :]
 
 
 def unpack(header: TensorHeader, buffer: memoryview) -> Tensor:
@@ -48,15 +73,24 @@ def unpack(header: TensorHeader, buffer: memoryview) -> Tensor:
     return tensor.requires_grad_() if header.requires_grad else tensor
 
 
-def _check_sendable(tensor: Tensor) -> None:
-    if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
-        raise Unsendable(f"a {type(tensor).__qualname__} cannot travel; send a tensor: .as_subclass(torch.Tensor)")
+def _complaint(tensor: Tensor) -> str:
+    if type(tensor) not in _KINDS:
+        return f"a {type(tensor).__qualname__} cannot travel; send a tensor: .as_subclass(torch.Tensor)"
     if tensor.is_nested or tensor.layout is not torch.strided:
-        raise Unsendable(f"a nested or {tensor.layout} tensor cannot travel; send .to_dense() or its parts")
+        return f"a nested or {tensor.layout} tensor cannot travel; send .to_dense() or its parts"
     if tensor.is_meta:
-        raise Unsendable("a meta tensor cannot travel: it has no values")
-    if tensor.dtype not in CODES:
-        raise Unsendable(f"a {tensor.dtype} tensor cannot travel; convert it, for example with .dequantize()")
+        return "a meta tensor cannot travel: it has no values"
+    return f"a {tensor.dtype} tensor cannot travel; convert it, for example with .dequantize()"
+
+
+def _stored(plain: Tensor, shape: Ints, strides: Ints) -> tuple[Ints, memoryview]:
+    """The strides to travel with, and the stored elements in one piece."""
+    form = layout(shape, strides)
+    if form.extent is None:
+        strides = packed_strides(shape, strides)
+    if not form.dense or not plain.is_cpu or plain.is_conj() or plain.is_neg():
+        plain = _packed(plain)
+    return strides, plain.as_strided((form.stored,), (1,)).view(torch.uint8).numpy().data
 
 
 def _packed(tensor: Tensor) -> Tensor:

@@ -109,6 +109,8 @@ def split(tree: Tree, microbatches: int) -> list[Tree]:
     last ones are empty. Plain values are the same in every microbatch. Raises `DataError` as `rows` does.
     """
     rows(tree)
+    if isinstance(tree, Tensor):
+        return list(tree.tensor_split(microbatches))
     slices = [leaf.tensor_split(microbatches) for leaf in tensors(tree)]
     return [_refill(tree, iter(microbatch)) for microbatch in zip(*slices, strict=True)]
 

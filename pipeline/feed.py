@@ -64,7 +64,9 @@ class Feed:
 def cut(inputs: Tree, targets: Tree, microbatches: int) -> list[Microbatch]:
     """One batch as microbatches, rows split as `torch.tensor_split` does. Raises `DataError` if they disagree."""
     total = rows((inputs, targets))
+    each, more = divmod(total, microbatches)
+    counts = [each + (number < more) for number in range(microbatches)]
     return [
-        Microbatch(x, y, count := rows((x, y)), share(count, total))
-        for x, y in zip(split(inputs, microbatches), split(targets, microbatches), strict=True)
+        Microbatch(x, y, count, share(count, total))
+        for x, y, count in zip(split(inputs, microbatches), split(targets, microbatches), counts, strict=True)
     ]

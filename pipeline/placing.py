@@ -32,6 +32,16 @@ def copied(tensor: Tensor) -> Tensor:
     An overlapping one is packed, its dimensions in the same order; what is to be conjugated or negated is.
     """
     shape, strides = tuple(tensor.shape), tensor.stride()
+    if (
+        tensor.is_contiguous()
+        and tensor.is_cpu
+        and not skew_of(tensor)
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    ):
+        copy = tensor.clone()
+        if copy.stride() == strides:
+            return copy
     stored = stored_shape(shape, strides)
     kept = packed_strides(shape, strides) if layout(shape, strides).extent is None else strides
     copy = empty(stored, kept, tensor.dtype, skew_of(tensor), tensor.device)

@@ -15,11 +15,12 @@ By hand, in a loop of your own:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache, partial
 from hashlib import sha256
 from itertools import count
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -63,12 +64,12 @@ class _NotGiven:
 NOT_GIVEN = _NotGiven()
 
 
-@dataclass(slots=True)
-class _Stashed:
+class _Stashed(msgspec.Struct):
     """What backward needs of one forward: the outputs with their graph, where the gradients of the inputs will be
     put, and the version of the weights it ran with if those are stashed."""
 
     outputs: Tree
+    requires_grad: bool  # whether any of the outputs does
     share: float | None  # of a loss; None for an activation
     places: Tree  # the input's tree, with an inlet's place in `inlets` for each tensor that requires a gradient
     inlets: list[Inlet]
@@ -144,6 +145,9 @@ class Stage:
         `owned` says that nobody else needs the memory of `x`; otherwise it is copied, since a layer may write to it.
         Raises `LossNotScalar`, `StageError`, and whatever the layers raise.
         """
+        if not torch.is_grad_enabled():
+            with torch.enable_grad():
+                return self.forward(x, target, step=step, microbatch=microbatch, share=share, owned=owned)
         key = (step, self._forwarded if microbatch is None else microbatch)
         if key in self._stash:
             raise StageError(f"stage {self.index} already holds microbatch {key[1]} of step {step}, not yet backward")
@@ -151,49 +155,55 @@ class Stage:
             self._body.train()
         version = self._versions.of(key) if self._versions else None
         inlets: list[Inlet] = []
-        with torch.enable_grad():
-            inputs = map_tensors(lambda t: self._receive(t, inlets, owned), x)
-            output = self._run(inputs, key, version)
-            loss = self.loss if target is not None else None
-            if loss is not None:
-                output = self._loss_of(loss, output, target)
-        if _requires_grad(output) or version is not None:  # what a version was used for is told by the stash
+        output = self._run(map_tensors(partial(self._receive, inlets, owned), x), key, version)
+        loss = self.loss if target is not None else None
+        if loss is not None:
+            output = self._loss_of(loss, output, target)
+        requires_grad = _requires_grad(output)
+        if requires_grad or version is not None:  # what a version was used for is told by the stash
+            places = _inlet_places(x) if inlets else None
             self._stash[key] = _Stashed(
-                output, None if loss is None else share, _inlet_places(x) if inlets else None, inlets, version
+                output, requires_grad, share if loss is not None else None, places, inlets, version
             )
         self._forwarded += 1
         if loss is not None:
             return map_tensors(lambda t: t.detach() * share, output)
-        self._refuse_aliases(output)
-        return self._sendable(output, x)
+        if not isinstance(output, Tensor):
+            self._refuse_aliases(output)
+        return self._sendable(output, None if owned else x)
 
     def backward(
-        self, gradient: "Tree | _NotGiven" = NOT_GIVEN, *, step: int | None = None, microbatch: int | None = None
+        self,
+        gradient: "Tree | _NotGiven" = NOT_GIVEN,
+        *,
+        step: int | None = None,
+        microbatch: int | None = None,
+        owned: bool = False,
     ) -> Tree:
         """The gradient with respect to the stage's input, of the oldest stashed microbatch or of the one named.
 
         `gradient` is with respect to what `forward` returned: the same tree, a tensor of the same shape and dtype for
         every tensor that requires a gradient, or None for one that gets none. Left out after a loss.
-        The result has the tree of `x`, with None for what carries no gradient; None on a first stage.
-        Parameters' gradients are added up in `.grad`. Raises `GradientMismatch`, or `StageError` if nothing is stashed.
+        The result has the tree of `x`, with None for what carries no gradient; None on a first stage. `owned` says that
+        nobody else needs the memory of `gradient`. Parameters' gradients are added up in `.grad`.
+        Raises `GradientMismatch`, or `StageError` if nothing is stashed.
         """
         stashed = self._stash.pop(self._stashed_key(step, microbatch), None)
-        if stashed is None or not _requires_grad(
-            stashed.outputs
-        ):  # nothing in this stage required a gradient for this microbatch
-            return None
+        if stashed is None or not stashed.requires_grad:
+            return None  # nothing in this stage required a gradient for this microbatch
         if isinstance(gradient, _NotGiven):
             gradient = self._gradient_of_loss(stashed)
-        if self.device.type != "cpu":
-            gradient = map_tensors(lambda t: t.to(self.device), gradient)
+        gradient = map_tensors(self._here, gradient)
         outputs, gradients = self._matched(stashed.outputs, gradient)
         if outputs:
             torch.autograd.backward(outputs, gradients)
         if self._versions and stashed.version:
             self._versions.collect(stashed.version)
+        if stashed.places is None:
+            return None
         inlets = stashed.inlets
         result = map_leaves(lambda place: inlets[place].gradient if isinstance(place, int) else None, stashed.places)
-        return self._sendable(result, gradient)
+        return self._sendable(result, None if owned else gradient)
 
     def update(self) -> None:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler."""
@@ -212,8 +222,8 @@ class Stage:
         if self._body.training:
             self._body.eval()
         with torch.no_grad():
-            inputs = map_tensors(lambda t: self._own(t, owned), x)
-            return self._sendable(self._run(inputs, (step, microbatch), None), x)
+            inputs = map_tensors(partial(self._own, owned), x)
+            return self._sendable(self._run(inputs, (step, microbatch), None), None if owned else x)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers under the unsplit model's names; the tensors are the stage's own, not copies."""
@@ -266,16 +276,21 @@ class Stage:
             x = layer(x)
         return x
 
-    def _receive(self, tensor: Tensor, inlets: list[Inlet], owned: bool) -> Tensor:
-        mine = self._own(tensor, owned)
+    def _receive(self, inlets: list[Inlet], owned: bool, tensor: Tensor) -> Tensor:
+        mine = self._own(owned, tensor)
         if not tensor.requires_grad:
             return mine
         inlets.append(Inlet())
         return enter(mine, inlets[-1])
 
-    def _own(self, tensor: Tensor, owned: bool) -> Tensor:
-        mine = tensor.detach().to(self.device)
-        return mine if owned or mine.data_ptr() != tensor.data_ptr() else copied(mine)
+    def _own(self, owned: bool, tensor: Tensor) -> Tensor:
+        mine = tensor.detach()
+        if mine.device != self.device:
+            return mine.to(self.device)
+        return mine if owned else copied(mine)
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        return tensor if tensor.device == self.device else tensor.to(self.device)
 
     def _refuse_aliases(self, output: Tree) -> None:
         """Tensors that share memory arrive apart: an in-place layer would write to one of them, and their gradients
@@ -291,7 +306,7 @@ class Stage:
                 )
 
     def _loss_of(self, function: Loss, output: Tree, target: Tree) -> Tensor:
-        loss = function(output, map_tensors(lambda t: t.to(self.device), target))
+        loss = function(output, map_tensors(self._here, target))
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             found = describe(loss) if isinstance(loss, Tensor) else repr(loss)
             raise LossNotScalar(
@@ -303,16 +318,14 @@ class Stage:
     def _sendable(self, tree: Tree, received: Tree) -> Tree:
         """Detached, and copied where it shares memory with weights, buffers or what was received: a retained message
         must never change."""
-        taken = [_address(tensor) for tensor in tensors(received)]
+        return map_tensors(partial(self._send, [_address(tensor) for tensor in tensors(received)]), tree)
 
-        def send(tensor: Tensor) -> Tensor:
-            detached = tensor.detach()
-            address = _address(detached)
-            if address and (address in taken or address in self._owned):
-                detached = copied(detached)
-            return detached.requires_grad_() if tensor.requires_grad else detached
-
-        return map_tensors(send, tree)
+    def _send(self, taken: list[int], tensor: Tensor) -> Tensor:
+        detached = tensor.detach()
+        address = detached.untyped_storage().data_ptr()
+        if address and (address in taken or address in self._owned):
+            detached = copied(detached)
+        return detached.requires_grad_() if tensor.requires_grad else detached
 
     def _stashed_key(self, step: int | None, microbatch: int | None) -> tuple[int, int]:
         if step is not None and microbatch is not None:
@@ -329,10 +342,12 @@ class Stage:
                 f"with respect to it, which the next stage's backward() returns"
             )
         share = stashed.share
-        return map_tensors(lambda loss: torch.ones_like(loss) * share, stashed.outputs)
+        return map_tensors(lambda loss: _gradient_of(share, loss.dtype, loss.device), stashed.outputs)
 
     def _matched(self, outputs: Tree, gradient: Tree) -> tuple[list[Tensor], list[Tensor]]:
         """The outputs that take part in backward, and their gradients. An output without a gradient takes no part."""
+        if isinstance(outputs, Tensor) and _fits(outputs, gradient):
+            return [outputs], [gradient]  # type: ignore[list-item]  # only a tensor fits
         found = {path: given for path, given in leaves(gradient) if given is not None}
         taking_part, gradients = [], []
         for path, output in leaves(outputs):
@@ -377,17 +392,27 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+@lru_cache(maxsize=16)  # the same shares come in every step
+def _gradient_of(share: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The gradient with respect to a loss that counts for `share`."""
+    return torch.ones((), dtype=dtype, device=device) * share
+
+
 def _requires_grad(tree: Tree) -> bool:
+    if isinstance(tree, Tensor):
+        return tree.requires_grad
     return any(tensor.requires_grad for tensor in tensors(tree))
 
 
 def _inlet_places(x: Tree) -> Tree:
     """The tree of `x` with the numbers 0, 1, ... for the tensors that require a gradient, None for all else."""
+    if isinstance(x, Tensor):
+        return 0
     numbers = count()
     return map_leaves(lambda leaf: next(numbers) if isinstance(leaf, Tensor) and leaf.requires_grad else None, x)
 
 
-def _fits(output: Leaf, gradient: Leaf) -> bool:
+def _fits(output: Leaf, gradient: Tree) -> bool:
     if not isinstance(output, Tensor) or not isinstance(gradient, Tensor) or not output.requires_grad:
         return False
     return gradient.shape == output.shape and gradient.dtype == output.dtype

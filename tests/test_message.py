@@ -340,7 +340,7 @@ CANNOT_TRAVEL = [
     (torch.eye(2).to_sparse(), "torch.sparse_coo tensor cannot travel"),
     (torch.empty(2, device="meta"), "meta tensor"),
     (torch.zeros(2).as_subclass(Special), "a Special cannot travel"),
-    (torch.empty((1,) * 33), "33 dimensions in tensor 0, the limit is 32"),
+    (torch.empty((1,) * 33), "tensor 0: it has 33 dimensions, the limit is 32"),
     ([torch.empty(0)] * 4097, "4097 tensors, the limit is 4096"),
     ("x" * 2**20, "header of [0-9]+ bytes, the limit is 1048576"),
 ]

@@ -197,7 +197,7 @@ class Aliasing(nn.Module):
 
 def test_what_shares_memory_with_weights_or_input_is_copied_before_it_is_sent():
     module, x = Aliasing(), torch.randn(2, 3, requires_grad=True)
-    sent = Stage(module).forward(x, owned=True)
+    sent = Stage(module).forward(x)
     kept = [t.detach().clone() for t in sent]
     with torch.no_grad():
         for tensor in (x, module.weight, module.kept):

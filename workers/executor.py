@@ -140,7 +140,7 @@ class Executor:
         step, number = instruction.step, instruction.action.microbatch
         if stage.index == self._last:
             return stage.backward(step=step, microbatch=number)
-        return stage.backward(received[0], step=step, microbatch=number)
+        return stage.backward(received[0], step=step, microbatch=number, owned=True)
 
     def _evaluate(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         given = self._given(stage.index, instruction, received)

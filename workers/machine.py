@@ -138,12 +138,14 @@ class Machine:
 
     def begin(self) -> Command:
         """The worker is ready for its first action."""
-        self._expect(State.IDLE, "the beginning")
+        if self.state is not State.IDLE:
+            raise self._out_of_place("the beginning", State.IDLE)
         return self._next()
 
     def arrived(self, key: QueueKey, step: int, microbatch: int) -> Command:
         """The message of (`step`, `microbatch`) was taken from `key`."""
-        self._expect(State.WAITING, "a message")
+        if self.state is not State.WAITING:
+            raise self._out_of_place("a message", State.WAITING)
         wanted = self._lacking.pop()
         if key != wanted.key or step * self._microbatches + microbatch != wanted.number:
             action = wanted.instruction.action
@@ -151,16 +153,21 @@ class Machine:
                 f"microbatch {microbatch} of step {step} arrived on {key}, but {wanted.instruction} needs "
                 f"microbatch {action.microbatch} of step {wanted.instruction.step} on {wanted.key}"
             )
-        return self._go_on(wanted.instruction)
+        if self._lacking:
+            return self._lacking[-1]
+        self.state = State.COMPUTING
+        return Compute(wanted.instruction)
 
     def timed_out(self) -> Command:
         """Nothing arrived yet: wait on."""
-        self._expect(State.WAITING, "a time-out")
+        if self.state is not State.WAITING:
+            raise self._out_of_place("a time-out", State.WAITING)
         return self._lacking[-1]
 
     def computed(self) -> Command:
         """The instruction was carried out and what it gives was put."""
-        self._expect(State.COMPUTING, "a result")
+        if self.state is not State.COMPUTING:
+            raise self._out_of_place("a result", State.COMPUTING)
         return self._next()
 
     def _next(self) -> Command:
@@ -168,18 +175,13 @@ class Machine:
         if instruction is None:
             self.state = State.FINISHED
             return Finish()
-        if instruction.takes:
-            number = instruction.step * self._microbatches + instruction.action.microbatch
-            self._lacking = [Take(key, number, instruction) for key in reversed(instruction.takes)]
-        return self._go_on(instruction)
+        if not instruction.takes:
+            self.state = State.COMPUTING
+            return Compute(instruction)
+        number = instruction.step * self._microbatches + instruction.action.microbatch
+        self._lacking = [Take(key, number, instruction) for key in reversed(instruction.takes)]
+        self.state = State.WAITING
+        return self._lacking[-1]
 
-    def _go_on(self, instruction: Instruction) -> Command:
-        if self._lacking:
-            self.state = State.WAITING
-            return self._lacking[-1]
-        self.state = State.COMPUTING
-        return Compute(instruction)
-
-    def _expect(self, state: State, event: str) -> None:
-        if self.state is not state:
-            raise OutOfPlace(f"{event} came while the machine was {self.state}, not {state}")
+    def _out_of_place(self, event: str, wanted: State) -> OutOfPlace:
+        return OutOfPlace(f"{event} came while the machine was {self.state}, not {wanted}")

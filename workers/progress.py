@@ -5,10 +5,12 @@ perhaps a moment old; nothing in here ever makes the loop wait.
 """
 
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import time
+
+import msgspec
 
 from broker.control import StepRecord
 from broker.queue import Depth
@@ -16,8 +18,7 @@ from broker.queue import Depth
 from .machine import Instruction, Take
 
 
-@dataclass(slots=True)
-class Done:
+class Done(msgspec.Struct):
     """An action of the step that is still open at its stage, with its start and end in seconds since the epoch."""
 
     instruction: Instruction
@@ -38,7 +39,7 @@ class Progress:
     actions: int = 0
     busy: float = 0.0
     instruction: Instruction | None = None
-    open: dict[int, list[Done]] = field(default_factory=dict)
+    open: defaultdict[int, list[Done]] = field(default_factory=lambda: defaultdict(list))
     steps: deque[StepRecord] = field(default_factory=deque)
     metrics: dict[str, float] = field(default_factory=dict)
     depths: dict[str, Depth] = field(default_factory=dict)
@@ -56,20 +57,20 @@ class Progress:
         """The loop starts on `instruction`."""
         self.instruction, self.waits, self.since = instruction, False, now
 
-    def waiting(self, lacking: Take, now: float) -> None:
-        """The loop has to wait for a message."""
-        if not self.waits or self.lacking != lacking:
-            self.instruction, self.lacking, self.waits, self.since = lacking.instruction, lacking, True, now
+    def waiting(self, lacking: Take) -> None:
+        """The loop wants a message, since it has done what was before; perhaps it is here already."""
+        self.instruction, self.lacking, self.waits = lacking.instruction, lacking, True
 
     def done(self, instruction: Instruction, now: float) -> None:
         """The loop has carried out `instruction`, on which it started at `since`."""
         self.actions += 1
         self.busy += now - self.since
-        self.open.setdefault(instruction.action.stage, []).append(Done(instruction, self.since, now))
+        self.open[instruction.action.stage].append(Done(instruction, self.since, now))
+        self.since = now
 
     def closed(self, stage: int, step: int, loss: float | None) -> None:
         """`stage` has finished `step`."""
-        mine = [d for d in self.open.get(stage, ()) if d.instruction.step == step]
-        self.open[stage] = [d for d in self.open.get(stage, ()) if d.instruction.step != step]
+        mine = [d for d in self.open[stage] if d.instruction.step == step]
+        self.open[stage] = [d for d in self.open[stage] if d.instruction.step != step]
         times = array("d", [time for d in mine for time in (d.start, d.end)])
         self.steps.append(StepRecord(stage, step, times.tobytes(), loss))

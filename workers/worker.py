@@ -5,10 +5,11 @@ poll():  Take     the queue gives a message, or nothing yet        -> machine
 """
 
 from collections.abc import Callable
+from functools import cache
 from time import time
 
 from broker.message import Message
-from broker.queue import QueueKey, Queues
+from broker.queue import Outbound, QueueKey, Queues
 from pipeline.schedule import Kind
 from pipeline.tree import Tree
 
@@ -44,7 +45,8 @@ class Worker:
         self._incarnation = incarnation
         self._microbatches = microbatches
         self._last = last
-        self._puts: set[QueueKey] = set()
+        self._inbound = cache(queues.inbound)
+        self._outbounds: dict[QueueKey, Outbound] = {}  # those that something was put into
         self._received: list[Tree] = []
         self._command: Command = machine.begin()
 
@@ -81,27 +83,20 @@ class Worker:
                 return "finished"
 
     def poll(self, timeout: float) -> bool:
-        """One turn: at most one message taken or one instruction carried out. False if it had to wait in vain."""
-        match self._command:
-            case Take() as take:
-                return self._take(take, timeout)
-            case Compute(instruction):
-                self._compute(instruction)
-                return True
-            case Finish():
+        """One turn: takes what the instruction at hand needs, waiting up to `timeout` seconds for each message, and
+        carries it out. False if it had to wait in vain, or the program is over."""
+        command = self._command
+        while type(command) is Take:
+            self.progress.waiting(command)
+            message = self._inbound(command.key).take(timeout)
+            if message is None:
+                self._command = self._machine.timed_out()
                 return False
-
-    def _take(self, take: Take, timeout: float) -> bool:
-        inbound = self._queues.inbound(take.key)
-        message = inbound.take(0)
-        if message is None:
-            self.progress.waiting(take, time())
-            message = inbound.take(timeout)
-        if message is None:
-            self._command = self._machine.timed_out()
+            command = self._command = self._machine.arrived(command.key, message.step, message.microbatch)
+            self._received.append(message.payload)
+        if type(command) is not Compute:
             return False
-        self._command = self._machine.arrived(take.key, message.step, message.microbatch)
-        self._received.append(message.payload)
+        self._compute(command.instruction)
         return True
 
     def _compute(self, instruction: Instruction) -> None:
@@ -109,8 +104,7 @@ class Worker:
         result = self._executor.carry_out(instruction, self._received)
         self._received.clear()
         if instruction.gives is not None:
-            self._puts.add(instruction.gives)
-            self._queues.outbound(instruction.gives).put(self._message(instruction, instruction.gives, result))
+            self._put(instruction, instruction.gives, result)
         self.progress.done(instruction, time())
         if instruction.action.kind is Kind.UPDATE:
             self._close(instruction)
@@ -118,13 +112,16 @@ class Worker:
             self._evaluated(instruction)
         self._command = self._machine.computed()
 
-    def _message(self, instruction: Instruction, key: QueueKey, payload: Tree) -> Message:
+    def _put(self, instruction: Instruction, key: QueueKey, payload: Tree) -> None:
+        if key not in self._outbounds:
+            self._outbounds[key] = self._queues.outbound(key)
         step, microbatch = instruction.step, instruction.action.microbatch
         number = step * self._microbatches + microbatch
-        return Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
+        message = Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
+        self._outbounds[key].put(message)
 
     def _show_depths(self) -> None:
-        self.progress.depths = {str(key): self._queues.outbound(key).depth() for key in self._puts}
+        self.progress.depths = {str(key): outbound.depth() for key, outbound in self._outbounds.items()}
         self.progress.depths_wanted = False
 
     def _evaluated(self, instruction: Instruction) -> None:

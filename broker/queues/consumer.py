@@ -5,6 +5,7 @@ that one was lost, and all from there on are asked for again. Credit is absolute
 """
 
 from collections import deque
+from collections.abc import Hashable
 from enum import Enum, auto
 
 from ..errors import BadMessage, Disagreement, Fenced, QueueGap
@@ -39,7 +40,7 @@ class Consumer:
         self._run = run
         self._incarnation = incarnation
         self._window = window
-        self._known: dict[int, bytes] = {}
+        self._known: dict[int, Hashable] = {}
         self._granted = 0
         self._serial = 0
         self._resent = 0  # the serial of the newest Take that wanted a resend
@@ -50,11 +51,13 @@ class Consumer:
         self._pause = PATIENCE
         self._due = 0.0
 
-    def judge(self, number: int, fingerprint: bytes, *, whole: bool) -> Verdict:
+    def judge(self, number: int, fingerprint: Hashable, *, whole: bool) -> Verdict:
         """What to do with message `number`; `whole` says whether its tensors came with it.
 
         Raises `Disagreement` if it has arrived before with other bits.
         """
+        if number == self.next and whole and number not in self._known:
+            return Verdict.ACCEPT
         if self._known.get(number, fingerprint) != fingerprint:
             raise Disagreement(
                 f"message {number} of {self.key} came twice with different bits: what computed it was not "
@@ -69,9 +72,11 @@ class Consumer:
             self.wants = True  # the producer does not know how far we are
         return Verdict.DROP
 
-    def accept(self, message: Message, fingerprint: bytes, now: float) -> None:
+    def accept(self, message: Message, fingerprint: Hashable, now: float) -> None:
         """The next message is here, whole and undamaged."""
-        self._remember(fingerprint)
+        self._known[self.next] = fingerprint
+        if len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]
         self.ready.append(message)
         self.next += 1
         self._damages = 0
@@ -169,8 +174,3 @@ class Consumer:
         """The next message was lost on the way; one complaint is enough, the timer takes care of the rest."""
         if self._gap != self.next:
             self.lost()
-
-    def _remember(self, fingerprint: bytes) -> None:
-        self._known[self.next] = fingerprint
-        if len(self._known) > REMEMBERED:
-            del self._known[next(iter(self._known))]

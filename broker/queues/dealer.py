@@ -9,8 +9,7 @@ from time import monotonic
 import zmq
 
 from ..errors import BadMessage, ForeignMessage
-from ..message import Header, Limits, Message, check_run, complete, fingerprint, read_header
-from ..queue import QueueKey
+from ..message import Flow, Limits, Message, check_run, complete, fingerprint, read_header
 from . import options
 from .consumer import TOO_OFTEN, Consumer, Verdict
 from .requests import Take, pack, unpack_standing
@@ -27,7 +26,7 @@ class Dealer:
         self, context: options.Context, endpoint: str, run: str, *, microbatches: int, hwm: int, limits: Limits
     ) -> None:
         self.endpoint = endpoint
-        self.consumers: dict[QueueKey, Consumer] = {}
+        self.consumers: dict[tuple[Flow, int], Consumer] = {}  # by their keys
         self._mute = False  # there is something to say, and no connection yet
         self._context = context
         self._run = run
@@ -46,23 +45,23 @@ class Dealer:
     def remove(self, consumer: Consumer) -> None:
         self.consumers.pop(consumer.key, None)
 
-    def next_of(self, consumer: Consumer) -> Message | None:
-        """The message the consumer hands out next, if it is here."""
+    def next_of(self, consumer: Consumer, *, wait: bool = False) -> Message | None:
+        """The message the consumer hands out next, if it is here; if one may `wait`, or comes within `ALONE` ms."""
         now = monotonic()
-        while not consumer.ready and self.receive(now):
-            pass
+        while not consumer.ready and self.receive(now, wait=wait):
+            wait = False
         message = consumer.pop() if consumer.ready else None
         if consumer.wants:
             self.speak(now)
         return message
 
-    def receive(self, now: float) -> bool:
+    def receive(self, now: float, *, wait: bool = False) -> bool:
         """Takes in one message, if one is here. False if not.
 
         Raises `ForeignMessage`, and what `Consumer` raises about messages that contradict each other.
         """
         try:
-            frame = self.socket.recv(_AT_ONCE, copy=False)
+            frame = self.socket.recv(0 if wait else _AT_ONCE, copy=False)
         except zmq.Again:
             return False
         frames = [frame.buffer]
@@ -70,7 +69,17 @@ class Dealer:
             frame = self.socket.recv(copy=False)
             frames.append(frame.buffer)
         self._asked, self._patience = 0.0, UNANSWERED
-        self._sort(frames, now)
+        try:
+            if frames[0].nbytes:
+                self._message(frames, now)
+            else:  # nothing where a header would be: a `Standing`
+                self._standing(b"".join(frames[1:]))
+        except ForeignMessage:
+            raise
+        except BadMessage as error:
+            self._damaged(str(error))
+        else:
+            self._damages = 0
         return True
 
     def speak(self, now: float) -> None:
@@ -123,29 +132,21 @@ class Dealer:
         for consumer in self.consumers.values():
             consumer.meet()
 
-    def _sort(self, frames: list[memoryview], now: float) -> None:
-        """A message's first frame is its header; that of a `Standing` is empty."""
-        try:
-            if frames[0].nbytes:
-                self._message(frames, now)
-            else:
-                self._standing(b"".join(frames[1:]))
-        except ForeignMessage:
-            raise
-        except BadMessage as error:
-            self._damaged(str(error))
-        else:
-            self._damages = 0
-
     def _message(self, frames: list[memoryview], now: float) -> None:
         header = read_header(frames[0], limits=self._limits)
-        check_run(header, self._run)
-        consumer = self.consumers.get(QueueKey(header.flow, header.stage))
+        if header.run != self._run:
+            check_run(header, self._run)
+        consumer = self.consumers.get((header.flow, header.stage))
         if consumer is None:  # of a queue that comes over another connection now
             return
-        marks = fingerprint(header)
+        if header.microbatch >= self._microbatches:
+            raise ForeignMessage(
+                f"{header.identity} is not of this plan, which has {self._microbatches} microbatches: "
+                "start all workers from the same plan"
+            )
+        number, marks = header.step * self._microbatches + header.microbatch, fingerprint(header)
         whole = len(frames) > 1 or not header.tensors
-        if consumer.judge(self._number(header), marks, whole=whole) is Verdict.DROP:
+        if consumer.judge(number, marks, whole=whole) is Verdict.DROP:
             return
         try:
             message = complete(header, frames[1:])
@@ -153,14 +154,6 @@ class Dealer:
             consumer.damaged(str(error))
         else:
             consumer.accept(message, marks, now)
-
-    def _number(self, header: Header) -> int:
-        if header.microbatch >= self._microbatches:
-            raise ForeignMessage(
-                f"{header.identity} is not of this plan, which has {self._microbatches} microbatches: "
-                "start all workers from the same plan"
-            )
-        return header.step * self._microbatches + header.microbatch
 
     def _standing(self, frame: bytes) -> None:
         standing = unpack_standing(frame)

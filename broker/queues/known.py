@@ -1,5 +1,7 @@
 """What has been accepted of a queue, so that a message that comes again can be compared with itself."""
 
+from collections.abc import Hashable
+
 from ..errors import Disagreement
 from ..queue import QueueKey
 
@@ -11,9 +13,9 @@ class Known:
 
     def __init__(self, key: QueueKey) -> None:
         self._key = key
-        self._marks: dict[int, bytes] = {}
+        self._marks: dict[int, Hashable] = {}
 
-    def compare(self, number: int, marks: bytes) -> None:
+    def compare(self, number: int, marks: Hashable) -> None:
         """Remembers `marks` of message `number`. Raises `Disagreement` if it had others before."""
         if self._marks.setdefault(number, marks) != marks:
             raise Disagreement(

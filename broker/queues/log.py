@@ -6,7 +6,8 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from ..errors import Disagreement, Overwritten, QueueFull, QueueGap
 from ..message import LIMITS, Frame, Limits, Message, decode, encode, fingerprint, read_header
@@ -44,8 +45,7 @@ class Shelf:
         return self.used + size > self.memory
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(msgspec.Struct):
     """One retained message: in memory it has frames and a seal, on the disk a slot. `since` is when it was put."""
 
     size: int
@@ -96,7 +96,8 @@ class Log:
         kept = self._kept[number]
         if kept.slot is not None:
             return self._shelf.spill.read(kept.slot)
-        self._check_seal(number, kept)
+        if kept.seal is not None and kept.seal.broken:
+            raise self._overwritten(number)
         return kept.frames
 
     def trim(self, step: int) -> None:
@@ -153,10 +154,11 @@ class Log:
     def _keep(self, number: int, message: Message, frames: list[Frame], now: float) -> None:
         size = sum(map(len, frames))
         kept = _Kept(size, now, frames, Seal(message.payload))
-        if self._shelf.lacks(size):
+        shelf = self._shelf
+        if shelf.used + size > shelf.memory:
             self._make_room(number, kept)
         if kept.slot is None:
-            self._shelf.used += size
+            shelf.used += size
         self._kept[number] = kept
         self.end = number + 1
         self.bytes += size
@@ -187,13 +189,15 @@ class Log:
             self._spill(number, new)
 
     def _spill(self, number: int, kept: _Kept) -> None:
-        self._check_seal(number, kept)
+        if kept.seal is not None and kept.seal.broken:
+            raise self._overwritten(number)
         kept.slot = self._shelf.spill.write(kept.frames)
         kept.frames, kept.seal = [], None
 
     def _forget(self, number: int) -> None:
         kept = self._kept[number]
-        self._check_seal(number, kept)
+        if kept.seal is not None and kept.seal.broken:
+            raise self._overwritten(number)
         del self._kept[number]
         self.bytes -= kept.size
         self._release(kept)
@@ -204,9 +208,8 @@ class Log:
         else:
             self._shelf.spill.forget(kept.slot)
 
-    def _check_seal(self, number: int, kept: _Kept) -> None:
-        if kept.seal is not None and kept.seal.broken:
-            raise Overwritten(
-                f"a tensor of {self.name(number)} was written to in place after it was put, and its message may be "
-                "wanted again as it was: let the stage's output be a tensor of its own (.clone() it)"
-            )
+    def _overwritten(self, number: int) -> Overwritten:
+        return Overwritten(
+            f"a tensor of {self.name(number)} was written to in place after it was put, and its message may be "
+            "wanted again as it was: let the stage's output be a tensor of its own (.clone() it)"
+        )

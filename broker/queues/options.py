@@ -8,6 +8,7 @@ Socket = zmq.Socket[Any]
 Context = zmq.Context[Socket]
 
 REQUEST_BYTES = 2**12  # of what a consumer may say
+ALONE = 20  # ms that a worker which owes nobody a message waits at one socket before it looks around
 
 
 def for_router(socket: Socket, hwm: int) -> None:
@@ -24,6 +25,7 @@ def for_dealer(socket: Socket, hwm: int, message_bytes: int) -> None:
     socket.set(zmq.IMMEDIATE, 1)  # a request waits for the connection here, where it can still be made up to date
     socket.set(zmq.MAXMSGSIZE, message_bytes)  # per frame
     socket.set(zmq.LINGER, 0)  # a request is of no use to anybody after this end is gone
+    socket.set(zmq.RCVTIMEO, ALONE)
     socket.set(zmq.RECONNECT_IVL, 20)
     socket.set(zmq.RECONNECT_IVL_MAX, 1000)
 

@@ -44,11 +44,10 @@ class Producer:
 
     def due(self) -> int | None:
         """The number of the message to send now, if there is one; `did_send` moves on."""
-        if self.peer is None:
-            return None
-        if self._sent < self.log.first:
-            self._sent = self.log.first
-        return self._sent if self._sent < self.log.end and self._sent < self._credit else None
+        log = self.log
+        if self._sent < log.first:
+            self._sent = log.first
+        return self._sent if self._sent < log.end and self._sent < self._credit and self.peer is not None else None
 
     @property
     def behind(self) -> bool:
@@ -60,8 +59,10 @@ class Producer:
         frames = self.log.frames(number)
         return frames[:1] if number < self.taken else frames
 
-    def did_send(self, number: int) -> None:
+    def did_send(self, number: int) -> int | None:
+        """The number of the message to send after it, as `due`."""
         self._sent = number + 1
+        return self.due() if self._sent < self.log.end else None
 
     def standing(self, take: Take) -> Standing:
         """The answer to `take`, true if whatever was due has been sent before."""

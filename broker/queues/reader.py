@@ -5,7 +5,7 @@ passed over or damaged is read again, and if that is of no use its producer is t
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,7 @@ class Reader:
                 self._parts.clear()
         return whole
 
-    def open_message(self, whole: Whole) -> tuple[Message, bytes]:
+    def open_message(self, whole: Whole) -> tuple[Message, Hashable]:
         """The message and its fingerprint. Raises `BadMessage` if it is damaged, `ForeignMessage` if not of this run.
 
         Needs no lock.
@@ -137,7 +137,7 @@ class Reader:
         pour(whole.data, buffers)
         return assemble(header, buffers), fingerprint(header)
 
-    def accept(self, whole: Whole, message: Message, marks: bytes) -> None:
+    def accept(self, whole: Whole, message: Message, marks: Hashable) -> None:
         """`message` is whole and undamaged. Raises `Disagreement` if it has come before with other bits."""
         if whole.place != self._turn or whole.number != self.next:
             return

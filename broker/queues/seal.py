@@ -14,7 +14,7 @@ class Seal:
     def __init__(self, payload: Tree) -> None:
         found = (payload,) if isinstance(payload, Tensor) else tensors(payload)
         self._versions = [
-            (tensor.detach() if tensor.requires_grad else tensor, tensor._version)  # no graph is kept alive
+            (tensor.detach() if tensor.grad_fn is not None else tensor, tensor._version)  # no graph is kept alive
             for tensor in found
             if tensor.is_cpu and not tensor.is_inference()
         ]

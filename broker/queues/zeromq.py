@@ -66,7 +66,7 @@ class ZeroMQQueues:
         self._outbounds: dict[QueueKey, ZeroMQOutbound | MemoryQueue] = {}
         self._inbounds: dict[QueueKey, ZeroMQInbound | LocalInbound] = {}
         self._loops: dict[QueueKey, MemoryQueue] = {}
-        self._closed = False
+        self.closed = False
         hwm = 2 * sum(self._windows.values()) + 16  # a resend may double what is under way
         self.hub = Hub(run, bind_url, microbatches=microbatches, hwm=hwm, limits=limits)
         self.endpoint = self.hub.router.endpoint
@@ -93,23 +93,24 @@ class ZeroMQQueues:
         self.hub.ring()
 
     def pump(self, timeout: float) -> None:
-        self.check_open()
+        if self.closed:
+            raise self.no_more()
         if timeout > 0:
             self.hub.turn(monotonic() + timeout)
         else:
             self.hub.router.serve()
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             for queue in self._loops.values():
                 queue.close()
             self.hub.close()
             self._shelf.spill.close()
 
-    def check_open(self) -> None:
-        if self._closed:
-            raise QueueClosed(f"the queues of incarnation {self._incarnation} in run {self._run!r} are closed")
+    def no_more(self) -> QueueClosed:
+        """What to raise when somebody uses them after `close`."""
+        return QueueClosed(f"the queues of incarnation {self._incarnation} in run {self._run!r} are closed")
 
     def _wait_for_room(self, reason: str, since: float) -> bool:
         """Serves the others for a while. False when a `put` that began at `since` has waited long enough."""
@@ -151,7 +152,8 @@ class ZeroMQOutbound:
         self._router = queues.hub.router
 
     def put(self, message: Message) -> None:
-        self._queues.check_open()
+        if self._queues.closed:
+            raise self._queues.no_more()
         self._producer.log.put(message, monotonic())
         self._router.flush(self._producer)
         if self._producer.behind:
@@ -178,17 +180,16 @@ class ZeroMQInbound:
         self._microbatches = microbatches
 
     def take(self, timeout: float) -> Message | None:
-        self._queues.check_open()
-        message = self._look()
-        if message is None and timeout > 0:
-            return self._queues.hub.wait_for(self._look, timeout)
-        return message
+        if self._queues.closed:
+            raise self._queues.no_more()
+        if self.dealer is None:
+            return self._queues.hub.wait_for(lambda: None, timeout) if timeout > 0 else None
+        if timeout > 0 and not self.consumer.ready:
+            return self._queues.hub.wait_at(self.dealer, self.consumer, timeout)
+        return self.dealer.next_of(self.consumer)
 
     def rewind(self, step: int) -> None:
         self.consumer.rewind(step * self._microbatches)
-
-    def _look(self) -> Message | None:
-        return self.dealer.next_of(self.consumer) if self.dealer else None
 
 
 class LocalInbound:
