@@ -57,6 +57,9 @@ def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
     return int.from_bytes(sha256(f"{seed}/{step}/{microbatch}/{layer}".encode()).digest()[:8], "little")
 
 
+LOSS = "the loss"  # in the place of a layer's name
+
+
 class _NotGiven:
     """Tells a gradient that was left out from one that is None, which a next stage that ignored its input sends."""
 
@@ -125,8 +128,8 @@ class Stage:
 
     @property
     def at_layer(self) -> str:
-        """The name of the layer that runs now, or ran last: what a diagnosis wants to know."""
-        return self.names[self._position]
+        """The name of the layer that runs now, or ran last, or "the loss": what a diagnosis wants to know."""
+        return self.names[self._position] if self._position < len(self.names) else LOSS
 
     def forward(
         self,
@@ -306,6 +309,7 @@ class Stage:
                 )
 
     def _loss_of(self, function: Loss, output: Tree, target: Tree) -> Tensor:
+        self._position = len(self._layers)
         loss = function(output, map_tensors(self._here, target))
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             found = describe(loss) if isinstance(loss, Tensor) else repr(loss)

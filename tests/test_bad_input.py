@@ -75,7 +75,11 @@ REFUSED = {
     ),
     "loss that fails": (
         change("stageline.toml", '"torch.nn.functional.cross_entropy"', '"torch.nn.functional.log_softmax"'),
-        ["log_softmax", "stage 1"],
+        ["log_softmax", "stage 1", "the loss: TypeError"],
+    ),
+    "loss without a gradient": (
+        change("model.py", "def accuracy", "def flat(x, y):\n    return x.detach().mean()\n\ndef accuracy"),
+        ["the loss has no gradient", "nothing would be trained"],
     ),
     "loss with one value for each row": (
         change("model.py", "def accuracy", "def rowwise(x, y):\n    return x.mean(1)\n\ndef accuracy"),
@@ -129,7 +133,8 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(case, desk, ca
     text = (desk.folder / name).read_text()
     assert before in text
     desk.write(name, text.replace(before, after, 1))
-    sets = ["--set", "model.loss=model.py:rowwise"] if case == "loss with one value for each row" else []
+    losses = {"loss with one value for each row": "rowwise", "loss without a gradient": "flat"}
+    sets = ["--set", f"model.loss=model.py:{losses[case]}"] if case in losses else []
     assert desk.here("train", ".", *sets) == 78
     captured = capsys.readouterr()
     assert captured.out == ""

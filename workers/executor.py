@@ -9,7 +9,7 @@ from torch import Tensor
 from pipeline.data import DataError
 from pipeline.feed import Microbatch
 from pipeline.schedule import Kind
-from pipeline.stage import Stage
+from pipeline.stage import LOSS, Stage
 from pipeline.tree import Tree, describe, map_tensors
 
 from .machine import Instruction
@@ -86,8 +86,9 @@ class Executor:
         except (ComputeFailed, DataError):
             raise
         except Exception as error:  # user code may raise anything; the cause is handed on
+            where = stage.at_layer if stage.at_layer == LOSS else f"layer {stage.at_layer}"
             raise ComputeFailed(
-                f"stage {stage.index} failed in {instruction}, layer {stage.at_layer}: {type(error).__name__}: {error}"
+                f"stage {stage.index} failed in {instruction}, {where}: {type(error).__name__}: {error}"
             ) from error
 
     def _step_loss(self, step: int) -> float | None:

@@ -66,10 +66,21 @@ def trial(job: Job) -> Sizes:
             saved.note_all(tensors(trained))
             messages |= _activation_message(job, index, trained)
             stages.append(_measured(job, executor, index, saved.bytes))
+        _demand_gradient(job, executors)
         _evaluate(job, executors)
     except (ComputeFailed, Unsendable) as error:
         raise ModelRefused(f"a trial run of the first microbatch failed: {error}") from error
     return Sizes(stages, messages)
+
+
+def _demand_gradient(job: Job, executors: list[Executor]) -> None:
+    last = job.route.stages - 1
+    trains = any(stage.optimizer for executor in executors for stage in executor.stages.values())
+    if trains and not executors[job.schedule.owner(last)].stages[last].in_flight:
+        raise ModelRefused(
+            "the loss has no gradient, so nothing would be trained: between the weights and the loss there is a "
+            "detach(), a no_grad(), or an operation without a derivative such as argmax()"
+        )
 
 
 class _Saved:
