@@ -24,6 +24,7 @@ from typing import Any, Protocol, TextIO
 from .client import BrokerUnreachable, Client
 
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
+ANSWER = 0.5  # seconds that the broker gets to answer; one that was killed is not noticed meanwhile
 _BEFORE_IT_SPOKE = ("had not begun", "before it joined")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is started again, doubling each time
 _FINAL = frozenset({0, 2, 3, 69, 75, 78, 130})  # exit codes after which a worker is not started again
@@ -233,7 +234,7 @@ class _Watch:
         if self.stopped is None and self._crew.broker is not None and self._crew.broker.poll() is not None:
             self._restart_broker()
         try:
-            self.facts = self._client.ask("status", timeout=2.0 if self.stopped is None else POLL)
+            self.facts = self._client.ask("status", timeout=ANSWER if self.stopped is None else POLL)
         except BrokerUnreachable:
             return {} if self.stopped is None else self.facts
         return self.facts
