@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test lint bench docker-test clean
+.PHONY: train test lint faults bench docker-test clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
@@ -14,6 +14,10 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Kills processes at every place of small runs, for about an hour; goes on where it was interrupted.
+faults: .venv/ready
+	$(BIN)/python tests/faults.py
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks

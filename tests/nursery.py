@@ -6,20 +6,27 @@ starts each of them by a fork. The processes, sockets, signals and files are tho
 
 import atexit
 import contextlib
+import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
+import diary
+
 TRIAL = 60  # seconds after which a trial is ended, and says so
 
-
 Kill = tuple[str, int]  # "worker-1" and after how many actions, or "broker" and after how many sentences
+
+_SUBREAPER = 36  # of prctl(2): processes that lose their parent become children of this one
 
 
 class Nursery:
@@ -29,22 +36,29 @@ class Nursery:
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self._temporary = Path(tempfile.mkdtemp(prefix="nursery-", dir="/tmp"))  # short: sockets go there
         atexit.register(self.close)
 
     def train(self, config: Path, *sets: str, folder: Path, kills: Sequence[Kill] = ()) -> dict[str, Any]:
         """Runs `config` as `stageline train` would; returns code, reason, and the broker's last status as `facts`.
 
-        Each of `kills` is carried out once.
+        Each of `kills` is carried out once: the first of a name in its first life, the second in its second. What it
+        must not leave behind: `orphans` (processes) and `left` (files in the folder for temporary ones). A diary of
+        the run is in `folder`.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"config": str(config), "sets": sets, "folder": str(folder), "kills": kills}
+        places = {"config": str(config), "folder": str(folder), "temporary": str(self._temporary)}
+        request = {**places, "sets": sets, "kills": kills}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        left = sorted(str(path.relative_to(self._temporary)) for path in self._temporary.rglob("*"))
+        for path in self._temporary.iterdir():
+            shutil.rmtree(path)
         if "error" in answer:
             raise RuntimeError(answer["error"])
-        return answer
+        return {**answer, "left": left}
 
     def close(self) -> None:
         if self._process.stdin is not None and not self._process.stdin.closed:
@@ -52,20 +66,24 @@ class Nursery:
             self._process.wait(timeout=10)
             if self._process.stdout is not None:
                 self._process.stdout.close()
+            shutil.rmtree(self._temporary)
 
 
 class Forked:
     """A forked process, as `workers.supervise.Process` wants it."""
 
-    kills: ClassVar[dict[str, int]] = {}  # what is yet to be killed: each once, in its first life
+    kills: ClassVar[dict[str, list[int]]] = {}  # what is yet to be killed, and when: one for each life
+    lives: ClassVar[Counter[str]] = Counter()
+    folder: ClassVar[Path]
 
     def __init__(self, arguments: Sequence[str], log: TextIO) -> None:
         self.returncode: int | None = None
-        kill_after = self.kills.pop(_name(arguments), None)
+        name = _name(arguments)
+        life, self.lives[name] = self.lives[name], self.lives[name] + 1
+        kill_after = self.kills[name].pop(0) if self.kills.get(name) else 0
         self.pid = os.fork()
         if not self.pid:
-            if kill_after is not None:
-                _die_after(arguments[0], kill_after)
+            _keep_diary(self.folder, name, life, kill_after)
             _be_command(arguments, log)
 
     def poll(self) -> int | None:
@@ -83,21 +101,16 @@ def _name(arguments: Sequence[str]) -> str:
     return f"worker-{arguments[arguments.index('--index') + 1]}" if "--index" in arguments else arguments[0]
 
 
-def _die_after(command: str, count: int) -> None:
-    """Lets this process kill itself with SIGKILL at a fixed place of its program, between two actions."""
-    from broker.core import Core
-    from workers.progress import Progress
+def _keep_diary(folder: Path, name: str, life: int, kill_after: int) -> None:
+    """Lets this process kill itself with SIGKILL at a fixed place of its program, between two actions. 0: never."""
+    left = iter(range(kill_after - 1, -1, -1))
 
-    owner, method = (Progress, "done") if command == "worker" else (Core, "handle")
-    original, left = getattr(owner, method), iter(range(count - 1, -1, -1))
-
-    def counted(*arguments: Any) -> Any:
-        result = original(*arguments)
-        if next(left) == 0:
+    def count() -> None:
+        if next(left, -1) == 0:
+            write(diary.KILLED)
             os.kill(os.getpid(), signal.SIGKILL)
-        return result
 
-    setattr(owner, method, counted)
+    write = diary.keep(folder, name, life, count)
 
 
 def _be_command(arguments: Sequence[str], log: TextIO) -> None:
@@ -126,24 +139,55 @@ def _trial(request: dict[str, Any]) -> dict[str, Any]:
     from workers.job import prepare
     from workers.supervise import Local, run
 
+    tempfile.tempdir = request["temporary"]
+    Forked.kills = defaultdict(list)
+    for name, count in request["kills"]:
+        Forked.kills[name].append(count)
+    Forked.folder = Path(request["folder"])
+    Forked.folder.mkdir(parents=True, exist_ok=True)
     sets = request["sets"]
-    Forked.kills = dict(request["kills"])
     plan = prepare(read(Path(request["config"]), sets=sets, environment={})).plan
     words = [request["config"], *(word for each in sets for word in ("--set", each))]
-    outcome = run(Local(words, len(plan.workers), Path(request["folder"]), plan.recovery.restarts > 0, Forked))
-    pending = list(Forked.kills)
-    return {"code": outcome.code, "reason": outcome.reason, "facts": outcome.facts, "not killed": pending}
+    outcome = run(Local(words, len(plan.workers), Forked.folder, plan.recovery.restarts > 0, Forked))
+    return {"code": outcome.code, "reason": outcome.reason, "facts": outcome.facts}
 
 
 def _answer(request: dict[str, Any], out: TextIO) -> None:
-    """In the trial's own process: runs it and writes the answer as a line."""
+    """In the trial's own process: runs it and writes the answer."""
     signal.alarm(TRIAL)
     try:
         answer = _trial(request)
     except Exception:  # noqa: BLE001  # goes back to the test, which fails with it
         answer = {"error": traceback.format_exc()}
-    out.write(json.dumps(answer) + "\n")
+    json.dump(answer, out)
     out.flush()
+
+
+def _carry_out(request: dict[str, Any]) -> dict[str, Any]:
+    """Forks a trial; returns its answer once it is gone, with whom it left behind."""
+    with tempfile.TemporaryFile("w+") as paper:
+        trial = os.fork()
+        if not trial:
+            _answer(request, paper)
+            os._exit(0)
+        _, status = os.waitpid(trial, 0)
+        orphans = _orphans()
+        if status:
+            return {"error": f"the trial ended with {os.waitstatus_to_exitcode(status)}"}
+        paper.seek(0)
+        return {**json.load(paper), "orphans": orphans}
+
+
+def _orphans() -> list[int]:
+    """The processes that a trial has left running. They are killed."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    found = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return found
 
 
 def main() -> None:
@@ -155,15 +199,11 @@ def main() -> None:
 
     torch.set_num_threads(1)  # before any thread is started: a fork would not have it
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer loads the compiler, for a second
+    if ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0):
+        raise OSError("this system does not tell which processes a trial has left behind")
     for line in sys.stdin:
-        trial = os.fork()
-        if not trial:
-            _answer(json.loads(line), sys.stdout)
-            os._exit(0)
-        _, status = os.waitpid(trial, 0)
-        if status:
-            sys.stdout.write(json.dumps({"error": f"the trial ended with {os.waitstatus_to_exitcode(status)}"}) + "\n")
-            sys.stdout.flush()
+        sys.stdout.write(json.dumps(_carry_out(json.loads(line))) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

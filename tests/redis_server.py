@@ -70,6 +70,9 @@ class RedisServer:
     def url_of(self, database: int) -> str:
         return f"unix://{self._socket}?db={database}"
 
+    def tcp_url_of(self, database: int) -> str:
+        return f"redis://127.0.0.1:{self.port}/{database}"
+
     def own_database(self) -> str:
         return self.url_of(self.own_number())
 

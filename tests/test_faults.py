@@ -1,20 +1,28 @@
 """Kill anything: SIGKILL between two actions of real processes, and the weights are the undisturbed run's.
 
-A reduced sweep. Every trial says where it kills; that the kill really came shows in the count of replaced workers.
+A small part of what `make faults` tries; `sweep.py` says how to read the names.
 """
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import diary
 import reference
-from nursery import Kill, Nursery
-from redis_server import RedisServer
+import trial
+from nursery import Nursery
+from redis_server import shared_server
+from sweep import MICROBATCHES, STEPS, Trial, all_trials
 
-STEPS, MICROBATCHES = 12, 3
-RECOVERY = ("recovery.restarts=5", "recovery.snapshot_every=3", "run.log_every=1")
+SOME = """
+    ipc/2/worker-0@1  ipc/2/worker-1@13  ipc/2/worker-0@32  tcp/4/worker-2@2  redis/2/worker-0@22  redis/4/worker-3@26
+    ipc/2/worker-0@12+worker-1@12  tcp/4/worker-1@20+worker-2@20  redis/4/worker-0@16+worker-1@16
+    ipc/4/worker-0@10+worker-1@10+worker-2@10+worker-3@10
+    ipc/2/worker-1@14+worker-1@3  redis/2/worker-0@25+worker-0@7
+    ipc/2/broker@1  tcp/4/broker@7  ipc/2/broker@5+worker-0@20  tcp/2/broker@9+worker-0@15+worker-1@15
+"""
 
 
 @pytest.fixture(scope="module")
@@ -25,82 +33,46 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
+def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return trial.run(nursery, Trial("ipc", 2, ()), tmp_path_factory.mktemp("undisturbed") / "tiny")
 
 
-@pytest.fixture(scope="module")
-def expected() -> reference.Result:
-    recipe = reference.recipe(reference.EXAMPLES / "digits", steps=STEPS, microbatches=MICROBATCHES)
-    return reference.train(recipe)
+def test_the_undisturbed_run_is_what_plain_torch_computes(undisturbed: dict[str, Any]) -> None:
+    expected = reference.train(reference.recipe(trial.PLAN.parent, steps=STEPS, microbatches=MICROBATCHES))
+    assert undisturbed["facts"]["weights_sha256"] == expected.weights_sha256
+    assert list(undisturbed["facts"]["losses"].values()) == expected.losses
+    assert undisturbed["orphans"] == undisturbed["left"] == []
 
 
-def places(stages: int, count: int) -> list[list[Kill]]:
-    """Kills of one worker, spread over its actions: 2 * M + 1 a step."""
-    chance = random.Random(stages)
-    actions = STEPS * (2 * MICROBATCHES + 1)
-    return [
-        [(f"worker-{chance.randrange(stages)}", actions * number // count + chance.randrange(1, actions // count))]
-        for number in range(count)
+@pytest.mark.parametrize("name", SOME.split())
+def test_whoever_is_killed_the_run_ends_as_if_nothing_had_been(
+    name: str, nursery: Nursery, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    this = Trial.parse(name)
+    redis = shared_server()
+    outcome = trial.run(nursery, this, tmp_path / "tiny", redis.tcp_url_of(redis.own_number()))
+    verdict = trial.judge(this, outcome, diary.read(tmp_path / "tiny"), undisturbed)
+    assert verdict.wrong == []
+    assert verdict.fired == len(this.kills)
+
+
+def test_a_trial_that_loses_bits_or_leaves_something_is_found_out(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    this = Trial("ipc", 2, (("worker-0", 3),))
+    facts = {**undisturbed["facts"], "weights_sha256": "other"}
+    entries = [
+        diary.Entry("worker-0", 0, diary.DONE, 0.0, 1, "0F0"),
+        diary.Entry("broker", 0, diary.CHECKPOINT, 0.5, 2),
+        diary.Entry("worker-0", 0, diary.KILLED, 1.0),
+        diary.Entry("worker-0", 1, diary.ACTION, 1.5, 1, "0F0"),
+        diary.Entry("worker-0", 1, diary.DONE, 2.0, 1, "0F0"),
     ]
+    verdict = trial.judge(this, {**undisturbed, "facts": facts, "left": ["socket"]}, entries, undisturbed)
+    assert [reason.split()[0] for reason in verdict.wrong] == ["weights_sha256", "left:", "worker-0", "0"]
+    assert (verdict.fired, verdict.recoveries, verdict.redone) == (1, [0.5], 1)
 
 
-def trial(nursery: Nursery, tmp_path: Path, stages: int, kills: list[Kill], url: str = "ipc://") -> dict:
-    cut = {2: [6], 4: [2, 5, 8]}[stages]
-    sets = (
-        f"run.steps={STEPS}",
-        f"schedule.microbatches={MICROBATCHES}",
-        f"model.cut={cut}",
-        f"queues.url={url}",
-        f"run.dir={tmp_path}",
-        *(f"workers.{stage}.stages=[{stage}]" for stage in range(stages)),
-        *RECOVERY,
-    )
-    return nursery.train(
-        reference.EXAMPLES / "digits" / "stageline.toml", *sets, folder=tmp_path / tmp_path.name, kills=kills
-    )
-
-
-def check(outcome: dict, expected: reference.Result, replaced: int) -> None:
-    facts = outcome["facts"]
-    assert outcome["code"] == 0, outcome["reason"]
-    assert outcome["not killed"] == []
-    assert facts["restarts"] == replaced
-    assert facts["weights_sha256"] == expected.weights_sha256
-    assert list(facts["losses"].values()) == expected.losses
-
-
-@pytest.mark.parametrize("kills", places(2, 8), ids=str)
-def test_a_worker_killed_anywhere_changes_nothing(kills, nursery, expected, tmp_path):
-    check(trial(nursery, tmp_path, 2, kills), expected, replaced=1)
-
-
-@pytest.mark.parametrize("kills", places(4, 6), ids=str)
-def test_one_of_four_workers_killed_anywhere_changes_nothing(kills, nursery, expected, tmp_path):
-    check(trial(nursery, tmp_path, 4, kills, "tcp://127.0.0.1:0"), expected, replaced=1)
-
-
-@pytest.mark.parametrize("kills", places(2, 6), ids=str)
-def test_over_redis_a_worker_killed_anywhere_changes_nothing(kills, nursery, redis, expected, tmp_path):
-    check(trial(nursery, tmp_path, 2, kills, redis.url), expected, replaced=1)
-
-
-@pytest.mark.parametrize("action", [1, 20, 41, 63])
-def test_all_workers_killed_at_about_the_same_time_change_nothing(action, nursery, expected, tmp_path):
-    kills = [("worker-0", action), ("worker-1", action + 1)]
-    check(trial(nursery, tmp_path, 2, kills), expected, replaced=2)
-
-
-def test_neighbours_killed_together_change_nothing(nursery, expected, tmp_path):
-    kills = [("worker-1", 30), ("worker-2", 30)]
-    check(trial(nursery, tmp_path, 4, kills), expected, replaced=2)
-
-
-@pytest.mark.parametrize("sentences", [1, 3, 6, 12])
-def test_a_killed_broker_is_started_again_and_training_goes_on(sentences, nursery, expected, tmp_path):
-    check(trial(nursery, tmp_path, 2, [("broker", sentences)]), expected, replaced=0)
-
-
-def test_broker_and_worker_killed_in_one_run_change_nothing(nursery, expected, tmp_path):
-    check(trial(nursery, tmp_path, 2, [("broker", 5), ("worker-0", 35)]), expected, replaced=1)
+def test_a_trials_name_says_all_of_it() -> None:
+    trials = all_trials()
+    assert len(trials) > 1000
+    assert [Trial.parse(str(each)) for each in trials] == trials
+    assert len(set(trials)) == len(trials)

@@ -1,0 +1,147 @@
+"""Kills processes of real runs at every place of their programs, and demands the bits of the undisturbed run.
+
+    make faults                                              all trials; the table goes into docs/promises.md
+    python tests/faults.py --trials 60 --transport tcp       some of them
+    python tests/faults.py --only redis/4/worker-1@17        one, by its name
+
+What was tried is kept in runs/faults.jsonl; a sweep that was interrupted goes on there. --fresh begins anew.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from pathlib import Path
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any
+
+import click
+
+import diary
+import promises
+from nursery import Nursery
+from redis_server import RedisServer
+from sweep import STAGES, TRANSPORTS, Trial, all_trials
+from trial import Verdict, judge, run
+
+KEPT = Path("runs") / "faults.jsonl"
+UNDISTURBED = Trial("ipc", 2, ())
+
+
+@click.command()
+@click.option("--trials", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--transport", type=click.Choice(TRANSPORTS), multiple=True, help="Over this one only.")
+@click.option("--stages", type=click.Choice([str(stages) for stages in STAGES]), multiple=True, help="Of these only.")
+@click.option("--only", multiple=True, metavar="NAME", help="The trial of this name, whether it was tried or not.")
+@click.option("--jobs", default=3, show_default=True, type=click.IntRange(min=1), help="Trials at a time.")
+@click.option("--fresh", is_flag=True, help="Try again what was tried before.")
+def main(
+    trials: int | None,
+    transport: tuple[str, ...],
+    stages: tuple[str, ...],
+    only: tuple[str, ...],
+    jobs: int,
+    fresh: bool,
+) -> None:
+    """Kill and compare; the exit code is 1 if anything was not as promised."""
+    if fresh:
+        KEPT.unlink(missing_ok=True)
+    kept = {} if only else _kept()
+    wanted = [Trial.parse(name) for name in only] or all_trials()
+    chosen = [
+        trial
+        for trial in wanted
+        if (not transport or trial.transport in transport) and (not stages or str(trial.stages) in stages)
+    ][:trials]
+    left = [trial for trial in chosen if str(trial) not in kept]
+    click.echo(f"{len(chosen)} trials, {len(chosen) - len(left)} of them done before")
+    with RedisServer(appendfsync="no") as redis, closing(Sweep(redis, jobs)) as sweep:
+        for verdict in _shown(sweep.go(left), len(left)):
+            kept[verdict.trial] = verdict
+            if not only:
+                _keep(verdict)
+    found = [kept[str(trial)] for trial in chosen]
+    click.echo(promises.table(found))
+    if len(found) == len(all_trials()):
+        promises.write(found)
+    sys.exit(any(verdict.wrong for verdict in found))
+
+
+class Sweep:
+    """Several trials at a time, each in a nursery that nobody else uses meanwhile."""
+
+    def __init__(self, redis: RedisServer, jobs: int) -> None:
+        self._redis = redis
+        self._pool = ThreadPoolExecutor(jobs)
+        self._nurseries: SimpleQueue[Nursery] = SimpleQueue()
+        for _ in range(jobs):
+            self._nurseries.put(Nursery())
+
+    def go(self, trials: Iterable[Trial]) -> Iterator[Verdict]:
+        """In the order in which they end."""
+        undisturbed, _ = self._run(UNDISTURBED)
+        if undisturbed["code"]:
+            raise click.ClickException(undisturbed["reason"])
+        for done in as_completed([self._pool.submit(self._try, trial, undisturbed) for trial in trials]):
+            yield done.result()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        while not self._nurseries.empty():
+            self._nurseries.get().close()
+
+    def _try(self, trial: Trial, undisturbed: dict[str, Any]) -> Verdict:
+        try:
+            outcome, folder = self._run(trial)
+        except RuntimeError as error:
+            return Verdict(str(trial), [str(error)], 0, [], 0)
+        verdict = judge(trial, outcome, diary.read(folder), undisturbed)
+        if verdict.wrong:
+            verdict.wrong.append(f"its logs are in {folder}")
+        else:
+            shutil.rmtree(folder.parent)
+        return verdict
+
+    def _run(self, trial: Trial) -> tuple[dict[str, Any], Path]:
+        folder = Path(tempfile.mkdtemp(prefix="faults-")) / "tiny"
+        database = self._redis.own_number()
+        nursery = self._nurseries.get()
+        try:
+            return run(nursery, trial, folder, self._redis.tcp_url_of(database)), folder
+        finally:
+            self._nurseries.put(nursery)
+            with closing(self._redis.client(database)) as client:
+                client.flushdb()
+
+
+def _shown(verdicts: Iterable[Verdict], count: int) -> Iterator[Verdict]:
+    """Says how far it is, and what went wrong, with the command that does it again."""
+    started = monotonic()
+    for number, verdict in enumerate(verdicts, 1):
+        if verdict.wrong:
+            click.echo(f"FAILED  python tests/faults.py --only {verdict.trial}")
+            click.echo("".join(f"        {reason}\n" for reason in verdict.wrong))
+        if number % 20 == 0 or number == count:
+            click.echo(f"{number} of {count}, {(monotonic() - started) / number:.2f} s each")
+        yield verdict
+
+
+def _kept() -> dict[str, Verdict]:
+    """What was tried before and went well."""
+    lines = KEPT.read_text().splitlines() if KEPT.exists() else []
+    verdicts = (Verdict(**json.loads(line)) for line in lines)
+    return {verdict.trial: verdict for verdict in verdicts if not verdict.wrong}
+
+
+def _keep(verdict: Verdict) -> None:
+    KEPT.parent.mkdir(exist_ok=True)
+    with KEPT.open("a") as file:
+        file.write(f"{json.dumps(verdict.facts())}\n")
+
+
+if __name__ == "__main__":
+    main()
