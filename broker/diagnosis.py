@@ -92,7 +92,7 @@ def _predicate(scene: Scene, chain: Chain) -> str:
     if chain.index is None:
         return ""
     if chain.cause is Cause.CIRCLE:
-        return "closes the circle"
+        return "closes the circle" if not chain.harmless else "has just begun to wait itself"
     member = scene.members.get(chain.index)
     return _missing(scene, chain.index) if member is None else _of_worker(scene, chain, member)
 
@@ -146,6 +146,8 @@ def _last_words(member: Member) -> str:
 
 def _action(scene: Scene, chain: Chain, prospect: Prospect) -> str:
     member = scene.members.get(chain.index) if chain.index is not None else None
+    if chain.harmless:
+        return "nothing: the run gets on"
     match chain.cause:
         case Cause.MISSING:
             return _start(scene, chain, prospect)

@@ -15,7 +15,7 @@ from .member import Member, Standing
 from .replacing import Gap
 
 QUIET = 1.0  # seconds after which a worker that reports ten times a second is silent
-LATE = 1.0  # seconds that a message may be on its way
+LATE = 1.0  # seconds that a message may be on its way, or two reports may be apart
 
 _SENT = {"forward": frozenset({State.STASHED, State.BACKWARD, State.DONE}), "backward": frozenset({State.DONE})}
 
@@ -80,7 +80,8 @@ class Chain:
     def harmless(self) -> bool:
         """Whether the run gets on."""
         just_sent = self.cause is Cause.ON_ITS_WAY and self.lacks[-1].seconds < LATE
-        return just_sent or self.cause in (Cause.COMPUTING, Cause.RESTING)
+        just_closed = self.cause is Cause.CIRCLE and min(lack.seconds for lack in self.lacks) < LATE
+        return just_sent or just_closed or self.cause in (Cause.COMPUTING, Cause.RESTING)
 
 
 def longest(scene: Scene) -> Chain:

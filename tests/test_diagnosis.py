@@ -205,6 +205,16 @@ def test_a_circle_is_called_one(line: Line):
     assert "this cannot be with a checked schedule" in str(facts["action"])
 
 
+def test_reports_of_different_moments_make_no_circle(line: Line):
+    """In a run of quick steps each of two workers was seen waiting for what the other had put a moment before: it was
+    called a circle, to be reported."""
+    line.waits(1, "forward-1", 7, 5), line.waits(0, "backward-0", 7, 1)
+    line.passes(0.5)
+    facts = line.why(stage="1")
+    assert "circle" not in str(facts["text"])
+    assert facts["action"] == "nothing: the run gets on"
+
+
 @pytest.mark.parametrize(("index", "queue", "what"), [(0, "forward-0", "activation"), (3, "target-3", "targets")])
 def test_batches_that_do_not_come_are_the_sources(line: Line, index: int, queue: str, what: str):
     line.waits(index, queue, 7, 5)
