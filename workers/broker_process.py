@@ -103,8 +103,9 @@ class _Host:
         self._on_bound(endpoint)
 
     def must_leave(self) -> bool:
-        """Asked again and again. After a signal it stops the run: workers are told when they next report."""
-        if self._signals and self._core.outcome is None:
+        """Asked again and again. After a signal it stops the run: workers are told when they next report. A run that is
+        over keeps the broker no longer then."""
+        if self._signals and not self._core.dismissed:
             self._core.handle(b"", StopRun("the broker was interrupted, nothing saved", INTERRUPTED), time())
         if not self._over and self._core.outcome is not None:
             self._over = True
