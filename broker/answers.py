@@ -67,6 +67,7 @@ def _gap(core: "Core", gap: Gap, now: float) -> Facts:
     """A worker that was lost: `given` says whether another has its place by now, and only has to get going."""
     return {
         "index": gap.index,
+        "pid": gap.pid,
         "stages": list(core.registry.placement[gap.index]),
         "since": max(0.0, now - gap.since),  # seconds ago
         "why": gap.why,

@@ -486,7 +486,7 @@ def test_status_tells_who_is_missing_since_when_and_why(talk: Talk):
     (gap,) = talk.status()["recovering"]  # type: ignore[misc]
     assert gap.pop("why").startswith("worker 1 (stage 1), worker-1 (pid 101, host desk), was killed by SIGKILL")
     assert gap.pop("since") == pytest.approx(2.6, abs=0.1)
-    assert gap == {"index": 1, "stages": [1], "given": False}
+    assert gap == {"index": 1, "pid": 101, "stages": [1], "given": False}
     talk.assigned(b"new", replacement(1, 201))
     assert talk.status()["recovering"][0]["given"] is True  # type: ignore[index]
     talk.say(b"new", said(3, actions=0))

@@ -2,7 +2,8 @@
 
     train ──starts──> broker, worker 0, worker 1, ...        each in a session of its own: Ctrl-C reaches train alone
       │ <── status ── broker
-      └── a worker exits: the broker is told; the broker exits: it is started again on its store
+      ├── a worker exits: the broker is told; the broker exits: it is started again on its store
+      └── a worker hangs and has lost its place: it is killed, so that another can be started
 
 Nothing outlives `run`: it ends every process it started, and they end themselves if it is killed.
 """
@@ -30,6 +31,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is started aga
 _FINAL = frozenset({0, 2, 3, 69, 75, 78, 130})  # exit codes after which a worker is not started again
 SAVING = 5.5  # seconds that the workers of an interrupted run get to finish and save a step
 RESTARTS = 5  # of a broker that does not stay up
+FAREWELL = 1.0  # seconds that a worker which has lost its place gets to leave by itself
 VERDICT = 3.0  # seconds that the broker gets to say what a worker's exit means
 PARTING = 2.5  # seconds that processes get to leave by themselves, and again after SIGTERM, before they are killed
 
@@ -228,7 +230,8 @@ class _Watch:
         self._client.stop_run(reason, 130, at_step_end=self._crew.restarts)
 
     def look(self) -> Facts:
-        """The broker's status, {} if it does not answer now. Gone workers are reported, a gone broker is restarted."""
+        """The broker's status, {} if it does not answer now. Gone workers are reported, a gone broker is restarted, and
+        lost workers that do not go are killed."""
         self._note_exits()
         self._restart_workers()
         if self.stopped is None and self._crew.broker is not None and self._crew.broker.poll() is not None:
@@ -237,6 +240,7 @@ class _Watch:
             self.facts = self._client.ask("status", timeout=ANSWER if self.stopped is None else POLL)
         except BrokerUnreachable:
             return {} if self.stopped is None else self.facts
+        self._kill_the_lost()
         return self.facts
 
     def hopeless(self) -> Outcome | None:
@@ -256,6 +260,13 @@ class _Watch:
             if status is not None and index not in self._left:
                 self._left[index] = monotonic()
                 self._client.exited(index, process.pid, status)
+
+    def _kill_the_lost(self) -> None:
+        """Whoever hangs does not hear that it was lost, and would leave its place empty for ever."""
+        for gap in self.facts.get("recovering", ()):
+            process = self._crew.workers[gap["index"]]
+            if process.pid == gap["pid"] and gap["since"] > FAREWELL and self.stopped is None:
+                process.send_signal(signal.SIGKILL)
 
     def _comes_back(self, status: int) -> bool:
         """Whether a worker that left with `status` is started again: not if that would only repeat itself."""
