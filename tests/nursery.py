@@ -39,7 +39,9 @@ class Nursery:
         self._temporary = Path(tempfile.mkdtemp(prefix="nursery-", dir="/tmp"))  # short: sockets go there
         atexit.register(self.close)
 
-    def train(self, config: Path, *sets: str, folder: Path, kills: Sequence[Kill] = ()) -> dict[str, Any]:
+    def train(
+        self, config: Path, *sets: str, folder: Path, kills: Sequence[Kill] = (), resume: bool = False
+    ) -> dict[str, Any]:
         """Runs `config` as `stageline train` would; returns code, reason, and the broker's last status as `facts`.
 
         Each of `kills` is carried out once: the first of a name in its first life, the second in its second. What it
@@ -49,7 +51,7 @@ class Nursery:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         places = {"config": str(config), "folder": str(folder), "temporary": str(self._temporary)}
-        request = {**places, "sets": sets, "kills": kills}
+        request = {**places, "sets": sets, "kills": kills, "resume": resume}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
@@ -148,7 +150,8 @@ def _trial(request: dict[str, Any]) -> dict[str, Any]:
     sets = request["sets"]
     plan = prepare(read(Path(request["config"]), sets=sets, environment={})).plan
     words = [request["config"], *(word for each in sets for word in ("--set", each))]
-    outcome = run(Local(words, len(plan.workers), Forked.folder, plan.recovery.restarts > 0, Forked))
+    restarts = plan.recovery.restarts > 0
+    outcome = run(Local(words, len(plan.workers), Forked.folder, restarts, Forked, resume=request["resume"]))
     return {"code": outcome.code, "reason": outcome.reason, "facts": outcome.facts}
 
 

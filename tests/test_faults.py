@@ -3,7 +3,6 @@
 A small part of what `make faults` tries; `sweep.py` says how to read the names.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ SOME = """
     ipc/2/worker-1@14+worker-1@3  redis/2/worker-0@25+worker-0@7
     ipc/2/broker@1  tcp/4/broker@7  ipc/2/broker@5+worker-0@20  tcp/2/broker@9+worker-0@15+worker-1@15
 """
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    started = Nursery()
-    yield started
-    started.close()
 
 
 @pytest.fixture(scope="module")

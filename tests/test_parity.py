@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import reference
-from nursery import Nursery
 from pipeline.plan import Plan, PlanRefused, read
 from redis_server import RedisServer
 from workers.job import prepare
@@ -41,13 +40,6 @@ CUTS = {  # where each example is cut into 1, 2, 3, 4 stages
 }
 STEPS = {"digits": 24, "mlp": 12, "chargpt": 2}  # digits: past the end of an epoch, whose last batch is smaller
 MICROBATCHES = {"digits": (8, 5, 3, 1), "mlp": (1, 3), "chargpt": (4, 3)}
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    started = Nursery()
-    yield started
-    started.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,64 @@
+"""Workers that are alive and do nothing: they hang in user code, or are stopped and wake up as zombies."""
+
+import json
+import signal
+from pathlib import Path
+
+from desk import Desk, free_port, until
+from nursery import Nursery
+from whole import WholeRun, expected, plan_in
+
+HANGS = """
+import ctypes
+from pathlib import Path
+
+def _sleep(seconds, plain=sleep):
+    hang = Path(__file__).parent / "hang"
+    if hang.exists():
+        hang.unlink()
+        ctypes.PyDLL(None).sleep(100)  # holds the interpreter's lock: no thread of the process gets on
+    plain(seconds)
+
+sleep = _sleep
+"""
+
+
+def test_a_hang_that_holds_the_interpreter_is_named_within_the_lease_and_replaced(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Nobody killed a worker that hung so: its place stayed empty until the run was given up."""
+    plan = plan_in(tmp_path)
+    with (plan.parent / "model.py").open("a") as file:
+        file.write(HANGS)
+    going = WholeRun(nursery, plan, "run.steps=20", "recovery.lease=3")
+    going.until_checkpoint(2)
+    (plan.parent / "hang").touch()
+    why = going.wait_for(lambda: said if "was not heard" in (said := going.ask("why")) else None)
+    assert "it counts as lost and another takes its place" in why
+    assert going.digest() == expected(20)
+    assert going.end()["facts"]["restarts"] == 1
+
+
+def test_a_worker_that_was_stopped_for_longer_than_its_lease_wakes_up_as_a_zombie(tmp_path: Path) -> None:
+    plan = plan_in(tmp_path)
+    with Desk(tmp_path) as desk:
+        options = ("--set", "run.steps=30", "--set", "recovery.lease=2", "--set", f"run.dir={tmp_path}")
+        at = f"tcp://127.0.0.1:{free_port()}"
+        work = ("worker", str(plan), *options, "--broker", at)
+        broker = desk.start("broker", str(plan), *options, "--bind", at)
+        workers = [desk.start(*work, "--index", str(index), "--patience", "30") for index in (0, 1)]
+        until(broker.stderr, "every worker is there")
+        workers[1].send_signal(signal.SIGSTOP)
+        until(broker.stderr, "was not heard")
+        replacement = desk.start(*work, "--index", "1")
+        until(broker.stderr, "computes again")
+        workers[1].send_signal(signal.SIGCONT)
+        _, last_words = workers[1].communicate()
+        assert workers[1].returncode == 1
+        assert "is not current" in last_words
+        until(broker.stderr, "has finished")
+        assert [process.wait() for process in (workers[0], replacement)] == [0, 0]
+        broker.send_signal(signal.SIGTERM)  # it would stay for a while, for whoever asks how the run ended
+        assert broker.wait() == 0
+        (result,) = tmp_path.glob("*/result.json")
+        assert json.loads(result.read_text())["weights_sha256"] == expected(30)

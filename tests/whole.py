@@ -1,0 +1,101 @@
+"""A whole run of the tiny plan, with real processes, which a test watches and disturbs while it goes on."""
+
+import contextlib
+import io
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from torch import nn
+
+import diary
+import reference
+from diary import Entry
+from nursery import Nursery
+from workers.cli.program import run
+
+TINY = Path(__file__).parent / "tiny"
+PATIENCE = 50.0  # seconds in which anything that a test waits for has happened
+
+
+@cache
+def expected(steps: int, microbatches: int = 2) -> str:
+    """The digest of the weights that plain torch comes to."""
+    recipe = reference.recipe(TINY, steps=steps, microbatches=microbatches)
+
+    def quick() -> nn.Sequential:
+        model = recipe.build()
+        for layer in model:
+            layer.seconds = 0  # of those that take their time
+        return model
+
+    return reference.train(replace(recipe, build=quick)).weights_sha256
+
+
+def plan_in(home: Path) -> Path:
+    """A copy of the tiny plan, to be changed."""
+    return Path(shutil.copytree(TINY, home / "plan", dirs_exist_ok=True)) / "stageline.toml"
+
+
+class WholeRun:
+    """A run of `plan` that has begun."""
+
+    def __init__(self, nursery: Nursery, plan: Path, *sets: str, resume: bool = False) -> None:
+        self.folder = plan.parent.parent / "runs" / "tiny"
+        self._outcome: dict[str, Any] = {}
+        self._thread = threading.Thread(target=self._train, args=(nursery, plan, sets, resume))
+        self._thread.start()
+
+    def entries(self) -> list[Entry]:
+        """What its processes have done so far."""
+        return diary.read(self.folder) if (self.folder / diary.FILE).exists() else []
+
+    def until(self, what: Callable[[Entry], bool]) -> Entry:
+        """The first entry of which `what` is true, as soon as it is there."""
+        return self.wait_for(lambda: next(filter(what, self.entries()), None))
+
+    def until_checkpoint(self, step: int) -> None:
+        self.until(lambda entry: entry.what == diary.CHECKPOINT and entry.step >= step)
+
+    def wait_for(self, look: Callable[[], Any]) -> Any:
+        """What `look` finds, which must be true, as soon as it does."""
+        deadline = monotonic() + PATIENCE
+        while monotonic() < deadline and self._thread.is_alive():
+            if found := look():
+                return found
+            sleep(0.02)
+        raise AssertionError(f"that did not happen. {self._outcome or 'The run goes on'}")
+
+    def ask(self, command: str, *arguments: str) -> str:
+        """What a command says of the run."""
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            run([command, str(self.folder), *arguments])
+        return said.getvalue()
+
+    def end(self) -> dict[str, Any]:
+        """How it ended; it has left nothing behind."""
+        self._thread.join()
+        assert self._outcome["orphans"] == self._outcome["left"] == []
+        return self._outcome
+
+    def digest(self) -> str:
+        """The same, of a run that must have ended well: the digest of its weights."""
+        outcome = self.end()
+        assert outcome["code"] == 0, outcome["reason"]
+        return str(outcome["facts"]["weights_sha256"])
+
+    def log(self, who: str) -> str:
+        """What a process has said."""
+        return (self.folder / f"{who}.log").read_text()
+
+    def _train(self, nursery: Nursery, plan: Path, sets: tuple[str, ...], resume: bool) -> None:
+        try:
+            sets = (f"run.dir={self.folder.parent}", *sets)
+            self._outcome = nursery.train(plan, *sets, folder=self.folder, resume=resume)
+        except RuntimeError as error:
+            self._outcome = {"error": str(error)}
