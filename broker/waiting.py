@@ -100,10 +100,10 @@ def follow(scene: Scene, index: int) -> Chain:
         if lack.source is None:
             return Chain(tuple(lacks), Cause.SOURCE, None)
         index = scene.schedule.owner(lack.source)
-        if index in {each.index for each in lacks}:
-            return Chain(tuple(lacks), Cause.CIRCLE, index)
         if _is_on_its_way(scene, lack, index):
             return Chain(tuple(lacks), Cause.ON_ITS_WAY, index)
+        if index in {each.index for each in lacks}:
+            return Chain(tuple(lacks), Cause.CIRCLE, index)
     return Chain(tuple(lacks), _cause(scene, index), index)
 
 

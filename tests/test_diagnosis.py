@@ -205,6 +205,16 @@ def test_a_circle_is_called_one(line: Line):
     assert "this cannot be with a checked schedule" in str(facts["action"])
 
 
+def test_a_message_that_does_not_arrive_makes_no_circle(line: Line):
+    """When a Redis server was gone, each of two workers waited for the other: that was called a circle."""
+    line.says(0, "0F5 of step 7", events=(computing(0, 7, 5, "stashed"),))
+    line.passes(0.5)
+    line.waits(1, "forward-1", 7, 5), line.waits(0, "backward-0", 7, 5)
+    line.passes(3.0)
+    for stage in ("0", "1"):
+        assert line.why(stage=stage)["root"]["cause"] == "on its way"  # type: ignore[index]
+
+
 def test_reports_of_different_moments_make_no_circle(line: Line):
     """In a run of quick steps each of two workers was seen waiting for what the other had put a moment before: it was
     called a circle, to be reported."""
