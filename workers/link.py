@@ -140,7 +140,8 @@ class Link:
         return monotonic() - self._heard
 
     def say(self, sentence: Failed | Finished | Goodbye) -> None:
-        """Sent before the next report, in order. `Finished` is repeated until the broker stops the run."""
+        """Sent before the next report, in order, or, before `start`, with `close`. `Finished` is repeated until the
+        broker stops the run."""
         self._outbox.append(sentence)
 
     def wait_until_said(self, patience: float) -> None:
@@ -154,6 +155,8 @@ class Link:
         self._leaving.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)
+        else:
+            self._say_the_rest()
         self._socket.disable_monitor()
         self._monitor.close()
         self._socket.close()
@@ -179,6 +182,9 @@ class Link:
                 self._send(finished)
             self._listen(now + BEAT, reporter, ring)
             self._end_if_ignored()
+        self._say_the_rest()
+
+    def _say_the_rest(self) -> None:
         while self._outbox:
             self._send(self._outbox.popleft())
 

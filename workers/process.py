@@ -18,6 +18,7 @@ import torch
 
 from broker.control import Assigned, Failed, Finished, Goodbye, Peers, Refused, Stop, Trim
 from broker.errors import BrokerError
+from broker.redis_fitness import RedisUnfit
 from pipeline.data import DataError
 from pipeline.model import ModelRefused
 from pipeline.plan import Plan, PlanRefused
@@ -114,7 +115,7 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Term
         log.warning("waiting", reason=reason)
         ear.listen()  # where a trim comes from
 
-    queues = open_queues(job, assigned, folder, make_room)
+    queues = _open(job, assigned, link, folder, make_room)
     try:
         executor = job.executor(assigned.index)
         worker = job.worker(
@@ -145,6 +146,15 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Term
         raise
     finally:
         queues.close()
+
+
+def _open(job: Job, assigned: Assigned, link: Link, folder: Path, make_room: Callable[[str], None]) -> WorkerQueues:
+    """The worker's queues. A server that is not fit is told of: it would be no better for a replacement."""
+    try:
+        return open_queues(job, assigned, folder, make_room)
+    except RedisUnfit as error:
+        link.say(Failed(assigned.incarnation, str(error), 1))
+        raise
 
 
 def _recovery(job: Job, assigned: Assigned, executor: Executor, progress: Progress) -> Recovery:
