@@ -4,7 +4,7 @@ import contextlib
 import io
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,17 +16,19 @@ from torch import nn
 import diary
 import reference
 from diary import Entry
-from nursery import Nursery
+from nursery import Kill, Nursery
+from workers import runs
 from workers.cli.program import run
+from workers.client import Client
 
 TINY = Path(__file__).parent / "tiny"
 PATIENCE = 50.0  # seconds in which anything that a test waits for has happened
 
 
 @cache
-def expected(steps: int, microbatches: int = 2) -> str:
-    """The digest of the weights that plain torch comes to."""
-    recipe = reference.recipe(TINY, steps=steps, microbatches=microbatches)
+def expected(steps: int, folder: Path = TINY) -> str:
+    """The digest of the weights that plain torch comes to with the model in `folder`."""
+    recipe = reference.recipe(folder, steps=steps)
 
     def quick() -> nn.Sequential:
         model = recipe.build()
@@ -45,10 +47,12 @@ def plan_in(home: Path) -> Path:
 class WholeRun:
     """A run of `plan` that has begun."""
 
-    def __init__(self, nursery: Nursery, plan: Path, *sets: str, resume: bool = False) -> None:
+    def __init__(
+        self, nursery: Nursery, plan: Path, *sets: str, kills: Sequence[Kill] = (), resume: bool = False
+    ) -> None:
         self.folder = plan.parent.parent / "runs" / "tiny"
         self._outcome: dict[str, Any] = {}
-        self._thread = threading.Thread(target=self._train, args=(nursery, plan, sets, resume))
+        self._thread = threading.Thread(target=self._train, args=(nursery, plan, sets, kills, resume))
         self._thread.start()
 
     def entries(self) -> list[Entry]:
@@ -77,9 +81,17 @@ class WholeRun:
             run([command, str(self.folder), *arguments])
         return said.getvalue()
 
+    def stop(self) -> None:
+        """Asks it to end with the step that it is in."""
+        broker = runs.broker_of(self.folder)
+        assert broker is not None
+        with Client(broker) as client:
+            client.stop_run("interrupted", 130, at_step_end=True)
+
     def end(self) -> dict[str, Any]:
         """How it ended; it has left nothing behind."""
         self._thread.join()
+        assert "error" not in self._outcome, self._outcome["error"]
         assert self._outcome["orphans"] == self._outcome["left"] == []
         return self._outcome
 
@@ -93,9 +105,9 @@ class WholeRun:
         """What a process has said."""
         return (self.folder / f"{who}.log").read_text()
 
-    def _train(self, nursery: Nursery, plan: Path, sets: tuple[str, ...], resume: bool) -> None:
+    def _train(self, nursery: Nursery, plan: Path, sets: tuple[str, ...], kills: Sequence[Kill], resume: bool) -> None:
         try:
             sets = (f"run.dir={self.folder.parent}", *sets)
-            self._outcome = nursery.train(plan, *sets, folder=self.folder, resume=resume)
+            self._outcome = nursery.train(plan, *sets, folder=self.folder, kills=kills, resume=resume)
         except RuntimeError as error:
             self._outcome = {"error": str(error)}

@@ -1,0 +1,118 @@
+"""Whole runs over a Redis server to which something happens meanwhile."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from time import sleep
+
+import pytest
+
+from nursery import Nursery
+from redis_server import RedisServer
+from whole import WholeRun, expected, plan_in
+
+STEPS = 12
+Disturbance = Callable[[RedisServer], None]
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+def restarted(server: RedisServer) -> None:
+    server.kill()
+    server.start()
+
+
+def away_for_a_while(server: RedisServer) -> None:
+    server.kill()
+    sleep(2)
+    server.start()
+
+
+def emptied(server: RedisServer) -> None:
+    _tell(server, "FLUSHALL")
+
+
+def restarted_without_its_file(server: RedisServer) -> None:
+    server.kill()
+    server.start(appendonly="no", appendfilename="other.aof")
+
+
+def paused(server: RedisServer) -> None:
+    _tell(server, "CLIENT", "PAUSE", "1500")
+
+
+def frozen(server: RedisServer) -> None:
+    server.freeze()
+    sleep(1.5)
+    server.thaw()
+
+
+def cut_off_from_all(server: RedisServer) -> None:
+    _tell(server, "CLIENT", "KILL", "TYPE", "normal")
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [restarted, away_for_a_while, emptied, restarted_without_its_file, paused, frozen, cut_off_from_all],
+    ids=lambda happens: happens.__name__,
+)
+def test_the_run_ends_as_if_nothing_had_been_when_its_server_is(
+    happens: Disturbance, nursery: Nursery, server: RedisServer, tmp_path: Path
+) -> None:
+    going = WholeRun(nursery, plan_in(tmp_path), f"queues.url={server.url}", f"run.steps={STEPS}", "recovery.lease=2")
+    going.until_checkpoint(4)
+    happens(server)
+    assert going.digest() == expected(STEPS)
+    assert going.end()["facts"]["restarts"] == 0  # nobody computes a message, so nobody is late with one
+
+
+def test_a_server_that_forgot_and_a_producer_that_died_with_what_it_kept(
+    nursery: Nursery, server: RedisServer, tmp_path: Path
+) -> None:
+    """What nobody has any more is computed again, from the newest checkpoint on."""
+    plan, kill = plan_in(tmp_path), ("worker-0", 33)
+    going = WholeRun(nursery, plan, f"queues.url={server.url}", f"run.steps={STEPS}", kills=[kill])
+    going.until(lambda entry: entry.what == "killed")
+    emptied(server)
+    assert going.digest() == expected(STEPS)
+    assert going.end()["facts"]["restarts"] == 1
+
+
+def test_a_server_that_begins_to_throw_keys_away_ends_the_run_by_name(
+    nursery: Nursery, server: RedisServer, tmp_path: Path
+) -> None:
+    going = WholeRun(nursery, plan_in(tmp_path), f"queues.url={server.url}", "run.steps=500")
+    going.until_checkpoint(2)
+    _tell(server, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    outcome = going.end()
+    assert outcome["code"] == 1
+    assert "has maxmemory-policy allkeys-lru: it would throw messages away" in outcome["reason"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "password", "why"),
+    [
+        ({"maxmemory_policy": "allkeys-lru"}, "", "maxmemory-policy allkeys-lru: it would throw messages away"),
+        ({}, ":wrong@", "does not let this run in"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_named_at_once(
+    settings: dict[str, str], password: str, why: str, nursery: Nursery, tmp_path: Path
+) -> None:
+    """With recovery on, workers were started again and again until there were too many."""
+    with RedisServer(**settings) as server:
+        url = server.url.replace("redis://", f"redis://{password}")
+        outcome = WholeRun(nursery, plan_in(tmp_path), f"queues.url={url}").end()
+    assert outcome["code"] == 1
+    assert why in outcome["reason"]
+    assert "wrong@" not in outcome["reason"]
+    assert outcome["facts"]["restarts"] == 0
+
+
+def _tell(server: RedisServer, *command: str) -> None:
+    with closing(server.client()) as client:
+        client.execute_command(*command)
