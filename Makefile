@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test lint faults bench docker-test clean
+.PHONY: train test lint faults fuzz bench docker-test clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
@@ -18,6 +18,11 @@ lint: .venv/ready
 # Kills processes at every place of small runs, for about an hour; goes on where it was interrupted.
 faults: .venv/ready
 	$(BIN)/python tests/faults.py
+
+# What reads from wires, for a minute, under a fuzzer.
+fuzz: .venv/ready
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python tests/fuzz.py -max_total_time=60
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks

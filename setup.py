@@ -34,6 +34,7 @@ setup(
     ],
     extras_require={
         "examples": ["scikit-learn>=1.4"],
+        "fuzz": ["atheris>=3.0"],  # has wheels for Linux
         "test": [
             "pytest>=8.2",
             "pytest-timeout>=2.3",

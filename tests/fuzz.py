@@ -1,0 +1,112 @@
+"""Fuzzes all that reads what came over a wire: it must be read, or refused with the error that is meant for that.
+
+    make fuzz                                   a minute; Python 3.11 to 3.13 on Linux
+    python tests/fuzz.py -max_total_time=3600   an hour; further options are libFuzzer's
+    python tests/fuzz.py crash-1a2b3c           an input that was found, once more
+
+What was found interesting is kept in runs/fuzz/, and begun with the next time.
+"""
+
+import contextlib
+import sys
+import warnings
+import zlib
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["broker", "pipeline"]):
+    import torch
+
+    from broker.control import Report, Stop, encode
+    from broker.errors import BadMessage
+    from broker.header import read_header
+    from broker.message import Flow, Limits, Message, decode
+    from broker.message import encode as frames_of
+    from broker.queues.requests import Standing, Take, pack, unpack_standing, unpack_take
+    from broker.queues.words import Position, read_word
+    from broker.service import _read as read_sentence
+
+KEPT = Path("runs") / "fuzz"
+LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)
+
+
+def whole(data: bytes) -> None:
+    """Frames as they came, each after its length."""
+    with contextlib.suppress(BadMessage):
+        decode(list(_split(data)), limits=LIMITS)
+
+
+def header(data: bytes) -> None:
+    """A header whose checksum is right, so that what follows it is reached."""
+    with contextlib.suppress(BadMessage):
+        read_header(data + zlib.crc32(data).to_bytes(4, "little"), limits=LIMITS)
+
+
+def request(data: bytes) -> None:
+    frame = zlib.crc32(data).to_bytes(4, "little") + data
+    for unpack in (unpack_take, unpack_standing):
+        with contextlib.suppress(BadMessage):
+            unpack(frame)
+
+
+def word(data: bytes) -> None:
+    key, _, rest = data.partition(b" ")
+    with contextlib.suppress(BadMessage):
+        read_word([key, [b"w", rest, b"c", b"%d" % zlib.crc32(data)]], Position)
+
+
+def sentence(data: bytes) -> None:
+    """The broker reads None out of what is no sentence."""
+    read_sentence([data])
+
+
+TARGETS = (whole, header, request, word, sentence)
+
+
+def seeds() -> list[bytes]:
+    """One input for each target, each read without complaint."""
+    payload = {"x": torch.arange(6.0).reshape(2, 3).t(), "mask": (torch.tensor([True]), None, 0.5, "é")}
+    frames = [bytes(frame) for frame in frames_of(Message("run", Flow.FORWARD, 7, 2, 1, 3, 30, payload))]
+    take, standing = Take("run", Flow.FORWARD, 1, 3, 9, 4, 8, False, True), Standing("run", Flow.FORWARD, 1, 3, 9, 0, 4)
+    joined = b"".join(len(frame).to_bytes(2, "little") + frame for frame in frames)
+    inputs = [
+        (whole, joined),
+        (header, frames[0][:-4]),
+        (request, pack(take)[4:]),
+        (request, pack(standing)[4:]),
+        (word, b"1-1 4 8 -1"),
+        (sentence, encode(Report(1, 5, "2F3 of step 7", 0.5, 0.5, snapshots=[(1, 20)]))),
+        (sentence, encode(Stop("enough", 75))),
+    ]
+    return [bytes([TARGETS.index(target)]) + data for target, data in inputs]
+
+
+def one(data: bytes) -> None:
+    """The first byte chooses the target."""
+    if data:
+        TARGETS[data[0] % len(TARGETS)](data[1:])
+
+
+def _split(data: bytes) -> list[bytes]:
+    frames = []
+    while len(data) >= 2:
+        length = int.from_bytes(data[:2], "little")
+        frames.append(data[2 : 2 + length])
+        data = data[2 + length :]
+    return frames
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # torch's, about complex32
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(seeds()):
+        one(seed)
+        (KEPT / f"seed-{number}").write_bytes(seed)
+    arguments = sys.argv if any(Path(word).is_file() for word in sys.argv[1:]) else [*sys.argv, str(KEPT)]
+    atheris.Setup(arguments, one)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
