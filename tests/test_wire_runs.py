@@ -1,0 +1,54 @@
+"""Whole runs over connections that break, are slow, lose bytes or change them."""
+
+from pathlib import Path
+
+import pytest
+
+from bad_wire import KINDS, BadWire
+from nursery import Nursery
+from proxy import Proxy
+from redis_server import shared_server
+from whole import WholeRun, expected, plan_in
+
+STEPS = 12
+
+THROUGH_A_PROXY = """
+import sys
+from pathlib import Path
+
+import workers.process
+
+sys.path.append({tests!r})
+
+from bad_wire import BadWire
+from proxy import Proxy
+
+def _through_a_proxy(endpoint, broker, plain=workers.process.reachable):
+    proxy = Proxy(plain(endpoint, broker))
+    BadWire(proxy, {kind!r}, lambda: (Path(__file__).parent / "fired").open("a").write("x"))
+    return proxy.endpoint
+
+workers.process.reachable = _through_a_proxy
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_between_workers_a_bad_wire_changes_nothing(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+    plan = plan_in(tmp_path)
+    with (plan.parent / "model.py").open("a") as file:
+        file.write(THROUGH_A_PROXY.format(tests=str(Path(__file__).parent), kind=kind))
+    going = WholeRun(nursery, plan, "queues.url=tcp://127.0.0.1:0", f"run.steps={STEPS}")
+    assert going.digest() == expected(STEPS)
+    assert len((plan.parent / "fired").read_text()) > 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_to_a_redis_server_a_bad_wire_changes_nothing(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+    server, fired = shared_server(), []
+    with Proxy(f"tcp://127.0.0.1:{server.port}") as proxy:
+        BadWire(proxy, kind, lambda: fired.append(kind))
+        url = f"redis://{proxy.endpoint.removeprefix('tcp://')}/{server.own_number()}"
+        assert WholeRun(nursery, plan_in(tmp_path), f"queues.url={url}", f"run.steps={STEPS}").digest() == expected(
+            STEPS
+        )
+    assert len(fired) > 3
