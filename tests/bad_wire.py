@@ -4,6 +4,7 @@ After a while it is a good one: a wire on which no connection stands long enough
 """
 
 import random
+import threading
 from collections.abc import Callable
 from time import sleep
 
@@ -23,14 +24,10 @@ class BadWire:
         self._note = note
         self._dice = random.Random(kind)
         self._pieces = self._harms = 0
-        self._breaks = False  # with the next piece
         proxy.change = proxy.change_there = self
 
     def __call__(self, passing: bytes) -> bytes:
         self._pieces += 1
-        if self._breaks:
-            self._breaks = False
-            return self._cuts(passing)
         if self._pieces % EVERY or self._harms == MOST:
             return passing
         self._harms += 1
@@ -50,5 +47,5 @@ class BadWire:
         return passing[:-1] + bytes([passing[-1] ^ 1 << self._dice.randrange(8)])
 
     def _truncates(self, passing: bytes) -> bytes:
-        self._breaks = True
+        threading.Timer(0.05, self._proxy.cut).start()
         return passing[: self._dice.randrange(len(passing))]

@@ -4,6 +4,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from desk import Desk, free_port, until
 from nursery import Nursery
 from whole import WholeRun, expected, plan_in
@@ -39,6 +41,7 @@ def test_a_hang_that_holds_the_interpreter_is_named_within_the_lease_and_replace
     assert going.end()["facts"]["restarts"] == 1
 
 
+@pytest.mark.faults
 def test_a_worker_that_was_stopped_for_longer_than_its_lease_wakes_up_as_a_zombie(tmp_path: Path) -> None:
     plan = plan_in(tmp_path)
     with Desk(tmp_path) as desk:

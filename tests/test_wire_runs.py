@@ -10,6 +10,8 @@ from proxy import Proxy
 from redis_server import shared_server
 from whole import WholeRun, expected, plan_in
 
+pytestmark = pytest.mark.faults
+
 STEPS = 12
 
 THROUGH_A_PROXY = """
