@@ -4,11 +4,10 @@ After a while it is a good one: a wire on which no connection stands long enough
 """
 
 import random
-import threading
 from collections.abc import Callable
 from time import sleep
 
-from proxy import Proxy
+from proxy import Lost, Proxy
 
 KINDS = ("cuts", "delays", "corrupts", "truncates")
 EVERY = 9  # pieces, of which one is harmed
@@ -47,5 +46,4 @@ class BadWire:
         return passing[:-1] + bytes([passing[-1] ^ 1 << self._dice.randrange(8)])
 
     def _truncates(self, passing: bytes) -> bytes:
-        threading.Timer(0.05, self._proxy.cut).start()
-        return passing[: self._dice.randrange(len(passing))]
+        raise Lost(passing[: self._dice.randrange(len(passing))])

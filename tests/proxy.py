@@ -13,6 +13,14 @@ def unchanged(passing: bytes) -> bytes:
     return passing
 
 
+class Lost(Exception):
+    """Raised by a change: only `passes` gets through, then the connection breaks."""
+
+    def __init__(self, passes: bytes) -> None:
+        super().__init__()
+        self.passes = passes
+
+
 class Proxy:
     """Listens at `endpoint` and passes everything on to `target`, both `tcp://host:port`.
 
@@ -76,8 +84,12 @@ class Proxy:
 
     def _copy(self, source: socket.socket, sink: socket.socket, change: Change) -> None:
         with suppress(OSError):  # cut
-            while passing := source.recv(2**16):
-                sink.sendall(change(passing))
+            try:
+                while passing := source.recv(2**16):
+                    sink.sendall(change(passing))
+            except Lost as end:
+                sink.sendall(end.passes)
+                _break(source)
         _break(sink)
         with self._lock:
             self._open.remove(source)
