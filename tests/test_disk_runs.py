@@ -72,8 +72,9 @@ def test_a_run_whose_checkpoint_is_damaged_does_not_go_on_and_names_the_file(
     going = WholeRun(nursery, plan, "run.steps=100")
     going.until_checkpoint(4)
     going.stop()
-    assert going.end()["code"] == 75
-    newest = max(going.folder.glob("checkpoints/stage-1/step-*"))
+    stopped = going.end()
+    assert stopped["code"] == 75
+    newest = going.folder / "checkpoints" / "stage-1" / f"step-{stopped['facts']['checkpoint']:010d}"
     harm(newest / name)
     outcome = WholeRun(nursery, plan, "run.steps=100", resume=True).end()
     assert outcome["code"] == 1
