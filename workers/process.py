@@ -39,6 +39,7 @@ from .worker import PATIENCE, Worker
 
 STEP_END = 5.0  # seconds that finishing a step may take when the run is stopped
 SAY = 1.0  # seconds that the broker may take to hear of the last snapshot
+ORPHANED = 0.25  # seconds after which a worker notices that its supervisor is gone
 
 log = structlog.get_logger()
 
@@ -173,6 +174,7 @@ class _Watch:
 
     def __init__(self, parent: int) -> None:
         self._parent = parent
+        self._look = 0.0  # when to look for it again
         self._signal = 0
         self.on_signal: Callable[[], None] = lambda: None
         signal.signal(signal.SIGINT, self._note)
@@ -182,8 +184,10 @@ class _Watch:
         """Raises `Stopped` if it should."""
         if self._signal:
             raise Stopped(f"interrupted by {signal.Signals(self._signal).name}", 130)
-        if self._parent and os.getppid() != self._parent:
-            raise Stopped(f"the supervisor (pid {self._parent}) is gone", 1)
+        if self._parent and monotonic() >= self._look:
+            self._look = monotonic() + ORPHANED
+            if os.getppid() != self._parent:
+                raise Stopped(f"the supervisor (pid {self._parent}) is gone", 1)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self._signal:  # the second: at once, whatever the compute loop is in
