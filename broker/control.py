@@ -44,7 +44,8 @@ class Hello(_Sentence, frozen=True, tag="hello"):
     `settings` is `Plan.as_mapping()`, so that a refusal can say in what two plans differ. A `spare` waits for a
     worker to be lost: until the run has begun, and as long as no place is free, it is told to stand by.
     `memory` goes with an incarnation. `snapshots`: (stage, step) of what it finds whole on its disk of the run, of any
-    stage; None as long as it has not looked, or has not been told which run it is.
+    stage; None as long as it has not looked, or has not been told which run it is. A worker that has been given a place
+    and finds that the snapshots to begin with are gone says hello with its incarnation, with these, and no `memory`.
     """
 
     version: int

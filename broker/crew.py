@@ -70,6 +70,15 @@ class Crew:
         known = self.registry.current(incarnation) is not None
         return self._terms.restarts > 0 and known and complete > self.checkpoints.complete
 
+    def lacks_its_beginning(self, hello: Hello) -> bool:
+        """Whether the records must be older than the run, since the snapshot that a worker was told to begin with was
+        deleted after a newer one. One that was never on its disk shows nothing but that the disk is another."""
+        member = self.registry.current(hello.incarnation)
+        if not self._terms.restarts or member is None or not member.start or hello.snapshots is None:
+            return False
+        kept = [{step for of, step in hello.snapshots if of == stage} for stage in member.stages]
+        return any(member.start not in steps and max(steps, default=0) > member.start for steps in kept)
+
     def may_wait(self, hello: Hello) -> bool:
         """Whether a worker for which there is no place may stand by until one becomes free.
 

@@ -84,8 +84,12 @@ class Reception:
         return [(member.sender, assigned), *self._introduce(member.sender), *self._remind(member.sender)]
 
     def _shows_a_loss(self, hello: Hello) -> bool:
-        memory = hello.memory if hello.plan == self._terms.plan else None
-        if memory is None or memory.run != self._run:
+        if hello.plan != self._terms.plan:
+            return False
+        memory = hello.memory
+        if memory is None:
+            return self._crew.lacks_its_beginning(hello)
+        if memory.run != self._run:
             return False
         return self._crew.is_strange(hello.incarnation) or self._crew.is_behind(memory.complete, hello.incarnation)
 

@@ -278,6 +278,45 @@ def test_an_old_store_is_noticed_by_a_checkpoint_that_is_not_in_it():
     assert {(each.step, each.keep) for each in given.values()} == {(60, True)}
 
 
+def old_store_of_40() -> Talk:
+    """A broker that knows of checkpoint 40, when 60 was announced and all workers have been killed since."""
+    store = MemoryStore()
+    talk_at(store)
+    old = Talk(store, now=100.0, terms=REPLACING)
+    for index in (0, 1):
+        old.say(b"supervisor", Exited(index, 100 + index, -9))
+    old.after(1.0)
+    return old
+
+
+def beginning(index: int, incarnation: int, snapshots: list[tuple[int, int]]) -> Hello:
+    """Says a worker that has not begun: it was given its place, and has looked for the snapshots to begin with."""
+    return msgspec.structs.replace(newcomer(index, 300 + index, snapshots=snapshots), incarnation=incarnation)
+
+
+def test_an_old_store_is_noticed_by_a_worker_whose_snapshot_to_begin_with_was_deleted_since():
+    old = old_store_of_40()
+    on_disk = [(0, 40), (0, 60), (1, 60)]
+    first = old.assigned(b"1", blind(1, 301))
+    assert first.step == 40
+    ((_, standby),) = old.say(b"1", beginning(1, first.incarnation, on_disk))
+    assert isinstance(standby, Standby)
+    assert standby.run == "run-1"
+    for index in (1, 0):
+        old.say(b"%d" % index, newcomer(index, 300 + index, snapshots=on_disk))
+    old.after(LEASE + 0.2)
+    assert [old.assigned(b"%d" % index, blind(index, 300 + index)).step for index in (0, 1)] == [60, 60]
+
+
+@pytest.mark.parametrize("snapshots", [[], [(1, 20)], [(0, 60)], [(1, 40), (1, 60)]], ids=str)
+def test_a_disk_on_which_nothing_newer_is_shows_nothing(snapshots: list[tuple[int, int]]):
+    old = old_store_of_40()
+    first = old.assigned(b"1", blind(1, 301))
+    (again, *_) = old.say(b"1", beginning(1, first.incarnation, snapshots))
+    assert again == (b"1", first)
+    assert old.core.reception.election is None
+
+
 def test_why_says_that_the_broker_asks(lost: Talk):
     lost.say(name(0), remembering(0, 1))
     ((_, answer),) = lost.say(b"me", Ask("why"))
