@@ -86,9 +86,11 @@ class Registry:
     def is_foreign(self, incarnation: int) -> bool:
         """Whether `incarnation` was handed out after these records were written: they are lost, or too old.
 
-        Once everyone whom they name has spoken they are neither, and whoever has another incarnation is a zombie.
+        If there were none, and every place has been given to somebody who came, the run has begun anew, and whoever
+        has another incarnation is a zombie. Records that were found are never right about it: whom they name may be
+        the zombie.
         """
-        confirmed = not self.missing and all(member.sender for member in self.members.values())
+        confirmed = not self.recorded and not self.missing and all(each.sender for each in self.members.values())
         between = self.recorded < incarnation <= self.floor
         return not confirmed and (between or incarnation > max(self.incarnation, self.floor))
 

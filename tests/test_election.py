@@ -262,6 +262,22 @@ def test_an_old_store_is_noticed_by_an_incarnation_that_is_not_in_it():
     assert old.core.registry.members[1].pid == 301
 
 
+def test_an_old_store_that_names_only_zombies_is_noticed_though_they_have_spoken():
+    store = MemoryStore()
+    talk = talk_at(store)
+    backup = copy.deepcopy(store)
+    for index in (0, 1):
+        talk.say(b"supervisor", Exited(index, 100 + index, -9))
+    talk.after(1.0)
+    owners = {index: talk.assigned(b"owner-%d" % index, newcomer(index, 301 + index)) for index in (0, 1)}
+    old = Talk(backup, now=100.0, terms=REPLACING)
+    for index in (0, 1):
+        old.say(name(index), remembering(index, index + 1))
+    for index, owner in owners.items():
+        old.say(b"owner-%d" % index, remembering(index, owner.incarnation, pid=301 + index))
+    assert assignments(old.after(LEASE + 0.2)).keys() == {b"owner-0", b"owner-1"}
+
+
 def test_an_old_store_is_noticed_by_a_checkpoint_that_is_not_in_it():
     store = MemoryStore()
     talk = talk_at(store)
