@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test lint faults fuzz bench docker-test clean
+.PHONY: train test lint faults fuzz simulate bench docker-test clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
@@ -27,6 +27,10 @@ fuzz: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks
+
+# Recovery under ten times the seeds that `make test` runs; a seed that fails is printed with the command to see it.
+simulate: .venv/ready
+	$(BIN)/python tests/simulator.py --seeds 20000
 
 # Needs a Docker engine with Compose; BASE_IMAGE names the interpreter's image if it is not python:3.11-slim.
 docker-test: .venv/ready

@@ -1,0 +1,109 @@
+"""The folder of snapshots and its writer: slow, one at a time. A snapshot is there whole or not at all.
+
+The writer keeps the promises of `workers.keeper`: none is dropped, room for one more of each stage, deletions first.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .chain import State
+from .process import Process
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One stage after `step` steps, with the losses before, on the last stage."""
+
+    stage: int
+    step: int
+    state: State
+    losses: tuple[tuple[int, float], ...] = ()
+
+
+class Torn(Exception):
+    """The snapshots are not what they must be."""
+
+
+class Disk:
+    """What all machines see."""
+
+    def __init__(self, stages: int) -> None:
+        self.stages = stages
+        self._kept: dict[tuple[int, int], Snapshot] = {}
+
+    def place(self, snapshot: Snapshot) -> None:
+        there = self._kept.setdefault((snapshot.stage, snapshot.step), snapshot)
+        if there != snapshot:
+            raise Torn(f"stage {snapshot.stage} came to step {snapshot.step} with other bits than before")
+
+    def load(self, stage: int, step: int) -> Snapshot:
+        if (stage, step) not in self._kept:
+            raise Torn(f"stage {stage} has no snapshot of step {step} to begin with; there is {self.steps(stage)}")
+        return self._kept[stage, step]
+
+    def steps(self, stage: int) -> list[int]:
+        return sorted(step for of, step in self._kept if of == stage)
+
+    def is_past(self, stages: Sequence[int], step: int) -> bool:
+        """Whether the snapshot of `step` of one of `stages` is gone, and newer ones are there."""
+        there = [self.steps(stage) for stage in stages]
+        return step > 0 and any(step not in steps and max(steps, default=0) > step for steps in there)
+
+    def all(self) -> list[tuple[int, int]]:
+        """Stage and step of each."""
+        return sorted(self._kept)
+
+    def common(self) -> set[int]:
+        """The steps of which all stages have a snapshot."""
+        return set.intersection(*(set(self.steps(stage)) for stage in range(self.stages)))
+
+    def forget(self, stage: int, below: int) -> None:
+        for step in self.steps(stage):
+            if step < below:
+                del self._kept[stage, step]
+
+
+class Writer:
+    """Writes the snapshots of `process`. Each takes `slowness` seconds on the average."""
+
+    def __init__(
+        self,
+        process: Process,
+        disk: Disk,
+        dice: random.Random,
+        slowness: float,
+        durable: Callable[[int, int], None],
+    ) -> None:
+        self._process = process
+        self._disk = disk
+        self._dice = dice
+        self._slowness = slowness
+        self._durable = durable
+        self._waiting: dict[int, Snapshot] = {}
+        self._writing: Snapshot | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and self._writing is None
+
+    def room(self, stage: int) -> bool:
+        return stage not in self._waiting
+
+    def keep(self, snapshot: Snapshot) -> None:
+        self._waiting[snapshot.stage] = snapshot
+        if self._writing is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        stage = next(iter(self._waiting), None)
+        self._writing = None if stage is None else self._waiting.pop(stage)
+        if self._writing is not None:
+            self._process.later(self._dice.expovariate(1 / self._slowness), self._end)
+
+    def _end(self) -> None:
+        assert self._writing is not None
+        self._disk.place(self._writing)
+        done = self._writing
+        self._begin()
+        self._durable(done.stage, done.step)

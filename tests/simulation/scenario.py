@@ -1,0 +1,129 @@
+"""What a seed stands for: the shape of a run, the weather, and what befalls it."""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+from pipeline.schedule import Placement, Schedule, ScheduleRefused, make
+
+from .network import Weather
+
+PLACEMENTS: tuple[Placement, ...] = (
+    ((0,), (1,)),
+    ((0, 1),),
+    ((0,), (1,), (2,)),
+    ((0, 2), (1,)),
+    ((0,), (1, 2)),
+    ((0,), (1,), (2,), (3,)),
+    ((0, 3), (1,), (2,)),
+    ((0, 2), (1, 3)),
+    ((0, 1), (2, 3)),
+)
+NAMES = ("1f1b", "1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b")
+
+
+class Fault(StrEnum):
+    """What befalls a run."""
+
+    KILL = "a worker is killed"
+    KILL_ALL = "all workers are killed"
+    KILL_BROKER = "the broker is killed"
+    KILL_BROKER_WRITING = "the broker is killed while it writes"
+    LOSE_RECORDS = "the broker is killed, its records are lost"
+    OLD_RECORDS = "the broker is killed, its records are those of a while ago"
+    POWER = "the power fails, the newest records are lost"
+    PAUSE = "a worker is paused"
+    HANG = "a worker hangs in an action"
+    PARTITION = "a host is cut off"
+    CUT = "a connection is cut"
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """A fault, `delay` seconds after the run's `after`-th action. `number`: of processes, or of writes."""
+
+    fault: Fault
+    after: int
+    delay: float
+    seconds: float
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`every`: steps between snapshots. `lease`, `disk` (a snapshot's mean time) in seconds. `contained`: the workers
+    run in containers, restarted under the same process number, and nobody tells the broker that they exited."""
+
+    seed: int
+    schedule: Schedule
+    steps: int
+    every: int
+    window: int
+    lease: float
+    disk: float
+    weather: Weather
+    spares: int
+    contained: bool
+    blows: tuple[Blow, ...]
+
+    def __str__(self) -> str:
+        s = self.schedule
+        shape = f"{s.mode} {s.name} {s.placement}, M {s.microbatches}, first trainable {s.first_trainable}"
+        blows = "; ".join(
+            f"{b.fault} (action {b.after} + {b.delay:.2f} s, {b.seconds:.2f} s, {b.number})" for b in self.blows
+        )
+        return (
+            f"{shape}, {self.steps} steps, K {self.every}, window {self.window}, lease {self.lease:g} s, "
+            f"disk {self.disk:g} s, {self.weather}, {self.spares} spares, contained {self.contained}. {blows}"
+        )
+
+
+def drawn(seed: int) -> Scenario:
+    """The scenario of `seed`."""
+    dice = random.Random(seed)
+    schedule = _schedule(dice)
+    steps = dice.randint(3, 8) if schedule.mode == "sync" else dice.randint(4, 14)
+    lease = dice.choice([1.0, 2.0])
+    actions = steps * sum(map(len, schedule.workers))
+    return Scenario(
+        seed,
+        schedule,
+        steps,
+        every=dice.randint(1, 5),
+        window=dice.choice([1, 2, 3, 8]),
+        lease=lease,
+        disk=dice.choice([0.005, 0.05, 0.5, 2.0]),
+        weather=_weather(dice),
+        spares=dice.choice([0, 0, 1, 2]),
+        contained=dice.random() < 0.3,
+        blows=tuple(_blow(dice, actions, lease) for _ in range(dice.choice([0, 1, 1, 2, 2, 3, 4, 6]))),
+    )
+
+
+def _schedule(dice: random.Random) -> Schedule:
+    placement = dice.choice(PLACEMENTS)
+    stages = sum(map(len, placement))
+    frozen = dice.choice([0, 0, 0, dice.randrange(stages)])
+    if dice.random() < 0.3:
+        return _made("1f1b", placement, 1, "async", frozen)
+    return _made(dice.choice(NAMES), placement, dice.randint(1, 4), "sync", frozen)
+
+
+@cache
+def _made(name: str, placement: Placement, microbatches: int, mode: str, frozen: int) -> Schedule:
+    try:
+        return make(name, placement, microbatches, mode=mode, first_trainable=frozen)  # type: ignore[arg-type]
+    except ScheduleRefused:  # interleaving is not for every shape
+        return make("1f1b", placement, microbatches, first_trainable=frozen)
+
+
+def _weather(dice: random.Random) -> Weather:
+    drop, repeat, overtake = (dice.choice([0.0, 0.0, 0.02, 0.1]) for _ in range(3))
+    return Weather(drop, repeat, overtake, dice.choice([0.001, 0.005, 0.05]))
+
+
+def _blow(dice: random.Random, actions: int, lease: float) -> Blow:
+    fault = dice.choice([*Fault, Fault.KILL, Fault.KILL])
+    delay = dice.choice([0.0, dice.expovariate(20), dice.expovariate(1)])
+    return Blow(fault, dice.randrange(actions), delay, dice.choice([0.1, 0.8, 1.5, 3.0]) * lease, dice.randint(1, 4))

@@ -1,0 +1,190 @@
+"""One seed's run from its beginning to its end: the processes, and who starts them again when they are gone.
+
+It must end as the undisturbed run does, whatever happens: every stage's digest, every loss, and everybody gone home.
+"""
+
+import copy
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from broker.control import Assigned, Exited, Trim
+from broker.core import Core
+from broker.crew import Send
+from broker.run import Phase, Terms
+from pipeline.digest import weights_sha256
+
+from .blows import strike
+from .broker import Broker, FragileStore
+from .chain import named, undisturbed
+from .clock import Clock
+from .disk import Disk
+from .network import Network
+from .scenario import Blow, Scenario
+from .surroundings import PLAN, RUN, Surroundings, Wrong
+from .worker import Name, Worker
+
+LONGEST = 200.0  # seconds that a run may last after the last blow
+DOWN = 0.5  # seconds until the broker is started again, on the average
+RESTART = 0.2  # likewise a worker
+TELL = 0.1  # seconds until the broker is told that a worker's process is gone, likewise
+UNHEARD = 0.3  # the share of such news that gets lost
+PORT = 5600
+
+
+class World:
+    """`run` it. `broker` and `workers` are the processes of now, `fired` counts what has befallen them."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        schedule = scenario.schedule
+        clock, dice, fired = Clock(), random.Random(scenario.seed + 1), Counter[str]()
+        network = Network(clock, dice, scenario.weather, fired)
+        self.scenario = scenario
+        self.around = Surroundings(scenario, clock, dice, network, Disk(schedule.stages), fired, worked=self._worked)
+        self.store = FragileStore()
+        self.workers: list[Worker] = []
+        self._terms = Terms(RUN, PLAN, {}, schedule, scenario.lease, log_every=1, restarts=10**6, snapshots=True)
+        self._started = 0
+        self._actions = 0
+        self._blows = sorted(scenario.blows, key=lambda blow: blow.after)
+        self._last_blow = clock.now
+        self._complete = 0  # as announced by a broker with these records
+        self._ever = 0  # likewise by any broker: older ones have been deleted since
+        self._newest = 0  # incarnation
+        self._start_broker()
+
+    @property
+    def core(self) -> Core:
+        return self.broker.core
+
+    @property
+    def fired(self) -> Counter[str]:
+        return self.around.fired
+
+    def run(self) -> None:
+        """To the end. Raises `Wrong`."""
+        for index in range(len(self.scenario.schedule.placement)):
+            self._start_worker(index, f"host-{index}")
+        for spare in range(self.scenario.spares):
+            self._start_worker(None, f"spare-{spare}")
+        while not self._over():
+            self.around.clock.turn()
+            self._check_time()
+        self._judge()
+
+    def lose_records(self) -> None:
+        """The broker dies, and the next one knows nothing: checkpoints begin anew if nobody else is left, too."""
+        if self.broker.alive:
+            self.broker.end(-9)
+            self.store, self._complete = FragileStore(), 0
+
+    def keep_copy_of_records(self, seconds: float, then: Callable[[], object] = lambda: None) -> None:
+        """The broker dies after `seconds`, and the next one knows what is known now. `then` happens with it."""
+        old = copy.deepcopy(self.store)
+        old.fuse = 0
+        self.around.clock.after(seconds, partial(self._go_back_to, old, self._complete, then))
+
+    def _go_back_to(self, old: FragileStore, complete: int, then: Callable[[], object]) -> None:
+        if self.broker.alive and self.core.outcome is None:
+            self.broker.end(-9)
+            self.store, self._complete = old, complete
+            then()
+
+    # who starts them
+
+    def _start_broker(self) -> None:
+        around = self.around
+        self.broker = Broker(around.clock, around.network, self.store, self._terms, self._watch, self._broker_ended)
+        around.broker = self.broker
+
+    def _broker_ended(self, status: int) -> None:
+        self.around.broker = None
+        self.around.network.cut_all(self.broker)
+        self.store.fuse = 0
+        self.around.clock.after(self.around.soon(DOWN), self._start_broker)
+
+    def _start_worker(self, index: int | None, host: str) -> None:
+        """Of the plan's place `index`, or a spare."""
+        if self.core.outcome is not None:
+            return
+        self._started += 1
+        unlike = 0 if self.scenario.contained else self._started
+        name = host if index is None else f"worker-{index}"
+        introduction = Name(name, host, 1 + unlike, index, f"tcp://{host}:{PORT + unlike}")
+        worker = Worker(self.around, introduction, lambda status: self._worker_ended(worker, status))
+        self.workers.append(worker)
+
+    def _worker_ended(self, worker: Worker, status: int) -> None:
+        self.workers.remove(worker)
+        self.around.network.cut_all(worker)
+        if worker.loop is not None:
+            self.around.unbind(worker.name.endpoint, worker.loop.ends)
+        if status == 0:
+            return
+        clock, index = self.around.clock, worker.name.claim
+        clock.after(self.around.soon(RESTART), partial(self._start_worker, index, worker.name.host))
+        if index is not None and not self.scenario.contained:
+            clock.after(self.around.soon(TELL), partial(self._tell, Exited(index, worker.name.pid, status)))
+
+    def _tell(self, exited: Exited) -> None:
+        if self.around.dice.random() < UNHEARD or not self.broker.alive:
+            self.fired["exit unheard"] += 1
+        else:
+            self.broker.note(exited)
+
+    # what befalls them
+
+    def _worked(self) -> None:
+        self._actions += 1
+        while self._blows and self._blows[0].after < self._actions:
+            blow = self._blows.pop(0)
+            self.around.clock.after(blow.delay, partial(self._strike, blow))
+            self._last_blow = self.around.clock.now + blow.delay + blow.seconds
+
+    def _strike(self, blow: Blow) -> None:
+        if self.core.outcome is None:
+            self.fired[blow.fault] += strike(self, blow)
+
+    # what is found
+
+    def _over(self) -> bool:
+        outcome = self.core.outcome
+        if outcome is not None and outcome.phase is not Phase.FINISHED:
+            raise Wrong(f"the run has {outcome.phase}: {outcome.reason}")
+        return outcome is not None and not self.workers
+
+    def _check_time(self) -> None:
+        now = self.around.clock.now
+        if now - self._last_blow > LONGEST:
+            everybody = "\n".join(map(str, self.workers))
+            raise Wrong(f"no end in sight: {self.broker.why()}\n{everybody}")
+
+    def _judge(self) -> None:
+        expected = undisturbed(self.scenario.schedule, self.scenario.steps)
+        outcome = self.core.outcome
+        if outcome is None or outcome.weights_sha256 != weights_sha256(named(dict(enumerate(expected.digests)))):
+            raise Wrong("the weights are not those of the undisturbed run")
+        losses = dict(enumerate(expected.losses))
+        for kept in (self.core.ledger.losses, self.store.load().losses):
+            if kept != losses:
+                raise Wrong(f"the losses are {kept}, and {losses} in the undisturbed run")
+
+    def _watch(self, sends: list[Send]) -> None:
+        """What the broker announces is on the disk, and never goes back while its records are not tampered with."""
+        for _, sentence in sends:
+            match sentence:
+                case Trim(step):
+                    self._check_announcement(step)
+                case Assigned(incarnation=incarnation, step=step) if incarnation > self._newest:
+                    self._newest = incarnation
+                    self._check_announcement(step)
+                case _:
+                    continue
+
+    def _check_announcement(self, step: int) -> None:
+        if step < self._complete:
+            raise Wrong(f"the complete checkpoint went back from {self._complete} to {step}")
+        if step > self._ever and step not in self.around.disk.common():
+            raise Wrong(f"checkpoint {step} is announced, and not on the disk")
+        self._complete, self._ever = step, max(step, self._ever)

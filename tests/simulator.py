@@ -1,0 +1,85 @@
+"""Runs seeds of the simulation, or one of them: see the package `simulation` for what is real in it and what is not.
+
+python tests/simulator.py --seeds 20000 --from 2000
+python tests/simulator.py --seed 1234
+"""
+
+import argparse
+import sys
+import traceback
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from simulation.scenario import drawn
+from simulation.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of a seed: what has befallen the run, how many virtual seconds it took, and what was wrong with it."""
+
+    seed: int
+    fired: Counter[str]
+    seconds: float
+    wrong: str = ""
+
+    def __str__(self) -> str:
+        return f"python tests/simulator.py --seed {self.seed}    # {self.wrong}"
+
+
+def simulate(seed: int, *, tell: bool = False) -> Found:
+    """Runs one seed. Whatever it raises shows that something is wrong; `tell`: print where."""
+    world = World(drawn(seed))
+    began = world.around.clock.now
+    wrong = ""
+    try:
+        world.run()
+    except Exception as error:  # noqa: BLE001  # a bug may show in any way
+        wrong = f"{type(error).__name__}: {error}"
+        if tell:
+            traceback.print_exc()
+    return Found(seed, world.fired, world.around.clock.now - began, wrong)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, help="this one alone, and all about it")
+    parser.add_argument("--seeds", type=int, default=2000, help="how many")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    chosen = parser.parse_args()
+    if chosen.seed is not None:
+        return _tell_one(chosen.seed)
+    return _run_many(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs)
+
+
+def _tell_one(seed: int) -> int:
+    print(drawn(seed))
+    found = simulate(seed, tell=True)
+    _print_fired(found.fired)
+    print(f"{found.seconds:.6f} virtual seconds: {found.wrong or 'all is well'}")
+    return 1 if found.wrong else 0
+
+
+def _run_many(seeds: range, jobs: int) -> int:
+    fired: Counter[str] = Counter()
+    failed = 0
+    with ProcessPoolExecutor(jobs) as pool:
+        for found in pool.map(simulate, seeds, chunksize=50):
+            fired += found.fired
+            if found.wrong:
+                failed += 1
+                print(found.seed if failed > 100 else found, flush=True)
+    _print_fired(fired)
+    print(f"{len(seeds)} seeds from {seeds.start}, {failed} failed")
+    return 1 if failed else 0
+
+
+def _print_fired(fired: Counter[str]) -> None:
+    for fault, times in sorted(fired.items()):
+        print(f"{times:9}  {fault}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
