@@ -8,7 +8,7 @@ A stage that is given to another worker has what that worker begins with, the co
 What its former owner wrote, or is about to write, would complete a checkpoint that its new owner has yet to reach.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -54,6 +54,16 @@ class Checkpoints:
         """Takes up what a former broker knew."""
         kept = msgspec.convert(facts, _Kept)
         self.complete, self._newer = kept.complete, kept.newer
+
+
+def is_gone(step: int, stages: Iterable[int], snapshots: Collection[tuple[int, int]]) -> bool:
+    """Whether the snapshot of `step` of one of `stages` was deleted after a newer one, as (stage, step) in `snapshots`.
+
+    Nobody deletes it before a newer checkpoint is announced. One that was never there shows nothing: the disk may be
+    another.
+    """
+    kept = ({of for each, of in snapshots if each == stage} for stage in stages)
+    return step > 0 and any(step not in steps and max(steps, default=0) > step for steps in kept)
 
 
 class _Kept(msgspec.Struct):

@@ -6,7 +6,7 @@ at which a killed broker could leave an incarnation that begins at another step 
 
 from collections.abc import Mapping
 
-from .checkpoints import Checkpoints
+from .checkpoints import Checkpoints, is_gone
 from .control import FromBroker, Hello, Refused, Report
 from .election import Election, Verdict
 from .ledger import IllegalTransition, Ledger
@@ -72,12 +72,11 @@ class Crew:
 
     def lacks_its_beginning(self, hello: Hello) -> bool:
         """Whether the records must be older than the run, since the snapshot that a worker was told to begin with was
-        deleted after a newer one. One that was never on its disk shows nothing but that the disk is another."""
+        deleted after a newer one."""
         member = self.registry.current(hello.incarnation)
-        if not self._terms.restarts or member is None or not member.start or hello.snapshots is None:
+        if not self._terms.restarts or member is None or hello.snapshots is None:
             return False
-        kept = [{step for of, step in hello.snapshots if of == stage} for stage in member.stages]
-        return any(member.start not in steps and max(steps, default=0) > member.start for steps in kept)
+        return is_gone(member.start, member.stages, hello.snapshots)
 
     def may_wait(self, hello: Hello) -> bool:
         """Whether a worker for which there is no place may stand by until one becomes free.

@@ -51,6 +51,7 @@ PURE = (
     "broker/diagnosis.py",
     "broker/control.py",
     "broker/core.py",
+    "workers/correspondence.py",
     "workers/machine.py",
 )
 PURE_BUT_FOR_TORCH = ("broker/message.py", "broker/header.py", "broker/queue.py")

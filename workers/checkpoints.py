@@ -95,6 +95,11 @@ class Checkpoints:
         names = (_NAME.fullmatch(path.name) for path in _entries(self._home(stage)))
         return sorted(int(name[1]) for name in names if name)
 
+    def present(self) -> list[tuple[int, int]]:
+        """Stage and step of each snapshot of any stage; they may be damaged. Raises `OSError`."""
+        homes = (_HOME.fullmatch(path.name) for path in _entries(self.folder))
+        return sorted((int(name[1]), step) for name in homes if name for step in self.steps(int(name[1])))
+
     def newest_complete(self, stages: int) -> Newest:
         """The newest step of which all `stages` have a snapshot that can be used. Raises `OSError`."""
         damages: list[str] = []

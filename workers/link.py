@@ -11,7 +11,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic, sleep
 
 import msgspec
@@ -20,15 +19,13 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from broker.control import (
-    CONTROL_VERSION,
     Assigned,
     Failed,
     Finished,
     FromBroker,
     Goodbye,
-    Heard,
-    Hello,
     Refused,
+    Standby,
     Stop,
     ToBroker,
     decode_from_broker,
@@ -36,46 +33,12 @@ from broker.control import (
 )
 
 from .client import BrokerUnreachable
+from .correspondence import BEAT, JOIN, Correspondence, Introduction, Joining
 from .progress import Progress
-from .reporter import Reporter
 
 log = structlog.get_logger()
 
 IGNORED = 12.0  # seconds that the compute loop gets to leave when the broker says so; finishing a step takes part of it
-BEAT = 0.1  # seconds between two reports
-AGAIN = 0.25  # seconds after which an unanswered Hello is said again
-
-
-class TurnedAway(Exception):
-    """The broker refuses this worker; `code` is the exit code to leave with."""
-
-    def __init__(self, reason: str, code: int) -> None:
-        super().__init__(reason)
-        self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class Introduction:
-    """What a worker says of itself: see `broker.control.Hello`."""
-
-    plan: str
-    name: str
-    host: str
-    claim: int | None
-    settings: dict[str, object]
-
-    def hello(self, endpoint: str = "", incarnation: int = 0) -> Hello:
-        return Hello(
-            CONTROL_VERSION,
-            self.plan,
-            self.name,
-            self.host,
-            os.getpid(),
-            endpoint,
-            self.claim,
-            incarnation,
-            self.settings,
-        )
 
 
 class Link:
@@ -93,27 +56,30 @@ class Link:
         self._socket.set(zmq.RECONNECT_IVL, 50)
         self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self._known = False  # whether the broker that we are connected to has answered our Hello
         self._socket.connect(url)
-        self._outbox: deque[ToBroker] = deque()
+        self._outbox: deque[Failed | Finished | Goodbye] = deque()
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
-        self._heard = monotonic()
-        self._reporter: Reporter | None = None
+        self._letters: Correspondence | None = None
         self._told: tuple[float, Stop | Refused] | None = None  # when the broker said first that this worker is to go
 
     def join(self, patience: float) -> Assigned:
-        """The broker's assignment. Raises `BrokerUnreachable` after `patience` seconds, `TurnedAway` if it refuses."""
+        """The broker's assignment; stands by for it as long as the broker says so.
+
+        Raises `BrokerUnreachable` if no broker answers for `patience` seconds, `TurnedAway` if it refuses.
+        """
+        joining = Joining(self._introduction)
         deadline = monotonic() + patience
-        while monotonic() < deadline:
-            self._send(self._introduction.hello())
-            match self._receive(min(0.5, deadline - monotonic())):
-                case Assigned() as assigned:
+        while (now := monotonic()) < deadline:
+            self._send(joining.hello())
+            until = min(deadline, now + JOIN)
+            while (left := until - monotonic()) > 0:
+                sentence = self._receive(left)
+                assigned = joining.hear(sentence) if sentence is not None else None
+                if assigned is not None:
                     return assigned
-                case Refused(reason, code):
-                    raise TurnedAway(reason, code)
-                case _:
-                    continue
+                if isinstance(sentence, Standby):
+                    deadline = monotonic() + patience
         raise BrokerUnreachable(
             f"no broker answered at {self._url} within {patience:g} s. "
             f"Start one with `stageline broker`, or name another with --broker."
@@ -129,15 +95,15 @@ class Link:
         ring: Callable[[], None],
     ) -> None:
         """Begin to report on `progress`. `ring` is called when something has come into the inbox."""
-        hello = self._introduction.hello(endpoint, assigned.incarnation)
-        reporter = self._reporter = Reporter(progress, assigned.incarnation, steps)
-        self._thread = threading.Thread(target=self._serve, args=(hello, reporter, ring), name="link", daemon=True)
+        letters = Correspondence(self._introduction, assigned, endpoint, progress, steps=steps, now=monotonic())
+        self._letters = letters
+        self._thread = threading.Thread(target=self._serve, args=(letters, ring), name="link", daemon=True)
         self._thread.start()
 
     @property
     def silence(self) -> float:
         """For how many seconds the broker has said nothing; a broker that is there confirms every report."""
-        return monotonic() - self._heard
+        return 0.0 if self._letters is None else monotonic() - self._letters.heard
 
     def say(self, sentence: Failed | Finished | Goodbye) -> None:
         """Sent before the next report, in order, or, before `start`, with `close`. `Finished` is repeated until the
@@ -147,7 +113,7 @@ class Link:
     def wait_until_said(self, patience: float) -> None:
         """Waits until the broker has confirmed all finished steps and snapshots, `patience` seconds at most."""
         deadline = monotonic() + patience
-        while self._reporter is not None and not self._reporter.all_confirmed and monotonic() < deadline:
+        while self._letters is not None and not self._letters.all_confirmed and monotonic() < deadline:
             sleep(BEAT / 4)
 
     def close(self) -> None:
@@ -162,48 +128,38 @@ class Link:
         self._socket.close()
         self._context.term()
 
-    def _serve(self, hello: Hello, reporter: Reporter, ring: Callable[[], None]) -> None:
-        introduced = -AGAIN
-        finished: Finished | None = None
+    def _serve(self, letters: Correspondence, ring: Callable[[], None]) -> None:
         while not self._leaving.is_set():
             now = monotonic()
-            self._note_connections()
-            if not self._known and now - introduced >= AGAIN:
-                self._send(hello)
-                introduced = now
-            while self._outbox:
-                sentence = self._outbox.popleft()
-                if isinstance(sentence, Finished):
-                    finished = sentence
-                else:
-                    self._send(sentence)
-            self._send(reporter.report(now))
-            if finished is not None and reporter.all_confirmed:
-                self._send(finished)
-            self._listen(now + BEAT, reporter, ring)
+            self._note_connections(letters)
+            self._hand_over(letters)
+            for sentence in letters.due(now):
+                self._send(sentence)
+            self._listen(letters, now + BEAT, ring)
             self._end_if_ignored()
-        self._say_the_rest()
+        self._hand_over(letters)
+        for sentence in letters.last_words():
+            self._send(sentence)
 
     def _say_the_rest(self) -> None:
         while self._outbox:
             self._send(self._outbox.popleft())
 
-    def _listen(self, until: float, reporter: Reporter, ring: Callable[[], None]) -> None:
+    def _hand_over(self, letters: Correspondence) -> None:
+        while self._outbox:
+            letters.say(self._outbox.popleft())
+
+    def _listen(self, letters: Correspondence, until: float, ring: Callable[[], None]) -> None:
         """Takes in what comes before `until`."""
         while (left := until - monotonic()) > 0 and not self._outbox and not self._leaving.is_set():
-            match self._receive(left):
-                case None:
-                    continue
-                case Heard(number):
-                    reporter.confirmed(number)
-                case Assigned():
-                    self._known = True
-                case sentence:
-                    if isinstance(sentence, Stop | Refused) and self._told is None:
-                        self._told = monotonic(), sentence
-                    self.inbox.append(sentence)
-                    ring()
-            self._heard = monotonic()
+            said = self._receive(left)
+            sentence = letters.hear(said, monotonic()) if said is not None else None
+            if sentence is None:
+                continue
+            if isinstance(sentence, Stop | Refused) and self._told is None:
+                self._told = monotonic(), sentence
+            self.inbox.append(sentence)
+            ring()
 
     def _end_if_ignored(self) -> None:
         """A compute loop that hangs in the user's code cannot leave by itself; the process does, and says why."""
@@ -213,12 +169,10 @@ class Link:
         log.error("ended", reason=f"{sentence.reason}. The compute loop has not left within {IGNORED:g} s")
         os._exit(sentence.code)
 
-    def _note_connections(self) -> None:
-        """Every connection may be one to another broker, which knows neither us nor where our queues are, and what the
-        former one said last may be lost. So we say hello again, and are told who the peers are."""
+    def _note_connections(self, letters: Correspondence) -> None:
         while self._monitor.poll(0):
             recv_monitor_message(self._monitor)
-            self._known = False
+            letters.connected()
 
     def _send(self, sentence: ToBroker) -> bool:
         try:

@@ -27,12 +27,13 @@ from pipeline.stage import ForeignState
 from . import runs
 from .checkpoints import SnapshotFailed
 from .client import BrokerUnreachable
+from .correspondence import Introduction, TurnedAway
 from .executor import ComputeFailed, Executor
 from .job import Job, prepare
-from .link import Introduction, Link, TurnedAway
+from .link import Link
 from .manifest import SnapshotDamaged
 from .progress import Progress
-from .recovery import NoRecovery, Recovery, Snapshots
+from .recovery import Disk, NoRecovery, Recovery, Snapshots
 from .transport import WorkerQueues, open_queues, reachable
 from .weights import save_weights
 from .worker import PATIENCE, Worker
@@ -86,7 +87,7 @@ def run_worker(plan: Plan, terms: Terms) -> int:
         log.error("no broker", reason=str(error))
         return 3
     except TurnedAway as error:
-        log.error("turned away", reason=str(error))
+        (log.info if error.code == 0 else log.error)("turned away", reason=str(error))
         return error.code
     except Stopped as stop:
         (log.info if stop.code == 0 else log.error)("stopped", reason=str(stop))
@@ -123,6 +124,7 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Term
             assigned.index, executor, queues, run=assigned.run, incarnation=assigned.incarnation, start=assigned.step
         )
         watch.on_signal = queues.ring
+        worker.progress.begin(job.plan.workers[assigned.index].stages, assigned.step, job.route.stages - 1)
         link.start(
             assigned, reachable(queues.endpoint, terms.broker), worker.progress, steps=job.steps, ring=queues.ring
         )
@@ -166,7 +168,10 @@ def _recovery(job: Job, assigned: Assigned, executor: Executor, progress: Progre
 
 
 def _introduction(plan: Plan, terms: Terms) -> Introduction:
-    return Introduction(plan.digest(), terms.name, socket.gethostname(), terms.claim, plan.as_mapping())
+    replaceable = plan.recovery.restarts and plan.recovery.snapshot_every
+    disk = Disk(plan) if replaceable else None
+    host, settings = socket.gethostname(), plan.as_mapping()
+    return Introduction(plan.digest(), terms.name, host, os.getpid(), terms.claim, settings, disk)
 
 
 class _Watch:
@@ -223,7 +228,7 @@ class _Ear:
         self._outbound = [queues.outbound(key) for key in job.route.queues() if job.route.producer(key) in mine]
 
     def go_on_from(self, step: int) -> None:
-        """Sets the ends of the queues to the first message of `step`."""
+        """Sets the ends of the queues to the first message of `step`, which is a complete checkpoint if it is not 0."""
         for outbound in self._outbound:
             outbound.trim(min(step, self._job.steps_of(outbound.key)))
         for key in self._takes:
@@ -239,6 +244,7 @@ class _Ear:
                 case Trim(step):
                     for outbound in self._outbound:
                         outbound.trim(min(step, self._job.steps_of(outbound.key)))
+                    self._worker.progress.complete = max(step, self._worker.progress.complete)
                     self._recovery.forget(step)
                 case Stop() as stop:
                     self._end(stop)

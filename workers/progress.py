@@ -6,13 +6,13 @@ perhaps a moment old; nothing in here ever makes the loop wait.
 
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import time
 
 import msgspec
 
-from broker.control import StepRecord
+from broker.control import Memory, StepRecord
 from broker.queue import Depth
 
 from .machine import Instruction, Take
@@ -46,12 +46,22 @@ class Progress:
     depths_wanted: bool = False
     lacking: Take | None = None  # what the loop waits for, if `waits`
     snapshots: deque[tuple[int, int]] = field(default_factory=deque)  # (stage, step) on disk, taken away by the reader
+    complete: int = 0  # the newest checkpoint of which the broker has told
+    last: int = -1  # the run's last stage
+    finished: dict[int, int] = field(default_factory=dict)  # steps, by stage of this worker
+    losses: dict[int, float | None] = field(default_factory=dict)  # by step, those that are kept; on the last stage
+    newest: tuple[int, float] | None = None  # the newest step that had a loss, and that
+    written: list[tuple[int, int]] = field(default_factory=list)  # (stage, step) of all that this process has on disk
     layers: Callable[[Instruction], str] = lambda instruction: ""  # which layer an instruction is in now
 
     @property
     def layer(self) -> str:
         """The layer that is being computed; "" if none is."""
         return "" if self.waits or self.instruction is None else self.layers(self.instruction)
+
+    def begin(self, stages: Iterable[int], step: int, last: int) -> None:
+        """The loop begins at `step`: 0, or a complete checkpoint. `last` is the run's last stage."""
+        self.complete, self.finished, self.last = step, dict.fromkeys(stages, step), last
 
     def computing(self, instruction: Instruction, now: float) -> None:
         """The loop starts on `instruction`."""
@@ -74,3 +84,29 @@ class Progress:
         self.open[stage] = [d for d in self.open[stage] if d.instruction.step != step]
         times = array("d", [time for d in mine for time in (d.start, d.end)])
         self.steps.append(StepRecord(stage, step, times.tobytes(), loss))
+        self.finished[stage] = step + 1
+        if stage == self.last and loss is not None:
+            self.newest = step, loss
+
+    def restored(self, losses: Mapping[int, float | None]) -> None:
+        """The loop has begun with a snapshot in which `losses` are; the broker's records may have lost them."""
+        self.losses.update(losses)
+        self.steps.extend(self._told(losses))
+
+    def durable(self, stage: int, step: int) -> None:
+        """A snapshot is on disk. For the thread that writes them."""
+        self.written.append((stage, step))
+        self.snapshots.append((stage, step))
+
+    def memory(self, run: str, index: int) -> Memory:
+        """What a broker that has lost its records must be told at once. For the reader."""
+        return Memory(run, index, self.complete, min(self.finished.values(), default=0))
+
+    def records(self, steps: int) -> list[StepRecord]:
+        """And what afterwards: how far each stage is, of the `steps` that are trained, and the losses before."""
+        losses = dict(self.losses) | dict([self.newest] if self.newest else [])
+        others = [(stage, min(done, steps)) for stage, done in self.finished.items() if stage != self.last]
+        return [StepRecord(stage, done - 1, b"") for stage, done in others if done] + self._told(losses)
+
+    def _told(self, losses: Mapping[int, float | None]) -> list[StepRecord]:
+        return [StepRecord(self.last, step, b"", loss) for step, loss in sorted(losses.items())]

@@ -9,6 +9,9 @@ from time import monotonic
 from types import TracebackType
 from typing import Protocol, Self
 
+from broker.checkpoints import is_gone
+from broker.control import Assigned
+from pipeline.plan import Plan
 from pipeline.state import StageState
 
 from . import runs
@@ -67,6 +70,25 @@ class NoRecovery:
         return
 
 
+class Disk:
+    """What a worker that has no place yet finds of the snapshots of a run."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def snapshots(self, run: str) -> list[tuple[int, int]] | None:
+        """(stage, step) of each; None if they cannot be looked at."""
+        try:
+            return _checkpoints(self._plan, run).present()
+        except OSError:
+            return None
+
+    def can_begin(self, assigned: Assigned) -> bool:
+        """Whether the place can be taken: not if the snapshots to begin with were deleted after newer ones."""
+        mine = self._plan.workers[assigned.index].stages
+        return not is_gone(assigned.step, mine, self.snapshots(assigned.run) or [])
+
+
 class Snapshots:
     """Recovery by snapshots, of one worker's stages. From a step on: their state is that of the checkpoint `start`.
 
@@ -80,12 +102,11 @@ class Snapshots:
         self._executor = executor
         self._progress = progress
         self._incarnation = incarnation
-        self._losses: dict[int, float | None] = {}
         self._stop_at: int | None = None
-        self._checkpoints = Checkpoints(runs.folder(job.plan, run) / FOLDER, Origin(run, job.plan.digest()))
+        self._checkpoints = _checkpoints(job.plan, run)
         if start:
             self._restore(start)
-        self._keeper = Keeper(self._checkpoints, executor.stages, self._durable)
+        self._keeper = Keeper(self._checkpoints, executor.stages, progress.durable)
 
     def __enter__(self) -> Self:
         return self
@@ -96,12 +117,12 @@ class Snapshots:
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
         done, last = step + 1, stage == self._job.route.stages - 1
         if last and step % self._job.plan.run.log_every == 0:
-            self._losses[step] = loss
+            self._progress.losses[step] = loss
         if done % self._job.plan.recovery.snapshot_every and done not in (self._job.steps, self._stop_at):
             return
         self._wait_for_room(stage)
         state = self._executor.stages[stage].snapshot()
-        self._keeper.keep(self._snapshot(stage, done, state, self._losses if last else {}))
+        self._keeper.keep(self._snapshot(stage, done, state, self._progress.losses if last else {}))
 
     def forget(self, complete: int) -> None:
         self._keeper.forget(complete)
@@ -117,13 +138,10 @@ class Snapshots:
         for index, stage in self._executor.stages.items():
             snapshot = self._checkpoints.load(index, step)
             stage.restore(snapshot.state)
-            self._losses |= snapshot.losses
+            self._progress.restored(snapshot.losses)
 
     def _snapshot(self, stage: int, step: int, state: StageState, losses: dict[int, float | None]) -> Snapshot:
         return Snapshot(stage, step, self._incarnation, state, dict(losses))
-
-    def _durable(self, stage: int, step: int) -> None:
-        self._progress.snapshots.append((stage, step))
 
     def _wait_for_room(self, stage: int) -> None:
         deadline = monotonic() + LONGEST_WRITE
@@ -134,3 +152,7 @@ class Snapshots:
 
     def _too_slow(self) -> SnapshotFailed:
         return SnapshotFailed(f"after {LONGEST_WRITE:g} s, the disk is still busy with {self._keeper.doing}")
+
+
+def _checkpoints(plan: Plan, run: str) -> Checkpoints:
+    return Checkpoints(runs.folder(plan, run) / FOLDER, Origin(run, plan.digest()))

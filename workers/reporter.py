@@ -1,5 +1,6 @@
 """Turns what the compute loop leaves in its `Progress` into reports for the broker."""
 
+from collections import deque
 from time import time
 
 from broker.control import WAITS, Event, Report, StepRecord, Wait
@@ -23,7 +24,8 @@ class Reporter:
         self._number = 0
         self._records: list[StepRecord] = []  # said, not confirmed
         self._snapshots: list[tuple[int, int]] = []  # likewise
-        self._said = 0.0
+        self._again: deque[StepRecord] = deque()  # what may have been said to a former broker, after the news
+        self._said = float("-inf")
         self._busy, self._at = progress.busy, time()
 
     def report(self, now: float) -> Report:
@@ -32,6 +34,8 @@ class Reporter:
             return self._report(0, [], [])
         while self._progress.steps and len(self._records) < FULLEST:
             self._records.append(self._progress.steps.popleft())
+        while self._again and not self._progress.steps and len(self._records) < FULLEST:
+            self._records.append(self._again.popleft())
         while self._progress.snapshots:
             self._snapshots.append(self._progress.snapshots.popleft())
         self._number += 1
@@ -44,6 +48,13 @@ class Reporter:
             self._records.clear()
             self._snapshots.clear()
 
+    def begin_anew(self, incarnation: int) -> None:
+        """There may be another broker, whose records are old, or lost: says all that it must know of this worker."""
+        self._incarnation = incarnation
+        self._again = deque(self._progress.records(self._steps))
+        self._snapshots = sorted({*self._snapshots, *self._progress.written})
+        self._said = float("-inf")
+
     def confirmed_all(self) -> None:
         """The broker has stored every report so far."""
         self.confirmed(self._number)
@@ -51,7 +62,7 @@ class Reporter:
     @property
     def all_confirmed(self) -> bool:
         """Whether nothing is left to say."""
-        return not (self._records or self._snapshots or self._progress.steps or self._progress.snapshots)
+        return not (self._records or self._again or self._snapshots or self._progress.steps or self._progress.snapshots)
 
     def _report(self, number: int, records: list[StepRecord], snapshots: list[tuple[int, int]]) -> Report:
         progress = self._progress
@@ -73,6 +84,7 @@ class Reporter:
             metrics=dict(progress.metrics),
             training_steps=self._steps,
             snapshots=snapshots,
+            complete=progress.complete,
             waits=self._waits(),
             layer=progress.layer,
         )

@@ -4,8 +4,12 @@ The writer keeps the promises of `workers.keeper`: none is dropped, room for one
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from broker.checkpoints import is_gone
+from broker.control import Assigned
+from pipeline.schedule import Placement
 
 from .chain import State
 from .process import Process
@@ -26,10 +30,10 @@ class Torn(Exception):
 
 
 class Disk:
-    """What all machines see."""
+    """What all machines see; to a worker, a `workers.correspondence.Disk`."""
 
-    def __init__(self, stages: int) -> None:
-        self.stages = stages
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
         self._kept: dict[tuple[int, int], Snapshot] = {}
 
     def place(self, snapshot: Snapshot) -> None:
@@ -45,18 +49,16 @@ class Disk:
     def steps(self, stage: int) -> list[int]:
         return sorted(step for of, step in self._kept if of == stage)
 
-    def is_past(self, stages: Sequence[int], step: int) -> bool:
-        """Whether the snapshot of `step` of one of `stages` is gone, and newer ones are there."""
-        there = [self.steps(stage) for stage in stages]
-        return step > 0 and any(step not in steps and max(steps, default=0) > step for steps in there)
-
-    def all(self) -> list[tuple[int, int]]:
+    def snapshots(self, run: str) -> list[tuple[int, int]]:
         """Stage and step of each."""
         return sorted(self._kept)
 
+    def can_begin(self, assigned: Assigned) -> bool:
+        return not is_gone(assigned.step, self._placement[assigned.index], self._kept)
+
     def common(self) -> set[int]:
         """The steps of which all stages have a snapshot."""
-        return set.intersection(*(set(self.steps(stage)) for stage in range(self.stages)))
+        return set.intersection(*(set(self.steps(stage)) for stages in self._placement for stage in stages))
 
     def forget(self, stage: int, below: int) -> None:
         for step in self.steps(stage):

@@ -13,10 +13,8 @@ from broker.control import (
     Finished,
     FromBroker,
     Goodbye,
-    Memory,
     Peers,
     Refused,
-    StepRecord,
     Stop,
     Trim,
 )
@@ -67,12 +65,9 @@ class Loop:
         self._route = Route(schedule.stages, schedule.first_trainable)
         self._mine = schedule.placement[assigned.index]
         self._executor = Executor(schedule, assigned.index)
-        self._losses: dict[int, float] = {}
         self._writer = Writer(process, around.disk, around.dice, around.scenario.disk, self._durable)
+        self.progress.begin(self._mine, assigned.step, schedule.stages - 1)
         self._received: list[Tree] = []
-        self.complete = assigned.step
-        self._done = dict.fromkeys(self._mine, assigned.step)  # steps, by stage
-        self._written: set[tuple[int, int]] = set()
         self._joined = self._told = False
         self._busy = True  # loading, computing, or waiting for the disk
         self._alarm = float("inf")
@@ -95,20 +90,6 @@ class Loop:
                 return f"computes {instruction}" if self._busy else f"{instruction} is next"
             case Finish():
                 return "finished"
-
-    def memory(self) -> Memory:
-        """What a broker without records must be told."""
-        return Memory(RUN, self._assigned.index, self.complete, min(self._done.values()))
-
-    def say_again(self) -> None:
-        """What a broker may have lost: all steps and losses, and the snapshots that this process has written."""
-        last = self._schedule.stages - 1
-        self.progress.steps = deque(
-            StepRecord(stage, step, b"", self._losses.get(step) if stage == last else None)
-            for stage in self._mine
-            for step in range(self._done[stage])
-        )
-        self.progress.snapshots = deque(sorted(self._written))
 
     def ring(self) -> None:
         """Something has come: looks at it now, if it does not compute."""
@@ -149,8 +130,7 @@ class Loop:
             for index, stage in self._executor.stages.items():
                 snapshot = self._around.disk.load(index, self._assigned.step)
                 stage.restore(snapshot.state)
-                self._losses |= dict(snapshot.losses)
-        self.say_again()
+                self.progress.restored(dict(snapshot.losses))
         self.ends.trim(self._assigned.step)
         self.ends.rewind(self._assigned.step)
         self._busy = False
@@ -219,8 +199,7 @@ class Loop:
         last = stage == self._schedule.stages - 1
         self.progress.closed(stage, step, self._executor.loss if last else None)
         if last:
-            self._losses[step] = self._executor.loss
-        self._done[stage] = step + 1
+            self.progress.losses[step] = self._executor.loss
         self._check_bounds(stage)
         self._keep(stage, step + 1)
 
@@ -233,13 +212,12 @@ class Loop:
             self.progress.waits = True
             self._process.later(0.05, partial(self._safely, partial(self._keep, stage, step)))
         else:
-            losses = tuple(self._losses.items()) if stage == self._schedule.stages - 1 else ()
+            losses = tuple(self.progress.losses.items()) if stage == self._schedule.stages - 1 else ()
             self._writer.keep(Snapshot(stage, step, self._executor.stages[stage].snapshot(), losses))
             self._next()
 
     def _durable(self, stage: int, step: int) -> None:
-        self._written.add((stage, step))
-        self.progress.snapshots.append((stage, step))
+        self.progress.durable(stage, step)
         self.ring()
 
     def _finish(self) -> bool:
@@ -274,11 +252,11 @@ class Loop:
         self._joined = True
 
     def _trim(self, step: int) -> None:
-        if step <= self.complete:  # a broker with old records has spoken
+        if step <= self.progress.complete:  # a broker with old records has spoken
             return
-        if step > min(self._done.values()):
-            raise Wrong(f"told of checkpoint {step}, having done {self._done} steps, by stage")
-        self.complete = step
+        if step > min(self.progress.finished.values()):
+            raise Wrong(f"told of checkpoint {step}, having done {self.progress.finished} steps, by stage")
+        self.progress.complete = step
         self.ends.trim(step)
         for stage in self._mine:
             self._around.disk.forget(stage, step)
@@ -286,7 +264,7 @@ class Loop:
     def _check_bounds(self, stage: int) -> None:
         """A producer keeps its lead over the checkpoint it was told of, and without flush what is in flight."""
         in_flight = self._schedule.stages - 1 if self._schedule.mode == "async" else 0
-        bound = (self._done[stage] - self.complete) * self._schedule.microbatches + in_flight
+        bound = (self.progress.finished[stage] - self.progress.complete) * self._schedule.microbatches + in_flight
         for key, retained in self.ends.retained().items():
             if self._route.producer(key) == stage and retained > bound:
                 raise Wrong(f"{key} retains {retained} messages, and {bound} may still be wanted")

@@ -41,7 +41,7 @@ class World:
         clock, dice, fired = Clock(), random.Random(scenario.seed + 1), Counter[str]()
         network = Network(clock, dice, scenario.weather, fired)
         self.scenario = scenario
-        self.around = Surroundings(scenario, clock, dice, network, Disk(schedule.stages), fired, worked=self._worked)
+        self.around = Surroundings(scenario, clock, dice, network, Disk(schedule.placement), fired, worked=self._worked)
         self.store = FragileStore()
         self.workers: list[Worker] = []
         self._terms = Terms(RUN, PLAN, {}, schedule, scenario.lease, log_every=1, restarts=10**6, snapshots=True)

@@ -1,0 +1,49 @@
+"""The broker is killed and its records are deleted: the workers go on, and the run ends as if nothing had been."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from time import sleep
+
+import pytest
+
+from desk import Desk, free_port, until
+
+SETS = (
+    "--set", "run.steps=600", "--set", "run.log_every=100", "--set", "recovery.restarts=3",
+    "--set", "recovery.snapshot_every=50", "--set", "recovery.lease=1s",
+)  # fmt: skip
+RUN = "lost"
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Desk(tmp_path) as desk:
+        yield desk
+
+
+def test_workers_go_on_under_a_broker_that_has_lost_its_records(desk: Desk, tmp_path: Path):
+    undisturbed = json.loads(desk.command("train", ".", "--json", *SETS).stdout.splitlines()[-1])
+    url = f"tcp://127.0.0.1:{free_port()}"
+    broker = ("broker", ".", "--bind", url, "--run", RUN, "--parent", str(os.getpid()), *SETS)
+    folder = tmp_path / "runs" / RUN
+    first = desk.start(*broker)
+    until(first.stderr, "broker at")
+    workers = [desk.start("worker", ".", "--broker", url, "--index", str(index), *SETS) for index in (0, 1)]
+    while not list(folder.glob("checkpoints/stage-*/step-*")):
+        assert [worker.poll() for worker in workers] == [None, None]
+        sleep(0.01)
+    first.kill()
+    first.wait()
+    for file in folder.glob("broker.sqlite*"):
+        file.unlink()
+    second = desk.start(*broker)
+    until(second.stderr, "they are lost, or too old")
+    until(second.stderr, "2 workers go on where they are")
+    assert [worker.wait() for worker in workers] == [0, 0]
+    assert second.wait() == 0
+    found = json.loads((folder / "result.json").read_text())
+    assert {key: found[key] for key in ("weights_sha256", "losses")} == {
+        key: undisturbed[key] for key in ("weights_sha256", "losses")
+    }

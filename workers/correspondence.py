@@ -1,0 +1,214 @@
+"""What a worker says to the broker and when, and what it makes of the answers: a line without its sockets and threads.
+
+    Joining          Hello (every JOIN seconds) ............ until Assigned
+    Correspondence   Hello (whenever the broker may be another one), Report (every BEAT seconds), Finished, until Stop
+
+Times are monotonic, in seconds.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from broker.control import (
+    CONTROL_VERSION,
+    Assigned,
+    Failed,
+    Finished,
+    FromBroker,
+    Goodbye,
+    Heard,
+    Hello,
+    Memory,
+    Refused,
+    Standby,
+    Stop,
+    ToBroker,
+)
+
+from .progress import Progress
+from .reporter import Reporter
+
+JOIN = 0.5  # seconds between two Hellos of a worker that has no place
+BEAT = 0.1  # seconds between two reports
+AGAIN = 0.25  # seconds after which an unanswered Hello is said again
+UNANSWERED = 2.0  # seconds without a word from the broker, which confirms every report, until Hello is said again
+
+
+class TurnedAway(Exception):
+    """The broker refuses this worker; `code` is the exit code to leave with."""
+
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Disk(Protocol):
+    """What a worker finds of a run's snapshots."""
+
+    def snapshots(self, run: str) -> list[tuple[int, int]] | None:
+        """(stage, step) of each; None if they cannot be looked at."""
+
+    def can_begin(self, assigned: Assigned) -> bool:
+        """Whether the place can be taken: not if the snapshots to begin with were deleted after newer ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a worker says of itself: see `broker.control.Hello`. `disk`: None where nobody is replaced."""
+
+    plan: str
+    name: str
+    host: str
+    pid: int
+    claim: int | None
+    settings: dict[str, object]
+    disk: Disk | None = None
+    spare: bool = False
+
+    def hello(self, *, run: str = "", endpoint: str = "", incarnation: int = 0, memory: Memory | None = None) -> Hello:
+        """`run`: the run's id, if that is known; then it can be told which snapshots are the run's."""
+        return Hello(
+            CONTROL_VERSION,
+            self.plan,
+            self.name,
+            self.host,
+            self.pid,
+            endpoint,
+            self.claim,
+            incarnation,
+            self.settings,
+            self.spare,
+            memory if self.disk is not None else None,
+            self.disk.snapshots(run) if run and self.disk is not None else None,
+        )
+
+
+class Joining:
+    """Asks for a place, and stands by for one. `run` is the run's id, once it is known."""
+
+    def __init__(self, introduction: Introduction) -> None:
+        self._introduction = introduction
+        self._run = ""
+        self._declined = 0  # the incarnation of a place that could not be taken
+
+    def hello(self) -> Hello:
+        """What to say now, and every JOIN seconds."""
+        return self._introduction.hello(run=self._run, incarnation=self._declined)
+
+    def hear(self, sentence: FromBroker) -> Assigned | None:
+        """The place, if there is one now. Raises `TurnedAway`."""
+        match sentence:
+            case Assigned() as assigned:
+                return self._consider(assigned)
+            case Standby(_, run) if run:
+                self._run, self._declined = run, 0
+            case Refused(reason, code) | Stop(reason, code):
+                raise TurnedAway(reason, code)
+        return None
+
+    def _consider(self, assigned: Assigned) -> Assigned | None:
+        """If what to begin with is gone, the broker's records are old: it learns that from the next hello."""
+        self._run = assigned.run
+        disk = self._introduction.disk
+        if disk is not None and not disk.can_begin(assigned):
+            self._declined = assigned.incarnation
+            return None
+        return assigned
+
+
+class Correspondence:
+    """Of a worker that is `assigned` its place, and whose queues are at `endpoint`. `heard`: when the broker spoke."""
+
+    def __init__(
+        self,
+        introduction: Introduction,
+        assigned: Assigned,
+        endpoint: str,
+        progress: Progress,
+        *,
+        steps: int,
+        now: float,
+    ) -> None:
+        self.heard = now
+        self._introduction = introduction
+        self._assigned = assigned
+        self._endpoint = endpoint
+        self._progress = progress
+        self._reporter = Reporter(progress, assigned.incarnation, steps)
+        self._known = False  # whether the broker that we are connected to has answered our Hello
+        self._introduced = float("-inf")
+        self._outbox: deque[Failed | Goodbye] = deque()
+        self._finished: Finished | None = None
+
+    @property
+    def incarnation(self) -> int:
+        """Under which the worker speaks: another one since the broker has lost its records, if it has."""
+        return self._assigned.incarnation
+
+    @property
+    def all_confirmed(self) -> bool:
+        """Whether the broker has stored all finished steps and snapshots."""
+        return self._reporter.all_confirmed
+
+    @property
+    def urgent(self) -> bool:
+        """Whether something is to be said at once."""
+        return bool(self._outbox)
+
+    def connected(self) -> None:
+        """There is a new connection, perhaps to another broker, which knows neither us nor where our queues are; and
+        what the former one said last may be lost. So we say hello again, and are told who the peers are."""
+        self._known = False
+        self._reporter.begin_anew(self.incarnation)
+
+    def say(self, sentence: Failed | Finished | Goodbye) -> None:
+        """To be said before the next report, in order; `Finished` after all reports, until the broker stops the run."""
+        if isinstance(sentence, Finished):
+            self._finished = sentence
+        else:
+            self._outbox.append(sentence)
+
+    def due(self, now: float) -> Iterator[ToBroker]:
+        """What to say in this beat."""
+        if now - self.heard > UNANSWERED:
+            self._known = False
+        if not self._known and now - self._introduced >= AGAIN:
+            self._introduced = now
+            yield self._hello()
+        yield from self.last_words()
+        yield self._reporter.report(now)
+        if self._finished is not None and self.all_confirmed:
+            yield msgspec.structs.replace(self._finished, incarnation=self.incarnation)
+
+    def last_words(self) -> Iterator[ToBroker]:
+        """What is left to be said if there is no other beat."""
+        while self._outbox:
+            yield msgspec.structs.replace(self._outbox.popleft(), incarnation=self.incarnation)
+
+    def hear(self, sentence: FromBroker, now: float) -> FromBroker | None:
+        """What the compute loop has to hear of the broker's words."""
+        self.heard = now
+        match sentence:
+            case Heard(number):
+                self._reporter.confirmed(number)
+            case Assigned():
+                self._known = True
+                self._stay(sentence)
+            case _:
+                return sentence
+        return None
+
+    def _stay(self, assigned: Assigned) -> None:
+        """The broker had lost its records: the worker goes on under a new incarnation."""
+        if assigned.keep and assigned.incarnation > self.incarnation:
+            self._assigned = assigned
+            self._reporter.begin_anew(assigned.incarnation)
+
+    def _hello(self) -> Hello:
+        run, index = self._assigned.run, self._assigned.index
+        memory = self._progress.memory(run, index)
+        return self._introduction.hello(run=run, endpoint=self._endpoint, incarnation=self.incarnation, memory=memory)
