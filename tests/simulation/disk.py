@@ -4,7 +4,7 @@ The writer keeps the promises of `workers.keeper`: none is dropped, room for one
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from broker.checkpoints import is_gone
@@ -30,10 +30,10 @@ class Torn(Exception):
 
 
 class Disk:
-    """What all machines see; to a worker, a `workers.correspondence.Disk`."""
+    """What all machines see together."""
 
     def __init__(self, placement: Placement) -> None:
-        self._placement = placement
+        self.placement = placement
         self._kept: dict[tuple[int, int], Snapshot] = {}
 
     def place(self, snapshot: Snapshot) -> None:
@@ -49,21 +49,28 @@ class Disk:
     def steps(self, stage: int) -> list[int]:
         return sorted(step for of, step in self._kept if of == stage)
 
-    def snapshots(self, run: str) -> list[tuple[int, int]]:
-        """Stage and step of each."""
-        return sorted(self._kept)
-
-    def can_begin(self, assigned: Assigned) -> bool:
-        return not is_gone(assigned.step, self._placement[assigned.index], self._kept)
-
     def common(self) -> set[int]:
         """The steps of which all stages have a snapshot."""
-        return set.intersection(*(set(self.steps(stage)) for stages in self._placement for stage in stages))
+        return set.intersection(*(set(self.steps(stage)) for stages in self.placement for stage in stages))
 
     def forget(self, stage: int, below: int) -> None:
         for step in self.steps(stage):
             if step < below:
                 del self._kept[stage, step]
+
+
+class View:
+    """What one worker sees: the snapshots of `stages`. See `workers.correspondence.Disk`."""
+
+    def __init__(self, disk: Disk, stages: Collection[int]) -> None:
+        self._disk = disk
+        self._stages = stages
+
+    def snapshots(self, run: str) -> list[tuple[int, int]]:
+        return [(stage, step) for stage in sorted(self._stages) for step in self._disk.steps(stage)]
+
+    def can_begin(self, assigned: Assigned) -> bool:
+        return not is_gone(assigned.step, self._disk.placement[assigned.index], self.snapshots(assigned.run))
 
 
 class Writer:

@@ -1,6 +1,7 @@
 """What a seed stands for: the shape of a run, the weather, and what befalls it."""
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -66,6 +67,11 @@ class Scenario:
     spares: int
     contained: bool
     blows: tuple[Blow, ...]
+
+    def sees(self, index: int | None) -> Collection[int]:
+        """The stages whose snapshots worker `index` sees: containers share no folder, unless there are spares."""
+        apart = self.contained and not self.spares
+        return self.schedule.placement[index] if apart and index is not None else range(self.schedule.stages)
 
     def __str__(self) -> str:
         s = self.schedule

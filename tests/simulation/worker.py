@@ -7,6 +7,7 @@ from functools import partial
 from broker.control import Assigned, FromBroker, Refused, ToBroker
 from workers.correspondence import BEAT, JOIN, Correspondence, Introduction, Joining, TurnedAway
 
+from .disk import View
 from .loop import Farewell, Loop
 from .network import Line
 from .process import Process
@@ -34,8 +35,9 @@ class Worker(Process):
         self.name = name
         self.loop: Loop | None = None
         self._around = around
+        view = View(around.disk, around.scenario.sees(name.claim))
         self._introduction = Introduction(
-            PLAN, name.name, name.host, name.pid, name.claim, {}, around.disk, spare=name.claim is None
+            PLAN, name.name, name.host, name.pid, name.claim, {}, view, spare=name.claim is None
         )
         self._joining = Joining(self._introduction)
         self._letters: Correspondence | None = None
