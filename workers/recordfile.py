@@ -1,0 +1,112 @@
+"""One file of recorded messages: those that a stage took, whole, and of those that it gave, the headers.
+
+    entry: "SLRE" | way, u8 | number of frames, u24 | CRC-32 | bytes of each frame, u64 ... | CRC-32 | the frames
+                                                                                               (little-endian)
+The frames are a message's as they travel: its header has a checksum of its own and one for each tensor, so a header
+alone tells whether another message has the same bits. A killed writer leaves a last entry that is cut off.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import BinaryIO
+
+from broker.errors import BadMessage, ForeignMessage
+from broker.message import Frame, Header, Message, decode, read_header
+
+MAGIC = b"SLRE"
+
+_START = struct.Struct("<4sB3s")
+_SIZE = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+
+
+class RecordDamaged(Exception):
+    """A file of recorded messages is not what was written; the text names the file, the place and what is wrong."""
+
+
+class Way(IntEnum):
+    """How a message met the stage whose record this is."""
+
+    TAKEN = 0  # from its queues, or what would have come from there
+    GIVEN = 1  # what it computed: the header alone
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message in `file`: its frames begin at byte `offset` and have these `sizes`."""
+
+    way: Way
+    header: Header
+    file: Path
+    offset: int
+    sizes: tuple[int, ...]
+
+    def load(self) -> Message:
+        """The message, with its tensors. Raises `RecordDamaged`."""
+        try:
+            with self.file.open("rb") as file:
+                file.seek(self.offset)
+                return decode([file.read(size) for size in self.sizes])
+        except (OSError, BadMessage, ForeignMessage) as error:
+            raise RecordDamaged(f"{self.file}, byte {self.offset}: {error}") from error
+
+
+def write_entry(file: BinaryIO, way: Way, frames: Sequence[Frame]) -> None:
+    """Appends a message and hands it to the system, where a killed writer cannot take it along. Raises `OSError`."""
+    start = _START.pack(MAGIC, way, len(frames).to_bytes(3, "little"))
+    sizes = b"".join(_SIZE.pack(memoryview(frame).nbytes) for frame in frames)
+    file.write(start + _crc(start) + sizes + _crc(sizes))
+    file.writelines(frames)
+    file.flush()
+
+
+def read_entries(path: Path) -> Iterator[Entry]:
+    """All entries of a file in the order in which they were written, without their tensors; one that is cut off ends
+    the list. Raises `RecordDamaged`."""
+    try:
+        with path.open("rb") as file:
+            length = os.fstat(file.fileno()).st_size
+            while (entry := _entry(file, path, length)) is not None:
+                yield entry
+    except (OSError, BadMessage, ForeignMessage) as error:
+        raise RecordDamaged(f"{path}: {error}") from error
+
+
+def _entry(file: BinaryIO, path: Path, length: int) -> Entry | None:
+    """The entry that begins here, None if it is not there as a whole."""
+    place = file.tell()
+    start = _checked(file, path, _START.size)
+    if start is None:
+        return None
+    magic, way, count = _START.unpack(start)
+    sizes = _checked(file, path, _SIZE.size * int.from_bytes(count, "little"))
+    if sizes is None:
+        return None
+    if magic != MAGIC or way not in list(Way) or not sizes:
+        raise RecordDamaged(f"{path}, byte {place}: this is no entry of ours")
+    each = tuple(size for (size,) in _SIZE.iter_unpack(sizes))
+    offset = file.tell()
+    if offset + sum(each) > length:
+        return None
+    header = read_header(file.read(each[0]))
+    file.seek(offset + sum(each))
+    return Entry(Way(way), header, path, offset, each)
+
+
+def _checked(file: BinaryIO, path: Path, size: int) -> bytes | None:
+    """The next `size` bytes, which their checksum follows; None if the file ends before."""
+    place, found = file.tell(), file.read(size + _CRC.size)
+    if len(found) < size + _CRC.size:
+        return None
+    if _crc(found[:size]) != found[size:]:
+        raise RecordDamaged(f"{path}, byte {place}: the file is damaged, a CRC-32 does not match")
+    return found[:size]
+
+
+def _crc(data: bytes) -> bytes:
+    return _CRC.pack(zlib.crc32(data))
