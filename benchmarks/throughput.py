@@ -16,9 +16,11 @@ from .trainers import bare, gloo, ours, unsplit
 from .workload import WORKLOADS, Workload
 
 OURS, TORCH, BARE = "stageline", "torch 1F1B, gloo", "bare ZeroMQ loop"
+EAGER = "stageline, eager-1f1b"  # twice the microbatches in flight: a message on its way is not waited for
 
 TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {
     OURS: ours.train,
+    EAGER: partial(ours.train, schedule="eager-1f1b"),
     BARE: bare.train,
     TORCH: gloo.train,
     "one process, 1 thread": partial(unsplit.train, threads=1),
@@ -27,7 +29,8 @@ TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {
 
 ABOUT = """\
 Two workers with one torch thread each on one machine; transformer encoder layers (pre-norm, no dropout), mean squared
-error, SGD, 8 microbatches a step, schedule 1f1b. Every trainer starts from the same weights and must end with the same
+error, SGD, 8 microbatches a step, schedule 1f1b; eager-1f1b does the same work with more microbatches in flight, so
+that no message is waited for. Every trainer starts from the same weights and must end with the same
 loss. They take turns; rates are steps per second as `min / median / max` over the rounds, ratios are medians of those
 within each round."""
 

@@ -24,9 +24,9 @@ class RunFailed(Exception):
     """The run that was to be measured did not finish."""
 
 
-def train(workload: Workload) -> Timing:
+def train(workload: Workload, schedule: str = "1f1b") -> Timing:
     with tempfile.TemporaryDirectory() as folder:
-        sets = _settings(workload, folder)
+        sets = [*_settings(workload, folder), f"schedule.name={schedule}"]
         launch = ready(read(PLAN, sets=sets, environment=os.environ))
         peak = _Peak()
         ended = go(launch, [str(PLAN), *(word for each in sets for word in ("--set", each))], peak)

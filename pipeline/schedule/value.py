@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Literal
 
 from .action import Action, Kind
@@ -57,7 +58,8 @@ class Schedule:
         """
         match self.mode:
             case "sync":
-                return ((step, action) for step in steps for action in self.workers[worker])
+                actions = self.workers[worker]
+                return chain.from_iterable(zip(repeat(step), actions, strict=False) for step in steps)
             case "async":
                 return self._overlapping(worker, steps)
 
