@@ -214,6 +214,7 @@ def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(f
     broker = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
     url = address_of(broker)
     worker = desk.start("worker", ".", "--broker", url, "--index", "1")
+    until(worker.stderr, "assigned")  # the impostor makes no progress: its lease must not run out before
     with zmq.Context() as context, context.socket(zmq.ROUTER) as queues, context.socket(zmq.DEALER) as control:
         control.set(zmq.LINGER, 0)
         queues.set(zmq.LINGER, 0)
