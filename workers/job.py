@@ -67,10 +67,13 @@ class Job:
         return self.steps + (len(self.evaluation) if key.flow is Flow.FORWARD else 0)
 
     def windows(self) -> dict[QueueKey, int]:
-        """How many messages each queue's consumer lets its producer send ahead: twice the most that the schedule can
-        have on its way, so that credit is granted again before it runs out."""
+        """How many messages each queue's consumer lets its producer send ahead: about twice the most that the schedule
+        can have on its way, so that credit is granted again before it runs out, and not less than a step's beyond it,
+        so that it is not granted all the time. It is the schedule that bounds what waits, except after a recovery."""
         most = self.verdict.queue_bound
-        return {key: 2 * most[str(key)] + 2 for key in self.route.queues()}
+        return {
+            key: max(2 * most[str(key)] + 2, most[str(key)] + self.schedule.microbatches) for key in self.route.queues()
+        }
 
     def _stage(self, stage: int, device: str) -> Stage:
         last = stage == self.route.stages - 1
