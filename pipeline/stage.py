@@ -251,6 +251,10 @@ class Stage:
         in_flight = self._versions.saved(used) if self._versions else ()
         return capture(self._body, self.optimizer, self.lr_scheduler, in_flight)
 
+    def state(self) -> StageState:
+        """All state at this moment, in copies, within a step too; what the microbatches in flight have is left out."""
+        return capture(self._body, self.optimizer, self.lr_scheduler, ())
+
     def restore(self, state: StageState) -> None:
         """Takes over what `snapshot` gave, here or in another process; `state` stays as it is.
 

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from pipeline.data import DataError
 from pipeline.feed import Microbatch
-from pipeline.schedule import Kind
+from pipeline.schedule import Action, Kind
 from pipeline.stage import LOSS, Stage
 from pipeline.tree import Tree, describe, map_tensors
 
@@ -17,8 +18,21 @@ from .machine import Instruction
 Metric = Callable[[Tree, Tree], Tensor | float]
 
 
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The microbatch that is to blame: which stage failed in which of its actions on it, and what that `gave`."""
+
+    step: int
+    action: Action
+    gave: Tree = None
+
+
 class ComputeFailed(Exception):
     """The user's model, loss or data raised; the text names the stage, the action and the layer."""
+
+    def __init__(self, reason: str, culprit: Culprit | None = None) -> None:
+        super().__init__(reason)
+        self.culprit = culprit
 
 
 class BadMicrobatch(ComputeFailed):
@@ -88,7 +102,8 @@ class Executor:
         except Exception as error:  # user code may raise anything; the cause is handed on
             where = stage.at_layer if stage.at_layer == LOSS else f"layer {stage.at_layer}"
             raise ComputeFailed(
-                f"stage {stage.index} failed in {instruction}, {where}: {type(error).__name__}: {error}"
+                f"stage {stage.index} failed in {instruction}, {where}: {type(error).__name__}: {error}",
+                _culprit(instruction),
             ) from error
 
     def _step_loss(self, step: int) -> float | None:
@@ -159,6 +174,13 @@ class Executor:
             if loss is not None and not math.isfinite(loss.item()):
                 raise BadMicrobatch(
                     f"the loss of microbatch {number} of step {step} is {loss.item()} on stage {self._last}: the run "
-                    f"stops before the update that would spread it. Look at that batch, or lower the learning rate."
+                    f"stops before the update that would spread it. Look at that batch, or lower the learning rate.",
+                    Culprit(step, Action(Kind.FORWARD, self._last, number), loss),
                 )
         raise BadMicrobatch(f"the loss of step {step} is not finite although each microbatch's is: they overflow")
+
+
+def _culprit(instruction: Instruction) -> Culprit | None:
+    """The microbatch that `instruction` was at, if it was at one of the training's."""
+    at_one = not instruction.evaluates and instruction.action.kind is not Kind.UPDATE
+    return Culprit(instruction.step, instruction.action) if at_one else None

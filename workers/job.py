@@ -1,6 +1,6 @@
 """What every process of a run derives from its plan: the model's segments, the schedule, the routes, the batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.message import Flow
@@ -14,7 +14,7 @@ from pipeline.stage import Stage
 
 from .executor import Executor, Metric
 from .machine import Machine, Route, program
-from .worker import Worker
+from .worker import Carrier, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,16 @@ class Job:
 
     def executor(self, worker: int) -> Executor:
         """One worker's stages with data and metrics. Raises `ModelRefused` if the plan's optimizer or loss is wrong."""
-        mine = self.plan.workers[worker]
-        stages = {stage: self._stage(stage, mine.device) for stage in mine.stages}
-        return Executor(stages, self.feed, self.route.stages - 1, self.metrics)
+        return self.executor_of(self.plan.workers[worker].stages)
+
+    def executor_of(self, stages: Iterable[int]) -> Executor:
+        """The same for any stages, each on the device that the plan has for it."""
+        device = {stage: worker.device for worker in self.plan.workers for stage in worker.stages}
+        made = {stage: self._stage(stage, device[stage]) for stage in stages}
+        return Executor(made, self.feed, self.route.stages - 1, self.metrics)
 
     def worker(
-        self, worker: int, executor: Executor, queues: Queues, *, run: str, incarnation: int, start: int = 0
+        self, worker: int, executor: Carrier, queues: Queues, *, run: str, incarnation: int, start: int = 0
     ) -> Worker:
         """The loop of one worker, from step `start` on."""
         instructions = program(self.schedule, self.route, worker, range(start, self.steps), self.evaluation)

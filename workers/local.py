@@ -20,6 +20,7 @@ from broker.queues.memory import MemoryQueues
 from broker.run import Terms
 from broker.stores.memory import MemoryStore
 
+from .bad import told
 from .executor import ComputeFailed, Executor
 from .job import Job
 from .reporter import Reporter
@@ -49,7 +50,9 @@ def run_memory(
         local.run(on_status, interrupted)
     except Interrupted:
         return Outcome(130, "interrupted, nothing saved", local.status())
-    except (ComputeFailed, BrokerError, Stuck) as error:
+    except ComputeFailed as error:
+        return Outcome(1, local.told(error), local.status())
+    except (BrokerError, Stuck) as error:
         return Outcome(1, str(error), local.status())
     return local.finish(folder)
 
@@ -89,6 +92,12 @@ class _Local:
 
         take_turns([place.worker for place in self._places], until)
         self._report()
+
+    def told(self, error: ComputeFailed) -> str:
+        """Why the run stops, with its bad microbatch kept."""
+        stage = error.culprit.action.stage if error.culprit is not None else 0
+        place = self._places[self._job.schedule.owner(stage)]
+        return told(self._job, place.executor, self._queues, error, self._core.run, place.incarnation)
 
     def finish(self, folder: Path) -> Outcome:
         for place in self._places:

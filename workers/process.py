@@ -25,6 +25,7 @@ from pipeline.plan import Plan, PlanRefused
 from pipeline.stage import ForeignState
 
 from . import runs
+from .bad import told
 from .checkpoints import SnapshotFailed
 from .client import BrokerUnreachable
 from .correspondence import Introduction, TurnedAway
@@ -33,10 +34,12 @@ from .job import Job, prepare
 from .link import Link
 from .manifest import SnapshotDamaged
 from .progress import Progress
+from .recorder import Recorder
+from .recording import Recording, RecordingExecutor, recorder_of
 from .recovery import Disk, NoRecovery, Recovery, Snapshots
 from .transport import WorkerQueues, open_queues, reachable
 from .weights import save_weights
-from .worker import PATIENCE, Worker
+from .worker import PATIENCE, Carrier, Worker
 
 STEP_END = 5.0  # seconds that finishing a step may take when the run is stopped
 SAY = 1.0  # seconds that the broker may take to hear of the last snapshot
@@ -119,16 +122,17 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Term
 
     queues = _open(job, assigned, link, folder, make_room)
     try:
+        run, incarnation, start = assigned.run, assigned.incarnation, assigned.step
         executor = job.executor(assigned.index)
-        worker = job.worker(
-            assigned.index, executor, queues, run=assigned.run, incarnation=assigned.incarnation, start=assigned.step
-        )
+        recorder = recorder_of(job.plan, assigned.index, run, incarnation, start)
+        carrier = _carrier(job, assigned, executor, recorder)
+        worker = job.worker(assigned.index, carrier, queues, run=run, incarnation=incarnation, start=start)
         watch.on_signal = queues.ring
         worker.progress.begin(job.plan.workers[assigned.index].stages, assigned.step, job.route.stages - 1)
         link.start(
             assigned, reachable(queues.endpoint, terms.broker), worker.progress, steps=job.steps, ring=queues.ring
         )
-        with _recovery(job, assigned, executor, worker.progress) as recovery:
+        with _recovery(job, assigned, executor, worker.progress, recorder) as recovery:
             ear = _Ear(job, assigned, link, watch, queues, recovery, worker)
             ear.go_on_from(assigned.step)
             ear.wait_for_company(terms.company)
@@ -137,7 +141,10 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Term
             recovery.flush()
             link.say(Finished(assigned.incarnation, digests))
             ear.serve_until_stopped(job.plan.recovery.lease)
-    except (ComputeFailed, BrokerError, DataError, SnapshotFailed, SnapshotDamaged, ForeignState) as error:
+    except ComputeFailed as error:
+        link.say(Failed(incarnation, told(job, executor, queues, error, run, incarnation), 1))
+        raise
+    except (BrokerError, DataError, SnapshotFailed, SnapshotDamaged, ForeignState) as error:
         link.say(Failed(assigned.incarnation, str(error), 78 if isinstance(error, DataError) else 1))
         raise
     except Stopped as stop:
@@ -160,11 +167,24 @@ def _open(job: Job, assigned: Assigned, link: Link, folder: Path, make_room: Cal
         raise
 
 
-def _recovery(job: Job, assigned: Assigned, executor: Executor, progress: Progress) -> Recovery:
+def _carrier(job: Job, assigned: Assigned, executor: Executor, recorder: Recorder | None) -> Carrier:
+    if recorder is None:
+        return executor
+    microbatches = job.schedule.microbatches
+    return RecordingExecutor(
+        executor, recorder, run=assigned.run, incarnation=assigned.incarnation, microbatches=microbatches
+    )
+
+
+def _recovery(
+    job: Job, assigned: Assigned, executor: Executor, progress: Progress, recorder: Recorder | None
+) -> Recovery:
     progress.layers = lambda instruction: executor.stages[instruction.action.stage].at_layer
     if not (job.plan.recovery.restarts and job.plan.recovery.snapshot_every):
         return NoRecovery()
-    return Snapshots(job, executor, progress, run=assigned.run, incarnation=assigned.incarnation, start=assigned.step)
+    run, incarnation, start = assigned.run, assigned.incarnation, assigned.step
+    snapshots = Snapshots(job, executor, progress, run=run, incarnation=incarnation, start=start)
+    return snapshots if recorder is None else Recording(snapshots, recorder, start)
 
 
 def _introduction(plan: Plan, terms: Terms) -> Introduction:

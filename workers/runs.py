@@ -42,6 +42,14 @@ def to_resume(plan: Plan, run: str) -> str:
     return unfinished[-1]
 
 
+def newest(plan: Plan) -> Path:
+    """The folder of the plan's newest run. Raises `NoSuchRun`."""
+    found = sorted(plan.run.dir.glob(f"{plan.run.name}-*/{PLAN}"), key=_started)
+    if not found:
+        raise NoSuchRun(f"no run of {plan.run.name} is in {plan.run.dir}")
+    return found[-1].parent
+
+
 def folder(plan: Plan, run: str) -> Path:
     """Where a run leaves its files: weights, logs, the broker's records, the result."""
     return plan.run.dir / run

@@ -4,16 +4,16 @@ poll():  Take     the queue gives a message, or nothing yet        -> machine
          Compute  the executor computes, the queue gets the result -> machine
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from time import time
+from typing import Protocol
 
 from broker.message import Message
 from broker.queue import Outbound, QueueKey, Queues
 from pipeline.schedule import Kind
 from pipeline.tree import Tree
 
-from .executor import Executor
 from .machine import Command, Compute, Finish, Instruction, Machine, Take
 from .progress import Progress
 
@@ -22,13 +22,27 @@ OnStep = Callable[[int, int, float | None], None]
 PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker looks around
 
 
+class Carrier(Protocol):
+    """Carries out instructions: an `Executor`, or one that is watched."""
+
+    @property
+    def loss(self) -> float | None:
+        """Of the last step, on the worker that has the last stage."""
+
+    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        """What `instruction` gives. Raises `ComputeFailed`."""
+
+    def measured(self) -> dict[str, float]:
+        """The metrics over all rows evaluated so far."""
+
+
 class Worker:
     """Runs one worker's program. `run` and `incarnation` are written into the messages it puts."""
 
     def __init__(
         self,
         machine: Machine,
-        executor: Executor,
+        executor: Carrier,
         queues: Queues,
         *,
         run: str,

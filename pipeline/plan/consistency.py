@@ -85,6 +85,19 @@ def _recovery(plan: "Plan") -> Iterator[Problem]:
         )
 
 
+def _record(plan: "Plan") -> Iterator[Problem]:
+    if plan.recovery.record != "all":
+        return
+    if plan.queues.url == "memory://":
+        yield Problem("recovery.record", 'over queues.url = "memory://" nothing is recorded in passing; use "bad"')
+    elif not plan.recovery.restarts or not plan.recovery.snapshot_every:
+        yield Problem(
+            "recovery.record",
+            "what is recorded is run again from a snapshot, and nobody writes any; "
+            'use recovery.restarts = 5 and snapshot_every = 20, or record = "bad"',
+        )
+
+
 def _owners(plan: "Plan") -> Iterator[Problem]:
     owners = Counter(stage for stages in plan.placement for stage in stages)
     count = max(owners, default=-1) + 1 if plan.model.stages is None else plan.model.stages
@@ -126,6 +139,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("schedule.name", "schedule.mode", "schedule.microbatches"), _asynchronous),
     (("schedule.name", "schedule.window", *_STAGES), _window),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
+    (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),
     (("workers", *_STAGES), _owners),
     (("workers", *_STAGES, *_SCHEDULE), _shape),
 )

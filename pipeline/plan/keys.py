@@ -70,6 +70,7 @@ TABLES: Mapping[str, Table] = {
             "snapshot_every": kinds.whole(0),
             "restarts": kinds.whole(0),
             "on_bad_microbatch": kinds.choice(("halt",), later=("skip",)),
+            "record": kinds.choice(("none", "bad", "all")),
         },
     ),
     "broker": Table(value.BrokerPlan, {"url": kinds.url(urls.BROKER)}),

@@ -96,13 +96,15 @@ class RecoveryPlan:
     """When a silent worker is given up (`lease`, seconds), and how often stages write snapshots (in steps; 0: never).
 
     `restarts`: how many times in a row, without a newer complete checkpoint, a worker may be replaced before the run
-    is given up; with 0, losing a worker ends the run.
+    is given up; with 0, losing a worker ends the run. `record`: which microbatches can be run again, alone: none, one
+    that stopped the run, or all since the last but one complete checkpoint.
     """
 
     lease: float = 10.0
     snapshot_every: int = 20
     restarts: int = 0
     on_bad_microbatch: Literal["halt"] = "halt"
+    record: Literal["none", "bad", "all"] = "bad"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,7 @@ UNCOUNTED = frozenset(
         "queues.retain_bytes",
         "recovery.lease",
         "recovery.restarts",
+        "recovery.record",
         "broker.url",
     }
 )

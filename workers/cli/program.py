@@ -17,6 +17,7 @@ COMMANDS = {
     "status": "status:status",
     "why": "why:why",
     "story": "story:story",
+    "replay": "replay:replay",
     "queue": "queue:queue",
     "schedule": "schedule:schedule",
     "plan": "plan:plan",

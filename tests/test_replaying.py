@@ -1,0 +1,177 @@
+"""A microbatch of a run is run again, alone, and has the bits that it had: whatever was killed meanwhile."""
+
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import reference
+from desk import MODEL, Desk
+from nursery import Nursery
+from workers.records import NotRecorded, Records
+from workers.replay import Wanted, replay
+
+STEPS, EVERY = 12, 3
+PICKY = f"""{MODEL}
+import torch
+
+class Picky(nn.Module):
+    def forward(self, x):
+        print("picky", flush=True)
+        breakpoint()
+        if torch.is_grad_enabled() and x.shape[0] == 1:
+            raise ValueError("one row only")
+        return x
+
+def picky():
+    return nn.Sequential(*build(), Picky())
+
+def loss(outputs, targets):
+    value = nn.functional.cross_entropy(outputs, targets)
+    return value * float("nan") if outputs.shape[0] == 1 else value
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Desk(tmp_path) as desk:
+        yield desk
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    started = Nursery()
+    yield started
+    started.close()
+
+
+def recorded(nursery: Nursery, folder: Path, mode: str, **kills: int) -> Path:
+    """The folder of a run of three stages on two workers that recorded all."""
+    sets = (
+        f"run.steps={STEPS}",
+        f"run.dir={folder}",
+        f"schedule.microbatches={3 if mode == 'sync' else 1}",
+        f"schedule.mode={mode}",
+        "model.cut=[3, 8]",
+        "workers.0.stages=[0]" if mode == "async" else "workers.0.stages=[0, 2]",
+        "workers.1.stages=[1]",
+        *(("workers.2.stages=[2]",) if mode == "async" else ()),
+        "recovery.record=all",
+        "recovery.restarts=5",
+        f"recovery.snapshot_every={EVERY}",
+    )
+    config = reference.EXAMPLES / "digits" / "stageline.toml"
+    killed = [(f"worker-{name[-1]}", after) for name, after in kills.items()]
+    outcome = nursery.train(config, *sets, folder=folder / "run", kills=killed)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    ("mode", "kills"),
+    [("sync", {}), ("sync", {"worker1": 55}), ("async", {}), ("async", {"worker0": 25, "worker1": 31})],
+    ids=str,
+)
+def test_every_microbatch_since_the_last_but_one_checkpoint_has_its_bits_again(nursery, tmp_path, mode, kills):
+    run = recorded(nursery, tmp_path, mode, **kills)
+    microbatches = 3 if mode == "sync" else 1
+    for stage in range(3):
+        for step in range(STEPS - EVERY, STEPS):
+            for microbatch in range(microbatches):
+                replayed = replay(run, Wanted(stage, step, microbatch))
+                assert [outcome.same for outcome in replayed.outcomes] == [True, True if stage else None]
+                assert replayed.reproduced
+
+
+def test_what_is_older_than_the_checkpoint_before_the_last_is_forgotten(nursery, tmp_path):
+    run = recorded(nursery, tmp_path, "sync")
+    begins = [begin for begin, _ in Records(run, 1).segments()]
+    assert begins[-1] == STEPS - EVERY
+    assert begins[0] > 0
+    with pytest.raises(NotRecorded, match=f"recorded are messages of the steps {begins[0]} to {STEPS - 1}"):
+        replay(run, Wanted(1, begins[0] - 1, 0))
+
+
+def test_other_code_gives_other_bits_and_that_is_said(desk, capsys):
+    recovery = ("recovery.record=all", "recovery.restarts=1", "recovery.snapshot_every=3")
+    assert desk.command("train", ".", *(word for each in recovery for word in ("--set", each))).returncode == 0
+    (run,) = desk.runs()
+    place = ("--stage", "1", "--step", "4", "--microbatch", "1")
+    assert desk.here("replay", str(run), *place) == 0
+    assert "1B1  float32 [2, 8]: the bits as recorded" in capsys.readouterr().out
+    desk.write("model.py", MODEL.replace("nn.Linear(8, 2))", "nn.Linear(8, 2), nn.Softplus())"))
+    other = desk.command("replay", str(run), *place, "--json")  # in a process that has not loaded the old code
+    assert other.returncode == 1
+    assert json.loads(other.stdout)["outcomes"][0]["same"] is False
+    assert "the bits are not the recorded ones" in other.stderr
+    (segment,) = Records(run, 1).folder.glob("step-0000000003.*")
+    segment.write_bytes(b"?" + segment.read_bytes())
+    assert desk.here("replay", str(run), *place) == 1
+    assert f"{segment.name}, byte 0: the file is damaged" in capsys.readouterr().err
+
+
+def test_what_there_is_not_is_said_with_what_there_is(desk, capsys):
+    unknown = desk.here("replay", ".", "--stage", "0", "--step", "0", "--microbatch", "0")
+    assert (unknown, "no run of small is in" in capsys.readouterr().err) == (2, True)
+    assert desk.here("train", ".", "--set", "queues.url=memory://") == 0
+    assert desk.here("replay", ".", "--stage", "0", "--step", "0", "--microbatch", "0") == 2
+    assert 'recovery.record = "bad" records what stops a run' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["memory://", "ipc://"])
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [("model.factory=model.py:picky", "ValueError: one row only"), ("model.loss=model.py:loss", "step 5 is nan")],
+)
+def test_a_microbatch_that_stops_the_run_can_be_run_again(desk, capfd, monkeypatch, url, plan, words):
+    monkeypatch.setenv("PYTHONBREAKPOINT", "0")
+    desk.write("model.py", PICKY)
+    failed = desk.command("train", ".", "--set", f"queues.url={url}", "--set", plan)
+    assert failed.returncode == 1
+    assert words in failed.stderr
+    (command,) = [line for line in failed.stderr.splitlines() if "stageline replay" in line]
+    arguments = shlex.split(command.partition("stageline ")[2])
+    assert arguments[2:] == ["--stage", "1", "--step", "5", "--microbatch", "0"]
+    assert desk.here(*arguments) == 0
+    said = capfd.readouterr()
+    assert f"in the run: {'stage 1 failed' if 'one row' in words else 'the loss'}" in said.out
+    assert "picky" not in said.out
+    for place, wrong in (("--stage", "no stage 9"), ("--step", "no step 9"), ("--microbatch", "no microbatch 9")):
+        changed = [*arguments]
+        changed[changed.index(place) + 1] = "9"
+        assert desk.here(*changed) == 2
+        assert wrong in capfd.readouterr().err
+    changed = [*arguments]
+    changed[changed.index("--step") + 1] = "4"
+    assert desk.here(*changed) == 2
+    assert "and bad-0000000005-0" in capfd.readouterr().err
+
+
+def test_a_breakpoint_stops_at_the_microbatch_and_only_there(desk):
+    desk.write("model.py", PICKY)
+    recovery = ("recovery.record=all", "recovery.restarts=1", "recovery.snapshot_every=3", "data.batch_size=8")
+    sets = [word for each in (*recovery, "model.factory=model.py:picky") for word in ("--set", each)]
+    trained = desk.command("train", ".", *sets, PYTHONBREAKPOINT="0")
+    assert trained.returncode == 0, trained.stderr
+    desk.write("stops.py", "import os\ndef note():\n    os.write(1, b'stopped\\n')\n")
+    (run,) = desk.runs()
+    again = desk.command(
+        *("replay", str(run), "--stage", "1", "--step", "5", "--microbatch", "2"),
+        PYTHONBREAKPOINT="stops.note",
+        PYTHONPATH=os.pathsep.join([str(desk.folder), os.environ.get("PYTHONPATH", "")]),
+    )
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("stopped") == 1
+    assert again.stderr.count("picky") == 1
+
+
+def test_with_record_none_nothing_is_left(desk):
+    desk.write("model.py", PICKY)
+    none = ("--set", "recovery.record=none", "--set", "queues.url=memory://", "--set", "model.loss=model.py:loss")
+    assert desk.here("train", ".", *none) == 1
+    (run,) = desk.runs()
+    assert not (run / "recorded").exists()

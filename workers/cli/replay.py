@@ -1,0 +1,102 @@
+"""`stageline replay`: one microbatch of one stage again, alone, in this process, where a debugger can be."""
+
+import traceback
+from bdb import BdbQuit
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from . import options
+from .failure import Exit, Failure
+from .tables import counted
+
+if TYPE_CHECKING:  # loads torch
+    from ..replay import Outcome, Replayed
+
+_SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: "nothing recorded to compare with"}
+
+
+@click.command(epilog="Example: stageline replay runs/digits-20260131-101500-1f0c --stage 1 --step 118 --microbatch 5")
+@click.argument("where", type=click.Path())
+@options.sets
+@click.option("--stage", type=click.IntRange(min=0), required=True, help="Which stage, counted from 0.")
+@click.option("--step", type=click.IntRange(min=0), required=True, help="The step, counted from 0.")
+@click.option("--microbatch", type=click.IntRange(min=0), required=True, help="The microbatch, counted from 0.")
+@options.as_json
+def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch: int, as_json: bool) -> None:
+    """Run one microbatch of one stage again, alone and in this process, and compare its bits with the recorded ones.
+
+    WHERE is a run's folder, or a plan, whose newest run is taken. breakpoint() in the model stops at this microbatch,
+    and only there; what the model prints goes to stderr.
+    """
+    folder, plan = Path(where), None
+    from .. import runs
+
+    if not runs.is_run(folder):
+        plan = options.plan_of(where, sets)
+        folder = runs.newest(plan)
+    from ..replay import Wanted
+    from ..replay import replay as run_again
+
+    with options.user_prints_to_stderr():
+        replayed = run_again(folder, Wanted(stage, step, microbatch), plan)
+    _show_error(replayed)
+    if as_json:
+        place = {"stage": stage, "step": step, "microbatch": microbatch}
+        click.echo(msgspec.json.encode({"schema": "replay/1", "run": replayed.run, **place, **_facts(replayed)}))
+    else:
+        click.echo("\n".join(_lines(replayed, f"stage {stage}, step {step}, microbatch {microbatch}")))
+    if not replayed.reproduced:
+        raise Failure(_verdict(replayed), Exit.FAILED)
+
+
+def _show_error(replayed: "Replayed") -> None:
+    cause = None if replayed.error is None else replayed.error.__cause__
+    if isinstance(cause, BdbQuit):
+        raise Failure("left the debugger", Exit.INTERRUPTED)
+    if cause is not None:
+        click.echo("".join(traceback.format_exception(cause)).rstrip(), err=True)
+
+
+def _facts(replayed: "Replayed") -> dict[str, object]:
+    return {
+        "snapshot": replayed.start,
+        "actions_before": replayed.before,
+        "outcomes": [{"action": each.action, "gave": each.found, "same": each.same} for each in replayed.outcomes],
+        "stopped_the_run": None if replayed.reason is None else replayed.reason.reason,
+        "raised": None if replayed.error is None else str(replayed.error),
+        "reproduced": replayed.reproduced,
+    }
+
+
+def _lines(replayed: "Replayed", place: str) -> list[str]:
+    lines = [f"{place} of run {replayed.run}", f"  {_beginning(replayed)}"]
+    lines += [f"  {_line(each)}" for each in replayed.outcomes]
+    if replayed.reason is not None:
+        lines.append(f"  in the run: {replayed.reason.reason}")
+    if replayed.error is not None:
+        lines.append(f"  now: {replayed.error}")
+    return lines
+
+
+def _beginning(replayed: "Replayed") -> str:
+    if replayed.start is None:
+        return "from the state in which the run stopped"
+    origin = f"the snapshot of step {replayed.start}" if replayed.start else "the weights that the run began with"
+    return f"from {origin}, after {counted(replayed.before, 'other action')} of the stage"
+
+
+def _line(outcome: "Outcome") -> str:
+    return f"{outcome.action}  {outcome.found}: {_SAME[outcome.same]}"
+
+
+def _verdict(replayed: "Replayed") -> str:
+    if replayed.error is not None:
+        return str(replayed.error)
+    if replayed.reason is not None and replayed.reason.raised:
+        return "it failed in the run and does not now: the code has changed, or it is not deterministic"
+    return (
+        "the bits are not the recorded ones: something is not deterministic, or the code, software or hardware differ"
+    )
