@@ -77,6 +77,8 @@ class Body(nn.ModuleList):
 def _set_buffer(module: nn.Module, key: str, value: Tensor, device: torch.device) -> None:
     old = module._buffers[key]
     if old is not None and old.shape == value.shape and old.dtype == value.dtype:
-        old.copy_(value)
+        old.data.copy_(
+            value
+        )  # past autograd: BatchNorm writes its statistics unseen by graphs that hold them, so we may
     else:
         module._buffers[key] = copied(value).to(device)

@@ -24,7 +24,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from .body import Body
+from .body import Body, Weights
 from .inlet import Inlet, enter
 from .placing import copied
 from .state import StageState, adopt, capture
@@ -271,6 +271,16 @@ class Stage:
         if self._versions:
             self._versions.restore(state.in_flight)
         self._owned = _addresses(self._body)
+
+    def buffers(self) -> Weights:
+        """The layers' buffers by the unsplit model's names, in copies."""
+        return {name: copied(buffer) for name, buffer in self._body.unsplit(dict(self._body.named_buffers())).items()}
+
+    def set_buffers(self, buffers: Weights) -> None:
+        """Takes over what `buffers` gave. Those that have not changed are left alone: a graph may hold them."""
+        now = self._body.unsplit(dict(self._body.named_buffers()))
+        changed = (name for name, kept in buffers.items() if name not in now or not torch.equal(kept, now[name]))
+        self._body.set_buffers({name: buffers[name] for name in changed})
 
     def _run(self, x: Tree, key: tuple[int, int], version: Version | None) -> Tree:
         if self._versions and version:

@@ -121,6 +121,15 @@ class Executor:
         self._losses.clear()
         return value
 
+    @property
+    def newest_loss(self) -> Tensor | None:
+        """Of the last microbatch that the last stage ran forward, as it counts; None if it had no rows."""
+        return self._losses[-1] if self._losses else None
+
+    def leave_out(self, microbatch: int) -> None:
+        """The loss of this microbatch, the last one run forward or the one after it, is not counted."""
+        self._losses[microbatch:] = [None]
+
     def measured(self) -> dict[str, float]:
         """The metrics over all rows evaluated so far; nothing before the first."""
         if not self._measured:

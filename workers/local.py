@@ -20,10 +20,12 @@ from broker.queues.memory import MemoryQueues
 from broker.run import Terms
 from broker.stores.memory import MemoryStore
 
+from . import runs
 from .bad import told
 from .executor import ComputeFailed, Executor
 from .job import Job
 from .reporter import Reporter
+from .skipping import SkipLog, skipping
 from .supervise import Facts, Outcome
 from .turns import Stuck, take_turns
 from .weights import save_weights
@@ -75,6 +77,7 @@ class _Local:
         self._job = job
         self._core = Core(Terms.of(job.plan, job.schedule), MemoryStore(), run, time())
         self._queues: Queues = MemoryQueues(run, job.schedule.microbatches)
+        self._decisions = SkipLog(runs.folder(job.plan, run))
         self._places = [self._place(index) for index in range(len(job.plan.workers))]
 
     def run(self, on_status: Callable[[Facts], None], interrupted: Callable[[], bool]) -> None:
@@ -120,7 +123,8 @@ class _Local:
             said.incarnation for _, said in self._core.handle(sender, hello, time()) if isinstance(said, Assigned)
         )
         executor = job.executor(index)
-        worker = job.worker(index, executor, self._queues, run=self._core.run, incarnation=incarnation)
+        carrier = skipping(executor, job.plan, self._decisions, job.route.stages - 1)
+        worker = job.worker(index, carrier, self._queues, run=self._core.run, incarnation=incarnation)
         return _Place(sender, incarnation, executor, worker, Reporter(worker.progress, incarnation, job.steps))
 
     def _report(self) -> None:

@@ -37,6 +37,7 @@ from .progress import Progress
 from .recorder import Recorder
 from .recording import Recording, RecordingExecutor, recorder_of
 from .recovery import Disk, NoRecovery, Recovery, Snapshots
+from .skipping import SkipLog, skipping
 from .transport import WorkerQueues, open_queues, reachable
 from .weights import save_weights
 from .worker import PATIENCE, Carrier, Worker
@@ -168,12 +169,17 @@ def _open(job: Job, assigned: Assigned, link: Link, folder: Path, make_room: Cal
 
 
 def _carrier(job: Job, assigned: Assigned, executor: Executor, recorder: Recorder | None) -> Carrier:
+    carrier = skipping(executor, job.plan, _skip_log(job.plan, assigned.run), job.route.stages - 1)
     if recorder is None:
-        return executor
+        return carrier
     microbatches = job.schedule.microbatches
     return RecordingExecutor(
-        executor, recorder, run=assigned.run, incarnation=assigned.incarnation, microbatches=microbatches
+        carrier, recorder, run=assigned.run, incarnation=assigned.incarnation, microbatches=microbatches
     )
+
+
+def _skip_log(plan: Plan, run: str) -> SkipLog:
+    return SkipLog(runs.folder(plan, run))
 
 
 def _recovery(

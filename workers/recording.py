@@ -17,12 +17,11 @@ from pipeline.plan import Plan
 from pipeline.schedule import Action, Kind
 from pipeline.tree import Tree, map_tensors
 
-from .executor import Executor
 from .machine import Instruction
 from .recorder import Recorder
 from .recordfile import Way
 from .recovery import Recovery
-from .worker import PATIENCE
+from .worker import PATIENCE, Carrier
 
 
 def recorder_of(plan: Plan, worker: int, run: str, incarnation: int, start: int) -> Recorder | None:
@@ -35,9 +34,7 @@ def recorder_of(plan: Plan, worker: int, run: str, incarnation: int, start: int)
 class RecordingExecutor:
     """An `executor` that is watched. `run`, `incarnation` and `microbatches` are those of the messages."""
 
-    def __init__(
-        self, executor: Executor, recorder: Recorder, *, run: str, incarnation: int, microbatches: int
-    ) -> None:
+    def __init__(self, executor: Carrier, recorder: Recorder, *, run: str, incarnation: int, microbatches: int) -> None:
         self._executor = executor
         self._recorder = recorder
         self._run = run

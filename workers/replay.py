@@ -30,6 +30,7 @@ from .recordfile import Entry, Way
 from .recording import gives
 from .records import ABOUT, About, NotRecorded, Place, Reason, Records
 from .records import FOLDER as RECORDED
+from .skipping import SkipLog, skipping
 from .snapshot import read_snapshot
 
 
@@ -66,7 +67,7 @@ class Replayed:
     """A microbatch that was run again, from the snapshot of step `start`, after `before` other actions of its stage.
 
     `start` is None where the stage's state was kept with the microbatch. `reason` is why the microbatch stopped the
-    run, if it did; `error` is what was raised this time.
+    run or was left out; `error` is what was raised this time.
     """
 
     run: str
@@ -111,7 +112,15 @@ def replay(run: Path, wanted: Wanted, plan: Plan | None = None) -> Replayed:
     torch.set_num_threads(job.plan.workers[job.schedule.owner(wanted.stage)].threads)
     records = Records(run, wanted.stage)
     path = _path(job, records, wanted, Origin(about.run, job.plan.digest()))
-    return _walk(job, path, wanted, about.run, records.reason(wanted.step, wanted.microbatch))
+    place = (wanted.stage, wanted.step, wanted.microbatch)
+    decisions = SkipLog(run, again=place)
+    reason = records.reason(wanted.step, wanted.microbatch) or _reason_of(decisions.reason(place), wanted)
+    return _walk(job, path, wanted, about.run, reason, decisions)
+
+
+def _reason_of(skipped: str | None, wanted: Wanted) -> Reason | None:
+    action = Action(Kind.FORWARD, wanted.stage, wanted.microbatch)
+    return None if skipped is None else Reason(action=str(action), raised=True, reason=skipped)
 
 
 def _about(run: Path, stage: int) -> About:
@@ -206,8 +215,9 @@ def _absence(records: Records, wanted: Wanted, messages: Mapping[Place, Entry]) 
     return f"{what} cannot be run again: recorded are {there}{besides}, and what it needs is not, or has no snapshot"
 
 
-def _walk(job: Job, path: _Path, wanted: Wanted, run: str, reason: Reason | None) -> Replayed:
+def _walk(job: Job, path: _Path, wanted: Wanted, run: str, reason: Reason | None, decisions: SkipLog) -> Replayed:
     executor = job.executor_of([wanted.stage])
+    carrier = skipping(executor, job.plan, decisions, job.route.stages - 1)
     if path.state is not None:
         executor.stages[wanted.stage].restore(path.state)
     before = sum(not wanted.is_of(instruction) for instruction in path.instructions)
@@ -216,10 +226,10 @@ def _walk(job: Job, path: _Path, wanted: Wanted, run: str, reason: Reason | None
         received = [path.messages[_place(Way.TAKEN, key, instruction)].load().payload for key in instruction.takes]
         if not wanted.is_of(instruction):
             with _in_silence():
-                executor.carry_out(instruction, received)
+                carrier.carry_out(instruction, received)
             continue
         try:
-            result = executor.carry_out(instruction, received)
+            result = carrier.carry_out(instruction, received)
         except ComputeFailed as error:
             return Replayed(run, path.start, before, outcomes, reason, error)
         outcomes.append(_outcome(instruction, result, run, path.messages))

@@ -69,7 +69,7 @@ TABLES: Mapping[str, Table] = {
             "lease": kinds.SECONDS,
             "snapshot_every": kinds.whole(0),
             "restarts": kinds.whole(0),
-            "on_bad_microbatch": kinds.choice(("halt",), later=("skip",)),
+            "on_bad_microbatch": kinds.choice(("halt", "skip")),
             "record": kinds.choice(("none", "bad", "all")),
         },
     ),

@@ -96,14 +96,15 @@ class RecoveryPlan:
     """When a silent worker is given up (`lease`, seconds), and how often stages write snapshots (in steps; 0: never).
 
     `restarts`: how many times in a row, without a newer complete checkpoint, a worker may be replaced before the run
-    is given up; with 0, losing a worker ends the run. `record`: which microbatches can be run again, alone: none, one
+    is given up; with 0, losing a worker ends the run. A microbatch is bad if its loss is not a finite number, or if the
+    user's code raises. `record`: which microbatches can be run again, alone: none, one
     that stopped the run, or all since the last but one complete checkpoint.
     """
 
     lease: float = 10.0
     snapshot_every: int = 20
     restarts: int = 0
-    on_bad_microbatch: Literal["halt"] = "halt"
+    on_bad_microbatch: Literal["halt", "skip"] = "halt"
     record: Literal["none", "bad", "all"] = "bad"
 
 

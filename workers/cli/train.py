@@ -45,6 +45,10 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, as_json: bool)
     click.echo(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)
     with options.user_prints_to_stderr(), display(launch) as show:
         ended = go(launch, options.plan_words(config, sets), show)
+    if (left_out := len(list(launch.folder.glob("skipped/stage-*/*")))) > 0:
+        were = "was" if left_out == 1 else "were"
+        bad = f"{counted(left_out, 'microbatch', 'microbatches')} {were} left out: {launch.folder / 'skipped'} says why"
+        click.echo(f"stageline: {bad}", err=True)
     if ended.result is None:
         raise Failure(f"{ended.reason}\nThe logs are in {launch.folder}", ended.code)
     if as_json:

@@ -1,0 +1,186 @@
+"""A bad microbatch is left out by all stages as if it had never been, however often it comes and whoever is killed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from desk import DATA, PLAN, Desk
+from nursery import Kill, Nursery
+from pipeline.digest import tensor_digests, weights_sha256
+from pipeline.plan import read
+from workers.job import prepare
+from workers.replay import Wanted, replay
+from workers.skipping import IN_A_ROW
+
+MODEL = """
+from pathlib import Path
+
+import torch
+from torch import nn
+
+def check(x, once):
+    # Refuses the outlier, or, if `once` is a folder, refuses it once wherever it comes along.
+    if not torch.is_grad_enabled() or x.abs().max() < 1e6:
+        return
+    seen = Path(once) / str(x.sum().item())
+    if once and seen.exists():
+        return
+    if once:
+        seen.touch()
+    raise ValueError("what a number")
+
+class Picky(nn.Module):
+    def __init__(self, once):
+        super().__init__()
+        self.once = once
+
+    def forward(self, x):
+        check(x, self.once)
+        return x
+
+class PickyNorm(nn.BatchNorm1d):
+    def forward(self, x):
+        y = super().forward(x)  # its statistics are off by now
+        check(x, self.once)
+        return y
+
+def build(picky=-1, once=""):
+    layers = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)]
+    if picky == 0:
+        layers[1], layers[3] = Picky(once), nn.BatchNorm1d(8)
+    if picky == 1:
+        layers[3] = PickyNorm(8)
+        layers[3].once = once
+    if picky == 2:
+        layers.append(Picky(once))
+    return nn.Sequential(*layers)
+
+def loss(outputs, targets):
+    value = nn.functional.cross_entropy(outputs, targets)
+    return value * float("nan") if outputs.abs().max() > 1e6 else value
+"""
+OUTLIER = "    x[7] = 1e9\n    return"
+STEPS, MICROBATCHES = 12, 4
+BASE = ("run.steps=12", "run.log_every=1", "data.batch_size=8", "model.metrics=[]", "model.cut=[2, 4]")
+SYNC, ASYNC = ("schedule.microbatches=4",), ("schedule.microbatches=1", "schedule.mode=async")
+SKIP = ("recovery.on_bad_microbatch=skip", "recovery.restarts=5", "recovery.snapshot_every=3", "recovery.record=all")
+WHERE = {  # the stage that finds out, and how
+    0: ("model.options.picky=0",),
+    1: ("model.options.picky=1",),
+    2: ("model.options.picky=2",),
+}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    started = Nursery()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Desk(tmp_path) as desk:
+        desk.write("stageline.toml", PLAN)
+        desk.write("model.py", MODEL)
+        desk.write("data.py", DATA.replace("    return", OUTLIER))
+        yield desk
+
+
+def plain_loop(folder: Path, *sets: str) -> str:
+    """The digest of a plain loop's weights, in which the microbatches with the outlier are passed over."""
+    torch.set_num_threads(1)  # as the plan has it: BatchNorm adds in another order with more
+    job = prepare(read(folder, sets=sets))
+    model = nn.Sequential(*[layer for segment in job.segments for layer in segment.layers])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        for microbatch in job.feed.of_step(step):
+            if microbatch.inputs.max() < 1e6:
+                loss = nn.functional.cross_entropy(model(microbatch.inputs), microbatch.targets) * microbatch.share
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights_sha256(tensor_digests(model.state_dict()))
+
+
+def trained(nursery: Nursery, desk: Desk, *sets: str, kills: list[Kill] | None = None) -> tuple[str, Path]:
+    folder = desk.folder / "runs" / "run"
+    outcome = nursery.train(
+        desk.folder / "stageline.toml",
+        *BASE,
+        *SKIP,
+        *sets,
+        f"run.dir={folder.parent}",
+        folder=folder,
+        kills=kills or (),
+    )
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    return outcome["facts"]["weights_sha256"], folder
+
+
+def skipped(folder: Path) -> dict[str, list[str]]:
+    """By stage, the microbatches that were left out."""
+    return {home.name: sorted(path.name for path in home.iterdir()) for home in (folder / "skipped").iterdir()}
+
+
+@pytest.mark.parametrize("stage", WHERE)
+def test_what_is_left_out_leaves_no_trace(nursery, desk, stage):
+    sha256, folder = trained(nursery, desk, *SYNC, *WHERE[stage])
+    assert sha256 == plain_loop(desk.folder, *BASE, *SYNC, *WHERE[stage])
+    (found,) = skipped(folder).items()
+    assert found[0] == f"stage-{stage}"
+    assert len(found[1]) == STEPS * 8 // 32  # once in an epoch
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC], ids=["sync", "async"])
+@pytest.mark.parametrize("worker", [0, 1, 2])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_whoever_is_killed_the_same_is_left_out(nursery, desk, tmp_path, mode, worker, stage):
+    """The exception comes once for a microbatch, never again: a replacement that ran it would disagree."""
+    once, other = tmp_path / "once", tmp_path / "other"
+    once.mkdir(), other.mkdir()
+    undisturbed, folder = trained(nursery, desk, *mode, *WHERE[stage], f"model.options.once={once}")
+    before = skipped(folder)
+    (folder / "broker.sqlite").unlink()
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    kills = [(f"worker-{worker}", 70 if mode is SYNC else 26)]
+    again, folder = trained(nursery, desk, *mode, *WHERE[stage], f"model.options.once={other}", kills=kills)
+    assert again == undisturbed
+    assert skipped(folder) == before
+
+
+@pytest.mark.parametrize("loss", [False, True], ids=["raised", "not finite"])
+def test_over_memory_it_is_left_out_as_over_sockets(nursery, desk, capsys, loss):
+    where = ("model.loss=model.py:loss",) if loss else WHERE[1]
+    sets = (*BASE, *SYNC, *where, "recovery.on_bad_microbatch=skip", "queues.url=memory://")
+    assert desk.here("train", ".", *(word for each in sets for word in ("--set", each))) == 0
+    said = capsys.readouterr()
+    sha256, folder = trained(nursery, desk, *SYNC, *where)
+    assert sha256 in said.out
+    assert (
+        f"3 microbatches were left out: {next(iter(desk.folder.glob('runs/small-*/'))).relative_to(desk.folder)}"
+        in said.err
+    )
+    (place,) = skipped(folder)
+    number = {"stage-1": 1, "stage-2": 2}[place]
+    step, microbatch = max(tuple(map(int, name.split("-"))) for name in skipped(folder)[place])
+    replayed = replay(folder, Wanted(number, step, microbatch))
+    assert replayed.reason is not None
+    assert str(replayed.error) == replayed.reason.reason
+    assert replayed.reproduced
+    for stage in range(3):
+        others = [m for m in range(MICROBATCHES) if m != microbatch or stage != number]
+        assert all(replay(folder, Wanted(stage, step, other)).reproduced for other in others)
+
+
+def test_a_model_that_fails_at_everything_is_not_skipped(desk, capsys):
+    desk.write("data.py", DATA.replace("    return", "    x[8:] = 1e9\n    return"))
+    sets = (*BASE, *SYNC, *WHERE[1], "recovery.on_bad_microbatch=skip", "queues.url=memory://", "run.seed=3")
+    assert desk.here("train", ".", *(word for each in sets for word in ("--set", each))) in (1, 78)
+    said = capsys.readouterr().err
+    assert f"{IN_A_ROW} microbatches in a row are bad" in said or "a trial run" in said

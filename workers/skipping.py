@@ -1,0 +1,164 @@
+"""Leaves bad microbatches out of the training, where the plan says so.
+
+    stage      0         1 (bad)      2 (last)
+    forward    4  ──────> 4 ─ skip ──>  skip        no layer runs; the loss is not counted
+    backward   None <──── None <─────── None        no gradient: nothing is added up
+
+The stage that finds a microbatch bad decides: in its forward, by an exception or, on the last stage, a loss that is not
+a finite number. The others are told by what travels in the place of activations and gradients, so all agree. The
+decision is on the disk before anyone hears of it, and whoever replaces the worker repeats it: an exception need not
+come twice. In a backward it is too late, since the stages after this one have counted the microbatch; the run stops.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from pipeline.plan import Plan
+from pipeline.schedule import Kind
+from pipeline.tree import Tree
+
+from .executor import BadMicrobatch, ComputeFailed, Culprit, Executor
+from .machine import Instruction
+from .tensorfile import sync
+from .worker import Carrier
+
+FOLDER = "skipped"
+MARK: Tree = {"stageline": "skip"}  # travels in an activation's place
+IN_A_ROW = 10  # as many microbatches are not bad: the model is
+
+log = structlog.get_logger()
+
+Place = tuple[int, int, int]  # stage, step, microbatch
+
+
+class SkipLog:
+    """The decisions of a run, a file for each: skipped/stage-1/118-5 says why. Raises `OSError`.
+
+    `again`: a microbatch that is to be run in spite of what was decided, when the run is over: the log is `closed`.
+    """
+
+    def __init__(self, run: Path, again: Place | None = None) -> None:
+        self.folder = run / FOLDER
+        self.closed = again is not None
+        self._again = again
+
+    def decided(self, stage: int) -> set[Place]:
+        """What was decided so far."""
+        names = (path.name.split("-") for path in (self.folder / f"stage-{stage}").glob("[0-9]*"))
+        return {(stage, int(step), int(microbatch)) for step, microbatch in names} - {self._again}
+
+    def reason(self, place: Place) -> str | None:
+        """Why a microbatch was left out, None if it was not, or not by this stage."""
+        try:
+            return self._path(place).read_text().removesuffix("\n")
+        except FileNotFoundError:
+            return None
+
+    def decide(self, place: Place, reason: str) -> None:
+        """When this returns, the decision survives a power failure."""
+        path = self._path(place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}")
+        draft.write_text(f"{reason}\n")
+        sync(draft)
+        draft.replace(path)
+        for folder in (path.parent, self.folder, self.folder.parent):
+            sync(folder)
+
+    def _path(self, place: Place) -> Path:
+        stage, step, microbatch = place
+        return self.folder / f"stage-{stage}" / f"{step}-{microbatch}"
+
+
+class SkippingExecutor:
+    """Carries out as `executor` does, but for bad microbatches. `last` is the number of the model's last stage."""
+
+    def __init__(self, executor: Executor, decisions: SkipLog, last: int) -> None:
+        self._executor = executor
+        self._log = decisions
+        self._last = last
+        self._decided = {place for stage in executor.stages for place in decisions.decided(stage)}
+        self._left_out: set[Place] = set()  # between its forward and its backward
+        self._in_a_row: Counter[int] = Counter()  # by stage
+
+    @property
+    def loss(self) -> float | None:
+        return self._executor.loss
+
+    def measured(self) -> dict[str, float]:
+        return self._executor.measured()
+
+    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        match instruction.action.kind:
+            case Kind.FORWARD if not instruction.evaluates:
+                return self._forward(instruction, received)
+            case Kind.BACKWARD if _place(instruction) in self._left_out:
+                return self._backward(instruction)
+            case _:
+                return self._executor.carry_out(instruction, received)
+
+    def _forward(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        if MARK in received or _place(instruction) in self._decided:
+            return self._leave_out(instruction)
+        stage = self._executor.stages[instruction.action.stage]
+        buffers = stage.buffers()
+        try:
+            result = self._executor.carry_out(instruction, received)
+            self._demand_finite_loss(instruction)
+        except ComputeFailed as error:
+            self._decide(instruction, error)
+            stage.set_buffers(buffers)
+            return self._leave_out(instruction)
+        self._in_a_row[stage.index] = 0
+        return result
+
+    def _demand_finite_loss(self, instruction: Instruction) -> None:
+        loss = self._executor.newest_loss if instruction.action.stage == self._last else None
+        if loss is not None and not math.isfinite(loss.item()):
+            microbatch, step = instruction.action.microbatch, instruction.step
+            culprit = Culprit(step, instruction.action, loss)
+            raise BadMicrobatch(f"the loss of microbatch {microbatch} of step {step} is {loss.item()}", culprit)
+
+    def _decide(self, instruction: Instruction, error: ComputeFailed) -> None:
+        """Raises `error` if the fault cannot be the microbatch's, or nothing can be decided any more."""
+        if self._log.closed:
+            raise error
+        place = _place(instruction)
+        self._in_a_row[place[0]] += 1
+        if self._in_a_row[place[0]] == IN_A_ROW:
+            raise ComputeFailed(f"{error}. {IN_A_ROW} microbatches in a row are bad", error.culprit) from error
+        try:
+            self._log.decide(place, str(error))
+        except OSError as problem:
+            raise ComputeFailed(f"{error}. It could not be left out: {problem}", error.culprit) from error
+        log.warning("a bad microbatch is left out", step=place[1], microbatch=place[2], reason=str(error))
+
+    def _leave_out(self, instruction: Instruction) -> Tree:
+        stage = instruction.action.stage
+        self._left_out.add(_place(instruction))
+        if stage != self._last:
+            return MARK
+        self._executor.leave_out(instruction.action.microbatch)
+        return None
+
+    def _backward(self, instruction: Instruction) -> Tree:
+        """Drops what the forward may have stashed. Always the same None, whether or not a forward ran."""
+        place = _place(instruction)
+        self._left_out.remove(place)
+        self._executor.stages[place[0]].backward(None, step=place[1], microbatch=place[2])
+        return None
+
+
+def skipping(executor: Executor, plan: Plan, decisions: SkipLog, last: int) -> Carrier:
+    """The executor as the plan wants it."""
+    if plan.recovery.on_bad_microbatch == "halt":
+        return executor
+    return SkippingExecutor(executor, decisions, last)
+
+
+def _place(instruction: Instruction) -> Place:
+    return instruction.action.stage, instruction.step, instruction.action.microbatch
