@@ -40,7 +40,13 @@ class Nursery:
         atexit.register(self.close)
 
     def train(
-        self, config: Path, *sets: str, folder: Path, kills: Sequence[Kill] = (), resume: bool = False
+        self,
+        config: Path,
+        *sets: str,
+        folder: Path,
+        kills: Sequence[Kill] = (),
+        resume: bool = False,
+        spares: int = 0,
     ) -> dict[str, Any]:
         """Runs `config` as `stageline train` would; returns code, reason, and the broker's last status as `facts`.
 
@@ -51,7 +57,7 @@ class Nursery:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         places = {"config": str(config), "folder": str(folder), "temporary": str(self._temporary)}
-        request = {**places, "sets": sets, "kills": kills, "resume": resume}
+        request = {**places, "sets": sets, "kills": kills, "resume": resume, "spares": spares}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
@@ -150,9 +156,10 @@ def _trial(request: dict[str, Any]) -> dict[str, Any]:
     sets = request["sets"]
     plan = prepare(read(Path(request["config"]), sets=sets, environment={})).plan
     words = [request["config"], *(word for each in sets for word in ("--set", each))]
-    restarts = plan.recovery.restarts > 0
-    outcome = run(Local(words, len(plan.workers), Forked.folder, restarts, Forked, resume=request["resume"]))
-    return {"code": outcome.code, "reason": outcome.reason, "facts": outcome.facts}
+    recovers, resume, spares = plan.recovery.restarts > 0, request["resume"], request["spares"]
+    outcome = run(Local(words, len(plan.workers), Forked.folder, recovers, Forked, resume=resume, spares=spares))
+    pending = [name for name, left in Forked.kills.items() if left]
+    return {"code": outcome.code, "reason": outcome.reason, "facts": outcome.facts, "not killed": pending}
 
 
 def _answer(request: dict[str, Any], out: TextIO) -> None:

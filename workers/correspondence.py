@@ -81,7 +81,7 @@ class Introduction:
             self.claim,
             incarnation,
             self.settings,
-            self.spare,
+            self.spare and not endpoint,
             memory if self.disk is not None else None,
             self.disk.snapshots(run) if run and self.disk is not None else None,
         )

@@ -16,8 +16,9 @@ from . import measured, runs, sockets
 from .forecast import forecast_of
 from .job import prepare
 from .local import run_memory
+from .reserve import Reserve
 from .result import Result, keep, result_of
-from .supervise import Facts, Local, Outcome, run
+from .supervise import Facts, Local, Outcome, Spawn, run
 
 IN_MEMORY = "memory://"
 
@@ -33,6 +34,7 @@ class Launch:
     steps: int
     warnings: tuple[str, ...]
     resumes: bool = False
+    spares: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,11 @@ class Ended:
     timed: Sequence[Timed] = ()
 
 
-def ready(plan: Plan, resume: str | None = None) -> Launch:
+def ready(plan: Plan, resume: str | None = None, spares: int = 0) -> Launch:
     """Finds out whether the plan can be run, before any process starts; names the run and makes its folder.
 
-    `resume`: the run that is to go on, "" for the plan's newest; None for a new one.
+    `resume`: the run that is to go on, "" for the plan's newest; None for a new one. `spares`: how many workers
+    wait for another to be lost.
     Raises `PlanRefused`, `ModelRefused`, `DataError`, `NoSuchRun`, `FolderUnusable` or `TooDeep`.
     """
     if plan.queues.url != IN_MEMORY:
@@ -62,7 +65,7 @@ def ready(plan: Plan, resume: str | None = None) -> Launch:
     folder = runs.make_folder(plan, name)
     if resume is None:  # a run that goes on has its own plan there, which its broker compares
         keep(folder, runs.PLAN, job.plan.as_mapping())
-    return Launch(job.plan, job.schedule, name, folder, job.steps, expected.warnings, resume is not None)
+    return Launch(job.plan, job.schedule, name, folder, job.steps, expected.warnings, resume is not None, spares)
 
 
 def go(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None]) -> Ended:
@@ -79,10 +82,27 @@ def go(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None])
 def _outcome(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None]) -> Outcome:
     plan = launch.plan
     if plan.queues.url != IN_MEMORY:
-        recovers = plan.recovery.restarts > 0
-        return run(Local(words, len(plan.workers), launch.folder, recovers, resume=launch.resumes), on_status)
+        with Reserve() as reserve:
+            return run(_local(launch, words, reserve), _filling(reserve, launch, on_status))
     with _first_interrupt() as interrupted:
         return run_memory(prepare(plan), launch.run, launch.folder, on_status, interrupted)
+
+
+def _local(launch: Launch, words: Sequence[str], spawn: Spawn) -> Local:
+    recovers, workers = launch.plan.recovery.restarts > 0, len(launch.plan.workers)
+    return Local(words, workers, launch.folder, recovers, spawn, launch.resumes, launch.spares)
+
+
+def _filling(reserve: Reserve, launch: Launch, on_status: Callable[[Facts], None]) -> Callable[[Facts], None]:
+    """`on_status`, which also has a process made ready for the next loss whenever there is nothing more urgent."""
+
+    def heard(facts: Facts) -> None:
+        if facts.get("phase") == "running" and not facts.get("recovering"):
+            reserve.fill()
+        on_status(facts)
+
+    wanted = launch.plan.recovery.restarts > 0 and not launch.spares  # a spare is in no hurry
+    return heard if wanted else on_status
 
 
 @contextmanager

@@ -63,14 +63,16 @@ class Link:
         self._letters: Correspondence | None = None
         self._told: tuple[float, Stop | Refused] | None = None  # when the broker said first that this worker is to go
 
-    def join(self, patience: float) -> Assigned:
+    def join(self, patience: float, between: Callable[[], None] = lambda: None) -> Assigned:
         """The broker's assignment; stands by for it as long as the broker says so.
 
-        Raises `BrokerUnreachable` if no broker answers for `patience` seconds, `TurnedAway` if it refuses.
+        `between` is called about twice a second; what it raises ends the waiting. Raises `BrokerUnreachable` if no
+        broker answers for `patience` seconds, `TurnedAway` if it refuses, or ends the run.
         """
-        joining = Joining(self._introduction)
+        joining, reason = Joining(self._introduction), ""
         deadline = monotonic() + patience
         while (now := monotonic()) < deadline:
+            between()
             self._send(joining.hello())
             until = min(deadline, now + JOIN)
             while (left := until - monotonic()) > 0:
@@ -80,6 +82,9 @@ class Link:
                     return assigned
                 if isinstance(sentence, Standby):
                     deadline = monotonic() + patience
+                    if sentence.reason != reason:
+                        reason = sentence.reason
+                        log.info("standing by", reason=reason)
         raise BrokerUnreachable(
             f"no broker answered at {self._url} within {patience:g} s. "
             f"Start one with `stageline broker`, or name another with --broker."

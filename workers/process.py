@@ -39,6 +39,7 @@ from .recording import Recording, RecordingExecutor, recorder_of
 from .recovery import Disk, NoRecovery, Recovery, Snapshots
 from .skipping import SkipLog, skipping
 from .transport import WorkerQueues, open_queues, reachable
+from .warmth import warm_up
 from .weights import save_weights
 from .worker import PATIENCE, Carrier, Worker
 
@@ -65,7 +66,8 @@ class Terms:
     `claim`: the worker of the plan it wants to be (None: any). `patience`: how long it looks for the broker.
     `company`: how long it then waits for the other workers. `parent`: a process without which it will not go on (0:
     none), so that a killed supervisor leaves nothing behind. `sockets`: the folder for its sockets (None: the
-    system's for temporary files), which whoever started it clears when it was killed.
+    system's for temporary files), which whoever started it clears when it was killed. `spare`: it waits until another
+    worker is lost.
     """
 
     broker: str
@@ -75,6 +77,7 @@ class Terms:
     company: float = 600.0
     parent: int = 0
     sockets: str | None = None
+    spare: bool = False
 
 
 def run_worker(plan: Plan, terms: Terms) -> int:
@@ -91,7 +94,7 @@ def run_worker(plan: Plan, terms: Terms) -> int:
         log.error("no broker", reason=str(error))
         return 3
     except TurnedAway as error:
-        (log.info if error.code == 0 else log.error)("turned away", reason=str(error))
+        (log.error if error.code else log.info)("turned away", reason=str(error))
         return error.code
     except Stopped as stop:
         (log.info if stop.code == 0 else log.error)("stopped", reason=str(stop))
@@ -103,9 +106,11 @@ def run_worker(plan: Plan, terms: Terms) -> int:
 
 def _run(plan: Plan, terms: Terms) -> int:
     job = prepare(plan)
+    if terms.spare:
+        warm_up(job.plan, terms.claim)
     link = Link(terms.broker, _introduction(job.plan, terms))
     try:
-        assigned = link.join(terms.patience)
+        assigned = link.join(terms.patience, lambda: _demand_parent(terms.parent))
         watch = _Watch(terms.parent)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
@@ -197,7 +202,12 @@ def _introduction(plan: Plan, terms: Terms) -> Introduction:
     replaceable = plan.recovery.restarts and plan.recovery.snapshot_every
     disk = Disk(plan) if replaceable else None
     host, settings = socket.gethostname(), plan.as_mapping()
-    return Introduction(plan.digest(), terms.name, host, os.getpid(), terms.claim, settings, disk)
+    return Introduction(plan.digest(), terms.name, host, os.getpid(), terms.claim, settings, disk, terms.spare)
+
+
+def _demand_parent(parent: int) -> None:
+    if parent and os.getppid() != parent:
+        raise Stopped(f"the supervisor (pid {parent}) is gone", 1)
 
 
 class _Watch:
@@ -215,10 +225,9 @@ class _Watch:
         """Raises `Stopped` if it should."""
         if self._signal:
             raise Stopped(f"interrupted by {signal.Signals(self._signal).name}", 130)
-        if self._parent and monotonic() >= self._look:
+        if monotonic() >= self._look:
             self._look = monotonic() + ORPHANED
-            if os.getppid() != self._parent:
-                raise Stopped(f"the supervisor (pid {self._parent}) is gone", 1)
+            _demand_parent(self._parent)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self._signal:  # the second: at once, whatever the compute loop is in

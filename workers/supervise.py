@@ -68,6 +68,7 @@ class Local:
     """What to run, and where: `plan` is the command line's part that names the plan (file and --set options).
 
     `restarts`: a worker that dies is started again. `resume`: the run in `folder` goes on where it was stopped.
+    `spares`: so many workers wait to take a lost one's place; what is started again joins them.
     """
 
     plan: Sequence[str]
@@ -76,6 +77,7 @@ class Local:
     restarts: bool = False
     spawn: Spawn = spawn
     resume: bool = False
+    spares: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def run(local: Local, on_status: Callable[[Facts], None] = lambda facts: None) -
 
 
 class _Crew:
-    """The processes of a local run: the broker, and one for each worker of the plan."""
+    """The processes of a local run: the broker, one for each worker of the plan, and spare ones, by their names."""
 
     def __init__(self, local: Local, sockets: Path, interrupts: "_Interrupts") -> None:
         self.url = f"ipc://{sockets}/broker"
@@ -111,12 +113,16 @@ class _Crew:
         self._interrupts = interrupts
         self._logs: list[TextIO] = []
         self.broker: Process | None = None
-        self.workers: dict[int, Process] = {}
+        self.workers: dict[str, Process] = {}
+        self.indexes: dict[str, int] = {}  # which worker of the plan each is; spares are none, until the broker says so
+        self._spares = 0  # started so far
 
     def __enter__(self) -> "_Crew":
         self.start_broker()
         for index in range(self._local.workers):
-            self.start_worker(index)
+            self._start_worker(index)
+        for _ in range(self._local.spares):
+            self._start_spare()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,9 +136,28 @@ class _Crew:
         run = ("--run", self._local.folder.name, *(("--resume",) if self._local.resume else ()))
         self.broker = self._start("broker", "broker", *self._local.plan, "--bind", self.url, *run)
 
-    def start_worker(self, index: int) -> None:
-        place = ("--broker", self.url, "--index", str(index), "--sockets", str(self._sockets))
-        self.workers[index] = self._start(f"worker-{index}", "worker", *self._local.plan, *place)
+    def start_again(self, name: str, *, running: bool) -> str:
+        """Starts another for a worker whose process is gone; returns its name. In a `running` run with spares, one of
+        them has the place by now: the new one is a spare."""
+        del self.workers[name]
+        index = self.indexes.pop(name, None)
+        if index is None or (running and self._local.spares):
+            return self._start_spare()
+        return self._start_worker(index)
+
+    def _start_worker(self, index: int) -> str:
+        name = f"worker-{index}"
+        self.indexes[name] = index
+        return self._start_as(name, "--index", str(index))
+
+    def _start_spare(self) -> str:
+        self._spares += 1
+        return self._start_as(f"spare-{self._spares}", "--spare")
+
+    def _start_as(self, name: str, *role: str) -> str:
+        place = ("--broker", self.url, "--name", name, "--sockets", str(self._sockets))
+        self.workers[name] = self._start(name, "worker", *self._local.plan, *role, *place)
+        return name
 
     @property
     def restarts(self) -> bool:
@@ -201,8 +226,8 @@ class _Watch:
         self.facts: Facts = {}
         self._crew = crew
         self._client = client
-        self._left: dict[int, float] = {}  # worker: when it was seen to be gone
-        self._comebacks: Counter[int] = Counter()  # by worker: how often it was started again
+        self._left: dict[str, float] = {}  # by name: when it was seen to be gone
+        self._comebacks: Counter[str] = Counter()  # by name: how often it was started again
         self._broker_restarts = 0
         self.stopped: float | None = None  # when the run was asked to stop
 
@@ -219,9 +244,10 @@ class _Watch:
         if not any(words in told for words in _BEFORE_IT_SPOKE):
             return told
         crew = self._crew.workers
-        failed = [index for index in self._left if crew[index].returncode not in (0, None)]
-        words = [f"worker {index} said last: {self._crew.last_words(f'worker-{index}')}" for index in sorted(failed)]
-        return "\n".join([told, *words])
+        failed = [name for name in self._left if crew[name].returncode not in (0, None)]
+        return "\n".join(
+            [told, *(f"{_in_words(name)} said last: {self._crew.last_words(name)}" for name in sorted(failed))]
+        )
 
     def stop(self) -> None:
         """Ends the run because somebody wants it to."""
@@ -247,19 +273,26 @@ class _Watch:
         """The end of a run that the broker cannot end: a worker left before it joined, or the broker will not stay."""
         if self._broker_restarts > RESTARTS:
             return Outcome(1, f"the broker does not stay up: {self._crew.last_words('broker')}", self.facts)
-        for index, when in self._left.items():
-            status = self._crew.workers[index].returncode
+        for name, when in self._left.items():
+            status = self._crew.workers[name].returncode
             if status and not self._comes_back(status) and monotonic() - when > VERDICT:
-                words = self._crew.last_words(f"worker-{index}")
-                return Outcome(status if status > 0 else 1, f"worker {index} has left: {words}", self.facts)
+                words = f"{_in_words(name)} has left: {self._crew.last_words(name)}"
+                return Outcome(status if status > 0 else 1, words, self.facts)
         return None
 
     def _note_exits(self) -> None:
-        for index, process in self._crew.workers.items():
+        for name, process in self._crew.workers.items():
             status = process.poll()
-            if status is not None and index not in self._left:
-                self._left[index] = monotonic()
-                self._client.exited(index, process.pid, status)
+            if status is not None and name not in self._left:
+                self._left[name] = monotonic()
+                index = self._index_of(name, process.pid)
+                if index is not None:
+                    self._client.exited(index, process.pid, status)
+
+    def _index_of(self, name: str, pid: int) -> int | None:
+        """Which worker of the plan the process was: a spare is the one that the broker has made it, or none."""
+        has_place = (row["index"] for row in self.facts.get("workers", ()) if row.get("pid") == pid)
+        return next(has_place, self._crew.indexes.get(name))
 
     def _kill_the_lost(self) -> None:
         """Whoever hangs does not hear that it was lost, and would leave its place empty for ever."""
@@ -273,15 +306,15 @@ class _Watch:
         return self._crew.restarts and status not in _FINAL
 
     def _restart_workers(self) -> None:
-        for index, when in list(self._left.items()):
-            status = self._crew.workers[index].returncode
+        for name, when in list(self._left.items()):
+            status = self._crew.workers[name].returncode
             if self.stopped is not None:
                 return
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** self._comebacks[index])
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** self._comebacks[name])
             if status and self._comes_back(status) and monotonic() - when >= pause:
-                self._comebacks[index] += 1
-                del self._left[index]
-                self._crew.start_worker(index)
+                del self._left[name]
+                again = self._crew.start_again(name, running=self.facts.get("phase") == "running")
+                self._comebacks[again] = self._comebacks.pop(name, 0) + 1
 
     def _restart_broker(self) -> None:
         self._broker_restarts += 1
@@ -302,3 +335,8 @@ def _end(processes: Sequence[Process], interrupts: _Interrupts) -> None:
             if interrupts.now and number is not signal.SIGKILL:
                 break
             sleep(0.02)
+
+
+def _in_words(name: str) -> str:
+    """ "worker 1" of worker-1."""
+    return name.replace("-", " ")

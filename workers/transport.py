@@ -3,14 +3,16 @@
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from broker.control import Assigned
 from broker.queue import QueueKey, Queues
-from broker.queues.redis import RedisQueues
 from broker.queues.zeromq import ZeroMQQueues
 
 from .job import Job
+
+if TYPE_CHECKING:
+    from broker.queues.redis import RedisQueues
 
 REDIS = ("redis://", "rediss://", "unix://")
 
@@ -35,8 +37,7 @@ def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[s
     Raises `BrokerError`: the address is taken, the server cannot be reached or is not fit.
     """
     url = job.plan.queues.url
-    make = RedisQueues if url.startswith(REDIS) else ZeroMQQueues
-    return make(
+    return _kind(url)(
         assigned.run,
         assigned.incarnation,
         f"ipc://{folder}/queues" if url.startswith("ipc://") else url,
@@ -46,6 +47,14 @@ def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[s
         retain_bytes=job.plan.queues.retain_bytes,
         waiting=waiting,
     )
+
+
+def _kind(url: str) -> "type[RedisQueues | ZeroMQQueues]":
+    if not url.startswith(REDIS):
+        return ZeroMQQueues
+    from broker.queues.redis import RedisQueues  # takes time to load
+
+    return RedisQueues
 
 
 def reachable(endpoint: str, broker: str) -> str:

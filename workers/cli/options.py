@@ -33,6 +33,12 @@ def plan_of(config: str, sets: Sequence[str]) -> Plan:
     return plan
 
 
+def demand_restarts(plan: Plan) -> None:
+    """Raises `click.UsageError` if the plan has no use for spare workers."""
+    if not plan.recovery.restarts:
+        raise click.UsageError("a spare has nothing to wait for: no worker is replaced; add --set recovery.restarts=5")
+
+
 def plan_words(config: str, sets: Sequence[str]) -> list[str]:
     """The same plan, as arguments for another of our commands."""
     return [config, *(word for each in sets for word in ("--set", each))]

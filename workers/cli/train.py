@@ -25,8 +25,11 @@ WIDE = 160  # columns of a timetable that does not go to a terminal
 @click.option(
     "--resume", metavar="[RUN]", is_flag=False, flag_value="", help="Go on with a stopped run; the newest if not named."
 )
+@click.option(
+    "--spares", type=click.IntRange(min=0), default=0, help="So many workers wait to take a lost one's place at once."
+)
 @options.as_json
-def train(config: str, sets: tuple[str, ...], resume: str | None, as_json: bool) -> None:
+def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, as_json: bool) -> None:
     """Train the plan CONFIG here: a broker and every worker, each in a process of its own.
 
     The first Ctrl-C stops the run, after saving the step if recovery is on; the second ends it at once. Either way
@@ -34,11 +37,13 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, as_json: bool)
     """
     log_to_stderr()
     plan = options.plan_of(config, sets)
+    if spares:
+        options.demand_restarts(plan)
     from ..launch import go, ready
     from .progress import display
 
     with options.user_prints_to_stderr():
-        launch = ready(plan, resume)
+        launch = ready(plan, resume, spares)
     for warning in launch.warnings[len(plan.warnings) :]:
         click.echo(f"stageline: warning: {warning}", err=True)
     workers = counted(len(launch.plan.workers), "worker")

@@ -26,6 +26,7 @@ ONCE = 0.5  # seconds that a broker which is asked once gets to answer
     show_default=True,
     help="Seconds to look for the broker; with 0 it is asked once.",
 )
+@click.option("--spare", is_flag=True, help="Wait until a worker of the run is lost, and take its place at once.")
 @options.parent
 @click.option("--sockets", hidden=True, help="The folder for its sockets.")
 def worker(
@@ -35,17 +36,21 @@ def worker(
     index: int | None,
     name: str | None,
     patience: float,
+    spare: bool,
     parent: int,
     sockets: str | None,
 ) -> int:
     """Run one worker of the plan CONFIG.
 
-    It computes its stages, wherever the other workers are, until the run is over.
+    It computes its stages, wherever the other workers are, until the run is over. A spare has loaded everything and
+    computes nothing until it is needed.
     """
     log_to_stderr()
     plan = options.plan_of(config, sets)
     from ..process import Terms, run_worker
 
+    if spare:
+        options.demand_restarts(plan)
     called = name or ("worker" if index is None else f"worker-{index}")
     url = broker or plan.broker.url
-    return run_worker(plan, Terms(url, called, index, patience or ONCE, parent=parent, sockets=sockets))
+    return run_worker(plan, Terms(url, called, index, patience or ONCE, parent=parent, sockets=sockets, spare=spare))

@@ -1,0 +1,156 @@
+"""A spare worker takes the place of a lost one, and the weights are the undisturbed run's."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+import reference
+from broker.control import Assigned, Hello, Refused, Standby, Stop, decode_to_broker, encode
+from desk import Desk, until
+from nursery import Nursery
+from workers import runs
+from workers.client import Client
+from workers.link import Introduction, Link, TurnedAway
+from workers.reserve import Reserve
+
+RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=50", "--set", "recovery.record=all")
+STEPS = ("--set", "run.steps=600", "--set", "run.log_every=100")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Desk(tmp_path) as desk:
+        yield desk
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    started = Nursery()
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize(
+    "kills", [[("worker-0", 40)], [("worker-1", 3)], [("worker-0", 25), ("worker-1", 30)]], ids=str
+)
+def test_a_spare_takes_a_lost_workers_place(nursery, tmp_path, kills):
+    steps, microbatches = 12, 3
+    sets = (
+        f"run.steps={steps}",
+        f"run.dir={tmp_path}",
+        "run.log_every=1",
+        f"schedule.microbatches={microbatches}",
+        "recovery.restarts=5",
+        "recovery.snapshot_every=3",
+    )
+    config = reference.EXAMPLES / "digits" / "stageline.toml"
+    outcome = nursery.train(config, *sets, folder=tmp_path / "run", kills=kills, spares=1)
+    expected = reference.train(reference.recipe(config.parent, steps=steps, microbatches=microbatches))
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert outcome["facts"]["restarts"] == len(kills)
+    assert outcome["facts"]["weights_sha256"] == expected.weights_sha256
+    names = {row["index"]: row["name"] for row in outcome["facts"]["workers"]}
+    lost = {int(name[-1]) for name, _ in kills}
+    assert {index for index, name in names.items() if name.startswith("spare-")} == lost
+
+
+@pytest.mark.parametrize("spares", [(), ("--spares", "1")], ids=["started again", "spare"])
+def test_train_goes_on_after_a_kill_with_the_same_bits(desk, spares):
+    undisturbed = desk.command("train", ".", "--json", *STEPS)
+    train = desk.start("train", ".", "--json", *STEPS, *RECOVERY, *spares)
+    until(train.stderr, "running")
+    url = runs.broker_of(max(desk.runs(), key=lambda path: path.stat().st_mtime))
+    assert url is not None
+    with Client(url) as client:
+        pid = client.ask("status", timeout=10)["workers"][1]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    said, errors = train.communicate()
+    assert train.returncode == 0, errors
+    mine, theirs = json.loads(said), json.loads(undisturbed.stdout)
+    assert mine["restarts"] == 1
+    assert (mine["weights_sha256"], mine["losses"]) == (theirs["weights_sha256"], theirs["losses"])
+
+
+def test_where_nobody_is_replaced_a_spare_is_refused(desk, capsys):
+    for arguments in (("train", ".", "--spares", "1"), ("worker", ".", "--spare")):
+        assert desk.here(*arguments) == 2
+        assert "add --set recovery.restarts=5" in capsys.readouterr().err
+
+
+def test_one_that_stands_by_waits_longer_than_its_patience(tmp_path):
+    link, broker = Link(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
+    answers = [Standby("the run has not begun"), Standby("no place is free"), Assigned("run", 1, 7, 20)]
+    with broker.answering(answers) as hellos:
+        assert link.join(1.5) == Assigned("run", 1, 7, 20)
+    link.close()
+    assert [hello.spare for hello in hellos] == [True, True, True]
+
+
+@pytest.mark.parametrize("farewell", [Stop("all steps are done", 0), Refused("the run is over", 1)])
+def test_one_that_stands_by_leaves_with_the_run(tmp_path, farewell):
+    link, broker = Link(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
+    with broker.answering([Standby("no place is free"), farewell]), pytest.raises(TurnedAway) as left:
+        link.join(1.5)
+    link.close()
+    assert left.value.code == farewell.code
+
+
+def test_the_reserve_becomes_the_worker_that_is_started_next(tmp_path):
+    with Reserve() as reserve, (tmp_path / "log").open("a") as log:
+        reserve.fill()
+        told = reserve(["worker", "--help"], log)
+        assert told.wait(60) == 0
+        assert "workers.reserve" in told.args
+        reserve.fill()
+        killed = reserve._ready
+        killed.kill(), killed.wait()
+        other = reserve(["worker", "--help"], log)
+        assert other.wait(60) == 0
+        reserve.fill()
+        unused = reserve._ready
+    assert unused.returncode == -signal.SIGKILL
+    assert (tmp_path / "log").read_text().count("Usage: stageline worker") == 2
+
+
+def introduction() -> Introduction:
+    return Introduction("d" * 64, "spare-1", "desk", None, {}, spare=True)
+
+
+class Broker:
+    """Answers each hello with the next of its sentences."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def answering(self, sentences: list) -> "Broker":
+        self._sentences = sentences
+        return self
+
+    def __enter__(self) -> list[Hello]:
+        self._hellos: list[Hello] = []
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.bind(self._url)
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        return self._hellos
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+        self._socket.close()
+        self._context.term()
+
+    def _serve(self) -> None:
+        for sentence in self._sentences:
+            sender, said = self._socket.recv_multipart()
+            hello = decode_to_broker(said)
+            assert isinstance(hello, Hello)
+            self._hellos.append(hello)
+            self._socket.send_multipart([sender, encode(sentence)])

@@ -1,0 +1,95 @@
+"""A process that has loaded torch and waits to be told what to be: a worker that is started again is there sooner.
+
+train  ──starts──>  python -m workers.reserve        once the run is running, and again when one was used
+   └── the command's arguments, as a line of JSON ──> its standard input;  closed without a line: it is not needed
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, TextIO
+
+import msgspec
+
+from . import supervise
+
+Running = subprocess.Popen[bytes]
+
+
+class Reserve:
+    """A `supervise.Spawn` that has one process ready for the next worker, if `fill` was called in time."""
+
+    def __init__(self) -> None:
+        self._ready: Running | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.kill()  # it holds nothing
+            ready.communicate()
+
+    def __call__(self, arguments: Sequence[str], log: TextIO) -> supervise.Process:
+        ready = self._take() if arguments[0] == "worker" else None
+        return supervise.spawn(arguments, log) if ready is None else _told(ready, arguments, log)
+
+    def fill(self) -> None:
+        """Starts a process that will be ready in some seconds, unless there is one."""
+        if self._ready is None:
+            self._ready = subprocess.Popen(
+                [sys.executable, "-P", "-m", "workers.reserve"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def _take(self) -> Running | None:
+        """The process, even one that is still loading: it is ahead of one that has yet to start."""
+        ready, self._ready = self._ready, None
+        return ready if ready is not None and ready.poll() is None else None
+
+
+def _told(ready: Running, arguments: Sequence[str], log: TextIO) -> supervise.Process:
+    order = msgspec.json.encode(_Order(os.path.abspath(log.name), list(arguments)))
+    try:
+        with ready.stdin or open(os.devnull, "wb") as line:
+            line.write(order)
+    except BrokenPipeError:  # it has ended this very moment
+        ready.wait()
+        return supervise.spawn(arguments, log)
+    return ready
+
+
+class _Order(msgspec.Struct, frozen=True):
+    """What the process is to do: a command's arguments, and the file that its output is appended to."""
+
+    log: str
+    arguments: list[str]
+
+
+def main() -> int:
+    """What the process does; returns its exit code. It is told by its parent alone, over a pipe."""
+    from .cli import worker  # noqa: F401  # what the command loads
+    from .cli.program import run
+    from .process import run_worker  # noqa: F401  # likewise
+    from .warmth import start
+
+    start("cpu")
+    line = sys.stdin.buffer.read()
+    if not line:
+        return 0
+    order = msgspec.json.decode(line, type=_Order)
+    with open(order.log, "ab") as log, open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    return run(order.arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
