@@ -16,7 +16,8 @@ from desk import Desk, until
 from nursery import Nursery
 from workers import runs
 from workers.client import Client
-from workers.link import Introduction, Link, TurnedAway
+from workers.correspondence import Introduction, TurnedAway
+from workers.link import Link
 from workers.reserve import Reserve
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=50", "--set", "recovery.record=all")
@@ -120,7 +121,7 @@ def test_the_reserve_becomes_the_worker_that_is_started_next(tmp_path):
 
 
 def introduction() -> Introduction:
-    return Introduction("d" * 64, "spare-1", "desk", None, {}, spare=True)
+    return Introduction("d" * 64, "spare-1", "desk", 1, None, {}, spare=True)
 
 
 class Broker:

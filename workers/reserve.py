@@ -51,7 +51,10 @@ class Reserve:
     def _take(self) -> Running | None:
         """The process, even one that is still loading: it is ahead of one that has yet to start."""
         ready, self._ready = self._ready, None
-        return ready if ready is not None and ready.poll() is None else None
+        if ready is None or ready.poll() is None:
+            return ready
+        ready.communicate()  # it has ended; this closes the pipe to it
+        return None
 
 
 def _told(ready: Running, arguments: Sequence[str], log: TextIO) -> supervise.Process:

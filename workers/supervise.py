@@ -296,9 +296,9 @@ class _Watch:
 
     def _kill_the_lost(self) -> None:
         """Whoever hangs does not hear that it was lost, and would leave its place empty for ever."""
-        for gap in self.facts.get("recovering", ()):
-            process = self._crew.workers[gap["index"]]
-            if process.pid == gap["pid"] and gap["since"] > FAREWELL and self.stopped is None:
+        lost = {gap["pid"] for gap in self.facts.get("recovering", ()) if gap["since"] > FAREWELL}
+        for process in self._crew.workers.values():
+            if process.pid in lost and self.stopped is None:
                 process.send_signal(signal.SIGKILL)
 
     def _comes_back(self, status: int) -> bool:
