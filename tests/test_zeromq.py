@@ -22,6 +22,7 @@ from broker.queues import consumer as consumer_module
 from broker.queues import dealer as dealer_module
 from broker.queues import requests
 from broker.queues.zeromq import ZeroMQQueues
+from desk import free_port
 from lines import KEY, RUN, Line, wait_for
 from proxy import Flip, Proxy
 
@@ -117,6 +118,24 @@ def test_what_was_put_before_anybody_listened_arrives(stack: ExitStack) -> None:
     producer, consumer = worker(stack, 1), worker(stack, 2)
     Line(producer, consumer, 4).put(*range(20))
     assert line_of(producer, consumer).take_numbers(20) == list(range(20))
+
+
+def test_whoever_waits_for_a_producer_that_is_not_there_sleeps(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls: list[int] = []
+    poll = zmq.zmq_poll
+
+    def counted(sockets: list[tuple[Any, int]], timeout: int) -> list[tuple[Any, int]]:
+        polls.append(timeout)
+        return poll(sockets, timeout)
+
+    monkeypatch.setattr(zmq, "zmq_poll", counted)
+    consumer = worker(stack, 2)
+    consumer.connect({KEY: f"tcp://127.0.0.1:{free_port()}"})
+    for _ in range(3):
+        assert consumer.inbound(KEY).take(0.1) is None
+    assert len(polls) < 12
 
 
 def test_a_consumer_that_asks_before_the_queue_is_there_is_not_forgotten(stack: ExitStack) -> None:

@@ -100,6 +100,8 @@ class Dealer:
     @property
     def due(self) -> float:
         """When `speak` may have something to say though nothing has happened."""
+        if self._mute:  # a connection is something that happens
+            return self._asked + self._patience
         return min((consumer.due for consumer in self.consumers.values()), default=float("inf"))
 
     def close(self) -> None:
