@@ -611,6 +611,15 @@ def test_machines_may_not_differ_in_what_does(changes: dict[str, object], key: s
     assert key in {each.key for each in differences(plan(**changes).as_mapping(), plan().as_mapping())}
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "+nan"])
+def test_a_number_that_is_not_finite_is_no_text_when_it_is_typed(number: str) -> None:
+    with pytest.raises(PlanRefused, match="is not a finite number") as refused:
+        from_mapping(plan().as_mapping(), sets=[f"optimizer.lr={number}"])
+    (error,) = refused.value.errors
+    assert (error.key, error.where) == ("optimizer.lr", "--set")
+    assert from_mapping(plan().as_mapping(), sets=[f"optimizer.lr='{number}'"]).optimizer.options["lr"] == number
+
+
 def test_a_difference_names_the_key_and_both_values() -> None:
     here, there = plan(schedule__microbatches=4), plan(schedule__microbatches=8, optimizer__momentum=0.9)
     assert [str(each) for each in differences(here.as_mapping(), there.as_mapping())] == [

@@ -1,5 +1,6 @@
 """Settings to a plan, key by key: what is wrong is noted down and stands as None, so that reading goes on."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +85,10 @@ class Reading:
             return self._typed(key, kind, fault, given[key[-1]])
 
     def _typed(self, key: Key, kind: Kind[Any], fault: Unfit, value: object) -> Any:
-        """What was typed may be text that only looks like something else: `--set run.name=7`."""
+        """What was typed may be text that only looks like something else: `--set run.name=7`. An argument that is
+        typed as nan or inf is a number, and refused: a factory would not know what to do with it as text."""
+        if kind is OPTION and isinstance(value, float) and not math.isfinite(value):
+            return self._refuse(key, str(fault), value)
         try:
             return kind.fit(self._settings[key].text)
         except (KeyError, Unfit):
