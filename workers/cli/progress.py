@@ -16,6 +16,7 @@ Facts = dict[str, Any]
 Show = Callable[[Facts], None]
 
 EVERY = 5.0  # seconds between two lines
+_INTERRUPTED = (75, 130)  # codes of a run that somebody stopped: saved, not saved
 OVER = 3.0  # seconds over which a rate is measured
 
 
@@ -95,6 +96,8 @@ def phase(facts: Facts, steps: int) -> str:
         return "evaluating"
     if facts["phase"] == "waiting":
         return "waiting for the workers to connect their queues"
+    if facts["phase"] == "failed" and facts.get("code") in _INTERRUPTED:
+        return "interrupted"
     return str(facts["phase"])
 
 
