@@ -33,6 +33,10 @@ def test_an_interrupted_run_goes_on_where_it_was(desk):
     _, errors = train.communicate()
     assert train.returncode == 75, errors
     assert "steps is saved" in errors
+    assert "failed" not in errors
+    longer = desk.command("train", ".", "--resume", *STEPS, *RECOVERY, "--set", "run.steps=1501")
+    assert longer.returncode == 78
+    assert "run.steps: 1501 here, 1500 there" in longer.stderr
     resumed = desk.command("train", ".", "--json", "--resume", *STEPS, *RECOVERY)
     assert resumed.returncode == 0, resumed.stderr
     assert result(resumed.stdout) == result(undisturbed.stdout)

@@ -59,11 +59,13 @@ def ready(plan: Plan, resume: str | None = None, spares: int = 0) -> Launch:
     """
     if plan.queues.url != IN_MEMORY:
         sockets.check()
-    job = prepare(plan)
-    expected = forecast_of(job)
     name = runs.new_id(plan) if resume is None else runs.to_resume(plan, resume)
+    job = prepare(plan)
+    if resume is not None:
+        runs.demand_same(job.plan, runs.folder(plan, name))
+    expected = forecast_of(job)
     folder = runs.make_folder(plan, name)
-    if resume is None:  # a run that goes on has its own plan there, which its broker compares
+    if resume is None:  # a run that goes on has its own plan there
         keep(folder, runs.PLAN, job.plan.as_mapping())
     return Launch(job.plan, job.schedule, name, folder, job.steps, expected.warnings, resume is not None, spares)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.plan import Plan
+from pipeline.plan import Plan, PlanError, PlanRefused, differences
 
 from .result import Result
 
@@ -40,6 +40,27 @@ def to_resume(plan: Plan, run: str) -> str:
     if not unfinished:
         raise NoSuchRun(f"no unfinished run of {plan.run.name} is in {plan.run.dir}; leave out --resume to begin one")
     return unfinished[-1]
+
+
+def demand_same(plan: Plan, folder: Path) -> None:
+    """Raises `PlanRefused`, which names the differences, if the run in `folder` was begun with another plan.
+
+    `plan` has its stages and workers filled in. Without a readable plan there, only the broker can tell.
+    """
+    try:
+        kept = msgspec.json.decode((folder / PLAN).read_bytes(), type=dict[str, object])
+    except (OSError, msgspec.MsgspecError):
+        return
+    if found := "; ".join(map(str, differences(plan.as_mapping(), kept))):
+        raise PlanRefused(
+            [
+                PlanError(
+                    "",
+                    f"run {folder.name} was begun with another plan: {found} (here: this plan, there: the run's). "
+                    "Resume it with the plan that it began with, or leave out --resume to begin another run",
+                )
+            ]
+        )
 
 
 def newest(plan: Plan) -> Path:
@@ -92,10 +113,10 @@ def broker_of(folder: Path) -> str | None:
         return None
 
 
-def newest_broker(runs: Path) -> str | None:
-    """Where the broker that was started last, of all runs in the folder `runs`, listens; None if there is none."""
-    found = sorted(runs.glob(f"*/{BROKER}"), key=_started)
-    return broker_of(found[-1].parent) if found else None
+def newest_in(runs: Path) -> Path | None:
+    """The run that was begun, or gone on with, last of all in the folder `runs`; None if there is none."""
+    found = sorted(runs.glob(f"*/{PLAN}"), key=_started)
+    return found[-1].parent if found else None
 
 
 def _started(file: Path) -> float:

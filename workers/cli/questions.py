@@ -22,6 +22,7 @@ def ask(what: str, where: str | None, broker: str | None, *, as_json: bool, **of
 
     Raises `BrokerUnreachable`, and `Failure` if the broker will not answer this.
     """
+    where = where if broker else place(where)
     try:
         with Client(broker or _address(where)) as client:
             facts = client.ask(what, PATIENCE, **of)
@@ -37,9 +38,17 @@ def ask(what: str, where: str | None, broker: str | None, *, as_json: bool, **of
     return None
 
 
+def place(where: str | None) -> str | None:
+    """`where`, or the folder of the newest run in ./runs; None if there is none."""
+    if where is not None:
+        return where
+    newest = runs.newest_in(Path("runs"))
+    return None if newest is None else str(newest)
+
+
 def _address(where: str | None) -> str:
     if where is None:
-        return runs.newest_broker(Path("runs")) or BrokerPlan().url
+        return BrokerPlan().url
     if (url := runs.broker_of(Path(where))) is not None:
         return url
     if runs.is_run(Path(where)):

@@ -8,7 +8,7 @@ import msgspec
 
 from .. import runs
 from . import options
-from .questions import ask
+from .questions import ask, place
 from .summary import summary
 from .tables import duration, share, show
 
@@ -25,6 +25,7 @@ def status(where: str | None, broker: str | None, as_json: bool) -> None:
     WHERE is a plan, whose broker.url is asked, or a run's folder; one that has finished is shown with its
     result. Without WHERE and --broker, the newest run in ./runs.
     """
+    where = where if broker else place(where)
     if where and not broker and (result := runs.result_in(Path(where))) is not None:
         click.echo(msgspec.json.encode(result) if as_json else summary(result, Path(where)))
         return
