@@ -3,6 +3,8 @@
 import json
 import os
 import pty
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +172,55 @@ def test_a_plans_forecast_counts_parameters_bytes_and_messages_as_they_are(desk,
     assert found["idle"] == list(check(schedule.make("1f1b", [(0,), (1,)], 3)).idle)
 
 
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_messages_that_have_no_room_until_a_checkpoint_lets_them_go_are_refused(command, desk, capsys):
+    assert desk.here("plan", ".", "--json") == 0
+    step = max(each["retained"] for each in json.loads(capsys.readouterr().out)["queues"])
+    words = (command, ".", "--set", "run.steps=50", "--set", "recovery.snapshot_every=9")
+    tight = f"queues.retain_bytes={10 * step // 5 - 1}"
+    assert desk.here(*words, "--set", tight, "--set", "recovery.restarts=1") == 78
+    said = capsys.readouterr().err
+    assert "the messages of 10 steps (recovery.snapshot_every is 9)" in said
+    assert 'Use "1MiB" or more, or a smaller recovery.snapshot_every' in said
+    assert desk.runs() == []
+    assert desk.here("plan", ".", *words[2:], "--set", tight) == 0  # without recovery a step's messages are enough
+    capsys.readouterr()
+    assert desk.here(*words, "--set", f"queues.retain_bytes={step // 5 - 1}") == 78
+    assert "the messages of one step" in capsys.readouterr().err
+
+
+def test_messages_that_just_have_room_until_a_checkpoint_are_not_refused(desk, capsys):
+    assert desk.here("plan", ".", "--json") == 0
+    step = max(each["retained"] for each in json.loads(capsys.readouterr().out)["queues"])
+    words = ("--set", "run.steps=50", "--set", "recovery.snapshot_every=9", "--set", "recovery.restarts=1")
+    assert desk.here("plan", ".", *words, "--set", f"queues.retain_bytes={2 * step}") == 0
+
+
+def test_without_arguments_the_newest_run_is_looked_at_even_if_it_is_over(desk, capsys):
+    assert desk.here("train", ".", "--set", "queues.url=memory://") == 0
+    weights = json.loads((desk.runs()[0] / "result.json").read_text())["weights_sha256"]
+    capsys.readouterr()
+    assert desk.here("status") == 0
+    assert weights in capsys.readouterr().out
+    assert desk.here("status", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "train/1"
+    for words in (("queue", "ls"), ("why",), ("story", "1/0")):
+        assert desk.here(*words) == 3
+        assert f"run {desk.runs()[0].name} has finished" in capsys.readouterr().err
+
+
+def test_the_broker_tells_how_to_start_workers_of_the_same_plan(desk):
+    sets = ("run.steps=4", "queues.url=tcp://127.0.0.1:0", "optimizer.note=a b")
+    options = [word for each in sets for word in ("--set", each)]
+    broker = desk.start("broker", ".", *options, "--bind", f"tcp://127.0.0.1:{free_port()}")
+    told = shlex.split(until(broker.stderr, "start every worker with: ").partition("with: ")[2])
+    assert told[:-2] == ["stageline", "worker", ".", *options]
+    assert told[-2] == "--broker"
+    for number in (signal.SIGINT, signal.SIGINT):
+        broker.send_signal(number)
+    broker.communicate()
+
+
 def test_doctor_finds_this_machine_and_the_small_plan_well(desk, capsys):
     assert desk.here("doctor", ".", "--json") == 0
     findings = {each["what"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
@@ -306,7 +357,8 @@ def test_what_needs_no_torch_does_not_wait_for_it(arguments):
     assert ended.stdout.splitlines()[-1] == "False"
 
 
-def test_a_bug_shows_its_traceback_and_asks_to_be_reported(capsys, monkeypatch):
+def test_a_bug_shows_its_traceback_and_asks_to_be_reported(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("workers.cli.questions.ask", None)
     monkeypatch.setattr("workers.cli.status.ask", None)
     assert run(["status"]) == 1

@@ -12,6 +12,8 @@ from pipeline.plan import Plan, PlanError, PlanRefused
 from .job import Job, prepare
 from .trial import Sizes, trial
 
+SPILL = 4  # times as much as in memory may lie on the disk
+
 
 class StageForecast(msgspec.Struct, frozen=True):
     """One stage. `in_flight` microbatches are held at most; `bytes` says what takes how much, `total` all of it."""
@@ -56,11 +58,13 @@ def forecast(plan: Plan) -> Forecast:
 
 
 def forecast_of(job: Job) -> Forecast:
-    """The same for a job, which is used up by it: see `trial`."""
+    """The same for a job, which is used up by it: see `trial`. Raises as `forecast` does."""
     plan = job.plan
     verdict = _verdict(job)
     sizes = trial(job)
     queues = [_queue(job, verdict, key, size) for key, size in sorted(sizes.messages.items())]
+    if errors := list(_overflows(job, queues)):
+        raise PlanRefused(errors)
     return Forecast(
         digest=plan.digest(),
         plan=plan.as_mapping(),
@@ -115,10 +119,37 @@ def _queue(job: Job, verdict: Verdict, key: QueueKey, message: int) -> QueueFore
 def _spills(job: Job, queues: list[QueueForecast]) -> Iterator[str]:
     """A step's messages are kept until all have done the step: what has no room in memory goes to the disk."""
     limit = job.plan.queues.retain_bytes
-    for worker, stages in enumerate(job.plan.placement):
-        needed = sum(queue.retained for queue in queues if queue.producer in stages)
+    for worker, needed in enumerate(_by_worker(job, queues)):
         if needed > limit:
             yield (
                 f"worker {worker} keeps {needed} bytes of messages in every step, {limit} of them in memory, the rest "
                 f'on disk. Use queues.retain_bytes = "{ceil(needed / 2**20)}MiB" or more if there is memory for it.'
             )
+
+
+def _overflows(job: Job, queues: list[QueueForecast]) -> Iterator[PlanError]:
+    """Where snapshots are written, only a checkpoint lets messages go: all since the last one must have room.
+
+    Without room for the next one's step too, every worker would wait for a checkpoint that none comes to write.
+    """
+    plan = job.plan
+    if plan.queues.url == "memory://":
+        return
+    every, saves = plan.recovery.snapshot_every, plan.recovery.restarts > 0 and plan.recovery.snapshot_every > 0
+    steps = min(every + 1, job.steps) if saves else 1
+    room = (1 + SPILL) * plan.queues.retain_bytes
+    for worker, needed in enumerate(steps * each for each in _by_worker(job, queues)):
+        if needed > room:
+            of = f"{steps} steps (recovery.snapshot_every is {every})" if saves else "one step"
+            smaller = ", or a smaller recovery.snapshot_every" if saves else ""
+            yield PlanError(
+                "queues.retain_bytes",
+                f"worker {worker} keeps the messages of {of}, {needed} bytes, and has room for {room} in memory and on "
+                f'disk: it would wait for ever. Use "{ceil(needed / (1 + SPILL) / 2**20)}MiB" or more{smaller}',
+                value=str(plan.queues.retain_bytes),
+            )
+
+
+def _by_worker(job: Job, queues: list[QueueForecast]) -> list[int]:
+    """The bytes of messages that each worker puts in a step."""
+    return [sum(queue.retained for queue in queues if queue.producer in stages) for stages in job.plan.placement]

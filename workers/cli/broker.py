@@ -1,5 +1,7 @@
 """`stageline broker`: the process that knows where every microbatch is."""
 
+import shlex
+
 import click
 
 from . import kinds, options
@@ -28,7 +30,8 @@ def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None
     def tell(endpoint: str) -> None:
         click.echo(f"run {place.run}: broker at {endpoint}, records in {runs.folder(plan, place.run)}", err=True)
         if not parent:
-            click.echo(f"start every worker with: stageline worker {config} --broker {endpoint}", err=True)
+            words = ("stageline", "worker", *options.plan_words(config, sets), "--broker", endpoint)
+            click.echo(f"start every worker with: {shlex.join(words)}", err=True)
 
     place = Place(bind or plan.broker.url, run or runs.new_id(plan), parent, resume)
     return run_broker(plan, place, tell)
