@@ -41,6 +41,21 @@ def test_a_hang_that_holds_the_interpreter_is_named_within_the_lease_and_replace
     assert going.end()["facts"]["restarts"] == 1
 
 
+def test_a_hanging_worker_whose_place_a_spare_has_is_ended(nursery: Nursery, tmp_path: Path) -> None:
+    """Nobody looked at it any more once its place was taken, and it kept its memory until the run was over."""
+    plan = plan_in(tmp_path)
+    with (plan.parent / "model.py").open("a") as file:
+        file.write(HANGS)
+    going = WholeRun(nursery, plan, "run.steps=120", "recovery.lease=3", spares=1)
+    going.until_checkpoint(2)
+    before = going.pids()
+    (plan.parent / "hang").touch()
+    (hung,) = going.wait_for(lambda: before - going.pids())
+    going.wait_for(lambda: not Path(f"/proc/{hung}").exists())
+    assert "tiny: running" in going.ask("status")
+    assert going.digest() == expected(120)
+
+
 @pytest.mark.faults
 def test_a_worker_that_was_stopped_for_longer_than_its_lease_wakes_up_as_a_zombie(tmp_path: Path) -> None:
     plan = plan_in(tmp_path)

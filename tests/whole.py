@@ -48,11 +48,18 @@ class WholeRun:
     """A run of `plan` that has begun."""
 
     def __init__(
-        self, nursery: Nursery, plan: Path, *sets: str, kills: Sequence[Kill] = (), resume: bool = False
+        self,
+        nursery: Nursery,
+        plan: Path,
+        *sets: str,
+        kills: Sequence[Kill] = (),
+        resume: bool = False,
+        spares: int = 0,
     ) -> None:
         self.folder = plan.parent.parent / "runs" / "tiny"
         self._outcome: dict[str, Any] = {}
-        self._thread = threading.Thread(target=self._train, args=(nursery, plan, sets, kills, resume))
+        options = {"kills": kills, "resume": resume, "spares": spares}
+        self._thread = threading.Thread(target=self._train, args=(nursery, plan, sets, options))
         self._thread.start()
 
     def entries(self) -> list[Entry]:
@@ -81,11 +88,14 @@ class WholeRun:
             run([command, str(self.folder), *arguments])
         return said.getvalue()
 
+    def pids(self) -> set[int]:
+        """The processes that have a place."""
+        with self._client() as client:
+            return {row["pid"] for row in client.ask("status", PATIENCE)["workers"] if "pid" in row}
+
     def stop(self) -> None:
         """Asks it to end with the step that it is in."""
-        broker = runs.broker_of(self.folder)
-        assert broker is not None
-        with Client(broker) as client:
+        with self._client() as client:
             client.stop_run("interrupted", 130, at_step_end=True)
 
     def end(self) -> dict[str, Any]:
@@ -105,9 +115,14 @@ class WholeRun:
         """What a process has said."""
         return (self.folder / f"{who}.log").read_text()
 
-    def _train(self, nursery: Nursery, plan: Path, sets: tuple[str, ...], kills: Sequence[Kill], resume: bool) -> None:
+    def _client(self) -> Client:
+        broker = runs.broker_of(self.folder)
+        assert broker is not None
+        return Client(broker)
+
+    def _train(self, nursery: Nursery, plan: Path, sets: tuple[str, ...], options: dict[str, Any]) -> None:
         try:
             sets = (f"run.dir={self.folder.parent}", *sets)
-            self._outcome = nursery.train(plan, *sets, folder=self.folder, kills=kills, resume=resume)
+            self._outcome = nursery.train(plan, *sets, folder=self.folder, **options)
         except RuntimeError as error:
             self._outcome = {"error": str(error)}

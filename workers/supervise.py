@@ -228,6 +228,7 @@ class _Watch:
         self._client = client
         self._left: dict[str, float] = {}  # by name: when it was seen to be gone
         self._comebacks: Counter[str] = Counter()  # by name: how often it was started again
+        self._lost: dict[int, float] = {}  # by pid: when a worker's place was given up
         self._broker_restarts = 0
         self.stopped: float | None = None  # when the run was asked to stop
 
@@ -295,10 +296,13 @@ class _Watch:
         return next(has_place, self._crew.indexes.get(name))
 
     def _kill_the_lost(self) -> None:
-        """Whoever hangs does not hear that it was lost, and would leave its place empty for ever."""
-        lost = {gap["pid"] for gap in self.facts.get("recovering", ()) if gap["since"] > FAREWELL}
+        """Whoever hangs does not hear that it was lost, and would leave its place empty for ever, or, if a spare has
+        that by now, be of no use."""
+        now = monotonic()
+        for gap in self.facts.get("recovering", ()):
+            self._lost.setdefault(gap["pid"], now - gap["since"])
         for process in self._crew.workers.values():
-            if process.pid in lost and self.stopped is None:
+            if now - self._lost.get(process.pid, now) > FAREWELL and self.stopped is None:
                 process.send_signal(signal.SIGKILL)
 
     def _comes_back(self, status: int) -> bool:
