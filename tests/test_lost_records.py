@@ -23,6 +23,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         yield desk
 
 
+@pytest.mark.faults
 def test_workers_go_on_under_a_broker_that_has_lost_its_records(desk: Desk, tmp_path: Path):
     undisturbed = json.loads(desk.command("train", ".", "--json", *SETS).stdout.splitlines()[-1])
     url = f"tcp://127.0.0.1:{free_port()}"

@@ -96,6 +96,7 @@ def test_what_is_older_than_the_checkpoint_before_the_last_is_forgotten(nursery,
         replay(run, Wanted(1, begins[0] - 1, 0))
 
 
+@pytest.mark.faults
 def test_other_code_gives_other_bits_and_that_is_said(desk, capsys):
     recovery = ("recovery.record=all", "recovery.restarts=1", "recovery.snapshot_every=3")
     assert desk.command("train", ".", *(word for each in recovery for word in ("--set", each))).returncode == 0
@@ -151,6 +152,7 @@ def test_a_microbatch_that_stops_the_run_can_be_run_again(desk, capfd, monkeypat
     assert "and bad-0000000005-0" in capfd.readouterr().err
 
 
+@pytest.mark.faults
 def test_a_breakpoint_stops_at_the_microbatch_and_only_there(desk):
     desk.write("model.py", PICKY)
     recovery = ("recovery.record=all", "recovery.restarts=1", "recovery.snapshot_every=3", "data.batch_size=8")

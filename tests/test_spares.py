@@ -63,6 +63,7 @@ def test_a_spare_takes_a_lost_workers_place(nursery, tmp_path, kills):
 
 
 @pytest.mark.parametrize("spares", [(), ("--spares", "1")], ids=["started again", "spare"])
+@pytest.mark.faults
 def test_train_goes_on_after_a_kill_with_the_same_bits(desk, spares):
     undisturbed = desk.command("train", ".", "--json", *STEPS)
     train = desk.start("train", ".", "--json", *STEPS, *RECOVERY, *spares)

@@ -1,5 +1,6 @@
 """The queues of two workers, a queue for each direction, as a wire: over ZeroMQ here, over Redis beside redis-py."""
 
+from time import monotonic
 from types import TracebackType
 from typing import Self, cast
 
@@ -13,6 +14,7 @@ from ..processes import PATIENCE
 
 ROUND = 8  # messages after which those received are trimmed
 WINDOW = 16  # messages that may be on their way
+PARTING = 1.0  # seconds that the last message gets before the socket under it is closed
 KEYS = (QueueKey(Flow.FORWARD, 1), QueueKey(Flow.BACKWARD, 0))
 WINDOWS = dict.fromkeys(KEYS, WINDOW)
 
@@ -45,6 +47,9 @@ class OurWire:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        until = monotonic() + PARTING
+        while self._out.depth().in_flight and (left := until - monotonic()) > 0:
+            self._queues.pump(left)
         self._queues.close()
 
 
