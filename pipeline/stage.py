@@ -15,7 +15,7 @@ By hand, in a loop of your own:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from hashlib import sha256
 from itertools import count
 from typing import Any
@@ -34,6 +34,8 @@ from .versions import Version, Versions
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 Loss = Callable[[Any, Any], Tensor]
+
+LOSS = "the loss"  # in the place of a layer's name
 
 
 class StageError(Exception):
@@ -55,9 +57,6 @@ class ForeignState(StageError):
 def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
     """What the random generators are seeded with before `layer` of one microbatch: the same wherever the cut is."""
     return int.from_bytes(sha256(f"{seed}/{step}/{microbatch}/{layer}".encode()).digest()[:8], "little")
-
-
-LOSS = "the loss"  # in the place of a layer's name
 
 
 class _NotGiven:
@@ -302,9 +301,8 @@ class Stage:
 
     def _own(self, owned: bool, tensor: Tensor) -> Tensor:
         mine = tensor.detach()
-        if mine.device != self.device:
-            return mine.to(self.device)
-        return mine if owned else copied(mine)
+        here = self._here(mine)
+        return here if owned or here is not mine else copied(here)
 
     def _here(self, tensor: Tensor) -> Tensor:
         return tensor if tensor.device == self.device else tensor.to(self.device)
@@ -340,7 +338,7 @@ class Stage:
 
     def _send(self, taken: list[int], tensor: Tensor) -> Tensor:
         detached = tensor.detach()
-        address = detached.untyped_storage().data_ptr()
+        address = _address(detached)
         if address and (address in taken or address in self._owned):
             detached = copied(detached)
         return detached.requires_grad_() if tensor.requires_grad else detached
@@ -360,7 +358,7 @@ class Stage:
                 f"with respect to it, which the next stage's backward() returns"
             )
         share = stashed.share
-        return map_tensors(lambda loss: _gradient_of(share, loss.dtype, loss.device), stashed.outputs)
+        return map_tensors(lambda loss: torch.ones_like(loss) * share, stashed.outputs)
 
     def _matched(self, outputs: Tree, gradient: Tree) -> tuple[list[Tensor], list[Tensor]]:
         """The outputs that take part in backward, and their gradients. An output without a gradient takes no part."""
@@ -408,12 +406,6 @@ def _generators(device: torch.device) -> list[torch.Generator]:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-@lru_cache(maxsize=16)  # the same shares come in every step
-def _gradient_of(share: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The gradient with respect to a loss that counts for `share`."""
-    return torch.ones((), dtype=dtype, device=device) * share
 
 
 def _requires_grad(tree: Tree) -> bool:

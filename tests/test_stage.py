@@ -205,6 +205,24 @@ def test_what_shares_memory_with_weights_or_input_is_copied_before_it_is_sent():
     assert all(torch.equal(a, b) for a, b in zip(sent, kept, strict=True))
 
 
+def test_a_hook_that_writes_to_the_gradient_of_the_loss_changes_one_microbatch_alone():
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        value = (output - target).square().mean()
+        value.register_hook(lambda gradient: gradient.mul_(2))
+        return value
+
+    layer = nn.Linear(3, 1)
+    stage = Stage(layer, loss=loss)
+    gradients = []
+    for microbatch in range(3):
+        stage.forward(torch.ones(2, 3), torch.zeros(2, 1), microbatch=microbatch, share=0.5)
+        stage.backward()
+        assert layer.weight.grad is not None
+        gradients.append(layer.weight.grad.clone())
+    assert torch.equal(gradients[1], 2 * gradients[0])
+    assert torch.equal(gradients[2], 3 * gradients[0])
+
+
 @pytest.mark.parametrize("twice", [lambda h: (h, h), lambda h: {"h": h, "head": h[:, :2]}], ids=["same", "slice"])
 def test_memory_that_would_be_sent_twice_is_refused(twice):
     # They would arrive apart: an in-place layer would write to one alone, and gradients be added in another order.
