@@ -120,10 +120,11 @@ class RedisLink:
         """Whatever goes wrong, the connection is closed: answers may still be under way."""
         try:
             yield
-        except BaseException as error:
+        except (RedisError, OSError) as error:
             self.close()
-            if isinstance(error, (RedisError, OSError)):
-                raise self._trouble(error) from error
+            raise self._trouble(error) from error
+        except BaseException:  # whatever else ends it in the middle of an answer: it is handed on
+            self.close()
             raise
 
     def _outcome(self, unit: Unit) -> list[Any]:

@@ -6,13 +6,12 @@ from math import ceil
 import msgspec
 
 from broker.queue import QueueKey
+from broker.queues.log import SPILL
 from pipeline.check import Unsound, Verdict, check
 from pipeline.plan import Plan, PlanError, PlanRefused
 
 from .job import Job, prepare
 from .trial import Sizes, trial
-
-SPILL = 4  # times as much as in memory may lie on the disk
 
 
 class StageForecast(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """One worker: a machine that decides, an executor that computes, queues that carry, and the loop that joins them.
 
-poll():  Take     the queue gives a message, or nothing yet        -> machine
-         Compute  the executor computes, the queue gets the result -> machine
+poll():  Take     the queue gives a message, or nothing yet: then this turn is over   -> machine
+         Compute  the executor computes, the queue gets the result; then it is over   -> machine
 """
 
 from collections.abc import Callable, Sequence

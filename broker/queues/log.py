@@ -16,6 +16,7 @@ from .seal import Seal
 from .spill import Slot, Spill
 
 UNLIMITED = 2**63
+SPILL = 4  # times what may be retained in memory may lie on the disk, unless that is said
 
 
 def _never(reason: str, since: float) -> bool:

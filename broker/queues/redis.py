@@ -21,7 +21,7 @@ from ..message import LIMITS, Limits, Message
 from ..queue import Depth, Inbound, Outbound, QueueKey
 from ..redis_link import RedisAway, RedisLink, without_password
 from .bell import Bell
-from .log import UNLIMITED, Log, Shelf
+from .log import SPILL, UNLIMITED, Log, Shelf
 from .memory import MemoryQueue
 from .reader import Reader
 from .receiver import Receiver
@@ -75,7 +75,7 @@ class RedisQueues:
         self._waiting = waiting
         self._patience = patience
         self._limits = limits
-        spill_bytes = 4 * retain_bytes if spill_bytes is None else spill_bytes
+        spill_bytes = SPILL * retain_bytes if spill_bytes is None else spill_bytes
         self._shelf = Shelf(retain_bytes, spill_bytes, spill_folder, self._wait_for_room)
         self._outbounds: dict[QueueKey, RedisOutbound | MemoryQueue] = {}
         self._inbounds: dict[QueueKey, RedisInbound | LocalInbound] = {}

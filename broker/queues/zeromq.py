@@ -18,7 +18,7 @@ from ..queue import Depth, Inbound, Outbound, QueueKey
 from .consumer import Consumer
 from .dealer import Dealer
 from .hub import Hub
-from .log import UNLIMITED, Log, Shelf
+from .log import SPILL, UNLIMITED, Log, Shelf
 from .memory import MemoryQueue
 from .producer import Producer
 
@@ -61,7 +61,7 @@ class ZeroMQQueues:
         self._waiting = waiting
         self._patience = patience
         self._limits = limits
-        spill_bytes = 4 * retain_bytes if spill_bytes is None else spill_bytes
+        spill_bytes = SPILL * retain_bytes if spill_bytes is None else spill_bytes
         self._shelf = Shelf(retain_bytes, spill_bytes, spill_folder, self._wait_for_room)
         self._outbounds: dict[QueueKey, ZeroMQOutbound | MemoryQueue] = {}
         self._inbounds: dict[QueueKey, ZeroMQInbound | LocalInbound] = {}
