@@ -4,19 +4,16 @@ prepare -> join -> bind -> wait for the peers -> run -> save the weights -> Fini
 """
 
 import os
-import signal
 import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
-from types import FrameType
 
 import structlog
 import torch
 
-from broker.control import Assigned, Failed, Finished, Goodbye, Peers, Refused, Stop, Trim
+from broker.control import Assigned, Failed, Finished, Goodbye
 from broker.errors import BrokerError
 from broker.redis_fitness import RedisUnfit
 from pipeline.data import DataError
@@ -29,8 +26,10 @@ from .bad import told
 from .checkpoints import SnapshotFailed
 from .client import BrokerUnreachable
 from .correspondence import Introduction, TurnedAway
+from .ear import Ear
 from .executor import ComputeFailed, Executor
 from .job import Job, prepare
+from .leaving import Stopped, Watch, demand_parent
 from .link import Link
 from .manifest import SnapshotDamaged
 from .progress import Progress
@@ -41,22 +40,9 @@ from .skipping import SkipLog, skipping
 from .transport import WorkerQueues, open_queues, reachable
 from .warmth import warm_up
 from .weights import save_weights
-from .worker import PATIENCE, Carrier, Worker
-
-STEP_END = 5.0  # seconds that finishing a step may take when the run is stopped
-SAY = 1.0  # seconds that the broker may take to hear of the last snapshot
-ORPHANED = 0.25  # seconds after which a worker notices that its supervisor is gone
+from .worker import Carrier
 
 log = structlog.get_logger()
-
-
-class Stopped(Exception):
-    """The worker leaves before its program is over; `code` is the exit code to leave with. `told`: by the broker."""
-
-    def __init__(self, reason: str, code: int, *, told: bool = False) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.told = told
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +96,8 @@ def _run(plan: Plan, terms: Terms) -> int:
         warm_up(job.plan, terms.claim)
     link = Link(terms.broker, _introduction(job.plan, terms))
     try:
-        assigned = link.join(terms.patience, lambda: _demand_parent(terms.parent))
-        watch = _Watch(terms.parent)  # not before: until here, a signal may end the process at once
+        assigned = link.join(terms.patience, lambda: demand_parent(terms.parent))
+        watch = Watch(terms.parent)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
         with tempfile.TemporaryDirectory(prefix="stageline-", dir=terms.sockets) as folder:
@@ -121,7 +107,7 @@ def _run(plan: Plan, terms: Terms) -> int:
     return 0
 
 
-def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Terms, folder: Path) -> None:
+def _work(job: Job, assigned: Assigned, link: Link, watch: Watch, terms: Terms, folder: Path) -> None:
     def make_room(reason: str) -> None:
         log.warning("waiting", reason=reason)
         ear.listen()  # where a trim comes from
@@ -139,7 +125,7 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: "_Watch", terms: Term
             assigned, reachable(queues.endpoint, terms.broker), worker.progress, steps=job.steps, ring=queues.ring
         )
         with _recovery(job, assigned, executor, worker.progress, recorder) as recovery:
-            ear = _Ear(job, assigned, link, watch, queues, recovery, worker)
+            ear = Ear(job, assigned, link, watch, queues, recovery, worker)
             ear.go_on_from(assigned.step)
             ear.wait_for_company(terms.company)
             worker.run(ear.listen, recovery.stepped)
@@ -203,153 +189,3 @@ def _introduction(plan: Plan, terms: Terms) -> Introduction:
     disk = Disk(plan) if replaceable else None
     host, settings = socket.gethostname(), plan.as_mapping()
     return Introduction(plan.digest(), terms.name, host, os.getpid(), terms.claim, settings, disk, terms.spare)
-
-
-def _demand_parent(parent: int) -> None:
-    if parent and os.getppid() != parent:
-        raise Stopped(f"the supervisor (pid {parent}) is gone", 1)
-
-
-class _Watch:
-    """Notices that the process should go: a signal came, or its parent is gone."""
-
-    def __init__(self, parent: int) -> None:
-        self._parent = parent
-        self._look = 0.0  # when to look for it again
-        self._signal = 0
-        self.on_signal: Callable[[], None] = lambda: None
-        signal.signal(signal.SIGINT, self._note)
-        signal.signal(signal.SIGTERM, self._note)
-
-    def check(self) -> None:
-        """Raises `Stopped` if it should."""
-        if self._signal:
-            raise Stopped(f"interrupted by {signal.Signals(self._signal).name}", 130)
-        if monotonic() >= self._look:
-            self._look = monotonic() + ORPHANED
-            _demand_parent(self._parent)
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        if self._signal:  # the second: at once, whatever the compute loop is in
-            os._exit(130)
-        self._signal = number
-        self.on_signal()
-
-
-class _Ear:
-    """Listens to the broker between two turns of the compute loop."""
-
-    def __init__(
-        self,
-        job: Job,
-        assigned: Assigned,
-        link: Link,
-        watch: _Watch,
-        queues: WorkerQueues,
-        recovery: Recovery,
-        worker: Worker,
-    ) -> None:
-        self._job = job
-        self._assigned = assigned
-        self._link = link
-        self._watch = watch
-        self._queues = queues
-        self._recovery = recovery
-        self._worker = worker
-        self._ending: tuple[Stop, float] | None = None  # what ends the run after a step, and until when it may wait
-        self._joined = False
-        mine = job.plan.workers[assigned.index].stages
-        self._takes = [key for key in job.route.queues() if key.stage in mine]
-        self._outbound = [queues.outbound(key) for key in job.route.queues() if job.route.producer(key) in mine]
-
-    def go_on_from(self, step: int) -> None:
-        """Sets the ends of the queues to the first message of `step`, which is a complete checkpoint if it is not 0."""
-        for outbound in self._outbound:
-            outbound.trim(min(step, self._job.steps_of(outbound.key)))
-        for key in self._takes:
-            self._queues.inbound(key).rewind(step)
-
-    def listen(self) -> None:
-        """Takes in what the broker has said. Raises `Stopped`."""
-        self._watch.check()
-        while self._link.inbox:
-            match self._link.inbox.popleft():
-                case Peers(workers):
-                    self._connect({index: endpoint for index, (_, endpoint) in workers.items()})
-                case Trim(step):
-                    for outbound in self._outbound:
-                        outbound.trim(min(step, self._job.steps_of(outbound.key)))
-                    self._worker.progress.complete = max(step, self._worker.progress.complete)
-                    self._recovery.forget(step)
-                case Stop() as stop:
-                    self._end(stop)
-                case Refused(reason, code):
-                    raise Stopped(reason, code, told=True)
-                case _:
-                    continue
-        if self._ending is not None:
-            self._leave_with_the_step(*self._ending)
-
-    def _end(self, stop: Stop) -> None:
-        """Leaves at once, unless there is a step to finish first that this worker has not gone beyond."""
-        now_at = self._worker.step
-        late = stop.step is None or now_at is None or now_at > stop.step or self._job.schedule.mode == "async"
-        if not stop.at_step_end or late or not self._joined:
-            raise Stopped(stop.reason, stop.code, told=True)
-        if self._ending is None and stop.step is not None:
-            self._recovery.stop_at(stop.step)
-            self._ending = stop, monotonic() + STEP_END
-
-    def _leave_with_the_step(self, stop: Stop, deadline: float) -> None:
-        done = self._worker.step is None or (stop.step is not None and self._worker.step >= stop.step)
-        if not done and monotonic() < deadline:
-            return
-        if done:
-            self._recovery.flush()
-            self._link.wait_until_said(SAY)
-        raise Stopped(stop.reason, stop.code, told=True)
-
-    def wait_for_company(self, timeout: float) -> None:
-        """Returns when every worker of the plan is there. Raises `Stopped`, with code 69, if that takes too long."""
-        deadline = monotonic() + timeout
-        while not self._joined:
-            if monotonic() > deadline:
-                raise Stopped(f"the other workers did not come within {timeout:g} s: see `stageline status`", 69)
-            self._queues.pump(PATIENCE)
-            self.listen()
-
-    def serve_until_stopped(self, lease: float) -> None:
-        """Gives the others what they still want, until the broker says that all have finished.
-
-        A broker that is away is waited for as long as others still have to take something, and a lease longer.
-        """
-        deadline = monotonic() + lease
-        while True:
-            self._queues.pump(PATIENCE)
-            try:
-                self.listen()
-            except Stopped as stop:
-                if stop.code:
-                    raise
-                return
-            if self._link.silence < lease / 2 or self._wanted():
-                deadline = monotonic() + lease
-            elif monotonic() > deadline:
-                log.warning("the broker is away: the weights are saved, the result could not be reported")
-                return
-
-    def _wanted(self) -> bool:
-        depths = [outbound.depth() for outbound in self._outbound]
-        return any(depth.ready or depth.in_flight for depth in depths)
-
-    def _connect(self, endpoints: dict[int, str]) -> None:
-        mine = self._job.plan.workers[self._assigned.index].stages
-        owner = self._job.schedule.owner
-        self._queues.connect(
-            {
-                key: endpoints[owner(self._job.route.producer(key))]
-                for key in self._job.route.queues()
-                if key.stage in mine and self._job.route.producer(key) not in mine
-            }
-        )
-        self._joined = True
