@@ -37,6 +37,10 @@ class EndpointTaken(BrokerError):
     """An address to listen at cannot be had: in use, or not an address of this machine."""
 
 
+class AddressUnusable(BrokerError):
+    """What is given as the broker's address cannot be one."""
+
+
 class ForeignMessage(BadMessage):
     """An intact message of another run or wire version: asking again would bring the same."""
 

@@ -7,9 +7,11 @@ import pytest
 from broker.control import StepRecord
 from broker.stores.memory import MemoryStore
 from broker.stores.sqlite import SqliteStore
+from pipeline.plan import read
 from pipeline.schedule import Action, Kind, make
 from workers import runs
 from workers.measured import measured, of_run
+from workers.stores import kept_store
 
 LINE = make("1f1b", [(0,), (1,)], 2)
 
@@ -43,11 +45,12 @@ def test_of_a_run_a_late_step_is_shown_that_no_longer_runs_the_line_empty(steps,
     store = SqliteStore(tmp_path / runs.STORE)
     for step in range(steps):
         ran(store, 0, step)
-    store.close()
-    assert {each.step for each in of_run(tmp_path, LINE, steps)} == {shown}
+    assert {each.step for each in of_run(store, LINE, steps)} == {shown}
 
 
 def test_a_run_without_records_has_no_timetable(tmp_path):
-    assert of_run(tmp_path, LINE, 5) == []
-    (tmp_path / runs.STORE).write_bytes(b"this is no database, and long enough for its header to be looked at" * 9)
-    assert of_run(tmp_path, LINE, 5) == []
+    plan = read("examples/mlp", sets=[f"run.dir={tmp_path}"], environment={})
+    folder = runs.make_folder(plan, "run-1")
+    assert of_run(kept_store(plan, "run-1"), LINE, 5) == []
+    (folder / runs.STORE).write_bytes(b"this is no database, and long enough for its header to be looked at" * 9)
+    assert of_run(kept_store(plan, "run-1"), LINE, 5) == []

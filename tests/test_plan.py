@@ -95,7 +95,7 @@ def test_a_file_becomes_one_value_with_the_defaults_filled_in(file: Path) -> Non
         "optimizer": {"factory": "torch.optim.SGD", "lr": 0.1},
         "queues": {"url": "ipc://", "retain_bytes": 2**30},
         "recovery": {"lease": 10.0, "snapshot_every": 20, "restarts": 0, "on_bad_microbatch": "halt", "record": "bad"},
-        "broker": {"url": "tcp://127.0.0.1:5600"},
+        "broker": {"url": "tcp://127.0.0.1:5600", "store": "sqlite"},
         "workers": {
             "0": {"stages": [0], "device": "cpu", "threads": 1},
             "1": {"stages": [1], "device": "cpu", "threads": 1},

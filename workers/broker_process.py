@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
@@ -12,14 +13,16 @@ import structlog
 
 from broker.control import Answer, Ask, StopRun
 from broker.core import Core
-from broker.run import Terms, run_of
+from broker.errors import BrokerError
+from broker.post import REDIS, shown
+from broker.run import Phase, Terms, run_of
 from broker.service import LINGER, serve
-from broker.stores.sqlite import SqliteStore
 from pipeline.plan import Plan
 from pipeline.schedule import Schedule, make
 
 from . import runs
 from .result import keep, result_of
+from .stores import open_store
 
 log = structlog.get_logger()
 
@@ -40,14 +43,15 @@ class Place:
 def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambda endpoint: None) -> int:
     """Serves the run until it has ended and its workers have left; returns the run's exit code.
 
-    The run's records are in its folder: a broker of the same `run` goes on where the one before was killed.
+    The run's records are where `broker.store` says: a broker of the same `run` goes on where the one before was killed.
+    Queues at a Redis server are removed from it once the run has finished.
     The first SIGINT or SIGTERM stops the run, the second ends the broker at once.
     Raises `EndpointTaken`, `OtherRun`, `StoreUnusable`, `FolderUnusable`, and `PlanRefused` or `ModelRefused` for an
     unusable plan.
     """
     plan, schedule = _scheduled(plan)
     folder = runs.make_folder(plan, place.run)
-    store = SqliteStore(folder / runs.STORE)
+    store = open_store(plan, place.run)
     try:
         terms = Terms.of(plan, schedule)
         run = run_of(store, terms.plan, place.run, resume=place.resume)
@@ -56,6 +60,7 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
         host = _Host(core, plan, folder, place.parent, on_bound)
         linger = 1.0 if place.parent else LINGER
         serve(core, place.url, stop=host.must_leave, on_bound=host.bound, linger=linger)
+        _clear_queues(core, plan.queues.url)
     finally:
         (folder / runs.BROKER).unlink(missing_ok=True)
         store.close()
@@ -71,6 +76,22 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
         return job.plan, job.schedule
     choice = plan.schedule
     return plan, make(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
+
+
+def _clear_queues(core: Core, url: str) -> None:
+    """Removes a finished run's queues from their server. Those of a stopped run are needed to go on with it."""
+    if not url.startswith(REDIS) or core.phase is not Phase.FINISHED:
+        return
+    from broker.queues.inspector import QueueInspector  # takes time to load
+
+    if not core.everyone_left:  # whoever is still there could put again what it keeps
+        log.warning("the queues stay at the server", address=shown(url), reason="not every worker has left")
+        return
+    try:
+        with closing(QueueInspector(url, core.run)) as inspector:
+            inspector.forget()
+    except BrokerError as error:
+        log.warning("the queues stay at the server", address=shown(url), reason=str(error))
 
 
 def _told(core: Core) -> int:

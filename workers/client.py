@@ -5,9 +5,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-import zmq
 
 from broker.control import Answer, Ask, Exited, FromBroker, Refused, StopRun, ToBroker, decode_from_broker, encode
+from broker.errors import AddressUnusable
+from broker.post import open_box, shown
 
 
 class BrokerUnreachable(Exception):
@@ -19,16 +20,10 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.LINGER, 200)
-        self._socket.set(zmq.RECONNECT_IVL, 20)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
         try:
-            self._socket.connect(url)
-        except zmq.ZMQError as error:
-            self.close()
-            raise BrokerUnreachable(f"cannot use {url}: {error}") from error
+            self._box = open_box(url, keeps=True)
+        except AddressUnusable as error:
+            raise BrokerUnreachable(str(error)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -37,8 +32,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._socket.close()
-        self._context.term()
+        self._box.close()
 
     def ask(self, what: str, timeout: float = 3.0, **of: str) -> dict[str, Any]:
         """The facts the broker answers with. Raises `BrokerUnreachable`, or `ValueError` if it will not answer."""
@@ -53,8 +47,8 @@ class Client:
                 case _:
                     continue
         raise BrokerUnreachable(
-            f"no broker answered at {self._url} within {timeout:g} s. Is the run still going, and is this its broker? "
-            f"Name another with --broker."
+            f"no broker answered at {shown(self._url)} within {timeout:g} s. Is the run still going, and is this its "
+            f"broker? Name another with --broker."
         )
 
     def stop_run(self, reason: str, code: int, *, at_step_end: bool = False) -> None:
@@ -69,15 +63,15 @@ class Client:
         self._send(Exited(index, pid, status))
 
     def _send(self, sentence: ToBroker) -> None:
+        """If it does not get there, `ask` will say so."""
         try:
-            self._socket.send(encode(sentence), zmq.NOBLOCK)
-        except zmq.Again:  # hundreds of unanswered questions: the broker is away, which `ask` will say
-            return
+            self._box.send(encode(sentence))
+        except AddressUnusable as error:
+            raise BrokerUnreachable(str(error)) from error
 
     def _receive(self, timeout: float) -> FromBroker | None:
-        if not self._socket.poll(int(timeout * 1000)):
-            return None
+        words = self._box.receive(timeout)
         try:
-            return decode_from_broker(self._socket.recv())
+            return None if words is None else decode_from_broker(words)
         except msgspec.MsgspecError:
             return None

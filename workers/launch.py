@@ -18,6 +18,7 @@ from .job import prepare
 from .local import run_memory
 from .reserve import Reserve
 from .result import Result, keep, result_of
+from .stores import kept_store
 from .supervise import Facts, Local, Outcome, Spawn, run
 
 IN_MEMORY = "memory://"
@@ -78,7 +79,8 @@ def go(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None])
         return Ended(outcome.code, outcome.reason)
     result = result_of(launch.plan, launch.run, outcome.facts, monotonic() - started)
     keep(launch.folder, runs.RESULT, result)
-    return Ended(0, outcome.reason, result, measured.of_run(launch.folder, launch.schedule, launch.steps))
+    store = None if launch.plan.queues.url == IN_MEMORY else kept_store(launch.plan, launch.run)
+    return Ended(0, outcome.reason, result, measured.of_run(store, launch.schedule, launch.steps))
 
 
 def _outcome(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None]) -> Outcome:

@@ -15,8 +15,6 @@ from time import monotonic, sleep
 
 import msgspec
 import structlog
-import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from broker.control import (
     Assigned,
@@ -31,6 +29,7 @@ from broker.control import (
     decode_from_broker,
     encode,
 )
+from broker.post import open_box, shown
 
 from .client import BrokerUnreachable
 from .correspondence import BEAT, JOIN, Correspondence, Introduction, Joining
@@ -42,21 +41,13 @@ IGNORED = 12.0  # seconds that the compute loop gets to leave when the broker sa
 
 
 class Link:
-    """`join` first; then `start`, whose thread owns the socket and fills `inbox` with the broker's words."""
+    """`join` first; then `start`, whose thread owns the line and fills `inbox` with the broker's words."""
 
     def __init__(self, url: str, introduction: Introduction) -> None:
         self.inbox: deque[FromBroker] = deque()
         self._url = url
         self._introduction = introduction
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.LINGER, 500)
-        self._socket.set(zmq.SNDHWM, 64)
-        self._socket.set(zmq.IMMEDIATE, 1)
-        self._socket.set(zmq.RECONNECT_IVL, 50)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self._socket.connect(url)
+        self._box = open_box(url)
         self._outbox: deque[Failed | Finished | Goodbye] = deque()
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
@@ -86,7 +77,7 @@ class Link:
                         reason = sentence.reason
                         log.info("standing by", reason=reason)
         raise BrokerUnreachable(
-            f"no broker answered at {self._url} within {patience:g} s. "
+            f"no broker answered at {shown(self._url)} within {patience:g} s. "
             f"Start one with `stageline broker`, or name another with --broker."
         )
 
@@ -128,15 +119,13 @@ class Link:
             self._thread.join(timeout=2.0)
         else:
             self._say_the_rest()
-        self._socket.disable_monitor()
-        self._monitor.close()
-        self._socket.close()
-        self._context.term()
+        self._box.close()
 
     def _serve(self, letters: Correspondence, ring: Callable[[], None]) -> None:
         while not self._leaving.is_set():
             now = monotonic()
-            self._note_connections(letters)
+            if self._box.renewed():
+                letters.connected()
             self._hand_over(letters)
             for sentence in letters.due(now):
                 self._send(sentence)
@@ -174,22 +163,12 @@ class Link:
         log.error("ended", reason=f"{sentence.reason}. The compute loop has not left within {IGNORED:g} s")
         os._exit(sentence.code)
 
-    def _note_connections(self, letters: Correspondence) -> None:
-        while self._monitor.poll(0):
-            recv_monitor_message(self._monitor)
-            letters.connected()
-
-    def _send(self, sentence: ToBroker) -> bool:
-        try:
-            self._socket.send(encode(sentence), zmq.NOBLOCK)
-        except zmq.Again:  # nobody there at the moment; all that matters is said again
-            return False
-        return True
+    def _send(self, sentence: ToBroker) -> None:
+        self._box.send(encode(sentence))  # nobody may be there at the moment; all that matters is said again
 
     def _receive(self, timeout: float) -> FromBroker | None:
-        if not self._socket.poll(max(0, int(timeout * 1000))):
-            return None
+        words = self._box.receive(timeout)
         try:
-            return decode_from_broker(self._socket.recv())
+            return None if words is None else decode_from_broker(words)
         except msgspec.MsgspecError:  # of another version, or not a broker's: `join` will run out of patience
             return None

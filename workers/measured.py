@@ -1,34 +1,24 @@
 """The timetable that a run really had, from what the broker has kept of its steps."""
 
-from pathlib import Path
+from contextlib import closing
 
-from broker.errors import BrokerError
 from broker.store import Store
-from broker.stores.sqlite import SqliteStore
 from broker.story import timed_actions
 from pipeline.check import Timed
 from pipeline.schedule import Schedule
 
-from . import runs
-
 TAIL = 3  # steps before the end at which the last one shown lies: the very last ones run the line empty
 
 
-def of_run(folder: Path, schedule: Schedule, steps: int) -> list[Timed]:
+def of_run(store: Store | None, schedule: Schedule, steps: int) -> list[Timed]:
     """Every action of a few of the last of `steps` training steps, in seconds since the epoch.
 
-    Nothing if the run in `folder` has kept no times. For after the run: no broker may have its records open.
+    Nothing if no times were kept in `store`, which is closed.
     """
-    if not (folder / runs.STORE).exists():
+    if store is None:
         return []
-    try:
-        store = SqliteStore(folder / runs.STORE)
-    except BrokerError:  # still in use, or gone: there is nothing to show, and nothing lost by it
-        return []
-    try:
+    with closing(store):
         return measured(store, schedule, _late(schedule, steps))
-    finally:
-        store.close()
 
 
 def measured(store: Store, schedule: Schedule, steps: range) -> list[Timed]:

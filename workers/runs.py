@@ -11,6 +11,7 @@ from pipeline.plan import Plan, PlanError, PlanRefused, differences
 from .result import Result
 
 STORE = "broker.sqlite"
+IN_FOLDER = "sqlite"  # of `broker.store`: the records are in that file
 RESULT = "result.json"
 PLAN = "plan.json"
 BROKER = "broker.url"  # there while the run's broker is
@@ -31,12 +32,13 @@ class NoSuchRun(Exception):
 
 def to_resume(plan: Plan, run: str) -> str:
     """The run to go on with: `run`, or the newest of the plan's name if that is "". Raises `NoSuchRun`."""
-    if run and not (folder(plan, run) / STORE).exists():
+    begun = STORE if plan.broker.store == IN_FOLDER else PLAN
+    if run and not (folder(plan, run) / begun).exists():
         raise NoSuchRun(f"there is no run {run} in {plan.run.dir}; `stageline train` without --resume begins one")
     if run:
         return run
-    stores = sorted(plan.run.dir.glob(f"{plan.run.name}-*/{STORE}"), key=_started)
-    unfinished = [store.parent.name for store in stores if not (store.parent / RESULT).exists()]
+    files = sorted(plan.run.dir.glob(f"{plan.run.name}-*/{begun}"), key=_started)
+    unfinished = [file.parent.name for file in files if not (file.parent / RESULT).exists()]
     if not unfinished:
         raise NoSuchRun(f"no unfinished run of {plan.run.name} is in {plan.run.dir}; leave out --resume to begin one")
     return unfinished[-1]

@@ -4,8 +4,10 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
 
 from broker.control import Assigned
+from broker.post import REDIS
 from broker.queue import QueueKey, Queues
 from broker.queues.zeromq import ZeroMQQueues
 
@@ -14,7 +16,7 @@ from .job import Job
 if TYPE_CHECKING:
     from broker.queues.redis import RedisQueues
 
-REDIS = ("redis://", "rediss://", "unix://")
+_REDIS_PORT = 6379  # where an address names none
 
 
 class WorkerQueues(Queues, Protocol):
@@ -67,14 +69,16 @@ def reachable(endpoint: str, broker: str) -> str:
 
 
 def _address_towards(broker: str) -> str:
-    if not broker.startswith("tcp://"):
+    """The broker may be met at a Redis server: then it is this machine's address towards that."""
+    there = urlsplit(broker)
+    if not there.hostname:
         return "127.0.0.1"
-    host, _, port = broker.removeprefix("tcp://").rpartition(":")
-    family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    found = socket.getaddrinfo(there.hostname, there.port or _REDIS_PORT, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # sends nothing: it only chooses the way
-        found = str(probe.getsockname()[0])
-    return f"[{found}]" if ":" in found else found
+        mine = str(probe.getsockname()[0])
+    return f"[{mine}]" if ":" in mine else mine
 
 
 def local_queues(job: Job, worker: int) -> set[QueueKey]:

@@ -54,9 +54,11 @@ class QueueInspector:
         return [message for message in found if message is not None]
 
     def forget(self) -> None:
-        """Removes everything of the run from the server."""
+        """Removes the run's queues from the server. The broker's records stay, if they are there too."""
+        records = f"{prefix(self._run)}store:".encode()
         for key in self._all_keys():
-            self._link.ask(b"UNLINK", key)
+            if not key.startswith(records):
+                self._link.ask(b"UNLINK", key)
 
     def close(self) -> None:
         self._link.close()

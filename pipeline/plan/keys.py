@@ -73,7 +73,7 @@ TABLES: Mapping[str, Table] = {
             "record": kinds.choice(("none", "bad", "all")),
         },
     ),
-    "broker": Table(value.BrokerPlan, {"url": kinds.url(urls.BROKER)}),
+    "broker": Table(value.BrokerPlan, {"url": kinds.url(urls.BROKER), "store": kinds.url(urls.REDIS, "sqlite")}),
 }
 
 WORKER = Table(value.WorkerPlan, {"stages": kinds.STAGES, "device": kinds.DEVICE, "threads": kinds.whole(1)})

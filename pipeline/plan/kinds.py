@@ -101,15 +101,15 @@ def either(names: Sequence[str]) -> str:
     return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
-def url(schemes: Mapping[str, str]) -> Kind[str]:
-    """An address of one of `schemes`, each given with an example."""
+def url(schemes: Mapping[str, str], *names: str) -> Kind[str]:
+    """An address of one of `schemes`, each given with an example; or one of `names`."""
 
     def read(value: str) -> str:
-        fault = urls.fault(value, schemes)
+        fault = None if value in names else urls.fault(value, schemes)
         _want(fault is None, fault or "")
         return value
 
-    return Kind(either([f'"{example}"' for example in schemes.values()]), (str,), read)
+    return Kind(either([f'"{example}"' for example in (*names, *schemes.values())]), (str,), read)
 
 
 def several(each: Kind[T], wanted: str, *, least: int = 0) -> Kind[tuple[T, ...]]:

@@ -5,15 +5,13 @@ import re
 from collections.abc import Collection
 
 # Scheme -> how such an address looks. A new backend in broker/queues/ joins the first.
-QUEUES = {
-    "memory": "memory://",
-    "ipc": "ipc://",
-    "tcp": "tcp://127.0.0.1:5600",
+REDIS = {
     "redis": "redis://127.0.0.1:6379/0",
     "rediss": "rediss://user:password@host:6379/0",
     "unix": "unix:///run/redis.sock",
 }
-BROKER = {"ipc": "ipc:///tmp/stageline", "tcp": "tcp://127.0.0.1:5600"}
+QUEUES = {"memory": "memory://", "ipc": "ipc://", "tcp": "tcp://127.0.0.1:5600", **REDIS}
+BROKER = {"ipc": "ipc:///tmp/stageline", "tcp": "tcp://127.0.0.1:5600", **REDIS}
 
 _TCP = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+]|[^\s:/\[\]]+):(?P<port>\d+|\*)")
 

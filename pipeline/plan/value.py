@@ -110,9 +110,11 @@ class RecoveryPlan:
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """Where workers and commands find the broker."""
+    """Where workers and commands find the broker, and where it keeps its records: in a file of the run's folder
+    ("sqlite"), or at a Redis server, by its address."""
 
     url: str = "tcp://127.0.0.1:5600"
+    store: str = "sqlite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,7 @@ UNCOUNTED = frozenset(
         "recovery.restarts",
         "recovery.record",
         "broker.url",
+        "broker.store",
     }
 )
 

@@ -24,13 +24,17 @@ def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None
     """Run the broker of the plan CONFIG until the run is over."""
     log_to_stderr()
     plan = options.plan_of(config, sets)
+    from broker.post import shown
+
     from .. import runs
     from ..broker_process import Place, run_broker
 
     def tell(endpoint: str) -> None:
-        click.echo(f"run {place.run}: broker at {endpoint}, records in {runs.folder(plan, place.run)}", err=True)
+        where = runs.folder(plan, place.run) if plan.broker.store == runs.IN_FOLDER else shown(plan.broker.store)
+        click.echo(f"run {place.run}: broker at {shown(endpoint)}, records in {where}", err=True)
         if not parent:
-            words = ("stageline", "worker", *options.plan_words(config, sets), "--broker", endpoint)
+            named = () if endpoint == plan.broker.url else ("--broker", shown(endpoint))
+            words = ("stageline", "worker", *options.plan_words(config, sets), *named)
             click.echo(f"start every worker with: {shlex.join(words)}", err=True)
 
     place = Place(bind or plan.broker.url, run or runs.new_id(plan), parent, resume)

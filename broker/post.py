@@ -1,0 +1,82 @@
+"""How sentences go to the broker and back, whatever carries them.
+
+    worker, command    Box.send  ------------------->  Office.heard    broker
+                       Box.receive  <----------------  Office.say
+
+A sentence may get lost: whoever needs it to arrive says it again until there is an answer.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+from urllib.parse import urlsplit
+
+LARGEST = 64 * 2**20  # bytes of a sentence; the digests of a very large model are the longest
+REDIS = ("redis://", "rediss://", "unix://")
+
+Letter = tuple[bytes, bytes]  # who is at the other end, and a sentence
+
+
+class Box(Protocol):
+    """One end of a line to the broker. For one thread at a time."""
+
+    def send(self, sentence: bytes) -> bool:
+        """False if there is no broker at the moment: the sentence is lost."""
+
+    def receive(self, timeout: float) -> bytes | None:
+        """The next of the broker's sentences; None if none comes within `timeout` seconds."""
+
+    def renewed(self) -> bool:
+        """Whether there is another broker than at the last call, or a new connection: it may not know us."""
+
+    def close(self) -> None:
+        """Lets go of the line; what was sent still goes out, for half a second at most."""
+
+
+class Office(Protocol):
+    """The broker's end of all lines."""
+
+    endpoint: str  # where a `Box` finds it
+
+    def heard(self, timeout: float) -> Sequence[tuple[bytes, bytes | None]] | None:
+        """What has come, and from whom; waits up to `timeout` seconds for the first. A sentence that no line of ours
+        can have brought is None. All is None while nobody can reach the broker: then nobody can be judged either."""
+
+    def say(self, letters: Iterable[Letter]) -> None:
+        """Sends sentences. One whose recipient is gone is lost, and so is what a slow one does not take in."""
+
+    def close(self) -> None:
+        """Lets go of the address."""
+
+
+def shown(url: str) -> str:
+    """The address for people: without user, password and options."""
+    if not url.startswith(REDIS):
+        return url
+    parts = urlsplit(url)
+    place, name = parts.netloc.rpartition("@")[2], f"#{parts.fragment}" if parts.fragment else ""
+    return f"{parts.scheme}://{place}{parts.path}{name}"
+
+
+def open_box(url: str, *, keeps: bool = False) -> Box:
+    """A line to the broker at `url`. With `keeps`, what is sent before there is a connection waits for it.
+
+    Raises `AddressUnusable`.
+    """
+    if url.startswith(REDIS):
+        from .posts.redis import RedisBox  # takes time to load
+
+        return RedisBox(url)
+    from .posts.zeromq import ZeroMQBox
+
+    return ZeroMQBox(url, keeps=keeps)
+
+
+def open_office(url: str) -> Office:
+    """All lines of the broker that listens at `url`. Raises `EndpointTaken`, `RedisUnfit`, `RedisAway`."""
+    if url.startswith(REDIS):
+        from .posts.redis import RedisOffice  # takes time to load
+
+        return RedisOffice(url)
+    from .posts.zeromq import ZeroMQOffice
+
+    return ZeroMQOffice(url)

@@ -1,0 +1,1 @@
+"""What carries sentences to the broker and back."""

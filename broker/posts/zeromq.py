@@ -1,0 +1,99 @@
+"""Sentences over ZeroMQ: the broker has a ROUTER, everyone else a DEALER."""
+
+from collections.abc import Iterable, Sequence
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ..binding import bind
+from ..errors import AddressUnusable
+from ..post import LARGEST, Letter
+
+_BATCH = 1000  # sentences handled in one turn at most, so that leases and trims are not put off for ever
+
+
+class ZeroMQBox:
+    """See `Box`."""
+
+    def __init__(self, url: str, *, keeps: bool = False) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.LINGER, 500)
+        self._socket.set(zmq.SNDHWM, 64)
+        self._socket.set(zmq.IMMEDIATE, not keeps)
+        self._socket.set(zmq.RECONNECT_IVL, 20)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        try:
+            self._socket.connect(url)
+        except zmq.ZMQError as error:
+            self.close()
+            raise AddressUnusable(f"cannot use {url}: {error}") from error
+
+    def send(self, sentence: bytes) -> bool:
+        try:
+            self._socket.send(sentence, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self, timeout: float) -> bytes | None:
+        if not self._socket.poll(max(0, int(timeout * 1000))):
+            return None
+        return self._socket.recv()
+
+    def renewed(self) -> bool:
+        new = False
+        while self._monitor.poll(0):
+            recv_monitor_message(self._monitor)
+            new = True
+        return new
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close()
+        self._context.term()
+
+
+class ZeroMQOffice:
+    """See `Office`. Raises `EndpointTaken`."""
+
+    def __init__(self, url: str) -> None:
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.set(zmq.ROUTER_MANDATORY, 1)  # a recipient that is gone is an error here, not silence
+        self._router.set(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects takes its old connection's place
+        self._router.set(zmq.MAXMSGSIZE, LARGEST)
+        self._router.set(zmq.HANDSHAKE_IVL, 5000)
+        self._router.set(zmq.TCP_KEEPALIVE, 1)
+        self._router.set(zmq.LINGER, 500)
+        try:
+            self.endpoint = bind(self._router, url)
+        except BaseException:  # whatever it is, it is handed on
+            self.close()
+            raise
+
+    def heard(self, timeout: float) -> Sequence[tuple[bytes, bytes | None]]:
+        self._router.poll(int(timeout * 1000))
+        found: list[tuple[bytes, bytes | None]] = []
+        while len(found) < _BATCH:
+            try:
+                sender, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            found.append((sender, frames[0] if len(frames) == 1 else None))
+        return found
+
+    def say(self, letters: Iterable[Letter]) -> None:
+        for letter in letters:
+            try:
+                self._router.send_multipart(letter, zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                # Gone, or so slow that its pipe is full. Whatever matters to it, it will ask for again.
+                if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                    raise
+
+    def close(self) -> None:
+        self._router.close()
+        self._context.term()

@@ -1,0 +1,127 @@
+"""Runs whose processes reach nothing but a Redis server: messages, reports and the broker's records go through it."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from desk import Desk
+from redis_server import RedisServer
+from whole import PATIENCE, expected, plan_in
+
+STEPS = 16
+RUN = "together"
+
+
+class Party:
+    """A broker and two workers, started one by one."""
+
+    def __init__(self, desk: Desk, plan: Path, server: RedisServer) -> None:
+        self.server = server
+        self._desk = desk
+        self._plan = str(plan)
+        self.url = f"{server.url}#tiny"
+        self._settings = {
+            "STAGELINE_BROKER__URL": self.url,
+            "STAGELINE_BROKER__STORE": server.url,
+            "STAGELINE_QUEUES__URL": server.url,
+            "STAGELINE_RUN__STEPS": str(STEPS),
+            "STAGELINE_RECOVERY__LEASE": "3s",
+        }
+        self.broker = self.start_broker()
+        self.workers = [self.start_worker(index) for index in range(2)]
+
+    def start_broker(self) -> "subprocess.Popen[str]":
+        return self._desk.start("broker", self._plan, "--run", RUN, **self._settings)
+
+    def start_worker(self, index: int) -> "subprocess.Popen[str]":
+        return self._desk.start("worker", self._plan, "--index", str(index), **self._settings)
+
+    def until_step(self, step: int) -> None:
+        until = monotonic() + PATIENCE
+        while self._finished_steps() < step:
+            assert monotonic() < until, "the run does not go on"
+            sleep(0.1)
+
+    def end(self) -> str:
+        """The digest, once everyone has left."""
+        for worker in self.workers:
+            _, said = worker.communicate(timeout=PATIENCE)
+            assert worker.returncode == 0, said
+        self.broker.send_signal(signal.SIGTERM)  # it would stay for a while, for whoever asks how the run ended
+        _, said = self.broker.communicate(timeout=PATIENCE)
+        assert self.broker.returncode == 0, said
+        result = json.loads((Path(self._desk.folder) / "runs" / RUN / "result.json").read_text())
+        return str(result["weights_sha256"])
+
+    def _finished_steps(self) -> int:
+        status = self._desk.command("status", "--broker", self.url, "--json")
+        return int(json.loads(status.stdout)["finished_floor"]) if status.returncode == 0 else 0
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+def nothing_happens(party: Party) -> None:
+    return
+
+
+def the_broker_is_killed(party: Party) -> None:
+    _kill(party.broker)
+    party.broker = party.start_broker()
+
+
+def a_worker_is_killed(party: Party) -> None:
+    _kill(party.workers[1])
+    party.workers[1] = party.start_worker(1)
+
+
+def everyone_is_killed(party: Party) -> None:
+    for process in (party.broker, *party.workers):
+        _kill(process)
+    party.broker = party.start_broker()
+    party.workers = [party.start_worker(index) for index in range(2)]
+
+
+def the_server_is_away(party: Party) -> None:
+    """For longer than the lease: nobody can be judged meanwhile."""
+    party.server.kill()
+    sleep(5)
+    party.server.start()
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        pytest.param(nothing_happens, marks=pytest.mark.faults),
+        the_broker_is_killed,
+        pytest.param(a_worker_is_killed, marks=pytest.mark.faults),
+        everyone_is_killed,
+        the_server_is_away,
+    ],
+    ids=lambda happens: happens.__name__,
+)
+def test_the_weights_are_those_of_the_unsplit_model_when(
+    happens: Callable[[Party], None], server: RedisServer, tmp_path: Path
+) -> None:
+    with Desk(tmp_path) as desk:
+        party = Party(desk, plan_in(tmp_path), server)
+        party.until_step(3)
+        happens(party)
+        assert party.end() == expected(STEPS)
+    with closing(server.client()) as client:
+        assert all(b":store:" in key or client.pttl(key) > 0 for key in client.keys("*"))  # its queues are gone
+
+
+def _kill(process: "subprocess.Popen[str]") -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
