@@ -423,7 +423,7 @@ WRONG = [
     ({"queues__url": "tcp"}, "queues.url", '"memory://", "ipc://", "tcp://127.0.0.1:5600", "redis://127.0.0.1:6379/0"'),
     ({"queues__url": "tcp://h"}, "queues.url", "tcp:// goes with a host and a port"),
     ({"broker__url": "tcp://h:65536"}, "broker.url", "a port is at most 65535"),
-    ({"broker__url": "memory://"}, "broker.url", '"tcp://127.0.0.1:5600" is wanted'),
+    ({"broker__url": "memory://"}, "broker.url", '"tcp://127.0.0.1:5600", "redis://'),
     ({"queues__retain_bytes": "3 bytes"}, "queues.retain_bytes", "units are B, KB, MB, GB, KiB, MiB, GiB"),
     ({"queues__retain_bytes": 0}, "queues.retain_bytes", 'a size in bytes, such as 1048576 or "512MiB", is wanted'),
     ({"recovery__lease": "soon"}, "recovery.lease", "units are ms, s, min, h"),

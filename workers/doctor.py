@@ -5,6 +5,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from enum import StrEnum
 from hashlib import sha256
@@ -17,6 +18,7 @@ import zmq
 
 from broker.binding import bind
 from broker.errors import BrokerError
+from broker.post import open_office, shown
 from pipeline.data import DataError
 from pipeline.model import ModelRefused
 from pipeline.plan import Plan, PlanRefused
@@ -101,7 +103,7 @@ def _sockets(folder: Path) -> Iterator[Finding]:
 def _plan(plan: Plan, folder: Path) -> Iterator[Finding]:
     yield from (Finding("exposure", Health.NOTE, warning) for warning in plan.warnings)
     yield _threads(plan)
-    yield _tried("broker.url", lambda: f"{_bound(plan.broker.url)} is free")
+    yield _tried("broker.url", lambda: f"{_free(plan.broker.url)} is free")
     yield _tried("run.dir", lambda: _writable(plan.run.dir))
     tried = _tried("plan", lambda: _works(plan))
     yield tried
@@ -119,6 +121,11 @@ def _tried(what: str, look: Callable[[], str]) -> Finding:
 def _bound(url: str) -> str:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         return bind(socket, url)
+
+
+def _free(url: str) -> str:
+    with closing(open_office(url)) as office:
+        return shown(office.endpoint)
 
 
 def _writable(folder: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "stageline:test"
 STAGES = ("stage-0", "stage-1", "stage-2")
+BROKER = "redis://redis:6379/0#digits"
 Facts = dict[str, Any]
 
 # Without what a user may have set for other runs.
@@ -52,7 +53,7 @@ class Containers:
 
     def status(self) -> Facts | None:
         """What the broker answers; None while it does not."""
-        words = ("exec", "-T", "broker", "stageline", "status", "--json", "--broker", "tcp://broker:5600")
+        words = ("exec", "-T", "broker", "stageline", "status", "--json", "--broker", BROKER)
         done = run(*self._compose, *words)
         return _facts(done.stdout) if done.returncode == 0 else None
 

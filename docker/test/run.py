@@ -79,11 +79,11 @@ def started() -> Iterator[Containers]:
 
 
 def check_isolation(containers: Containers) -> None:
-    """A stage reaches Redis, and no other stage."""
+    """A stage reaches Redis, and neither another stage nor the broker."""
     seen = containers.sees("stage-0", "redis:6379")
     if seen != "open":
         raise Failed(f"to stage-0, redis:6379 is {seen}")
-    for other in STAGES[1:]:
+    for other in (*STAGES[1:], "broker"):
         seen = containers.sees("stage-0", f"{containers.address(other)}:5600")
         if seen != "away":
             raise Failed(f"to stage-0, {other} is {seen}; it should be out of reach")
