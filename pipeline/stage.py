@@ -25,10 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from .body import Body, Weights
+from .errors import ForeignState, GradientMismatch, LossNotScalar, StageError
 from .inlet import Inlet, enter
+from .matching import matched
+from .outlet import Outlet
 from .placing import copied
 from .state import StageState, adopt, capture
-from .tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
+from .tree import Tree, describe, leaves, map_leaves, map_tensors, tensors
 from .versions import Version, Versions
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -36,22 +39,6 @@ LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.
 Loss = Callable[[Any, Any], Tensor]
 
 LOSS = "the loss"  # in the place of a layer's name
-
-
-class StageError(Exception):
-    """A stage was asked for something it cannot compute; the text names the stage and what it wants instead."""
-
-
-class GradientMismatch(StageError):
-    """The gradient handed to `backward` is not one with respect to what the stage sent."""
-
-
-class LossNotScalar(StageError):
-    """The loss function returned something other than one number."""
-
-
-class ForeignState(StageError):
-    """The state handed to `restore` is not one of this stage."""
 
 
 def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
@@ -113,7 +100,7 @@ class Stage:
         trainable = [p for p in self._body.parameters() if p.requires_grad]
         self.optimizer = optimizer(trainable) if optimizer is not None and trainable else None
         self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
-        self._owned = _addresses(self._body)
+        self._outlet = Outlet(self._body, index)
         self._generators = _generators(self.device)
         self._stash: dict[tuple[int, int], _Stashed] = {}
         self._versions = Versions(self._body) if stash_weights else None
@@ -171,8 +158,8 @@ class Stage:
         if loss is not None:
             return map_tensors(lambda t: t.detach() * share, output)
         if not isinstance(output, Tensor):
-            self._refuse_aliases(output)
-        return self._sendable(output, None if owned else x)
+            self._outlet.refuse_aliases(output)
+        return self._outlet.sendable(output, None if owned else x)
 
     def backward(
         self,
@@ -196,7 +183,7 @@ class Stage:
         if isinstance(gradient, _NotGiven):
             gradient = self._gradient_of_loss(stashed)
         gradient = map_tensors(self._here, gradient)
-        outputs, gradients = self._matched(stashed.outputs, gradient)
+        outputs, gradients = matched(stashed.outputs, gradient, self.index)
         if outputs:
             torch.autograd.backward(outputs, gradients)
         if self._versions and stashed.version:
@@ -205,7 +192,7 @@ class Stage:
             return None
         inlets = stashed.inlets
         result = map_leaves(lambda place: inlets[place].gradient if isinstance(place, int) else None, stashed.places)
-        return self._sendable(result, None if owned else gradient)
+        return self._outlet.sendable(result, None if owned else gradient)
 
     def update(self) -> None:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler."""
@@ -225,7 +212,7 @@ class Stage:
             self._body.eval()
         with torch.no_grad():
             inputs = map_tensors(partial(self._own, owned), x)
-            return self._sendable(self._run(inputs, (step, microbatch), None), None if owned else x)
+            return self._outlet.sendable(self._run(inputs, (step, microbatch), None), None if owned else x)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers under the unsplit model's names; the tensors are the stage's own, not copies."""
@@ -269,7 +256,7 @@ class Stage:
             raise ForeignState(f"stage {self.index} cannot go on from this state: {error}") from error
         if self._versions:
             self._versions.restore(state.in_flight)
-        self._owned = _addresses(self._body)
+        self._outlet = Outlet(self._body, self.index)
 
     def buffers(self) -> Weights:
         """The layers' buffers by the unsplit model's names, in copies."""
@@ -307,19 +294,6 @@ class Stage:
     def _here(self, tensor: Tensor) -> Tensor:
         return tensor if tensor.device == self.device else tensor.to(self.device)
 
-    def _refuse_aliases(self, output: Tree) -> None:
-        """Tensors that share memory arrive apart: an in-place layer would write to one of them, and their gradients
-        would be added up in another order."""
-        seen: dict[int, str] = {}
-        for path, leaf in leaves(output):
-            if not isinstance(leaf, Tensor) or not leaf.numel():
-                continue
-            if (first := seen.setdefault(leaf.data_ptr(), path)) != path:
-                raise StageError(
-                    f"stage {self.index} returns the same memory twice, as output{first} and output{path}: send one, "
-                    f"and derive the other in the next stage; or clone it"
-                )
-
     def _loss_of(self, function: Loss, output: Tree, target: Tree) -> Tensor:
         self._position = len(self._layers)
         loss = function(output, map_tensors(self._here, target))
@@ -330,18 +304,6 @@ class Stage:
                 f"it returned {found}. Use reduction='mean', or take its mean()."
             )
         return loss
-
-    def _sendable(self, tree: Tree, received: Tree) -> Tree:
-        """Detached, and copied where it shares memory with weights, buffers or what was received: a retained message
-        must never change."""
-        return map_tensors(partial(self._send, [_address(tensor) for tensor in tensors(received)]), tree)
-
-    def _send(self, taken: list[int], tensor: Tensor) -> Tensor:
-        detached = tensor.detach()
-        address = _address(detached)
-        if address and (address in taken or address in self._owned):
-            detached = copied(detached)
-        return detached.requires_grad_() if tensor.requires_grad else detached
 
     def _stashed_key(self, step: int | None, microbatch: int | None) -> tuple[int, int]:
         if step is not None and microbatch is not None:
@@ -360,40 +322,11 @@ class Stage:
         share = stashed.share
         return map_tensors(lambda loss: torch.ones_like(loss) * share, stashed.outputs)
 
-    def _matched(self, outputs: Tree, gradient: Tree) -> tuple[list[Tensor], list[Tensor]]:
-        """The outputs that take part in backward, and their gradients. An output without a gradient takes no part."""
-        if isinstance(outputs, Tensor) and _fits(outputs, gradient):
-            return [outputs], [gradient]  # type: ignore[list-item]  # only a tensor fits
-        found = {path: given for path, given in leaves(gradient) if given is not None}
-        taking_part, gradients = [], []
-        for path, output in leaves(outputs):
-            given = found.pop(path, None)
-            if given is None:
-                continue
-            if not _fits(output, given):
-                raise self._mismatch(path, output, given)
-            taking_part.append(output)
-            gradients.append(given)
-        for path, extra in found.items():
-            raise self._mismatch(path, None, extra)
-        return taking_part, gradients  # type: ignore[return-value]  # only tensors fit
-
-    def _mismatch(self, path: str, output: Leaf, given: Leaf) -> GradientMismatch:
-        return GradientMismatch(
-            f"stage {self.index} got a gradient of {describe(given)} for output{path}, which is {describe(output)}. "
-            f"Wanted is the gradient with respect to the activation that the stage sent, of the same shape and dtype, "
-            f"not the gradient of a weight: what the next stage's backward() returns."
-        )
-
 
 def _listed(layers: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
     if isinstance(layers, nn.Sequential):
         return list(layers)
     return [layers] if isinstance(layers, nn.Module) else list(layers)
-
-
-def _addresses(body: Body) -> set[int]:
-    return {_address(tensor) for tensor in (*body.parameters(), *body.buffers())} - {0}
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
@@ -402,10 +335,6 @@ def _generators(device: torch.device) -> list[torch.Generator]:
     torch.cuda.init()  # type: ignore[no-untyped-call]  # fills default_generators
     index = torch.cuda.current_device() if device.index is None else device.index
     return [torch.default_generator, torch.cuda.default_generators[index]]
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _requires_grad(tree: Tree) -> bool:
@@ -420,9 +349,3 @@ def _inlet_places(x: Tree) -> Tree:
         return 0
     numbers = count()
     return map_leaves(lambda leaf: next(numbers) if isinstance(leaf, Tensor) and leaf.requires_grad else None, x)
-
-
-def _fits(output: Leaf, gradient: Tree) -> bool:
-    if not isinstance(output, Tensor) or not isinstance(gradient, Tensor) or not output.requires_grad:
-        return False
-    return gradient.shape == output.shape and gradient.dtype == output.dtype

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeline.stage import GradientMismatch, LossNotScalar, Stage, StageError, layer_seed
+from pipeline.errors import GradientMismatch, LossNotScalar, StageError
+from pipeline.stage import Stage, layer_seed
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import lr_scheduler as schedulers
 
+from pipeline.errors import ForeignState, StageError
 from pipeline.schedule import Kind
 from pipeline.schedule.alternating import alternate
-from pipeline.stage import ForeignState, Stage, StageError
+from pipeline.stage import Stage
 from pipeline.state import StageState
 from states import difference
 

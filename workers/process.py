@@ -17,9 +17,9 @@ from broker.control import Assigned, Failed, Finished, Goodbye
 from broker.errors import BrokerError
 from broker.redis_fitness import RedisUnfit
 from pipeline.data import DataError
+from pipeline.errors import ForeignState
 from pipeline.model import ModelRefused
 from pipeline.plan import Plan, PlanRefused
-from pipeline.stage import ForeignState
 
 from . import runs
 from .bad import told

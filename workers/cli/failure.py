@@ -37,7 +37,7 @@ _EXPECTED = {
     ("workers.recordfile", "RecordDamaged"): Exit.FAILED,
     ("workers.manifest", "SnapshotDamaged"): Exit.FAILED,
     ("workers.executor", "ComputeFailed"): Exit.FAILED,
-    ("pipeline.stage", "ForeignState"): Exit.FAILED,
+    ("pipeline.errors", "ForeignState"): Exit.FAILED,
     ("workers.runs", "FolderUnusable"): Exit.REFUSED,
     ("workers.sockets", "TooDeep"): Exit.FAILED,
     ("workers.client", "BrokerUnreachable"): Exit.NO_BROKER,
