@@ -130,7 +130,7 @@ def read_header(frame: bytes | memoryview, *, limits: Limits = LIMITS) -> Header
         header = _decode(_body(memoryview(frame), limits))
     except (ValueError, RecursionError) as error:  # ValueError: msgspec's own errors, and invalid UTF-8
         raise BadMessage(f"the header is malformed: {error}") from error
-    count = 1 if header.outline == ONE_TENSOR else count_tensors(header.outline, limits.depth)
+    count = count_tensors(header.outline, limits.depth)
     if count != len(header.tensors):
         raise BadMessage(f"{header.identity} has {count} tensors in its outline and announces {len(header.tensors)}")
     complaint = _complaint(header, limits)

@@ -49,6 +49,8 @@ def count_tensors(node: Outline, depth: int) -> int:
     if type(node) in _SCALARS:
         return 0
     match node:
+        case [kind, *_] if type(kind) is not int:  # `False` and `0.0` equal 0
+            raise BadMessage(f"the outline holds an array that begins with a {type(kind).__name__}, not with an int")
         case [0]:
             return 1
         case [1 | 2 | 3, *_] if depth == 0:
