@@ -53,7 +53,7 @@ def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
         "finished_floor": core.ledger.finished_floor,
         "last_loss": core.ledger.last_loss and {"step": core.ledger.last_loss[0], "loss": core.ledger.last_loss[1]},
         "losses": {str(step): losses[step] for step in sorted(step for step in losses if step >= first)},
-        "metrics": {name: value if isfinite(value) else None for name, value in core.metrics.items()},
+        "metrics": {name: _sayable(value) for name, value in core.metrics.items()},
         "checkpoint": core.crew.checkpoints.complete if core.terms.snapshots else None,
         "restarts": core.replacing.total,
         "recovering": [_gap(core, gap, now) for gap in core.replacing.gaps.values()],
@@ -61,6 +61,11 @@ def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
         "oddities": dict(core.journal.oddities),
         "workers": [_worker(core.registry.members.get(i), i, stages, now) for i, stages in _places(core)],
     }
+
+
+def _sayable(value: float) -> float | str:
+    """JSON has no number for "nan", "inf" and "-inf"; Python's `float` reads these texts."""
+    return value if isfinite(value) else str(value)
 
 
 def _gap(core: "Core", gap: Gap, now: float) -> Facts:

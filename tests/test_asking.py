@@ -6,6 +6,8 @@ import signal
 import pytest
 
 from desk import Desk, free_port, until
+from talk import Talk, name, report
+from workers.cli.program import run
 from workers.client import Client
 
 
@@ -57,6 +59,16 @@ def test_a_finished_runs_folder_tells_its_result_when_no_broker_is_left(desk, ca
     assert f"weights_sha256  {json.loads(trained)['weights_sha256']}" in capsys.readouterr().out
     assert desk.here("queue", "ls", str(folder)) == 3
     assert "has finished" in capsys.readouterr().err
+
+
+def test_the_status_of_a_run_shows_a_metric_that_is_no_finite_number(monkeypatch, capsys):
+    talk = Talk()
+    for index in range(2):
+        talk.join(index)
+    talk.say(name(1), report(1, metrics={"accuracy": 0.5, "lost": float("nan")}))
+    monkeypatch.setattr("workers.cli.status.ask", lambda *where, **of: talk.status())
+    assert run(["status", "--broker", "ipc://asked"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:4] == ["  accuracy 0.5", "  lost nan"]
 
 
 @pytest.mark.parametrize("killed", [False, True])

@@ -87,6 +87,21 @@ def test_train_for_people_ends_with_what_it_came_to_and_the_timetable_as_it_ran(
     assert "stageline: running" in ended.err
 
 
+def test_a_metric_that_is_no_finite_number_is_told_as_what_it_is(desk, capsys):
+    # JSON has null for it, from which no line for people could be drawn: the run ended in a traceback.
+    with (desk.folder / "model.py").open("a") as model:
+        model.write("def lost(outputs, targets):\n    return float('nan')\n")
+        model.write("def endless(outputs, targets):\n    return outputs.sum() + float('inf')\n")
+    metrics = "model.metrics=['model.py:lost', 'model.py:endless', 'model.py:accuracy']"
+    assert desk.here("train", ".", "--json", "--set", "queues.url=memory://", "--set", metrics) == 0
+    result = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (result["metrics"]["lost"], result["metrics"]["endless"]) == ("nan", "inf")
+    assert 0 <= result["metrics"]["accuracy"] <= 1
+    assert desk.here("status") == 0
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (said["lost"], said["endless"]) == ("nan", "inf")
+
+
 def test_three_terminals_over_tcp_train_to_the_same_weights_and_can_be_asked_meanwhile(desk, capsys):
     config = (".", "--set", "queues.url=tcp://127.0.0.1:0", "--set", "run.steps=6")
     broker = desk.start("broker", *config, "--bind", f"tcp://127.0.0.1:{free_port()}")

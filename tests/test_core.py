@@ -318,14 +318,14 @@ def test_a_store_with_an_unfinished_run_of_another_plan_is_not_overwritten(talk:
 
 
 def test_status_names_run_workers_and_progress(talk: Talk):
-    talk.say(name(0), report(0, actions=18, steps=steps(0, 0, 1), metrics={"accuracy": 0.5, "bad": float("inf")}))
+    talk.say(name(0), report(0, actions=18, steps=steps(0, 0, 1), metrics={"accuracy": 0.5, "bad": float("-inf")}))
     talk.say(name(1), report(1, now="1F3 of step 1", steps=steps(1, 0, loss=0.25), training_steps=100))
     talk.now += 2.0
     status = talk.status()
     assert (status["run"], status["name"], status["phase"], status["missing"]) == ("run-1", "digits", "running", [])
     assert (status["finished"], status["finished_floor"], status["training_steps"]) == ([2, 1], 1, 100)
     assert (status["last_loss"], status["losses"]) == ({"step": 0, "loss": 0.25}, {"0": 0.25})
-    assert status["metrics"] == {"accuracy": 0.5, "bad": None}
+    assert status["metrics"] == {"accuracy": 0.5, "bad": "-inf"}
     assert status["workers"][1] == {
         "index": 1,
         "stages": [1],

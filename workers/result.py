@@ -1,7 +1,7 @@
 """What a finished run has come to: one value, printed by `train --json` and kept in the run's folder."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -9,7 +9,8 @@ from pipeline.plan import Plan
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """Schema train/1. `loss` is the last step's, None if it had no rows; `losses` are by step, counted from 0.
+    """Schema train/1. `loss` is the last step's, None if it had no rows; `losses` are by step, counted from 0. A metric
+    that is no finite number is a text, since JSON has no such number; `float` reads it.
 
     `microbatches` are those of one step. `seconds` is from the start of the processes to the end of the run.
     """
@@ -20,7 +21,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     microbatches: int
     loss: float | None
     losses: dict[str, float | None]
-    metrics: dict[str, float]
+    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
     weights_sha256: str
     seconds: float
     restarts: int = 0

@@ -48,7 +48,7 @@ def _headline(facts: Facts) -> str:
         facts["reason"] or "",
         steps,
         "" if loss is None else f"loss {loss:.6g}",
-        *(f"{name} {value:.6g}" for name, value in facts["metrics"].items()),
+        *(f"{name} {float(value):.6g}" for name, value in facts["metrics"].items()),
         f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
     )
     return "\n  ".join(part for part in known if part)

@@ -12,7 +12,7 @@ def summary(result: Result, folder: Path) -> str:
         "run": str(folder),
         "steps": str(result.steps),
         "loss": "no rows in the last step" if result.loss is None else f"{result.loss:.6g}",
-        **{name: f"{value:.6g}" for name, value in result.metrics.items()},
+        **{name: f"{float(value):.6g}" for name, value in result.metrics.items()},
         "weights_sha256": result.weights_sha256,
         "time": duration(result.seconds),
         "restarts": str(result.restarts),
