@@ -22,7 +22,10 @@ class SnapshotDamaged(Exception):
     """A snapshot is not what was written, or is of another run; `problems` says all that is wrong with it."""
 
     def __init__(self, folder: Path, problems: list[str]) -> None:
-        super().__init__(f"the snapshot {folder} cannot be used: {'; '.join(problems)}")
+        found = "; ".join(problems)
+        super().__init__(
+            f"the snapshot {folder} cannot be used: {found}. Put it back from a backup and resume, or start a new run"
+        )
         self.problems = problems
 
 
