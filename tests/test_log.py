@@ -100,17 +100,28 @@ def test_logs_share_one_shelf(shelf_of: MakeShelf) -> None:
 
 
 def test_trimming_gives_disk_space_back_file_by_file(shelf_of: MakeShelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill_module, "SEGMENT", 4 * SIZE)
+    monkeypatch.setattr(spill_module, "FILES", 250)  # of 4 messages each
+    none = len(os.listdir("/proc/self/fd"))
     shelf = shelf_of(SIZE)
-    log, files = log_on(shelf, 40), len(os.listdir("/proc/self/fd"))
-    used = [shelf.spill.bytes]
-    for step in range(1, 21):
+    log, files = log_on(shelf, 40), []
+    for step in range(21):
         log.trim(step)
-        used.append(shelf.spill.bytes)
-    assert used == sorted(used, reverse=True)
-    assert used[10] < 0.7 * used[0]
-    assert used[-1] == 0
-    assert len(os.listdir("/proc/self/fd")) < files
+        files.append(len(os.listdir("/proc/self/fd")) - none)
+    assert files == sorted(files, reverse=True)
+    assert files[0] >= 10
+    assert files[10] <= 6
+    assert (files[-1], shelf.spill.bytes) == (0, 0)
+
+
+def test_what_is_trimmed_takes_no_room_from_what_is_put_though_its_file_is_still_needed(tmp_path: Path) -> None:
+    # It did: a run whose messages lie on the disk in every step waited in vain, since no file was ever all trimmed.
+    shelf = Shelf(3 * SIZE, disk=12 * SIZE, folder=str(tmp_path))
+    log = log_on(shelf)
+    for number in range(200):
+        log.put(message(number), now=0.0)
+        log.trim(number // 2 - 3)
+    assert shelf.spill.bytes <= 6 * (SIZE + 100)
+    shelf.spill.close()
 
 
 def test_a_log_goes_on_after_all_of_it_was_trimmed(shelf_of: MakeShelf) -> None:

@@ -1,7 +1,9 @@
 """Where retained messages go when memory has no room for them: files without a name, gone with the process.
 
-Messages are written one after another into files of `SEGMENT` bytes; a file is closed, and its disk space free, once
-none of its messages is wanted any more. Since queues forget their oldest messages first, files empty in turn.
+Messages are written one after another into files, each of a small part of what may lie on the disk; a file is closed,
+and its disk space free, once none of its messages is wanted any more. Since queues forget their oldest messages first,
+files empty in turn. What a file holds beside wanted messages takes disk space, but counts for nothing: a worker that
+waited for that room would wait for a step that cannot come.
 """
 
 import os
@@ -13,7 +15,7 @@ from typing import BinaryIO
 from ..errors import QueueFull
 from ..message import Frame
 
-SEGMENT = 64 * 2**20
+FILES = 64  # of about equal size, when the disk holds all it may
 
 
 @dataclass(slots=True)
@@ -33,7 +35,8 @@ class Slot:
 
 
 class Spill:
-    """`limit` is how many bytes may lie on the disk, in `folder` (None: the system's for temporary files)."""
+    """`limit` is how many bytes of wanted messages may lie on the disk, `bytes` how many do, in `folder` (None: the
+    system's for temporary files)."""
 
     def __init__(self, limit: int, folder: str | None = None) -> None:
         self.bytes = 0
@@ -46,9 +49,9 @@ class Spill:
         sizes = tuple(len(frame) for frame in frames)
         if self.bytes + sum(sizes) > self._limit:
             raise QueueFull(f"{self.bytes} of {self._limit} bytes on the disk are used")
-        segment = self._open_segment()
-        slot = Slot(segment, segment.size, sizes)
         try:
+            segment = self._open_segment()
+            slot = Slot(segment, segment.size, sizes)
             _write_all(segment.file, segment.size, frames)
         except OSError as error:
             self._close_unwanted()
@@ -70,6 +73,7 @@ class Spill:
     def forget(self, slot: Slot) -> None:
         """The message is not wanted any more."""
         slot.segment.wanted -= 1
+        self.bytes -= sum(slot.sizes)
         self._close_unwanted()
 
     def close(self) -> None:
@@ -79,7 +83,7 @@ class Spill:
         self.bytes = 0
 
     def _open_segment(self) -> _Segment:
-        if not self._segments or self._segments[-1].size >= SEGMENT:
+        if not self._segments or self._segments[-1].size >= self._limit // FILES:
             file = tempfile.TemporaryFile(  # noqa: SIM115  # lives as long as a message in it is wanted
                 prefix="stageline-", dir=self._folder, buffering=0
             )
@@ -90,7 +94,6 @@ class Spill:
         for segment in [segment for segment in self._segments if not segment.wanted]:
             segment.file.close()
             self._segments.remove(segment)
-            self.bytes -= segment.size
 
 
 def _write_all(file: BinaryIO, start: int, frames: Sequence[Frame]) -> None:
