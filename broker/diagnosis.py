@@ -1,6 +1,6 @@
 """Why the run waits, in words: the chain of who waits for whom down to its root, and what can be done about it.
 
-"stage 2 waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, incarnation 2), which took it 14 s ago
+"stage 2 waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, life 2), which took it 14 s ago
 and has made no progress since; it is in layers.30.mlp"
 """
 
@@ -73,7 +73,7 @@ def _holder(scene: Scene, index: int) -> str:
     if member is None:
         return f"worker {index}"
     name = member.name if member.name.startswith("worker") else f"worker {member.name}"
-    return f"{name}, incarnation {member.life}"
+    return f"{name}, life {member.life}"
 
 
 def _subject(scene: Scene, chain: Chain) -> str:

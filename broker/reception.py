@@ -78,7 +78,8 @@ class Reception:
     def assign(self, member: Member, *, new: bool = False) -> list[Send]:
         """Tells a worker its place."""
         if new:
-            self._journal.tell(f"{member.place} is {member.process}, incarnation {member.life}")
+            which = f"life {member.life}, incarnation {member.incarnation}"
+            self._journal.tell(f"{member.place} is {member.process}, {which}")
         start, keep = self._crew.start_of(member), member.former > 0
         assigned = Assigned(self._run, member.index, member.incarnation, start, keep)
         return [(member.sender, assigned), *self._introduce(member.sender), *self._remind(member.sender)]

@@ -92,7 +92,7 @@ def hang(line: Line, *silent: int) -> None:
 def test_a_hang_is_named_with_stage_worker_layer_and_time(line: Line):
     hang(line)
     assert line.why(stage="2")["text"] == (
-        "stage 2 waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, incarnation 1), "
+        "stage 2 waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, life 1), "
         "which took it 4 s ago and has made no progress since; it is in layers.30.mlp"
     )
 
@@ -101,9 +101,9 @@ def test_the_whole_chain_leads_to_the_root(line: Line):
     hang(line)
     facts = line.why()
     assert facts["text"] == (
-        "stage 0 waits for the gradient of step 118 microbatch 5 from stage 1 (worker w1, incarnation 1), "
-        "which waits for the gradient of step 118 microbatch 5 from stage 2 (worker w2, incarnation 1), "
-        "which waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, incarnation 1), "
+        "stage 0 waits for the gradient of step 118 microbatch 5 from stage 1 (worker w1, life 1), "
+        "which waits for the gradient of step 118 microbatch 5 from stage 2 (worker w2, life 1), "
+        "which waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, life 1), "
         "which took it 4 s ago and has made no progress since; it is in layers.30.mlp"
     )
     assert [(lack["index"], lack["source"]) for lack in facts["chain"]] == [(0, 1), (1, 2), (2, 3)]  # type: ignore[attr-defined]
@@ -128,9 +128,9 @@ def test_the_run_that_is_given_up_has_the_same_words_last(line: Line):
     reason = str(line.status()["reason"])
     assert "lives, but completed no action for 10.0 s" in reason
     assert reason.endswith(
-        "Stage 0 waits for the gradient of step 118 microbatch 5 from stage 1 (worker w1, incarnation 1), "
-        "which waits for the gradient of step 118 microbatch 5 from stage 2 (worker w2, incarnation 1), "
-        "which waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, incarnation 1), "
+        "Stage 0 waits for the gradient of step 118 microbatch 5 from stage 1 (worker w1, life 1), "
+        "which waits for the gradient of step 118 microbatch 5 from stage 2 (worker w2, life 1), "
+        "which waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, life 1), "
         "which took it 10 s ago and has made no progress since; it is in layers.30.mlp"
     )
     assert line.why()["text"] == reason
@@ -174,7 +174,7 @@ def test_what_another_action_holds_up_is_named_by_that_action(line: Line):
     line.says(2, "2F7 of step 7", events=(computing(2, 7, 7, "forward"),))
     line.passes(2.0)
     text = str(line.why(stage="1")["text"])
-    assert text.endswith("(worker w2, incarnation 1), which began 2F7 of step 7 2 s ago and has made no progress since")
+    assert text.endswith("(worker w2, life 1), which began 2F7 of step 7 2 s ago and has made no progress since")
 
 
 def test_a_message_that_was_put_and_does_not_arrive_is_on_its_way(line: Line):
@@ -183,7 +183,7 @@ def test_a_message_that_was_put_and_does_not_arrive_is_on_its_way(line: Line):
     line.passes(3.0)
     facts = line.why(stage="1")
     assert facts["text"] == (
-        "stage 1 waits for the activation of step 7 microbatch 5 from stage 0 (worker w0, incarnation 1), "
+        "stage 1 waits for the activation of step 7 microbatch 5 from stage 0 (worker w0, life 1), "
         "which has put it; it has not arrived for 3.0 s"
     )
     assert facts["root"]["cause"] == "on its way"  # type: ignore[index]
@@ -270,7 +270,7 @@ def test_a_worker_with_several_stages_may_need_another_one_first():
     talk.say(b"b", Report(2, 5, "waits", 0.0, 0.0, waits=[Wait("backward-1", 7 * M + 3, "1B3", 7, 0.0)]))
     text = talk.core.watch.diagnose(talk.now, 1).text
     assert text.startswith(
-        "stage 1 waits for the gradient of step 7 microbatch 3 from stage 2 (worker-0, incarnation 1), "
+        "stage 1 waits for the gradient of step 7 microbatch 3 from stage 2 (worker-0, life 1), "
         "whose worker first runs 0B1 of stage 0, which waits for the gradient of step 7 microbatch 1 from stage 1"
     )
 
