@@ -1,10 +1,13 @@
-"""Binds a socket, or says who is in the way."""
+"""Binds a socket, or says who is in the way; and leaves the path free."""
 
 import errno
 import os
 import re
 import socket as sockets
+import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,29 @@ def bind(socket: zmq.Socket[Any], url: str) -> str:
         reason = _REASONS.get(error.errno or 0, str(error)).format(by=_by(_tcp_owner(url)))
         raise EndpointTaken(f"cannot listen at {url}: {reason}") from error
     return socket.get_string(zmq.LAST_ENDPOINT)
+
+
+@contextmanager
+def listening(socket: zmq.Socket[Any], url: str) -> Iterator[str]:
+    """`bind`; in the end the socket's file is removed, which ZeroMQ leaves behind, unless another has the path now."""
+    endpoint = bind(socket, url)
+    mine = _socket_file(url)
+    try:
+        yield endpoint
+    finally:
+        # As long as the socket listens, which it still does, no other broker is given its path.
+        if mine is not None and _socket_file(url) == mine:
+            with suppress(OSError):  # a file that stays is in nobody's way
+                os.unlink(url.removeprefix("ipc://"))
+
+
+def _socket_file(url: str) -> tuple[int, int] | None:
+    """Which file the path of `url` is, if it is a socket's."""
+    try:
+        found = os.stat(url.removeprefix("ipc://"))
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if url.startswith("ipc://") and stat.S_ISSOCK(found.st_mode) else None
 
 
 def _refuse_served_path(url: str) -> None:

@@ -50,7 +50,7 @@ def redis_url() -> str:
 def office(url: str) -> Iterator[Office]:
     with closing(open_office(url)) as office:
         yield office
-    Path(url.removeprefix("ipc://")).unlink(missing_ok=True)
+    assert not Path(url.removeprefix("ipc://")).exists()
 
 
 @pytest.fixture

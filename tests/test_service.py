@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import time
@@ -251,6 +251,23 @@ def test_a_path_that_a_dead_broker_left_behind_is_free(tmp_path: Path):
     assert (tmp_path / "broker").is_socket()
     with served(core(), url) as (endpoint, _):
         assert endpoint == url
+
+
+def test_a_broker_that_leaves_takes_its_socket_file_with_it(tmp_path: Path):
+    with served(core(), f"ipc://{tmp_path}/broker"):
+        assert (tmp_path / "broker").is_socket()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broker_that_leaves_lets_another_keep_the_path(tmp_path: Path, connect: Connect):
+    url, path = f"ipc://{tmp_path}/broker", tmp_path / "broker"
+    with ExitStack() as second, ExitStack() as first:
+        first.enter_context(served(core(), url))
+        path.unlink()  # by hand, say: nobody seems to be there
+        second.enter_context(served(core(), url))
+        first.close()
+        assert connect(url).say(Ask("status")).hear_of(Answer)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

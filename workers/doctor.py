@@ -16,7 +16,7 @@ import msgspec
 import torch
 import zmq
 
-from broker.binding import bind
+from broker.binding import listening
 from broker.errors import BrokerError
 from broker.post import open_office, shown
 from pipeline.data import DataError
@@ -119,8 +119,8 @@ def _tried(what: str, look: Callable[[], str]) -> Finding:
 
 
 def _bound(url: str) -> str:
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-        return bind(socket, url)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket, listening(socket, url) as endpoint:
+        return endpoint
 
 
 def _free(url: str) -> str:

@@ -1,11 +1,12 @@
 """Sentences over ZeroMQ: the broker has a ROUTER, everyone else a DEALER."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ..binding import bind
+from ..binding import listening
 from ..errors import AddressUnusable
 from ..post import LARGEST, Letter
 
@@ -60,19 +61,13 @@ class ZeroMQOffice:
     """See `Office`. Raises `EndpointTaken`."""
 
     def __init__(self, url: str) -> None:
-        self._context = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.set(zmq.ROUTER_MANDATORY, 1)  # a recipient that is gone is an error here, not silence
-        self._router.set(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects takes its old connection's place
-        self._router.set(zmq.MAXMSGSIZE, LARGEST)
-        self._router.set(zmq.HANDSHAKE_IVL, 5000)
-        self._router.set(zmq.TCP_KEEPALIVE, 1)
-        self._router.set(zmq.LINGER, 500)
-        try:
-            self.endpoint = bind(self._router, url)
-        except BaseException:  # whatever it is, it is handed on
-            self.close()
-            raise
+        context = zmq.Context()
+        self._router = _router(context)
+        with ExitStack() as opened:
+            opened.callback(context.term)
+            opened.callback(self._router.close)
+            self.endpoint = opened.enter_context(listening(self._router, url))
+            self._opened = opened.pop_all()
 
     def heard(self, timeout: float) -> Sequence[tuple[bytes, bytes | None]]:
         self._router.poll(int(timeout * 1000))
@@ -95,5 +90,15 @@ class ZeroMQOffice:
                     raise
 
     def close(self) -> None:
-        self._router.close()
-        self._context.term()
+        self._opened.close()
+
+
+def _router(context: "zmq.Context[zmq.SyncSocket]") -> zmq.SyncSocket:
+    router = context.socket(zmq.ROUTER)
+    router.set(zmq.ROUTER_MANDATORY, 1)  # a recipient that is gone is an error here, not silence
+    router.set(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects takes its old connection's place
+    router.set(zmq.MAXMSGSIZE, LARGEST)
+    router.set(zmq.HANDSHAKE_IVL, 5000)
+    router.set(zmq.TCP_KEEPALIVE, 1)
+    router.set(zmq.LINGER, 500)
+    return router
