@@ -16,6 +16,7 @@ setup(
         "pipeline.schedule",
         "pipeline.timetable",
         "broker",
+        "broker.posts",
         "broker.queues",
         "broker.stores",
         "workers",

@@ -117,3 +117,13 @@ def test_nothing_received_is_unpickled_or_evaluated():
                 assert not called.endswith(("recv_pyobj", "send_pyobj")), f"{path}:{node.lineno}"
                 if called.endswith("torch.load"):
                     assert "weights_only=True" in ast.unparse(node), f"{path}:{node.lineno}"
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    """A folder that setup.py does not name works from a checkout, and is missing where stageline is installed."""
+    found = {
+        ".".join(path.parent.relative_to(ROOT).parts) for top in PACKAGES for path in (ROOT / top).rglob("__init__.py")
+    }
+    named = ast.parse((ROOT / "setup.py").read_text())
+    words = {node.value for node in ast.walk(named) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert found <= words
