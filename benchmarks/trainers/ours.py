@@ -5,6 +5,7 @@ When a step ended is what the broker's records of the run say; what was retained
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from broker.stores.sqlite import SqliteStore
@@ -14,6 +15,7 @@ from workers.launch import Launch, go, ready
 from workers.measured import measured
 from workers.supervise import Facts
 
+from .. import redis_server
 from ..timing import Timing
 from ..workload import MICROBATCHES, Workload
 
@@ -24,15 +26,22 @@ class RunFailed(Exception):
     """The run that was to be measured did not finish."""
 
 
-def train(workload: Workload, schedule: str = "1f1b") -> Timing:
+def train(workload: Workload, sets: Sequence[str] = ()) -> Timing:
+    """`sets`: settings of the plan beside the workload's, each as `--set` takes it."""
     with tempfile.TemporaryDirectory() as folder:
-        sets = [*_settings(workload, folder), f"schedule.name={schedule}"]
+        sets = [*_settings(workload, folder), *sets]
         launch = ready(read(PLAN, sets=sets, environment=os.environ))
         peak = _Peak()
         ended = go(launch, [str(PLAN), *(word for each in sets for word in ("--set", each))], peak)
         if ended.result is None or ended.result.loss is None:
             raise RunFailed(f"{workload}: {ended.reason}")
         return Timing(_ends(launch), ended.result.loss, peak.bytes)
+
+
+def train_over_redis(workload: Workload) -> Timing:
+    """Over a server that is started for this run alone."""
+    with redis_server.running() as url:
+        return train(workload, [f"queues.url={url}"])
 
 
 class _Peak:
