@@ -1,10 +1,12 @@
 """What all tests share."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from desk import Desk
 from nursery import Nursery
 
 # No deadline and no limit on slowness: how long an example takes says something of the machine, nothing of the code.
@@ -18,3 +20,10 @@ def nursery() -> Iterator[Nursery]:
     started = Nursery()
     yield started
     started.close()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """A small plan in the test's folder, and a look afterwards at what was left behind."""
+    with Desk(tmp_path) as desk:
+        yield desk

@@ -5,16 +5,10 @@ import signal
 
 import pytest
 
-from desk import Desk, free_port, until
+from desk import free_port, until
 from talk import Talk, name, report
 from workers.cli.program import run
 from workers.client import Client
-
-
-@pytest.fixture
-def desk(tmp_path):
-    with Desk(tmp_path) as made:
-        yield made
 
 
 def test_a_waiting_run_says_whom_it_waits_for_and_a_finished_one_tells_each_microbatchs_story(desk, capsys):

@@ -15,16 +15,10 @@ import zmq
 from broker.control import CONTROL_VERSION, Assigned, Hello, Refused, decode_from_broker, encode
 from broker.message import Flow
 from broker.queues.requests import Standing, pack
-from desk import Desk, free_port, until
+from desk import free_port, until
 from pipeline.plan import read
 from workers.cli.program import run
 from workers.client import Client
-
-
-@pytest.fixture
-def desk(tmp_path):
-    with Desk(tmp_path) as made:
-        yield made
 
 
 def change(name, before, after):

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from desk import Desk, free_port, until
+from desk import free_port, until
 from pipeline import schedule
 from pipeline.check import check
 from pipeline.plan import from_mapping, read
@@ -33,12 +33,6 @@ TRAIN_1 = [
     "seconds",
     "restarts",
 ]
-
-
-@pytest.fixture
-def desk(tmp_path):
-    with Desk(tmp_path) as made:
-        yield made
 
 
 def output_of(capsys, *arguments):

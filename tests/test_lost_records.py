@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
 
@@ -15,12 +14,6 @@ SETS = (
     "--set", "recovery.snapshot_every=50", "--set", "recovery.lease=1s",
 )  # fmt: skip
 RUN = "lost"
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with Desk(tmp_path) as desk:
-        yield desk
 
 
 @pytest.mark.faults

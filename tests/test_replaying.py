@@ -3,13 +3,12 @@
 import json
 import os
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import reference
-from desk import MODEL, Desk
+from desk import MODEL
 from nursery import Nursery
 from workers.records import NotRecorded, Records
 from workers.replay import Wanted, replay
@@ -33,19 +32,6 @@ def loss(outputs, targets):
     value = nn.functional.cross_entropy(outputs, targets)
     return value * float("nan") if outputs.shape[0] == 1 else value
 """
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with Desk(tmp_path) as desk:
-        yield desk
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    started = Nursery()
-    yield started
-    started.close()
 
 
 def recorded(nursery: Nursery, folder: Path, mode: str, **kills: int) -> Path:

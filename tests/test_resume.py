@@ -2,21 +2,11 @@
 
 import json
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-from desk import Desk, until
+from desk import until
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=100")
 STEPS = ("--set", "run.steps=1500", "--set", "run.log_every=250")
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with Desk(tmp_path) as desk:
-        yield desk
 
 
 def result(text: str) -> dict:

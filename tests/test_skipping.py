@@ -1,13 +1,12 @@
 """A bad microbatch is left out by all stages as if it had never been, however often it comes and whoever is killed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from desk import DATA, PLAN, Desk
+from desk import DATA, Desk
 from nursery import Kill, Nursery
 from pipeline.digest import tensor_digests, weights_sha256
 from pipeline.plan import read
@@ -74,20 +73,12 @@ WHERE = {  # the stage that finds out, and how
 }
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    started = Nursery()
-    yield started
-    started.close()
-
-
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with Desk(tmp_path) as desk:
-        desk.write("stageline.toml", PLAN)
-        desk.write("model.py", MODEL)
-        desk.write("data.py", DATA.replace("    return", OUTLIER))
-        yield desk
+def desk(desk: Desk) -> Desk:
+    """One whose model may refuse what its data hold."""
+    desk.write("model.py", MODEL)
+    desk.write("data.py", DATA.replace("    return", OUTLIER))
+    return desk
 
 
 def plain_loop(folder: Path, *sets: str) -> str:

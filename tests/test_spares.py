@@ -4,16 +4,13 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import zmq
 
 import reference
 from broker.control import Assigned, Hello, Refused, Standby, Stop, decode_to_broker, encode
-from desk import Desk, until
-from nursery import Nursery
+from desk import until
 from workers import runs
 from workers.client import Client
 from workers.correspondence import Introduction, TurnedAway
@@ -22,19 +19,6 @@ from workers.reserve import Reserve
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=50", "--set", "recovery.record=all")
 STEPS = ("--set", "run.steps=600", "--set", "run.log_every=100")
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with Desk(tmp_path) as desk:
-        yield desk
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    started = Nursery()
-    yield started
-    started.close()
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,11 @@ import sys
 
 import pytest
 
-from desk import Desk, until
+from desk import until
 from test_bad_input import WAITS_FOR_EVER
 from workers.cli.program import run
 
 MEMORY = ("--set", "queues.url=memory://")
-
-
-@pytest.fixture
-def desk(tmp_path):
-    with Desk(tmp_path) as made:
-        yield made
 
 
 @pytest.mark.parametrize(
