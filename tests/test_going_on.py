@@ -14,6 +14,8 @@ from test_state import drive, last_stage, middle_stage, mixed, train
 from workers.checkpoints import Checkpoints
 from workers.manifest import Origin
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ORIGIN = Origin("digits-1", "5fa0" * 16)
 
 DYING = """
@@ -40,14 +42,6 @@ new_last = partial(
     scheduler=partial(MultiStepLR, milestones=[2, 4], gamma=0.5),
 )
 new_middle = partial(middle_stage, mixed)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def die(folder: Path, snapshots: str) -> Checkpoints:

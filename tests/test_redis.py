@@ -35,12 +35,6 @@ STREAM = "stageline:{line-run}:forward-1"
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Senders that look around often, so that a test of what they then see is short."""
     monkeypatch.setattr(sender_module, "IDLE", 0.05)

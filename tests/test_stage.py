@@ -11,15 +11,9 @@ from torch.nn import functional
 from pipeline.errors import GradientMismatch, LossNotScalar, StageError
 from pipeline.stage import Stage, layer_seed
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def layers(seed: int = 0) -> list[nn.Module]:

@@ -19,13 +19,7 @@ from pipeline.stage import Stage
 from pipeline.state import StageState
 from states import difference
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def mixed() -> list[nn.Module]:

@@ -31,12 +31,6 @@ BACK = QueueKey(Flow.BACKWARD, 0)
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers that do not wait long before they ask again, so that a test of it is short."""
     monkeypatch.setattr(consumer_module, "PATIENCE", 0.05)
