@@ -20,7 +20,7 @@ def misfit(hello: Hello, terms: Terms, outcome: Outcome | None) -> Refused | Non
     if hello.plan != terms.plan:
         return Refused(f"{hello.name} has another plan than the broker: {_difference(hello, terms)}", code=78)
     if outcome is not None:
-        return Refused(f"the run is over ({outcome.reason}); start the broker again for a new one", code=1)
+        return Refused(f"the run is over ({outcome.reason}); start the broker again for a new one", code=outcome.code)
     return None
 
 

@@ -161,6 +161,7 @@ def test_after_the_run_new_workers_are_refused(talk: Talk):
     ((_, refused),) = talk.say(b"a", hello(0))
     assert isinstance(refused, Refused)
     assert refused.reason == "the run is over (all steps are done); start the broker again for a new one"
+    assert refused.code == 0  # so that nobody starts it again and again
 
 
 def test_a_silent_worker_ends_the_run_naming_what_it_held(talk: Talk):

@@ -19,7 +19,7 @@ from containers import STAGES, Containers, Facts, Failed, build, call
 
 PLAN = "examples/digits"
 VICTIM = "stage-1"  # it has a neighbour on either side
-KILLED_AFTER = 60  # steps, of 460
+KILLED_AFTER = 20  # steps, of 460
 PATIENCE = 600.0  # seconds that one run may take
 
 
