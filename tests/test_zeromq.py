@@ -3,12 +3,14 @@
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from broker.queue import QueueKey
 from broker.queues import consumer as consumer_module
 from broker.queues import dealer as dealer_module
 from broker.queues import requests
+from broker.queues.greeting import Greeting
 from broker.queues.zeromq import ZeroMQQueues
 from desk import free_port
 from lines import KEY, RUN, Line, wait_for
@@ -196,6 +199,80 @@ def test_a_connection_without_any_answer_is_made_anew(
     line.put(2, 3)
     assert line.take_numbers(3) == [1, 2, 3]
     assert proxy.connections > first
+
+
+GREETING = b"\xff" + 7 * b"\0" + b"\x01\x7f" + b"\x03\x00"  # ZeroMQ's, up to the name of a mechanism
+GARBAGE = {
+    "text, taken for ZeroMQ's first version": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" + 300 * b"z",
+    "a mechanism that there is not": GREETING + b"GARBAGE".ljust(20, b"\0") + 32 * b"\0",
+    "zeros": 100 * b"\0",
+}
+
+
+def take_after(stack: ExitStack, spoil: Callable[[Proxy], None]) -> tuple[list[int], float]:
+    """The message after the one at which `spoil` is called, and the seconds until it came."""
+    producer, consumer = worker(stack, 1), worker(stack, 2)
+    proxy = stack.enter_context(Proxy(producer.endpoint))
+    line = Line(producer, consumer, 4)
+    line.put(0, 1)
+    spoil(proxy)
+    consumer.connect({KEY: proxy.endpoint})
+    began = monotonic()
+    return line.take_numbers(2), monotonic() - began
+
+
+def once(proxy: Proxy, garbage: bytes) -> None:
+    """What the first connection brings is `garbage`."""
+    proxy.change = lambda passing: garbage if proxy.connections == 1 else passing
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+def test_who_first_finds_somebody_who_does_not_speak_zeromq_connects_again_soon(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, garbage: bytes
+) -> None:
+    """ZeroMQ gives such a connection up and says nothing: half a minute went by until it was made anew."""
+    monkeypatch.setattr(dealer_module, "UNGREETED", 0.2)
+    numbers, seconds = take_after(stack, lambda proxy: once(proxy, garbage))
+    assert numbers == [0, 1]
+    assert seconds < 4  # after five, the producer hangs up on who takes it for another version's
+
+
+def test_that_takes_a_few_seconds(stack: ExitStack) -> None:
+    numbers, seconds = take_after(stack, lambda proxy: once(proxy, GARBAGE["zeros"]))
+    assert numbers == [0, 1]
+    assert seconds < 10
+
+
+def test_garbage_in_the_middle_of_a_connection_is_the_end_of_it(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, hasty: None
+) -> None:
+    monkeypatch.setattr(dealer_module, "UNGREETED", 0.2)
+    producer, consumer = worker(stack, 1), worker(stack, 2)
+    proxy = stack.enter_context(Proxy(producer.endpoint))
+    consumer.connect({KEY: proxy.endpoint})
+    line = Line(producer, consumer, 4)
+    line.put(0)
+    line.take()
+    once(proxy, 40 * b"\xff")
+    line.put(*range(1, 5))
+    assert line.take_numbers(4) == [1, 2, 3, 4]
+    assert proxy.connections == 2
+
+
+def test_events_of_a_connection_that_nobody_reads_stop_nothing(stack: ExitStack) -> None:
+    """Two thousand of them, unread while a worker computed, would have filled a queue in which ZeroMQ waits for room:
+    none of its sockets moved any more."""
+    context = stack.enter_context(zmq.Context())
+    router, friend, shown_out = (stack.enter_context(context.socket(k)) for k in (zmq.ROUTER, zmq.DEALER, zmq.DEALER))
+    shown_out.set(zmq.RECONNECT_IVL, 1)
+    stack.callback(Greeting(context, shown_out).close)
+    door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    shown_out.connect(f"tcp://127.0.0.1:{door.getsockname()[1]}")
+    friend.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+    for _ in range(1500):
+        door.accept()[0].close()
+    friend.send(b"still here")
+    assert router.poll(10_000)
 
 
 def test_a_producer_of_another_run_is_refused_with_both_names(stack: ExitStack) -> None:

@@ -1,7 +1,7 @@
 """The receiving side over ZeroMQ: one DEALER to one producing worker, shared by all consumers of its queues.
 
 Whatever arrives damaged or out of turn is dropped and asked for again; the connection itself is made anew when
-questions stay without an answer for long.
+questions stay without an answer for long, and soon if whoever is at its other end does not speak ZeroMQ.
 """
 
 from time import monotonic
@@ -12,10 +12,13 @@ from ..errors import BadMessage, ForeignMessage
 from ..message import Flow, Limits, Message, check_run, complete, fingerprint, read_header
 from . import options
 from .consumer import TOO_OFTEN, Consumer, Verdict
+from .greeting import Greeting
 from .requests import Take, pack, unpack_standing
 
 UNANSWERED = 30.0  # seconds without any answer after which a connection is made anew; doubles up to LONGEST
 LONGEST = 600.0
+UNGREETED = 3.0  # seconds after which it is made anew if nobody has greeted over it
+LOOK = 0.5  # seconds between two looks at a connection that brings no answer
 _AT_ONCE = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
 
 
@@ -36,6 +39,7 @@ class Dealer:
         self._damages = 0
         self._asked = 0.0  # since when there has been no answer to what was, or could not be, asked; 0: all is well
         self._patience = UNANSWERED
+        self._look = 0.0  # when to look at the connection, if there is no answer
         self.socket = self._connect()
 
     def add(self, consumer: Consumer) -> None:
@@ -89,8 +93,9 @@ class Dealer:
             take = consumer.request(now)
             if take is not None and not self._mute:
                 self._say(consumer, take, now)
-        if self._asked and now - self._asked > self._patience:
-            self._renew()
+        if self._asked and now >= self._look:
+            self._look = now + LOOK
+            self._renew_if_of_no_use(now)
 
     @property
     def watched(self) -> int:
@@ -100,11 +105,13 @@ class Dealer:
     @property
     def due(self) -> float:
         """When `speak` may have something to say though nothing has happened."""
+        look = self._look if self._asked else float("inf")
         if self._mute:  # a connection is something that happens
-            return self._asked + self._patience
-        return min((consumer.due for consumer in self.consumers.values()), default=float("inf"))
+            return look
+        return min([look, *[consumer.due for consumer in self.consumers.values()]])
 
     def close(self) -> None:
+        self._greeting.close()
         self.socket.close()
 
     def _say(self, consumer: Consumer, take: Take, now: float) -> None:
@@ -120,17 +127,22 @@ class Dealer:
     def _connect(self) -> options.Socket:
         socket = self._context.socket(zmq.DEALER)
         options.for_dealer(socket, self._hwm, self._limits.message_bytes)
+        self._greeting = Greeting(self._context, socket)
         socket.connect(self.endpoint)
         return socket
 
-    def _renew(self) -> None:
-        """Whatever the old connection is stuck in, a new one begins afresh.
+    def _renew_if_of_no_use(self, now: float) -> None:
+        if self._greeting.fails(now, UNGREETED):
+            self._renew()
+        elif now - self._asked > self._patience:
+            self._patience = min(2 * self._patience, LONGEST)
+            self._renew()
 
-        ZeroMQ gives a connection up for good when the bytes on it are not its protocol, and says nothing.
-        """
-        self.socket.close()
+    def _renew(self) -> None:
+        """Whatever the old connection is stuck in, a new one begins afresh."""
+        self.close()
         self.socket = self._connect()
-        self._asked, self._patience = 0.0, min(2 * self._patience, LONGEST)
+        self._asked = 0.0
         for consumer in self.consumers.values():
             consumer.meet()
 
