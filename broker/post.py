@@ -8,7 +8,6 @@ A sentence may get lost: whoever needs it to arrive says it again until there is
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
-from urllib.parse import urlsplit
 
 LARGEST = 64 * 2**20  # bytes of a sentence; the digests of a very large model are the longest
 REDIS = ("redis://", "rediss://", "unix://")
@@ -46,15 +45,6 @@ class Office(Protocol):
 
     def close(self) -> None:
         """Lets go of the address."""
-
-
-def shown(url: str) -> str:
-    """The address for people: without user, password and options."""
-    if not url.startswith(REDIS):
-        return url
-    parts = urlsplit(url)
-    place, name = parts.netloc.rpartition("@")[2], f"#{parts.fragment}" if parts.fragment else ""
-    return f"{parts.scheme}://{place}{parts.path}{name}"
 
 
 def open_box(url: str, *, keeps: bool = False) -> Box:

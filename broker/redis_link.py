@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 import hiredis
 from redis.backoff import NoBackoff
@@ -24,6 +23,8 @@ from redis.exceptions import (
     ResponseError,
 )
 from redis.retry import Retry
+
+from pipeline.plan.passwords import fault, masked
 
 from .errors import BrokerError
 from .redis_fitness import INQUIRY, RedisUnfit, check_fitness
@@ -55,7 +56,7 @@ class RedisLink:
     """
 
     def __init__(self, url: str) -> None:
-        self.address = without_password(url)
+        self.address = masked(url)
         self.warnings: tuple[str, ...] = ()
         self._connection: Any = _connection(url, self.address)  # its methods have no types
         self._fit = False
@@ -181,14 +182,9 @@ def sound(answers: list[Any]) -> list[Any]:
     return answers
 
 
-def without_password(url: str) -> str:
-    """The address for people: whatever is secret is left out."""
-    parts = urlsplit(url)
-    place = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{place}{parts.path}"
-
-
 def _connection(url: str, address: str) -> AbstractConnection:
+    if unclear := fault(url):
+        raise RedisUnfit(f"{address} is not an address of a Redis server: {unclear}")
     try:
         options: dict[str, Any] = dict(parse_url(url))  # type: ignore[no-untyped-call]
         make = options.pop("connection_class", Connection)

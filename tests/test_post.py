@@ -14,7 +14,7 @@ from time import monotonic
 import pytest
 
 from broker.errors import AddressUnusable, EndpointTaken
-from broker.post import Box, Office, open_box, open_office, shown
+from broker.post import Box, Office, open_box, open_office
 from broker.posts import redis as through_redis
 from broker.redis_fitness import RedisUnfit
 from redis_server import RedisServer, shared_server
@@ -233,8 +233,3 @@ def test_a_server_that_lets_nobody_in_is_named(redis_url: str) -> None:
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(AddressUnusable, match=r"cannot use tcp://nowhere|cannot reach the broker"):
         open_box(url)
-
-
-def test_an_address_is_shown_without_what_is_secret() -> None:
-    assert shown("redis://user:secret@host:6379/0?ssl_password=x#digits") == "redis://host:6379/0#digits"
-    assert shown("tcp://127.0.0.1:5600") == "tcp://127.0.0.1:5600"

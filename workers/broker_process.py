@@ -14,10 +14,11 @@ import structlog
 from broker.control import Answer, Ask, StopRun
 from broker.core import Core
 from broker.errors import BrokerError
-from broker.post import REDIS, shown
+from broker.post import REDIS
 from broker.run import Phase, Terms, run_of
 from broker.service import LINGER, serve
 from pipeline.plan import Plan
+from pipeline.plan.passwords import masked
 from pipeline.schedule import Schedule, make
 
 from . import runs
@@ -85,13 +86,13 @@ def _clear_queues(core: Core, url: str) -> None:
     from broker.queues.inspector import QueueInspector  # takes time to load
 
     if not core.everyone_left:  # whoever is still there could put again what it keeps
-        log.warning("the queues stay at the server", address=shown(url), reason="not every worker has left")
+        log.warning("the queues stay at the server", address=masked(url), reason="not every worker has left")
         return
     try:
         with closing(QueueInspector(url, core.run)) as inspector:
             inspector.forget()
     except BrokerError as error:
-        log.warning("the queues stay at the server", address=shown(url), reason=str(error))
+        log.warning("the queues stay at the server", address=masked(url), reason=str(error))
 
 
 def _told(core: Core) -> int:
@@ -120,7 +121,7 @@ class _Host:
 
     def bound(self, endpoint: str) -> None:
         """The broker listens: says so, in the run's folder too."""
-        (self._folder / runs.BROKER).write_text(f"{endpoint}\n")
+        runs.keep_broker(self._folder, endpoint)
         self._on_bound(endpoint)
 
     def must_leave(self) -> bool:

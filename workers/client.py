@@ -8,7 +8,8 @@ import msgspec
 
 from broker.control import Answer, Ask, Exited, FromBroker, Refused, StopRun, ToBroker, decode_from_broker, encode
 from broker.errors import AddressUnusable
-from broker.post import open_box, shown
+from broker.post import open_box
+from pipeline.plan.passwords import masked
 
 
 class BrokerUnreachable(Exception):
@@ -47,7 +48,7 @@ class Client:
                 case _:
                     continue
         raise BrokerUnreachable(
-            f"no broker answered at {shown(self._url)} within {timeout:g} s. Is the run still going, and is this its "
+            f"no broker answered at {masked(self._url)} within {timeout:g} s. Is the run still going, and is this its "
             f"broker? Name another with --broker."
         )
 

@@ -18,10 +18,11 @@ import zmq
 
 from broker.binding import listening
 from broker.errors import BrokerError
-from broker.post import open_office, shown
+from broker.post import open_office
 from pipeline.data import DataError
 from pipeline.model import ModelRefused
 from pipeline.plan import Plan, PlanRefused
+from pipeline.plan.passwords import masked
 
 from . import sockets
 from .forecast import forecast
@@ -125,7 +126,7 @@ def _bound(url: str) -> str:
 
 def _free(url: str) -> str:
     with closing(open_office(url)) as office:
-        return shown(office.endpoint)
+        return masked(office.endpoint)
 
 
 def _writable(folder: Path) -> str:

@@ -29,7 +29,8 @@ from broker.control import (
     decode_from_broker,
     encode,
 )
-from broker.post import open_box, shown
+from broker.post import open_box
+from pipeline.plan.passwords import masked
 
 from .client import BrokerUnreachable
 from .correspondence import BEAT, JOIN, Correspondence, Introduction, Joining
@@ -77,7 +78,7 @@ class Link:
                         reason = sentence.reason
                         log.info("standing by", reason=reason)
         raise BrokerUnreachable(
-            f"no broker answered at {shown(self._url)} within {patience:g} s. "
+            f"no broker answered at {masked(self._url)} within {patience:g} s. "
             f"Start one with `stageline broker`, or name another with --broker."
         )
 

@@ -1,5 +1,6 @@
 """Names runs and the files in their folders."""
 
+import os
 import secrets
 from datetime import datetime
 from pathlib import Path
@@ -113,6 +114,15 @@ def broker_of(folder: Path) -> str | None:
         return (folder / BROKER).read_text().strip()
     except OSError:
         return None
+
+
+def keep_broker(folder: Path, endpoint: str) -> None:
+    """Says where the broker of the run in `folder` listens: to this user alone, since addresses may hold passwords."""
+    draft = folder / f".{BROKER}.tmp"
+    draft.unlink(missing_ok=True)
+    with open(draft, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        file.write(f"{endpoint}\n")
+    draft.replace(folder / BROKER)
 
 
 def newest_in(runs: Path) -> Path | None:

@@ -16,10 +16,12 @@ from typing import TypeVar
 
 import structlog
 
+from pipeline.plan.passwords import masked
+
 from ..errors import QueueClosed
 from ..message import LIMITS, Limits, Message
 from ..queue import Depth, Inbound, Outbound, QueueKey
-from ..redis_link import RedisAway, RedisLink, without_password
+from ..redis_link import RedisAway, RedisLink
 from .bell import Bell
 from .log import SPILL, UNLIMITED, Log, Shelf
 from .memory import MemoryQueue
@@ -66,7 +68,7 @@ class RedisQueues:
         patience: float = 60.0,
         limits: Limits = LIMITS,
     ) -> None:
-        self.endpoint = without_password(url)
+        self.endpoint = masked(url)
         self._run = run
         self._incarnation = incarnation
         self._microbatches = microbatches

@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .passwords import all_masked
+
 _LONGEST = 60  # characters of a value that an error shows
 
 
@@ -34,6 +36,6 @@ class PlanRefused(Exception):
 
 
 def shown(value: object) -> str:
-    """`value` as a plan file would write it, shortened to fit in a sentence."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    """`value` as a plan file would write it, without passwords in addresses, shortened to fit in a sentence."""
+    text = json.dumps(all_masked(value), ensure_ascii=False, default=str)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

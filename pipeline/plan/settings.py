@@ -13,6 +13,7 @@ from typing import Any
 
 from .layers import NotASetting, Setting, from_environment, from_set, from_tables, merged
 from .lines import lines_of
+from .passwords import masked
 from .reading import Reading
 from .refusal import PlanError, PlanRefused
 from .tables import Key
@@ -77,7 +78,7 @@ def _typed(sets: Sequence[str]) -> tuple[list[Setting], list[PlanError]]:
         try:
             settings.append(from_set(argument))
         except NotASetting:
-            errors.append(PlanError(argument, "write section.key=value, such as run.steps=20", "--set"))
+            errors.append(PlanError(masked(argument), "write section.key=value, such as run.steps=20", "--set"))
     return settings, errors
 
 

@@ -4,6 +4,8 @@ import ipaddress
 import re
 from collections.abc import Collection
 
+from . import passwords
+
 # Scheme -> how such an address looks. A new backend in broker/queues/ joins the first.
 REDIS = {
     "redis": "redis://127.0.0.1:6379/0",
@@ -21,7 +23,13 @@ def fault(url: str, schemes: Collection[str]) -> str | None:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in schemes:
         return ""
-    return _tcp_fault(rest) if scheme == "tcp" else None
+    match scheme:
+        case "tcp":
+            return _tcp_fault(rest)
+        case "redis" | "rediss" | "unix":
+            return passwords.fault(url)
+        case _:
+            return None
 
 
 def open_to_others(url: str) -> bool:

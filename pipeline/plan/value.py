@@ -8,6 +8,7 @@ from typing import Literal
 
 from ..schedule import Mode, Placement
 from .consistency import problems
+from .passwords import ADDRESSES, all_masked, masked
 from .refusal import PlanError, PlanRefused, shown
 from .tables import canonical, flat
 from .urls import open_to_others
@@ -168,8 +169,11 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is allowed but should be known before the run begins."""
-        urls = {"queues.url": self.queues.url, "broker.url": self.broker.url}
-        return tuple(f'{key} = "{url}" {_EXPOSED}' for key, url in urls.items() if open_to_others(url))
+        urls = self._addresses()
+        exposed = (f'{key} = "{masked(url)}" {_EXPOSED}' for key, url in urls.items() if open_to_others(url))
+        typed = (key for key, url in urls.items() if masked(url) != url and self.origins.get(key) == "--set")
+        seen = (_SEEN.format(key=key, variable=f"STAGELINE_{key.replace('.', '__').upper()}") for key in typed)
+        return (*exposed, *seen)
 
     def resolved(self, stages: int) -> "Plan":
         """The plan for a model that turned out to have `stages` stages; where no worker is named, one for each stage.
@@ -189,7 +193,10 @@ class Plan:
         return replace(self, model=replace(self.model, stages=stages), workers=workers)
 
     def as_mapping(self) -> dict[str, object]:
-        """The plan as nested tables of JSON's own types, just as `from_mapping` takes it; what is None is left out."""
+        """The plan as nested tables of JSON's own types, just as `from_mapping` takes it; what is None is left out.
+
+        It is for others to see, so its addresses are without their passwords.
+        """
         sections: dict[str, Section | None] = {
             "run": self.run,
             "model": self.model,
@@ -201,10 +208,16 @@ class Plan:
             "recovery": self.recovery,
             "broker": self.broker,
         }
-        tables: dict[str, object] = {name: _table(section) for name, section in sections.items() if section}
+        tables: dict[str, object] = {name: _table(name, section) for name, section in sections.items() if section}
         if self.workers:
-            tables["workers"] = {str(index): _table(worker) for index, worker in enumerate(self.workers)}
+            tables["workers"] = {str(index): _table("workers", worker) for index, worker in enumerate(self.workers)}
         return tables
+
+    def _addresses(self) -> dict[str, str]:
+        """All that are set, as they were given, by their keys."""
+        held = (key.split(".") for key in ADDRESSES)
+        values = {f"{section}.{name}": getattr(getattr(self, section), name, None) for section, name in held}
+        return {key: value for key, value in values.items() if isinstance(value, str)}
 
     def digest(self) -> str:
         """SHA-256 (hex) over what determines the computation and who does which part of it.
@@ -240,9 +253,16 @@ _EXPOSED = (
 )
 
 
-def _table(section: Section) -> dict[str, object]:
+_SEEN = (
+    "{key} was given with a password on the command line, where everybody on this machine can read it (ps). Leave that "
+    "--set out, and put the address into the environment, as {variable}, or into a plan file that only you can read."
+)
+
+
+def _table(name: str, section: Section) -> dict[str, object]:
     values = {each.name: getattr(section, each.name) for each in fields(section)}
-    table = {name: _plain(value) for name, value in values.items() if value is not None}
+    table = {key: _plain(value) for key, value in values.items() if value is not None}
+    table |= {key: all_masked(value) for key, value in table.items() if f"{name}.{key}" in ADDRESSES}
     match section:
         case OptimizerPlan() | LrSchedulerPlan():
             return {"factory": section.factory, **section.options}

@@ -4,6 +4,8 @@ import shlex
 
 import click
 
+from pipeline.plan.passwords import masked
+
 from . import kinds, options
 from .logs import log_to_stderr
 
@@ -24,18 +26,19 @@ def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None
     """Run the broker of the plan CONFIG until the run is over."""
     log_to_stderr()
     plan = options.plan_of(config, sets)
-    from broker.post import shown
-
     from .. import runs
     from ..broker_process import Place, run_broker
 
     def tell(endpoint: str) -> None:
-        where = runs.folder(plan, place.run) if plan.broker.store == runs.IN_FOLDER else shown(plan.broker.store)
-        click.echo(f"run {place.run}: broker at {shown(endpoint)}, records in {where}", err=True)
+        records = runs.folder(plan, place.run) if plan.broker.store == runs.IN_FOLDER else masked(plan.broker.store)
+        click.echo(f"run {place.run}: broker at {masked(endpoint)}, records in {records}", err=True)
         if not parent:
-            named = () if endpoint == plan.broker.url else ("--broker", shown(endpoint))
-            words = ("stageline", "worker", *options.plan_words(config, sets), *named)
+            shown = options.without_passwords(sets)
+            named = () if endpoint == plan.broker.url else ("--broker", masked(endpoint))
+            words = ("stageline", "worker", *options.plan_words(config, shown), *named)
             click.echo(f"start every worker with: {shlex.join(words)}", err=True)
+            if len(shown) < len(sets):
+                click.echo("and with the addresses that hold a password in its environment", err=True)
 
     place = Place(bind or plan.broker.url, run or runs.new_id(plan), parent, resume)
     return run_broker(plan, place, tell)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from pipeline.plan import urls
+from pipeline.plan.passwords import masked
 
 Callback = Callable[[click.Context, click.Parameter, str | None], str | None]
 
@@ -27,7 +28,7 @@ def address(*, dials: bool) -> Callback:
     def checked(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None and (fault := _fault(value, dials=dials)) is not None:
             examples = " or ".join(urls.BROKER.values())
-            raise click.BadParameter(f"{value!r} is not an address of a broker: {fault}; write {examples}")
+            raise click.BadParameter(f"{masked(value)!r} is not an address of a broker: {fault}; write {examples}")
         return value
 
     return checked

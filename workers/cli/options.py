@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import click
 
 from pipeline.plan import Plan, read
+from pipeline.plan.passwords import masked
 
 from . import kinds
 
@@ -40,8 +41,14 @@ def demand_restarts(plan: Plan) -> None:
 
 
 def plan_words(config: str, sets: Sequence[str]) -> list[str]:
-    """The same plan, as arguments for another of our commands."""
+    """The same plan, as arguments for another of our commands: with passwords, if there are any, not to be shown."""
     return [config, *(word for each in sets for word in ("--set", each))]
+
+
+def without_passwords(sets: Sequence[str]) -> list[str]:
+    """Those of `sets` that may be shown."""
+    values = {each: each.partition("=")[2].strip().strip("\"'") for each in sets}
+    return [each for each, value in values.items() if masked(value) == value]
 
 
 def user_prints_to_stderr() -> contextlib.redirect_stdout[TextIO]:

@@ -1,0 +1,170 @@
+"""The password in an address reaches the server, and nothing that is shown, kept, or sent to others."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.redis_fitness import RedisUnfit
+from broker.redis_link import RedisLink, without_password
+from desk import Desk, until
+from pipeline.plan import PlanRefused, differences, read
+from pipeline.plan.passwords import masked
+from redis_server import RedisServer
+from workers import runs
+from workers.result import keep
+
+SECRET = "open-sesame"  # noqa: S105  # nobody's
+URL = f"redis://trainer:{SECRET}@redis.example:6379/0"
+UNCLEAR = "redis://..."
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Desk(tmp_path) as desk:
+        yield desk
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (URL, "redis://trainer@redis.example:6379/0"),
+        ("redis://:secret@host:6379/0", "redis://host:6379/0"),
+        ("rediss://host/0?ssl_ca_certs=/ca.pem&ssl_password=secret", "rediss://host/0?ssl_ca_certs=/ca.pem"),
+        ("redis://host?password=secret", "redis://host"),
+        ("redis://host?p%61ssword=secret&db=3", "redis://host?db=3"),
+        ("unix:///run/redis.sock?db=1&password=s@cret", "unix:///run/redis.sock?db=1"),
+        ("unix://trainer:secret@/run/redis.sock", "unix://trainer@/run/redis.sock"),
+        ("redis://[::1]:6379/0", "redis://[::1]:6379/0"),
+        ("redis://trainer:secret", UNCLEAR),  # the host is missing
+        ("redis://:sec/ret@host", UNCLEAR),
+        ("redis://:12?34@host", UNCLEAR),
+        ("redis://:sec#ret@host", UNCLEAR),
+        ("reddis://:secret@host", "reddis://host"),
+        ("ipc://@here", "ipc://@here"),
+        ("tcp://127.0.0.1:*", "tcp://127.0.0.1:*"),
+        ("memory://", "memory://"),
+        ("redis:///0", "redis:///0"),
+        ("no address", "no address"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert masked(url) == shown
+    assert masked(shown) == shown
+
+
+@given(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1))
+def test_whatever_the_password_is_it_is_not_shown(password: str) -> None:
+    assert masked(f"redis://trainer:{quote(password, safe='')}@host:6379/0") == "redis://trainer@host:6379/0"
+    assert masked(f"redis://trainer:{password}@host:6379/0") in ("redis://trainer@host:6379/0", UNCLEAR)
+
+
+def test_a_plan_gives_its_addresses_away_without_passwords(desk: Desk) -> None:
+    plan = read(desk.folder, sets=[f"queues.url={URL}"])
+    assert plan.queues.url == URL
+    assert SECRET not in json.dumps(plan.as_mapping())
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        "queues.url=redis://:sec/ret@host",
+        "queues.url=reddis://:secret@host",
+        'queues.url=["redis://:secret@host"]',
+        "queues=redis://:secret@host",
+        "broker.url=redis://:secret@host:no",
+        "run.steps=redis://:secret@host",
+        "redis://:secret@host",
+    ],
+)
+def test_what_is_wrong_with_a_plan_is_said_without_passwords(desk: Desk, sets: str) -> None:
+    with pytest.raises(PlanRefused) as refused:
+        read(desk.folder, sets=[sets])
+    assert "secret" not in str(refused.value)
+    assert "sec/ret" not in str(refused.value)
+
+
+def test_a_password_with_signs_that_cut_an_address_is_refused_with_the_way_to_write_them(desk: Desk) -> None:
+    """A part of it stood in the error: no port was to be made of it."""
+    with pytest.raises(PlanRefused, match="%2F"):
+        read(desk.folder, sets=["queues.url=redis://:sec/ret@host:6379/0"])
+    with pytest.raises(RedisUnfit, match="%2F") as unfit:
+        RedisLink("redis://:sec/ret@host:6379/0")
+    assert "ret" not in str(unfit.value).replace("redis", "").replace("refus", "")
+
+
+def test_a_server_is_named_without_user_password_and_options() -> None:
+    assert without_password(f"{URL}?password=x&client_name=y") == "redis://redis.example:6379/0"
+    assert without_password("redis://:sec/ret@host") == UNCLEAR
+
+
+def test_differences_between_plans_name_no_passwords() -> None:
+    here, there = ({"data": {"from": f"http://:{SECRET}@{host}"}} for host in "ab")
+    assert SECRET not in str(differences(here, there)[0])
+
+
+def test_a_run_is_the_same_run_with_the_password_that_its_folder_does_not_hold(desk: Desk) -> None:
+    plan = read(desk.folder, environment={"STAGELINE_QUEUES__URL": URL})
+    keep(desk.folder, runs.PLAN, plan.as_mapping())
+    runs.demand_same(plan, desk.folder)
+    other = read(desk.folder, sets=["run.steps=7"], environment={"STAGELINE_QUEUES__URL": URL})
+    with pytest.raises(PlanRefused, match="7 here, 6 there"):
+        runs.demand_same(other, desk.folder)
+
+
+def test_a_password_on_a_command_line_is_warned_of_and_the_way_out_named(desk: Desk, capsys) -> None:
+    assert desk.here("plan", ".", "--set", f"queues.url={URL}") == 0
+    shown = capsys.readouterr()
+    assert "redis://trainer@redis.example:6379/0" in shown.out
+    assert "into the environment, as STAGELINE_QUEUES__URL" in shown.err
+    assert SECRET not in shown.out + shown.err
+    assert read(desk.folder, environment={"STAGELINE_QUEUES__URL": URL}).warnings == ()
+
+
+def test_a_broker_tells_how_to_start_workers_without_the_password(desk: Desk) -> None:
+    broker = desk.start(
+        "broker", ".", "--set", f"queues.url={URL}", "--set", "run.steps=4", "--bind", "tcp://127.0.0.1:*"
+    )
+    told = until(broker.stderr, "start every worker with: ")
+    assert "run.steps=4" in told
+    assert SECRET not in told
+    assert "a password in its environment" in until(broker.stderr, "and with")
+    for number in (signal.SIGINT, signal.SIGINT):
+        broker.send_signal(number)
+    broker.communicate()
+
+
+def test_where_the_broker_is_only_its_user_can_read(tmp_path: Path) -> None:
+    (tmp_path / runs.BROKER).write_text("of one before\n")
+    runs.keep_broker(tmp_path, "tcp://127.0.0.1:5600")
+    assert runs.broker_of(tmp_path) == "tcp://127.0.0.1:5600"
+    assert (tmp_path / runs.BROKER).stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == [runs.BROKER]
+
+
+def test_a_password_in_the_environment_reaches_all_workers_and_nothing_else(desk: Desk) -> None:
+    """Not a command line, where `ps` shows it, nor a file of the run, before it is interrupted and after."""
+    settings = ("--set", "run.steps=500", "--set", "recovery.restarts=1", "--set", "recovery.snapshot_every=50")
+    with RedisServer(appendfsync="no") as server, closing(server.client()) as client:
+        client.config_set("requirepass", SECRET)
+        url = server.url.replace("://", f"://:{SECRET}@")
+        train = desk.start("train", ".", *settings, STAGELINE_QUEUES__URL=url)
+        until(train.stderr, "running")
+        lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in desk.processes()]
+        assert sum(b"worker" in line for line in lines) >= 2
+        train.send_signal(signal.SIGTERM)
+        _, errors = train.communicate()
+        assert train.returncode == 75, errors
+        resumed = desk.command("train", ".", *settings, "--resume", STAGELINE_QUEUES__URL=url)
+        assert resumed.returncode == 0, resumed.stderr
+    assert not any(SECRET.encode() in line for line in lines)
+    files = [path for path in desk.runs()[0].rglob("*") if path.is_file()]
+    assert {"plan.json", "worker-0.log", "broker.sqlite"} <= {path.name for path in files}
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+    assert SECRET not in errors + resumed.stdout + resumed.stderr
