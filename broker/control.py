@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-CONTROL_VERSION = 1
+CONTROL_VERSION = 2
 WAITS = "waits"  # how `Report.now` begins while the compute loop has nothing to compute
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # stays exact in JSON and in a store
@@ -86,13 +86,17 @@ class Event(_Sentence, frozen=True, tag="event"):
 
 
 class Wait(_Sentence, frozen=True, tag="wait"):
-    """The compute loop lacks message `number` of `queue` ("forward-1") for `action` ("1F3") of `step`, `since` then."""
+    """The compute loop lacks message `number` of `queue` ("forward-1") for `action` ("1F3") of `step`, `since` then.
+
+    With `room` it lacks the room to keep that message, which `action` has given: it is to be put into `queue`.
+    """
 
     queue: str
     number: Count
     action: str
     step: Count
     since: float
+    room: bool = False
 
 
 class Report(_Sentence, frozen=True, tag="report"):
@@ -106,7 +110,8 @@ class Report(_Sentence, frozen=True, tag="report"):
     `training_steps`: how many steps the run has before it evaluates, from whoever has loaded the data.
     `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
     `complete`: the newest checkpoint of which the worker was told. `waits`: what it lacks, empty while it computes;
-    `layer`: where in the model it computes ("layers.30.mlp").
+    `layer`: where in the model it computes ("layers.30.mlp"). `trouble`: why messages do not move, for `troubled`
+    seconds now, if the server of its queues is away or refuses them; "" if nothing keeps them.
     """
 
     incarnation: Count
@@ -125,6 +130,8 @@ class Report(_Sentence, frozen=True, tag="report"):
     complete: Count = 0
     waits: list[Wait] = []
     layer: str = ""
+    trouble: str = ""
+    troubled: float = 0.0
 
 
 class Failed(_Sentence, frozen=True, tag="failed"):

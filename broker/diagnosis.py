@@ -50,7 +50,8 @@ def chain_in_words(scene: Scene, chain: Chain) -> str:
 def _edge(scene: Scene, lacks: Sequence[Lack]) -> str:
     """The last of `lacks`, as it follows the others."""
     lack = lacks[-1]
-    what = f"{_message(lack)} from {_whom(scene, lack)}"
+    whom = _whom(scene, lack)
+    what = f"room in {lack.queue} until {whom} gets on" if lack.room else f"{_message(lack)} from {whom}"
     if len(lacks) == 1:
         return f"stage {lack.stage} waits for {what}"
     if lacks[-2].source == lack.stage:
@@ -101,6 +102,9 @@ def _of_worker(scene: Scene, chain: Chain, member: Member) -> str:
     match chain.cause:
         case Cause.ON_ITS_WAY:
             return f"has put it; it has not arrived for {chain.lacks[-1].seconds:.1f} s"
+        case Cause.SERVER if member.report is not None:
+            seconds = member.report.troubled + max(0.0, scene.now - member.heard)
+            return f"waits for the server of its queues, for {seconds:.0f} s now: {member.report.trouble.rstrip('.')}"
         case Cause.STARTING:
             return f"has a worker that has not begun yet, {max(0.0, scene.now - member.heard):.1f} s after it came"
         case Cause.SILENT:
@@ -157,8 +161,18 @@ def _action(scene: Scene, chain: Chain, prospect: Prospect) -> str:
             return "nothing yet: it loads its model"
         case Cause.ON_ITS_WAY:
             return "look at the network between the two workers, and at `stageline queue ls`"
+        case Cause.SERVER if member is not None:
+            return (
+                f"start that server, or see that {member.host} can reach it and that it has room: once it answers, the "
+                "run goes on by itself"
+            )
         case Cause.SOURCE:
             return "look at what makes the batches"
+        case Cause.CIRCLE if any(lack.room for lack in chain.lacks):
+            return (
+                "room comes with the end of a step, or where snapshots are written with the next checkpoint: see that "
+                "the disks take them, and resume the run with a larger queues.retain_bytes"
+            )
         case Cause.CIRCLE:
             return "this cannot be with a checked schedule: report it, and start the run again"
         case Cause.BROKER:

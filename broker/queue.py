@@ -31,6 +31,14 @@ class Depth:
     oldest: float
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why messages do not move now, in words, and since when (monotonic, in seconds)."""
+
+    reason: str
+    since: float
+
+
 class Outbound(Protocol):
     """The producer's end of a queue."""
 

@@ -30,6 +30,7 @@ class Cause(StrEnum):
     COMPUTING = "computing"  # its worker gets on
     RESTING = "resting"  # its worker waits for no message
     ON_ITS_WAY = "on its way"  # the message was put, and has not arrived
+    SERVER = "server"  # the server of the queues is away for the worker, or refuses messages
     SOURCE = "source"  # the message comes from outside the line of stages
     CIRCLE = "circle"  # they wait for each other
     BROKER = "broker"  # nobody is heard: the broker is cut off, rather than everyone else
@@ -51,6 +52,7 @@ class Lack:
     """Worker `index` waits, for `seconds`, for a message that its `stage` needs: the edge of a chain.
 
     `flow` is "forward", "backward" or "target". `source` is the stage that puts it, None if it comes from outside.
+    With `room` its `stage` has computed the message and waits for room to keep it, until `source` gets on.
     """
 
     index: int
@@ -62,6 +64,7 @@ class Lack:
     microbatch: int
     seconds: float
     source: int | None
+    room: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +99,14 @@ def follow(scene: Scene, index: int) -> Chain:
     """The chain that begins with worker `index`."""
     lacks: list[Lack] = []
     while (lack := _lack(scene, index)) is not None:
+        if _troubled(scene, index):
+            return Chain(tuple(lacks), Cause.SERVER, index)
         lacks.append(lack)
         if lack.source is None:
             return Chain(tuple(lacks), Cause.SOURCE, None)
         index = scene.schedule.owner(lack.source)
         if _is_on_its_way(scene, lack, index):
-            return Chain(tuple(lacks), Cause.ON_ITS_WAY, index)
+            return Chain(tuple(lacks), Cause.SERVER if _troubled(scene, index) else Cause.ON_ITS_WAY, index)
         if index in {each.index for each in lacks}:
             return Chain(tuple(lacks), Cause.CIRCLE, index)
     return Chain(tuple(lacks), _cause(scene, index), index)
@@ -119,7 +124,7 @@ def silence(scene: Scene, member: Member) -> float:
 
 def held(scene: Scene, lack: Lack) -> Entry | None:
     """The microbatch that is lacked, if the stage that should give it has taken it and is at it."""
-    if lack.source is None:
+    if lack.source is None or lack.room:
         return None
     entry = scene.ledger.entry(Place(lack.source, lack.step, lack.microbatch))
     computing = State.FORWARD if lack.flow == "forward" else State.BACKWARD
@@ -142,7 +147,9 @@ def _lack(scene: Scene, index: int) -> Lack | None:
         return None
     wait = member.report.waits[0]
     flow, stage = _queue(wait, scene.schedule.stages)
-    return None if stage is None else _lack_of(scene, member, wait, flow, stage)
+    if stage is None:
+        return None
+    return _lack_of_room(scene, member, wait, flow, stage) if wait.room else _lack_of(scene, member, wait, flow, stage)
 
 
 def _queue(wait: Wait, stages: int) -> tuple[str, int | None]:
@@ -154,16 +161,56 @@ def _queue(wait: Wait, stages: int) -> tuple[str, int | None]:
 
 def _lack_of(scene: Scene, member: Member, wait: Wait, flow: str, stage: int) -> Lack:
     step, microbatch = divmod(wait.number, scene.ledger.microbatches)
-    before = {"forward": stage - 1, "backward": stage + 1}.get(flow, -1)
-    source = before if 0 <= before < scene.schedule.stages else None
+    source = _producer(scene, flow, stage)
     seconds = max(0.0, scene.now - member.changed)
     return Lack(member.index, stage, wait.action, wait.queue, flow, step, microbatch, seconds, source)
+
+
+def _lack_of_room(scene: Scene, member: Member, wait: Wait, flow: str, stage: int) -> Lack | None:
+    """None for a queue that no stage of the run fills."""
+    producer = _producer(scene, flow, stage)
+    if producer is None:
+        return None
+    step, microbatch = divmod(wait.number, scene.ledger.microbatches)
+    source, seconds = _furthest_behind(scene, stage), max(0.0, scene.now - member.changed)
+    return Lack(member.index, producer, wait.action, wait.queue, flow, step, microbatch, seconds, source, room=True)
+
+
+def _furthest_behind(scene: Scene, consumer: int) -> int:
+    """The stage that room has to wait for, since a message is kept until all stages are past its step.
+
+    Of several that have finished as few steps, one that waits for nothing, or else the one that takes from the queue.
+    """
+    finished = scene.ledger.finished
+    return min(
+        (stage for stage, steps in enumerate(finished) if steps == min(finished)),
+        key=lambda stage: (_says_it_waits(scene, scene.schedule.owner(stage)), stage != consumer),
+    )
+
+
+def _says_it_waits(scene: Scene, index: int) -> bool:
+    member = scene.members.get(index)
+    return member is not None and member.idle and not unheard(scene, member)
+
+
+def _producer(scene: Scene, flow: str, stage: int) -> int | None:
+    """The stage that puts into the queue; None if that comes from outside."""
+    before = {"forward": stage - 1, "backward": stage + 1}.get(flow, -1)
+    return before if 0 <= before < scene.schedule.stages else None
+
+
+def _troubled(scene: Scene, index: int) -> bool:
+    """Whether the server of the worker's queues is away for it, as far as it can be believed."""
+    member = scene.members.get(index)
+    return (
+        member is not None and member.report is not None and bool(member.report.trouble) and not unheard(scene, member)
+    )
 
 
 def _is_on_its_way(scene: Scene, lack: Lack, owner: int) -> bool:
     """Whether the producer is there and has put the message; what a dead one had put, it has to put again."""
     member = scene.members.get(owner)
-    if lack.source is None or member is None or unheard(scene, member):
+    if lack.source is None or lack.room or member is None or unheard(scene, member):
         return False
     return scene.ledger.entry(Place(lack.source, lack.step, lack.microbatch)).state in _SENT[lack.flow]
 

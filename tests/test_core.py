@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from broker.control import (
+    CONTROL_VERSION,
     Answer,
     Ask,
     Assigned,
@@ -76,11 +77,13 @@ def test_an_incarnation_is_stored_before_it_is_handed_out():
 def test_another_control_version_is_refused_naming_both():
     ((_, refused),) = Talk().say(b"a", hello(0, version=7))
     assert isinstance(refused, Refused)
-    assert "speaks version 7 of the control language, the broker version 1" in refused.reason
+    assert "speaks version 7 of the control language, the broker version 2" in refused.reason
 
 
 def test_another_plan_is_refused_naming_what_differs():
-    other = Hello(1, "e" * 64, "desk-2", "desk", 1, "", settings={"schedule": {"name": "1f1b", "microbatches": 8}})
+    other = Hello(
+        CONTROL_VERSION, "e" * 64, "desk-2", "desk", 1, "", settings={"schedule": {"name": "1f1b", "microbatches": 8}}
+    )
     ((_, refused),) = Talk().say(b"a", other)
     assert isinstance(refused, Refused)
     assert refused.code == 78
@@ -89,7 +92,7 @@ def test_another_plan_is_refused_naming_what_differs():
 
 @pytest.mark.parametrize("settings", [{}, {"a": [{b"\xff": 1}]}, {"schedule": SETTINGS["schedule"]}])
 def test_another_plan_whose_difference_cannot_be_told_is_refused_by_digest(settings: dict[str, object]):
-    ((_, refused),) = Talk().say(b"a", Hello(1, "e" * 64, "desk-2", "desk", 1, "", settings=settings))
+    ((_, refused),) = Talk().say(b"a", Hello(CONTROL_VERSION, "e" * 64, "desk-2", "desk", 1, "", settings=settings))
     assert isinstance(refused, Refused)
     assert "its digest is eeeeeeeeeeee, the broker's dddddddddddd" in refused.reason
 

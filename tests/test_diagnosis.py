@@ -45,14 +45,23 @@ class Line(Talk):
         self.say(b"%d" % index, named)
         self.saying[index] = Report(given.incarnation, 0, "waits for the other workers", 0.0, 0.0)
 
-    def says(self, index: int, now: str, *waits: Wait, events: tuple[Event, ...] = (), layer: str = "") -> None:
+    def says(self, index: int, now: str, *waits: Wait, events: tuple[Event, ...] = (), **more: object) -> None:
         incarnation = self.saying[index].incarnation
-        said = Report(incarnation, 5, now, 0.0, 0.0, events=list(events), waits=list(waits), layer=layer)
+        said = Report(incarnation, 5, now, 0.0, 0.0, events=list(events), waits=list(waits), **more)  # type: ignore[arg-type]
         self.saying[index] = said
 
-    def waits(self, index: int, queue: str, step: int, microbatch: int, action: str = "") -> None:
+    def waits(self, index: int, queue: str, step: int, microbatch: int, action: str = "", **more: object) -> None:
         wait = Wait(queue, step * M + microbatch, action or f"{index}B{microbatch}", step, 0.0)
-        self.says(index, f"waits for {queue} to run {wait.action} of step {step}", wait)
+        self.says(index, f"waits for {queue} to run {wait.action} of step {step}", wait, **more)  # type: ignore[arg-type]
+
+    def lacks_room(self, index: int, queue: str, step: int, microbatch: int) -> None:
+        wait = Wait(queue, step * M + microbatch, f"{index}F{microbatch}", step, 0.0, room=True)
+        self.says(index, f"waits for room in {queue} to put what {wait.action} of step {step} gives", wait)
+
+    def has_finished(self, stage: int, step: int) -> None:
+        incarnation = self.saying[stage].incarnation
+        record = StepRecord(stage, step, b"")
+        self.say(b"%d" % stage, Report(incarnation, 5, "waits", 0.0, 0.0, [record], number=1))
 
     def passes(self, seconds: float, *silent: int) -> None:
         for _ in range(round(seconds * 2)):
@@ -275,6 +284,97 @@ def test_a_worker_with_several_stages_may_need_another_one_first():
     )
 
 
+def test_a_wait_for_room_leads_to_the_stage_that_does_not_get_on(line: Line):
+    """It was taken for a hang: the worker that waited was the one to be given up."""
+    line.lacks_room(1, "forward-2", 7, 5), line.waits(0, "backward-0", 7, 0)
+    line.says(2, "2F1 of step 7", events=(computing(2, 7, 1, "forward"),), layer="layers.3")
+    line.waits(3, "forward-3", 7, 1, action="3F1")
+    line.passes(4.0)
+    assert line.why(stage="0")["text"] == (
+        "stage 0 waits for the gradient of step 7 microbatch 0 from stage 1 (worker w1, incarnation 1), "
+        "which waits for room in forward-2 until stage 2 (worker w2, incarnation 1) gets on, "
+        "which began 2F1 of step 7 4 s ago and has made no progress since; it is in layers.3"
+    )
+    facts = line.why(stage="1")
+    assert [(lack["stage"], lack["source"], lack["room"]) for lack in facts["chain"]] == [(1, 2, True)]  # type: ignore[attr-defined]
+    assert facts["root"]["cause"] == "stuck"  # type: ignore[index]
+
+
+def test_room_waits_for_whoever_has_finished_least_not_for_who_takes(line: Line):
+    for stage in (0, 1, 2):
+        line.has_finished(stage, 6)
+    line.lacks_room(1, "forward-2", 7, 5), line.waits(2, "forward-2", 7, 5, action="2F5")
+    line.says(3, "3B7 of step 6", events=(computing(3, 6, 7, "backward"),))
+    line.passes(3.0)
+    assert str(line.why(stage="2")["text"]).endswith(
+        "from stage 1 (worker w1, incarnation 1), which waits for room in forward-2 until stage 3 (worker w3, "
+        "incarnation 1) gets on, which began 3B7 of step 6 3 s ago and has made no progress since"
+    )
+
+
+def test_a_worker_that_waits_for_room_outlives_its_lease(line: Line):
+    line.lacks_room(1, "forward-2", 7, 5)
+    for actions in range(60):  # the others get on, if slowly
+        for index in (0, 2, 3):
+            line.saying[index] = Report(line.saying[index].incarnation, actions, f"{index}F{actions}", 0.0, 0.0)
+        line.passes(0.5)
+    assert line.status()["phase"] == "running"
+    assert line.status()["workers"][1]["now"].startswith("waits for room in forward-2")  # type: ignore[index]
+
+
+def test_a_circle_that_room_would_break_says_how_to_make_some(line: Line):
+    line.lacks_room(1, "forward-2", 7, 5), line.waits(2, "forward-2", 7, 5, action="2F5")
+    line.waits(0, "backward-0", 7, 0), line.waits(3, "forward-3", 7, 5, action="3F5")
+    line.passes(3.0)
+    facts = line.why(stage="1")
+    assert facts["root"]["cause"] == "circle"  # type: ignore[index]
+    assert "a larger queues.retain_bytes" in str(facts["action"])
+
+
+def test_a_standstill_for_want_of_room_is_found_and_named(line: Line):
+    line.lacks_room(1, "forward-2", 7, 5), line.waits(2, "forward-2", 7, 5, action="2F5")
+    line.waits(0, "backward-0", 7, 0), line.waits(3, "forward-3", 7, 5, action="3F5")
+    line.passes(62.0)
+    assert line.status()["phase"] == "failed"
+    assert "every worker has been waiting for another for 60 s" in str(line.status()["reason"])
+    assert "waits for room in forward-2 until" in str(line.status()["reason"])
+
+
+AWAY = "Redis at redis://10.0.0.9:6379/0 cannot be reached: Error 111 connecting to 10.0.0.9:6379. Connection refused."
+
+
+def test_a_server_that_is_away_is_what_workers_wait_for(line: Line):
+    """When a Redis server was gone, the workers were said to wait for each other's messages."""
+    line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))
+    line.passes(0.5)
+    for index, queue in ((0, "backward-0"), (1, "forward-1")):
+        line.waits(index, queue, 7, 5, trouble=AWAY, troubled=12.0)
+    line.waits(2, "forward-2", 7, 5)
+    line.passes(1.0)
+    away = f"waits for the server of its queues, for 12 s now: {AWAY[:-1]}"
+    assert line.why(stage="1")["text"] == f"stage 1 (worker w1, incarnation 1) {away}"
+    facts = line.why(stage="2")
+    assert facts["text"] == (
+        "stage 2 waits for the activation of step 7 microbatch 5 from stage 1 (worker w1, incarnation 1), which " + away
+    )
+    assert (facts["root"]["cause"], facts["root"]["worker"]["index"]) == ("server", 1)  # type: ignore[index]
+    assert "start that server, or see that desk can reach it" in str(facts["action"])
+
+
+def test_a_message_that_its_producer_cannot_bring_to_the_server_waits_for_that(line: Line):
+    line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),), trouble=AWAY, troubled=3.0)
+    line.waits(1, "forward-1", 7, 5, action="1F5")
+    line.passes(1.0)
+    assert line.why(stage="1")["root"]["cause"] == "server"  # type: ignore[index]
+    assert "from stage 0 (worker w0, incarnation 1), which waits for the server" in str(line.why(stage="1")["text"])
+
+
+def test_a_server_that_is_away_for_a_worker_that_computes_holds_up_nobody_yet(line: Line):
+    line.says(1, "1F5 of step 7", trouble=AWAY, troubled=3.0)
+    line.passes(0.5)
+    assert line.why(stage="1")["root"]["cause"] == "computing"  # type: ignore[index]
+
+
 def test_a_run_that_is_over_says_how_it_ended(line: Line):
     line.say(b"train", StopRun("enough", 130))
     assert (line.why()["text"], line.why()["root"]) == ("enough", None)
@@ -287,7 +387,7 @@ def test_a_stage_that_there_is_not_is_refused(line: Line, of: dict[str, str]):
 
 
 _QUEUES = st.sampled_from(["forward-0", "forward-2", "backward-1", "target-3", "backward-9", "x", "forward-", "-1"])
-_WAITS = st.builds(Wait, _QUEUES, st.integers(0, 99), st.just("1F3"), st.integers(0, 9), st.just(0.0))
+_WAITS = st.builds(Wait, _QUEUES, st.integers(0, 99), st.just("1F3"), st.integers(0, 9), st.just(0.0), st.booleans())
 _STATES = st.sampled_from(["forward", "stashed", "backward", "done"])
 
 
@@ -297,7 +397,8 @@ def test_whatever_is_reported_there_is_an_answer(data: st.DataObject):
     for index in range(4):
         waits = data.draw(st.lists(_WAITS, max_size=1))
         event = Event(index, data.draw(st.integers(0, 9)), data.draw(st.integers(0, 7)), data.draw(_STATES), 1000.0)
-        line.says(index, data.draw(st.sampled_from(["1F3", "waits"])), *waits, events=(event,))
+        trouble = data.draw(st.sampled_from(["", "Redis is away"]))
+        line.says(index, data.draw(st.sampled_from(["1F3", "waits"])), *waits, events=(event,), trouble=trouble)
         if data.draw(st.booleans()):
             line.saying[index] = Report(index + 1, 9, "1U", 0.0, 0.0, [StepRecord(index, 3, b"")])
     line.passes(1.0)

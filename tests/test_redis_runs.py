@@ -1,12 +1,15 @@
 """Whole runs over a Redis server to which something happens meanwhile."""
 
+import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
 import pytest
 
+from desk import Desk, until
 from nursery import Nursery
 from redis_server import RedisServer
 from whole import WholeRun, expected, plan_in
@@ -111,6 +114,31 @@ def test_a_server_that_cannot_be_used_is_named_at_once(
     assert why in outcome["reason"]
     assert "wrong@" not in outcome["reason"]
     assert outcome["facts"]["restarts"] == 0
+
+
+def test_a_server_that_is_away_is_what_the_run_waits_for_by_name(
+    server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Desk(tmp_path) as desk:
+        train = desk.start("train", ".", "--set", f"queues.url={server.url}", "--set", "run.steps=100000")
+        until(train.stderr, "running")
+        server.kill()
+        why = rf"waits for the server of its queues, for \d+ s now: Redis at {server.url} cannot be reached: "
+        end = monotonic() + 20
+        while not re.search(why, said := _asked(desk, capsys)):
+            assert monotonic() < end, said
+            sleep(0.2)
+        assert "what to do: start that server" in said
+        assert desk.here("status") == 0
+        assert f"waits for the server of its queues: Redis at {server.url}" in capsys.readouterr().out
+        for number in (signal.SIGINT, signal.SIGINT):
+            train.send_signal(number)
+        train.communicate()
+
+
+def _asked(desk: Desk, capsys: pytest.CaptureFixture[str]) -> str:
+    desk.here("why")
+    return capsys.readouterr().out
 
 
 def _tell(server: RedisServer, *command: str) -> None:

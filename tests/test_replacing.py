@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from broker.control import (
+    CONTROL_VERSION,
     Assigned,
     Event,
     Exited,
@@ -61,7 +62,7 @@ def kill(talk: Talk, index: int, pid: int, status: int = -9) -> Sends:
 
 
 def replacement(index: int, pid: int, incarnation: int = 0, endpoint: str = "") -> Hello:
-    return Hello(1, "d" * 64, f"worker-{index}", "desk", pid, endpoint, index, incarnation)
+    return Hello(CONTROL_VERSION, "d" * 64, f"worker-{index}", "desk", pid, endpoint, index, incarnation)
 
 
 def trims(sends: Sends) -> list[int]:
@@ -212,7 +213,7 @@ def test_two_workers_and_all_workers_may_be_lost_at_once(talk: Talk):
 
 def test_a_worker_without_a_claim_gets_the_lost_ones_place(talk: Talk):
     kill(talk, 1, 101)
-    assert talk.assigned(b"new", Hello(1, "d" * 64, "spot-7", "cloud", 1, "")).index == 1
+    assert talk.assigned(b"new", Hello(CONTROL_VERSION, "d" * 64, "spot-7", "cloud", 1, "")).index == 1
 
 
 def test_a_worker_that_hangs_is_replaced_and_refused_when_it_wakes(talk: Talk):
@@ -263,7 +264,7 @@ def test_a_worker_that_leaves_on_purpose_may_be_replaced(talk: Talk):
 
 
 def spare(pid: int, *, claim: int | None = None, name: str = "spare") -> Hello:
-    return Hello(1, "d" * 64, name, "cloud", pid, "", claim, spare=True)
+    return Hello(CONTROL_VERSION, "d" * 64, name, "cloud", pid, "", claim, spare=True)
 
 
 def test_a_spare_stands_by_until_a_worker_is_lost_and_is_called_at_once(talk: Talk):
@@ -360,7 +361,7 @@ def test_a_worker_that_is_heard_is_not_pushed_out_by_another_of_its_name(talk: T
 
 
 def test_two_machines_that_claim_one_place_have_made_a_mistake(talk: Talk):
-    ((_, refused),) = talk.say(b"other", Hello(1, "d" * 64, "worker-1", "laptop", 7, "", 1))
+    ((_, refused),) = talk.say(b"other", Hello(CONTROL_VERSION, "d" * 64, "worker-1", "laptop", 7, "", 1))
     assert isinstance(refused, Refused)
 
 

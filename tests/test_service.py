@@ -170,7 +170,7 @@ def test_what_cannot_be_read_is_answered_naming_the_version(connect: Connect, fr
         line.socket.send_multipart(frames)
         answer = line.hear()
         assert isinstance(answer, Refused)
-        assert answer.reason.startswith("this is not a sentence of control version 1")
+        assert answer.reason.startswith("this is not a sentence of control version 2")
 
 
 def test_no_garbage_stops_the_broker(connect: Connect):

@@ -109,7 +109,9 @@ def _run(plan: Plan, terms: Terms) -> int:
 
 def _work(job: Job, assigned: Assigned, link: Link, watch: Watch, terms: Terms, folder: Path) -> None:
     def make_room(reason: str) -> None:
-        log.warning("waiting", reason=reason)
+        if worker.progress.full is None:
+            log.warning("waiting", reason=reason)
+        worker.lacks_room()
         ear.listen()  # where a trim comes from
 
     queues = _open(job, assigned, link, folder, make_room)
@@ -120,6 +122,7 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: Watch, terms: Terms, 
         carrier = _carrier(job, assigned, executor, recorder)
         worker = job.worker(assigned.index, carrier, queues, run=run, incarnation=incarnation, start=start)
         watch.on_signal = queues.ring
+        worker.progress.trouble = lambda: queues.trouble
         worker.progress.begin(job.plan.workers[assigned.index].stages, assigned.step, job.route.stages - 1)
         link.start(
             assigned, reachable(queues.endpoint, terms.broker), worker.progress, steps=job.steps, ring=queues.ring

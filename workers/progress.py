@@ -13,7 +13,7 @@ from time import time
 import msgspec
 
 from broker.control import Memory, StepRecord
-from broker.queue import Depth
+from broker.queue import Depth, Trouble
 
 from .machine import Instruction, Take
 
@@ -44,7 +44,8 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     depths: dict[str, Depth] = field(default_factory=dict)
     depths_wanted: bool = False
-    lacking: Take | None = None  # what the loop waits for, if `waits`
+    lacking: Take | None = None  # the message that the loop waits for, if `waits`, or wants room for
+    full: float | None = None  # since when it waits for room for what it has computed; None: it does not
     snapshots: deque[tuple[int, int]] = field(default_factory=deque)  # (stage, step) on disk, taken away by the reader
     complete: int = 0  # the newest checkpoint of which the broker has told
     last: int = -1  # the run's last stage
@@ -52,12 +53,14 @@ class Progress:
     losses: dict[int, float | None] = field(default_factory=dict)  # by step, those that are kept; on the last stage
     newest: tuple[int, float] | None = None  # the newest step that had a loss, and that
     written: list[tuple[int, int]] = field(default_factory=list)  # (stage, step) of all that this process has on disk
+    trouble: Callable[[], Trouble | None] = lambda: None  # why the queues' messages do not move now
     layers: Callable[[Instruction], str] = lambda instruction: ""  # which layer an instruction is in now
 
     @property
     def layer(self) -> str:
         """The layer that is being computed; "" if none is."""
-        return "" if self.waits or self.instruction is None else self.layers(self.instruction)
+        idle = self.waits or self.full is not None or self.instruction is None
+        return "" if idle or self.instruction is None else self.layers(self.instruction)
 
     def begin(self, stages: Iterable[int], step: int, last: int) -> None:
         """The loop begins at `step`: 0, or a complete checkpoint. `last` is the run's last stage."""
@@ -71,12 +74,19 @@ class Progress:
         """The loop wants a message, since it has done what was before; perhaps it is here already."""
         self.instruction, self.lacking, self.waits = lacking.instruction, lacking, True
 
+    def lacks_room(self, wanting: Take, now: float) -> None:
+        """The loop has computed what it cannot put yet, message `wanting`: there is no room to keep it."""
+        self.lacking = wanting
+        if self.full is None:
+            self.full = now
+
     def done(self, instruction: Instruction, now: float) -> None:
-        """The loop has carried out `instruction`, on which it started at `since`."""
+        """The loop has carried out `instruction`, on which it started at `since`, and put what it gives."""
+        end = now if self.full is None else self.full
         self.actions += 1
-        self.busy += now - self.since
-        self.open[instruction.action.stage].append(Done(instruction, self.since, now))
-        self.since = now
+        self.busy += end - self.since
+        self.open[instruction.action.stage].append(Done(instruction, self.since, end))
+        self.since, self.full = now, None
 
     def closed(self, stage: int, step: int, loss: float | None) -> None:
         """`stage` has finished `step`."""

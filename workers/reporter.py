@@ -5,6 +5,7 @@ from time import time
 
 from broker.control import WAITS, Event, Report, StepRecord, Wait
 from broker.ledger import State
+from broker.queue import Trouble
 from pipeline.schedule import Kind
 
 from .progress import Done, Progress
@@ -31,7 +32,7 @@ class Reporter:
     def report(self, now: float) -> Report:
         """The news. `now` is monotonic, in seconds."""
         if (self._records or self._snapshots) and now - self._said < AGAIN:
-            return self._report(0, [], [])
+            return self._report(now, 0, [], [])
         while self._progress.steps and len(self._records) < FULLEST:
             self._records.append(self._progress.steps.popleft())
         while self._again and not self._progress.steps and len(self._records) < FULLEST:
@@ -40,7 +41,7 @@ class Reporter:
             self._snapshots.append(self._progress.snapshots.popleft())
         self._number += 1
         self._said = now
-        return self._report(self._number, list(self._records), list(self._snapshots))
+        return self._report(now, self._number, list(self._records), list(self._snapshots))
 
     def confirmed(self, number: int) -> None:
         """The broker has stored the report of this number."""
@@ -64,14 +65,15 @@ class Reporter:
         """Whether nothing is left to say."""
         return not (self._records or self._again or self._snapshots or self._progress.steps or self._progress.snapshots)
 
-    def _report(self, number: int, records: list[StepRecord], snapshots: list[tuple[int, int]]) -> Report:
+    def _report(self, now: float, number: int, records: list[StepRecord], snapshots: list[tuple[int, int]]) -> Report:
         progress = self._progress
         depths, progress.depths_wanted = progress.depths, True
+        trouble = progress.trouble()
         return Report(
             incarnation=self._incarnation,
             number=number,
             actions=progress.actions,
-            now=self._now(),
+            now=self._doing(trouble),
             since=progress.since,
             idle=self._idle(),
             steps=records,
@@ -87,28 +89,39 @@ class Reporter:
             complete=progress.complete,
             waits=self._waits(),
             layer=progress.layer,
+            trouble=trouble.reason if trouble else "",
+            troubled=max(0.0, now - trouble.since) if trouble else 0.0,
         )
 
     def _waits(self) -> list[Wait]:
-        progress, lacking = self._progress, self._progress.lacking
-        if not progress.waits or lacking is None:
+        progress, full = self._progress, self._progress.full
+        lacking = progress.lacking if progress.waits or full is not None else None
+        if lacking is None:
             return []
-        action = lacking.instruction.action
-        return [Wait(str(lacking.key), lacking.number, str(action), lacking.instruction.step, progress.since)]
+        action, step = str(lacking.instruction.action), lacking.instruction.step
+        since = progress.since if full is None else full
+        return [Wait(str(lacking.key), lacking.number, action, step, since, room=full is not None)]
 
-    def _now(self) -> str:
-        instruction = self._progress.instruction
-        if self._progress.over:
+    def _doing(self, trouble: Trouble | None) -> str:
+        """What the compute loop does, in words."""
+        progress, instruction = self._progress, self._progress.instruction
+        if progress.over:
             return f"{WAITS} for the others to finish"
+        if trouble is not None and (progress.waits or progress.full is not None):
+            return f"{WAITS} for the server of its queues: {trouble.reason}"
         if instruction is None:
             return f"{WAITS} for the other workers"
-        if not self._progress.waits:
+        if progress.full is not None:
+            return f"{WAITS} for room in {instruction.gives} to put what {instruction} gives"
+        if not progress.waits:
             return str(instruction)
         return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {instruction}"
 
     def _idle(self) -> float:
         now, progress = time(), self._progress
-        computing = 0.0 if progress.waits else max(0.0, now - max(progress.since, self._at))
+        full = progress.full
+        until = now if full is None else full
+        computing = 0.0 if progress.waits else max(0.0, until - max(progress.since, self._at))
         busy = progress.busy - self._busy + computing
         idle = 1 - busy / max(now - self._at, 1e-9)
         self._busy, self._at = progress.busy, now

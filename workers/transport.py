@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from broker.control import Assigned
 from broker.post import REDIS
-from broker.queue import QueueKey, Queues
+from broker.queue import QueueKey, Queues, Trouble
 from broker.queues.zeromq import ZeroMQQueues
 
 from .job import Job
@@ -25,6 +25,10 @@ class WorkerQueues(Queues, Protocol):
     @property
     def endpoint(self) -> str:
         """Where other workers find these ends, or a name for where everybody meets."""
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What keeps messages from moving, if it is known. For any thread."""
 
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
         """Take each of these queues from its producer's endpoint, from now on."""

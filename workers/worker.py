@@ -96,6 +96,12 @@ class Worker:
             case Finish():
                 return "finished"
 
+    def lacks_room(self) -> None:
+        """To be called while a `put` of this loop waits for room: a worker that waits does not hang."""
+        if isinstance(self._command, Compute) and (key := self._command.instruction.gives) is not None:
+            wanting = Take(key, self._number(self._command.instruction), self._command.instruction)
+            self.progress.lacks_room(wanting, time())
+
     def poll(self, timeout: float) -> bool:
         """One turn: takes what the instruction at hand needs, waiting up to `timeout` seconds for each message, and
         carries it out. False if it had to wait in vain, or the program is over."""
@@ -129,10 +135,12 @@ class Worker:
     def _put(self, instruction: Instruction, key: QueueKey, payload: Tree) -> None:
         if key not in self._outbounds:
             self._outbounds[key] = self._queues.outbound(key)
-        step, microbatch = instruction.step, instruction.action.microbatch
-        number = step * self._microbatches + microbatch
+        step, microbatch, number = instruction.step, instruction.action.microbatch, self._number(instruction)
         message = Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
         self._outbounds[key].put(message)
+
+    def _number(self, instruction: Instruction) -> int:
+        return instruction.step * self._microbatches + instruction.action.microbatch
 
     def _show_depths(self) -> None:
         self.progress.depths = {str(key): outbound.depth() for key, outbound in self._outbounds.items()}

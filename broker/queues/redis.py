@@ -20,7 +20,7 @@ from pipeline.plan.passwords import masked
 
 from ..errors import QueueClosed
 from ..message import LIMITS, Limits, Message
-from ..queue import Depth, Inbound, Outbound, QueueKey
+from ..queue import Depth, Inbound, Outbound, QueueKey, Trouble
 from ..redis_link import RedisAway, RedisLink
 from .bell import Bell
 from .log import SPILL, UNLIMITED, Log, Shelf
@@ -112,8 +112,8 @@ class RedisQueues:
         """Everybody meets at the server: nothing to do."""
 
     @property
-    def trouble(self) -> str | None:
-        """Why messages do not move now, if the server is away or refuses them."""
+    def trouble(self) -> Trouble | None:
+        """Why messages do not move now, if the server is away or refuses them. For any thread."""
         return self._sender.trouble
 
     @property

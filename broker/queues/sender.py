@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from ..errors import QueueFull
+from ..queue import Trouble
 from ..redis_fitness import INQUIRY, RedisUnfit
 from ..redis_link import RedisAway, RedisLink, RedisRefusal, pack, sound
 from .entries import layout_key, layout_value
@@ -60,7 +61,7 @@ class Sender:
     ) -> None:
         self.writers: list[Writer] = []
         self.readers: list[Reader] = []
-        self.trouble: str | None = None  # why nothing can be sent now
+        self.trouble: Trouble | None = None  # why nothing can be sent now
         self.closing = False
         self._link = link
         self._changed = changed
@@ -163,7 +164,7 @@ class Sender:
         """Waits a little, longer each time. Raises `QueueFull` if the server has refused for too long."""
         if self.trouble is None:
             log.warning("queues wait", reason=str(error))
-        self.trouble = str(error)
+        self.trouble = Trouble(str(error), self.trouble.since if self.trouble else monotonic())
         self._refused = self._refused or monotonic() if isinstance(error, RedisRefusal) else 0.0
         if self._refused and monotonic() - self._refused > self._patience:
             raise QueueFull(

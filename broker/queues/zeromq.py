@@ -14,7 +14,7 @@ from time import monotonic
 
 from ..errors import QueueClosed
 from ..message import LIMITS, Limits, Message
-from ..queue import Depth, Inbound, Outbound, QueueKey
+from ..queue import Depth, Inbound, Outbound, QueueKey, Trouble
 from .consumer import Consumer
 from .dealer import Dealer
 from .hub import Hub
@@ -67,6 +67,7 @@ class ZeroMQQueues:
         self._inbounds: dict[QueueKey, ZeroMQInbound | LocalInbound] = {}
         self._loops: dict[QueueKey, MemoryQueue] = {}
         self.closed = False
+        self.trouble: Trouble | None = None  # no server stands between workers
         hwm = 2 * sum(self._windows.values()) + 16  # a resend may double what is under way
         self.hub = Hub(run, bind_url, microbatches=microbatches, hwm=hwm, limits=limits)
         self.endpoint = self.hub.router.endpoint

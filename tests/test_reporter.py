@@ -1,0 +1,131 @@
+"""What a worker tells of its compute loop while that waits: for messages, for room, for the server of its queues."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from time import monotonic, time
+
+import pytest
+import torch
+
+from broker.control import WAITS, Report
+from broker.message import Flow
+from broker.queue import QueueKey, Trouble
+from broker.queues.redis import RedisQueues
+from broker.queues.zeromq import ZeroMQQueues
+from pipeline.schedule import Action, Kind
+from pipeline.tree import Tree
+from redis_server import RedisServer
+from workers.machine import Instruction, Machine, Take
+from workers.progress import Progress
+from workers.reporter import Reporter
+from workers.worker import Worker
+
+FORWARD = QueueKey(Flow.FORWARD, 1)
+M = 4
+
+
+def instruction(microbatch: int) -> Instruction:
+    return Instruction(0, Action(Kind.FORWARD, 0, microbatch), (), FORWARD)
+
+
+def reported(progress: Progress) -> Report:
+    return Reporter(progress, 1, 10).report(monotonic())
+
+
+class Stages:
+    """An executor whose results are too large for what a producer may keep."""
+
+    loss = None
+
+    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        return torch.zeros(1000)
+
+    def measured(self) -> dict[str, float]:
+        return {}
+
+
+def test_a_put_that_waits_for_room_is_told_as_a_wait_and_not_as_computing() -> None:
+    """It was told as the action that gave what was to be put: after a lease, the worker counted as hanging."""
+    told: list[Report] = []
+
+    def waiting(reason: str) -> None:
+        worker.lacks_room()
+        told.append(reported(worker.progress))
+        if len(told) == 2:
+            queues.outbound(FORWARD).trim(1)
+
+    with closing(
+        ZeroMQQueues(
+            "run", 1, "tcp://127.0.0.1:0", microbatches=1, windows={}, retain_bytes=5000, spill_bytes=0, waiting=waiting
+        )
+    ) as queues:
+        program = [Instruction(step, Action(Kind.FORWARD, 0, 0), (), FORWARD) for step in range(2)]
+        worker = Worker(Machine(iter(program), 1), Stages(), queues, run="run", incarnation=1, microbatches=1, last=1)
+        worker.poll(0)
+        assert not told
+        before = time()
+        worker.poll(0)
+    assert [report.now for report in told] == 2 * [f"{WAITS} for room in forward-1 to put what 0F0 of step 1 gives"]
+    ((wait,), _) = (report.waits for report in told)
+    assert (wait.queue, wait.number, wait.action, wait.step, wait.room) == ("forward-1", 1, "0F0", 1, True)
+    assert before <= wait.since <= time()
+    assert (worker.progress.full, worker.progress.actions) == (None, 2)
+    after = reported(worker.progress)
+    assert after.waits == []
+
+
+def test_time_that_room_was_waited_for_is_not_time_computed() -> None:
+    progress = Progress()
+    progress.computing(instruction(0), 100.0)
+    for now in (102.0, 150.0):  # said again and again
+        progress.lacks_room(Take(FORWARD, 0, instruction(0)), now)
+    progress.done(instruction(0), 160.0)
+    assert progress.busy == 2.0
+    assert [(done.start, done.end) for done in progress.open[0]] == [(100.0, 102.0)]
+    assert (progress.full, progress.since) == (None, 160.0)
+
+
+def test_who_waits_for_room_is_in_no_layer() -> None:
+    progress = Progress(layers=lambda instruction: "layers.3")
+    progress.computing(instruction(0), 100.0)
+    assert progress.layer == "layers.3"
+    progress.lacks_room(Take(FORWARD, 0, instruction(0)), 102.0)
+    assert progress.layer == ""
+
+
+def test_trouble_with_the_server_is_told_with_its_age_and_is_what_a_worker_waits_for() -> None:
+    progress = Progress(trouble=lambda: Trouble("Redis is away", 90.0))
+    progress.computing(instruction(0), 100.0)
+    report = Reporter(progress, 1, 10).report(102.5)
+    assert (report.trouble, report.troubled, report.now) == ("Redis is away", 12.5, "0F0 of step 0")
+    progress.waiting(Take(FORWARD, 0, instruction(0)))
+    assert reported(progress).now == f"{WAITS} for the server of its queues: Redis is away"
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_a_redis_server_that_is_killed_and_comes_back_is_told_of(stack: ExitStack) -> None:
+    server = stack.enter_context(RedisServer())
+    queues = stack.enter_context(closing(RedisQueues("run", 1, server.url, microbatches=M, windows={})))
+    queues.outbound(FORWARD)
+    progress = Progress(trouble=lambda: queues.trouble)
+    assert reported(progress).trouble == ""
+    server.kill()
+    first = until_told(progress, queues, troubled=True)
+    assert f"Redis at redis://127.0.0.1:{server.port}/0 cannot be reached" in first.trouble
+    queues.pump(0.3)
+    assert reported(progress).troubled > first.troubled
+    server.start()
+    assert until_told(progress, queues, troubled=False).troubled == 0.0
+
+
+def until_told(progress: Progress, queues: RedisQueues, *, troubled: bool) -> Report:
+    end = monotonic() + 20
+    while bool((report := reported(progress)).trouble) != troubled:
+        assert monotonic() < end
+        queues.pump(0.05)
+    return report
