@@ -291,8 +291,8 @@ def test_a_wait_for_room_leads_to_the_stage_that_does_not_get_on(line: Line):
     line.waits(3, "forward-3", 7, 1, action="3F1")
     line.passes(4.0)
     assert line.why(stage="0")["text"] == (
-        "stage 0 waits for the gradient of step 7 microbatch 0 from stage 1 (worker w1, incarnation 1), "
-        "which waits for room in forward-2 until stage 2 (worker w2, incarnation 1) gets on, "
+        "stage 0 waits for the gradient of step 7 microbatch 0 from stage 1 (worker w1, life 1), "
+        "which waits for room in forward-2 until stage 2 (worker w2, life 1) gets on, "
         "which began 2F1 of step 7 4 s ago and has made no progress since; it is in layers.3"
     )
     facts = line.why(stage="1")
@@ -307,8 +307,8 @@ def test_room_waits_for_whoever_has_finished_least_not_for_who_takes(line: Line)
     line.says(3, "3B7 of step 6", events=(computing(3, 6, 7, "backward"),))
     line.passes(3.0)
     assert str(line.why(stage="2")["text"]).endswith(
-        "from stage 1 (worker w1, incarnation 1), which waits for room in forward-2 until stage 3 (worker w3, "
-        "incarnation 1) gets on, which began 3B7 of step 6 3 s ago and has made no progress since"
+        "from stage 1 (worker w1, life 1), which waits for room in forward-2 until stage 3 (worker w3, "
+        "life 1) gets on, which began 3B7 of step 6 3 s ago and has made no progress since"
     )
 
 
@@ -352,10 +352,10 @@ def test_a_server_that_is_away_is_what_workers_wait_for(line: Line):
     line.waits(2, "forward-2", 7, 5)
     line.passes(1.0)
     away = f"waits for the server of its queues, for 12 s now: {AWAY[:-1]}"
-    assert line.why(stage="1")["text"] == f"stage 1 (worker w1, incarnation 1) {away}"
+    assert line.why(stage="1")["text"] == f"stage 1 (worker w1, life 1) {away}"
     facts = line.why(stage="2")
     assert facts["text"] == (
-        "stage 2 waits for the activation of step 7 microbatch 5 from stage 1 (worker w1, incarnation 1), which " + away
+        "stage 2 waits for the activation of step 7 microbatch 5 from stage 1 (worker w1, life 1), which " + away
     )
     assert (facts["root"]["cause"], facts["root"]["worker"]["index"]) == ("server", 1)  # type: ignore[index]
     assert "start that server, or see that desk can reach it" in str(facts["action"])
@@ -366,7 +366,7 @@ def test_a_message_that_its_producer_cannot_bring_to_the_server_waits_for_that(l
     line.waits(1, "forward-1", 7, 5, action="1F5")
     line.passes(1.0)
     assert line.why(stage="1")["root"]["cause"] == "server"  # type: ignore[index]
-    assert "from stage 0 (worker w0, incarnation 1), which waits for the server" in str(line.why(stage="1")["text"])
+    assert "from stage 0 (worker w0, life 1), which waits for the server" in str(line.why(stage="1")["text"])
 
 
 def test_a_server_that_is_away_for_a_worker_that_computes_holds_up_nobody_yet(line: Line):
