@@ -87,8 +87,8 @@ class Recording:
     def forget(self, complete: int) -> None:
         """What is older than the checkpoint before `complete` is forgotten: a run that has just completed one, or has
         finished, can still be looked into."""
+        self._recovery.forget(complete)
         if complete > self._newest:
-            self._recovery.forget(self._newest)
             self._recorder.forget(self._newest)
             self._newest = complete
 

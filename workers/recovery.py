@@ -1,7 +1,7 @@
 """How a worker makes itself replaceable, and how a replacement begins.
 
 every `snapshot_every` steps   a copy of each stage's state -> Keeper's thread -> disk -> reported as durable
-the broker says C              what is older than C is forgotten
+the broker says C              what is older than the complete checkpoint before C is forgotten
 a replacement                  the state of C in, the queues set to C, and the program from C on
 """
 
@@ -103,6 +103,7 @@ class Snapshots:
         self._progress = progress
         self._incarnation = incarnation
         self._stop_at: int | None = None
+        self._newest = start  # the newest complete checkpoint that was announced
         self._checkpoints = _checkpoints(job.plan, run)
         if start:
             self._restore(start)
@@ -125,7 +126,11 @@ class Snapshots:
         self._keeper.keep(self._snapshot(stage, done, state, self._progress.losses if last else {}))
 
     def forget(self, complete: int) -> None:
-        self._keeper.forget(complete)
+        """The complete checkpoint before `complete` is kept: a run that is resumed can begin there if `complete` is
+        damaged. What is newer than either is nobody's to delete."""
+        if complete > self._newest:
+            self._keeper.forget(self._newest)
+            self._newest = complete
 
     def stop_at(self, step: int) -> None:
         self._stop_at = step

@@ -256,10 +256,10 @@ class Loop:
             return
         if step > min(self.progress.finished.values()):
             raise Wrong(f"told of checkpoint {step}, having done {self.progress.finished} steps, by stage")
-        self.progress.complete = step
+        before, self.progress.complete = self.progress.complete, step
         self.ends.trim(step)
         for stage in self._mine:
-            self._around.disk.forget(stage, step)
+            self._around.disk.forget(stage, before)
 
     def _check_bounds(self, stage: int) -> None:
         """A producer keeps its lead over the checkpoint it was told of, and without flush what is in flight."""
