@@ -176,6 +176,8 @@ class Assigned(_Sentence, frozen=True, tag="assigned"):
 
 class Standby(_Sentence, frozen=True, tag="standby"):
     """No place is free, and one may become so: stay, and say Hello about once a second. `reason` is for people.
+    No worker whose incarnation is `since` or older is at work: the run has begun again as a whole, perhaps further back
+    than those were, and what they have said of their queues counts for nothing.
 
     `run` is the run's id if the broker's records of it are lost: what it wants to know is `Hello.snapshots`.
     """
@@ -183,6 +185,7 @@ class Standby(_Sentence, frozen=True, tag="standby"):
     reason: str
     run: str = ""
 
+    since: int = 0
 
 class Peers(_Sentence, frozen=True, tag="peers"):
     """Where every worker's queues are: index -> (incarnation, endpoint). Said when all are there, and after changes."""

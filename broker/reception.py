@@ -80,8 +80,8 @@ class Reception:
         if new:
             which = f"life {member.life}, incarnation {member.incarnation}"
             self._journal.tell(f"{member.place} is {member.process}, {which}")
-        start, keep = self._crew.start_of(member), member.former > 0
-        assigned = Assigned(self._run, member.index, member.incarnation, start, keep)
+        start, keep, since = self._crew.start_of(member), member.former > 0, self._crew.registry.since
+        assigned = Assigned(self._run, member.index, member.incarnation, start, keep, since)
         return [(member.sender, assigned), *self._introduce(member.sender), *self._remind(member.sender)]
 
     def _shows_a_loss(self, hello: Hello) -> bool:

@@ -30,6 +30,7 @@ class Registry:
     begun: bool = False  # every worker of the plan was there at some moment
     recorded: int = 0  # the highest incarnation of the records that were found at the beginning
     floor: int = 0  # all incarnations that are handed out from now on are above it
+    since: int = 0  # no worker of this incarnation or an older one is at work: all have begun again
 
     @property
     def missing(self) -> list[int]:
@@ -101,6 +102,7 @@ class Registry:
         for index, voice in sorted(kept.items()):
             member = self._placed(index, voice.hello, voice.sender, now, step)
             member.introduced, member.former = True, voice.hello.incarnation
+        self.since = self.since if kept else floor
         self.begun = True
 
     def hear(self, member: Member, sender: bytes, now: float) -> None:
@@ -123,6 +125,7 @@ class Registry:
     def reopen(self) -> None:
         """Takes all places away; incarnations go on."""
         self.members.clear()
+        self.since = max(self.incarnation, self.floor)
         self.begun = False
 
     def grant_grace(self, now: float) -> None:
@@ -140,11 +143,12 @@ class Registry:
         kept = [
             msgspec.to_builtins(msgspec.convert(member, _Kept, from_attributes=True)) for member in self._in_order()
         ]
-        return {"incarnation": self.incarnation, "begun": self.begun, "members": kept}
+        return {"incarnation": self.incarnation, "since": self.since, "begun": self.begun, "members": kept}
 
     def adopt(self, facts: Mapping[str, object], now: float) -> None:
         """Takes over a former broker's workers, who keep their incarnations; each has a lease to speak up."""
         self.recorded = self.incarnation = msgspec.convert(facts["incarnation"], int)
+        self.since = msgspec.convert(facts.get("since", 0), int)
         self.begun = msgspec.convert(facts["begun"], bool)
         for kept in msgspec.convert(facts["members"], list[_Kept]):
             stages = self.placement[kept.index]

@@ -9,13 +9,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 import torch
 
 from broker import redis_link
-from broker.errors import BadMessage, Disagreement, Fenced, Overwritten, QueueFull
+from broker.errors import BadMessage, Disagreement, Fenced, Overwritten, QueueFull, QueueGap
 from broker.message import Flow, Message
 from broker.queue import QueueKey
 from broker.queues import redis as queues_module
@@ -148,6 +149,48 @@ def test_what_is_trimmed_is_gone_from_the_server(stack: ExitStack) -> None:
     line.settle()
     client = stack.enter_context(closing(server.client(database)))
     assert [entry_id for entry_id, _ in client.xrange(STREAM)] == [b"8-1", b"9-1"]
+
+
+# A run that goes back
+
+
+def at_step(stack: ExitStack, url: str, step: int) -> None:
+    """A line whose queue is trimmed to `step`, and whose workers are gone then."""
+    with ExitStack() as workers:
+        line = line_at(workers, url)
+        line.put(*range(4 * step + 6))
+        line.take_numbers(4 * step + 4)
+        line.outbound.trim(step)
+        line.settle()
+
+
+@pytest.mark.parametrize("first", ["producer", "consumer"])
+def test_a_run_that_goes_back_finds_a_queue_that_was_trimmed_further(stack: ExitStack, hasty: None, first: str) -> None:
+    """What the producer from before has said (messages from step 4 on) must not end the consumer that comes first."""
+    url = shared_server().own_database()
+    at_step(stack, url, 4)
+    producer = worker(stack, 3, url) if first == "producer" else None
+    if producer is not None:
+        producer.outbound(KEY).trim(2)
+    consumer = worker(stack, 4, url, since=2)
+    consumer.inbound(KEY).rewind(2)
+    until = monotonic() + 0.5
+    while monotonic() < until:
+        assert consumer.inbound(KEY).take(0.1) is None
+    line = Line(producer or worker(stack, 3, url), consumer, 4)
+    line.outbound.trim(2)
+    line.put(*range(8, 40))
+    assert line.take_numbers(32) == list(range(8, 40))
+    line.settle()
+
+
+def test_without_going_back_a_queue_that_was_trimmed_further_is_told(stack: ExitStack, hasty: None) -> None:
+    url = shared_server().own_database()
+    at_step(stack, url, 4)
+    consumer = worker(stack, 4, url)
+    consumer.inbound(KEY).rewind(2)
+    with pytest.raises(QueueGap, match="message 8 of forward-1 cannot be had any more"):
+        wait_for(lambda: consumer.inbound(KEY).take(0.1))
 
 
 # Connections that break

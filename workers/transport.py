@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
@@ -43,7 +44,7 @@ def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[s
     Raises `BrokerError`: the address is taken, the server cannot be reached or is not fit.
     """
     url = job.plan.queues.url
-    return _kind(url)(
+    return _kind(url, assigned)(
         assigned.run,
         assigned.incarnation,
         f"ipc://{folder}/queues" if url.startswith("ipc://") else url,
@@ -55,12 +56,12 @@ def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[s
     )
 
 
-def _kind(url: str) -> "type[RedisQueues | ZeroMQQueues]":
+def _kind(url: str, assigned: Assigned) -> "Callable[..., RedisQueues | ZeroMQQueues]":
     if not url.startswith(REDIS):
         return ZeroMQQueues
     from broker.queues.redis import RedisQueues  # takes time to load
 
-    return RedisQueues
+    return partial(RedisQueues, since=assigned.since)
 
 
 def reachable(endpoint: str, broker: str) -> str:

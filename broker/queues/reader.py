@@ -35,11 +35,19 @@ class Whole:
 class Reader:
     """Decides for queue `key`. `ready` holds accepted messages that nobody has taken yet, `window` at most.
 
-    `wants` says that there is something to say to the producer.
+    `wants` says that there is something to say to the producer. What one of the incarnation `since` or an older one has
+    said counts for nothing: the run may have gone further back than that one was.
     """
 
     def __init__(
-        self, run: str, key: QueueKey, incarnation: int, window: int, microbatches: int, limits: Limits = LIMITS
+        self,
+        run: str,
+        key: QueueKey,
+        incarnation: int,
+        window: int,
+        microbatches: int,
+        limits: Limits = LIMITS,
+        since: int = 0,
     ) -> None:
         self.key = key
         self.keys = Keys(run, key)
@@ -55,6 +63,7 @@ class Reader:
         self._window = window
         self._microbatches = microbatches
         self._limits = limits
+        self._since = since
         self._known = Known(key)
         self._told = 0
         self._credit = 0
@@ -163,12 +172,14 @@ class Reader:
         """Nothing came for a while."""
         self.doubts = self.begun and not self.ready
 
-    def hear_standing(self, standing: Standing, *, nothing: bool) -> None:
-        """What the producer said of itself. `nothing` was read after that: so whatever it had sent is not there.
+    def hear_standing(self, said: EntryId, standing: Standing, *, nothing: bool) -> None:
+        """What the producer `said` of itself. `nothing` was read after that: so whatever it had sent is not there.
 
         Sets `gap` if the next message cannot be had any more.
         """
         self.doubts = False
+        if said.number <= self._since:
+            return
         if standing.first > self.next:
             self.gap = QueueGap(
                 f"message {self.next} of {self.key} cannot be had any more: its producer keeps messages from "

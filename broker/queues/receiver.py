@@ -79,11 +79,11 @@ class Receiver:
 
     def _hear_standing(self, reader: Reader, said: list[Any], *, nothing: bool) -> None:
         try:
-            standing = read_word(said[0], Standing)[1] if said else Standing(0, 0)
+            word_id, standing = read_word(said[0], Standing) if said else (EntryId(0, 0), Standing(0, 0))
         except BadMessage:  # its producer will see it and say it again
             return
         with self._changed:
-            reader.hear_standing(standing, nothing=nothing)
+            reader.hear_standing(word_id, standing, nothing=nothing)
             self._tell(reader)
         if reader.gap:
             self._arrived()

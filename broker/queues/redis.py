@@ -46,7 +46,8 @@ class RedisQueues:
     `local`: the queues that begin and end here. `retain_bytes`: what may be retained in memory; beyond it,
     `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
     waits up to `patience` seconds, calling `waiting` with the reason meanwhile: it may `trim`. A server that cannot be
-    reached is waited for, `patience` seconds at the start and without end later; `trouble` says so.
+    reached is waited for, `patience` seconds at the start and without end later; `trouble` says so. What producers of
+    the incarnation `since` or an older one have said counts for nothing.
 
     Only the thread that made it may use it, but for `ring`. Raises `RedisAway` if the server cannot be reached,
     `RedisUnfit` if it cannot be used as it is.
@@ -67,6 +68,7 @@ class RedisQueues:
         waiting: Callable[[str], None] = lambda reason: None,
         patience: float = 60.0,
         limits: Limits = LIMITS,
+        since: int = 0,
     ) -> None:
         self.endpoint = masked(url)
         self._run = run
@@ -77,6 +79,7 @@ class RedisQueues:
         self._waiting = waiting
         self._patience = patience
         self._limits = limits
+        self._since = since
         spill_bytes = SPILL * retain_bytes if spill_bytes is None else spill_bytes
         self._shelf = Shelf(retain_bytes, spill_bytes, spill_folder, self._wait_for_room)
         self._outbounds: dict[QueueKey, RedisOutbound | MemoryQueue] = {}
@@ -239,7 +242,8 @@ class RedisQueues:
             return LocalInbound(self, self._loop(key))
         if key not in self._windows:
             raise ValueError(f"no window is given for {key}; there is one for {', '.join(map(str, self._windows))}")
-        reader = Reader(self._run, key, self._incarnation, self._windows[key], self._microbatches, self._limits)
+        window = self._windows[key]
+        reader = Reader(self._run, key, self._incarnation, window, self._microbatches, self._limits, self._since)
         with self.changed:
             self._sender.readers.append(reader)
             self._receiver.readers.append(reader)
