@@ -44,7 +44,7 @@ def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
         "name": core.terms.name,
         "plan": _plan(core),
         "phase": str(core.phase),
-        "missing": core.registry.missing if core.phase is Phase.WAITING else [],
+        "missing": core.reception.missing if core.phase is Phase.WAITING else [],
         "reason": outcome.reason if outcome else None,
         "code": outcome.code if outcome else None,
         "weights_sha256": outcome.weights_sha256 if outcome else None,
@@ -55,6 +55,7 @@ def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
         "losses": {str(step): losses[step] for step in sorted(step for step in losses if step >= first)},
         "metrics": {name: _sayable(value) for name, value in core.metrics.items()},
         "checkpoint": core.crew.checkpoints.complete if core.terms.snapshots else None,
+        "damaged": list(core.reception.damages),  # newer snapshots, when the run was resumed
         "restarts": core.replacing.total,
         "recovering": [_gap(core, gap, now) for gap in core.replacing.gaps.values()],
         "spares": [_spare(spare, now) for spare in core.reception.spares],

@@ -14,7 +14,8 @@ import msgspec
 
 
 class Checkpoints:
-    """Fed with snapshots; `complete` never goes back. Before any snapshot it is 0: a stage can be built afresh."""
+    """Fed with snapshots; `complete` never goes back but in `settle`. Before any snapshot it is 0: a stage can be built
+    afresh."""
 
     def __init__(self, stages: int) -> None:
         self.complete = 0
@@ -33,7 +34,7 @@ class Checkpoints:
             self._newer[stage].clear()
 
     def settle(self, step: int) -> None:
-        """The records are lost; checkpoint `step` was found to be complete."""
+        """Checkpoint `step` was found to be complete: the records are lost, or newer snapshots are damaged."""
         self.complete = step
         self.forget(range(len(self._newer)))
 

@@ -36,6 +36,15 @@ class Memory(_Sentence, frozen=True, tag="memory"):
     step: Count
 
 
+class Inspection(_Sentence, frozen=True, tag="inspection"):
+    """What a worker has found that has read its snapshots of `step`: those of `stages` can be used; what is wrong with
+    the others, each named with its folder, is in `damages`."""
+
+    step: Count
+    stages: list[Count]
+    damages: list[str]
+
+
 class Hello(_Sentence, frozen=True, tag="hello"):
     """A worker offers itself. `plan` is `Plan.digest()`; `endpoint` is where its queues can be reached ("" if nowhere).
 
@@ -46,6 +55,7 @@ class Hello(_Sentence, frozen=True, tag="hello"):
     `memory` goes with an incarnation. `snapshots`: (stage, step) of what it finds whole on its disk of the run, of any
     stage; None as long as it has not looked, or has not been told which run it is. A worker that has been given a place
     and finds that the snapshots to begin with are gone says hello with its incarnation, with these, and no `memory`.
+    `inspection` is the answer to `Standby.step`.
     """
 
     version: int
@@ -60,6 +70,7 @@ class Hello(_Sentence, frozen=True, tag="hello"):
     spare: bool = False
     memory: Memory | None = None
     snapshots: list[tuple[Count, Count]] | None = None
+    inspection: Inspection | None = None
 
 
 class StepRecord(_Sentence, frozen=True, tag="step"):
@@ -165,6 +176,8 @@ class Assigned(_Sentence, frozen=True, tag="assigned"):
     Whatever newer snapshots of its stages there are belong to another incarnation and count for nothing.
     `keep` is said to a worker that is at work: it goes on where it is, under this incarnation from now on, and says
     again what it knows of its steps' losses. The broker has lost its records.
+    No worker whose incarnation is `since` or older is at work: the run has begun again as a whole, perhaps further back
+    than those were, and what they have said of their queues counts for nothing.
     """
 
     run: str
@@ -172,20 +185,20 @@ class Assigned(_Sentence, frozen=True, tag="assigned"):
     incarnation: int
     step: int
     keep: bool = False
+    since: int = 0
 
 
 class Standby(_Sentence, frozen=True, tag="standby"):
     """No place is free, and one may become so: stay, and say Hello about once a second. `reason` is for people.
-    No worker whose incarnation is `since` or older is at work: the run has begun again as a whole, perhaps further back
-    than those were, and what they have said of their queues counts for nothing.
 
-    `run` is the run's id if the broker's records of it are lost: what it wants to know is `Hello.snapshots`.
+    `run` is the run's id if the broker's records of it are lost: what it wants to know is `Hello.snapshots`. With a
+    `step`, the run is resumed, and it wants to know whether the snapshots of that step can be used.
     """
 
     reason: str
     run: str = ""
+    step: Count = 0
 
-    since: int = 0
 
 class Peers(_Sentence, frozen=True, tag="peers"):
     """Where every worker's queues are: index -> (incarnation, endpoint). Said when all are there, and after changes."""

@@ -111,7 +111,7 @@ class Core:
             return self._recollect(self.reception.election, now)
         if self.phase is Phase.RUNNING:
             self._stopper.note(self.ledger.begun, now)
-        ended = self._fail(self.watch.look(now)) + self._stop_if_due(now)
+        ended = self._fail(self.watch.look(now)) + self._fail(self.reception.muster(now)) + self._stop_if_due(now)
         if self.outcome is not None:
             return ended
         return [*self.reception.call(now), *self._fail(self.watch.waited_too_long(now)), *self._trim(now)]
@@ -128,13 +128,17 @@ class Core:
             self._resume()
         elif kept.facts.get("outcome"):
             self.outcome = msgspec.convert(kept.facts["outcome"], Outcome)
+        if self.outcome is None and self.crew.begins_anew:
+            self.reception.call_the_roll()
 
     def _resume(self) -> None:
         """Takes up a run that was stopped, or whose processes are all gone."""
         self.crew.reopen()
         self.store.put("outcome", {})
         self.store.put("resumed", {})
-        self.journal.tell(f"run {self.run} goes on; every stage begins at step {self.crew.checkpoints.complete}")
+        self.journal.tell(
+            f"run {self.run} is resumed; its newest complete checkpoint is {self.crew.checkpoints.complete}"
+        )
 
     def _from_worker(self, sender: bytes, said: Report | Finished | Failed | Goodbye, now: float) -> list[Send]:
         member = self.registry.current(said.incarnation)

@@ -136,6 +136,20 @@ class Crew:
         self._store.go_back(stages, self.checkpoints.complete)
         self._keep()
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether nobody has a place in a run that has been at work before: all stages will begin at a checkpoint."""
+        unplaced = not self.registry.begun and not self.registry.members
+        return unplaced and self._terms.snapshots and self.checkpoints.complete > 0
+
+    def fall_back(self, step: int) -> None:
+        """Newer checkpoints are damaged, and nobody has a place: all stages will begin at the older one of `step`."""
+        stages = range(self._terms.schedule.stages)
+        self.checkpoints.settle(step)
+        self._ledger.go_back(stages, step)
+        self._store.go_back(stages, step)
+        self._keep()
+
     def count_loss(self, index: int) -> None:
         """A process that was to take the empty place `index` ended before it had said a word."""
         self.replacing.count(index)

@@ -4,7 +4,8 @@ hello ──> assigned                           a place is free, or it is the w
     ├───> standby ──(a place is free)──> assigned
     └───> refused
 
-If a worker knows more of the run than the broker's records, they are lost, or too old; see `election`.
+If a worker knows more of the run than the broker's records, they are lost, or too old; see `election`. In a run that is
+resumed, all stand by until it is known where to begin; see `rollcall`.
 """
 
 import msgspec
@@ -14,9 +15,11 @@ from .control import Assigned, Hello, Peers, Refused, Standby, Trim
 from .crew import Crew, Send
 from .election import Election
 from .journal import Journal
-from .member import Member
+from .member import Member, place_in_words
+from .rollcall import RollCall, Verdict
 from .run import Outcome, Terms
 from .spares import Spares
+from .watch import Failure
 
 
 class Reception:
@@ -25,6 +28,8 @@ class Reception:
     def __init__(self, crew: Crew, terms: Terms, run: str, journal: Journal) -> None:
         self.spares = Spares()
         self.election: Election | None = None  # while the records are lost
+        self.roll_call: RollCall | None = None  # while it is not known at which checkpoint a resumed run begins
+        self.damages: tuple[str, ...] = ()  # why it does not begin at a newer one
         self._crew = crew
         self._terms = terms
         self._run = run
@@ -57,6 +62,35 @@ class Reception:
         if self.election is None:
             self._journal.warn(f"{why}: they are lost, or too old, and everyone is asked how far the run is")
             self.election = Election(self._crew.registry.placement, self._terms.lease, now)
+            self.roll_call = None
+
+    def call_the_roll(self) -> None:
+        """The run goes on as a whole, and nobody has a place: everyone reads its snapshots first."""
+        self.roll_call = RollCall(self._crew.registry.placement, self._crew.checkpoints.complete)
+
+    def muster(self, now: float) -> Failure | None:
+        """Decides where a resumed run begins, once everyone is there; why it cannot, if that is what it comes to."""
+        if self.roll_call is None:
+            return None
+        self.spares.prune(now)
+        found = self.roll_call.look(self._mustered())
+        if found is None:
+            return None
+        for damage in found.damages[len(self.damages) :]:
+            self._journal.warn(damage)
+        self.damages = found.damages
+        if isinstance(found, Verdict):
+            return self._begin_at(found)
+        self._journal.warn(f"checkpoint {self.roll_call.step} is damaged: is checkpoint {found.step} whole?")
+        self.roll_call = found
+        return None
+
+    @property
+    def missing(self) -> list[int]:
+        """The indexes for which nobody is there."""
+        if self.roll_call is not None:
+            return self.roll_call.absent(self._mustered())
+        return self._crew.registry.missing
 
     def settle(self, now: float) -> list[Send]:
         """Goes on with what the workers and the disks know, once they have had time to say it."""
@@ -105,11 +139,40 @@ class Reception:
             return None if hello.memory else Standby("the broker asks everyone how far the run is", self._run)
         if hello.spare and not self._crew.registry.begun:
             return Standby("the run has not begun; a spare takes the place of a worker that is lost")
+        if self.roll_call is not None and self._may_answer(hello):
+            return Standby(self._question(self.roll_call), self._run, self.roll_call.step)
         found = self._crew.place(hello, sender, now)
         if isinstance(found, Refused) and self._crew.may_wait(hello):
             return Standby(found.reason)
         self.spares.forget(hello)
         return found
+
+    def _may_answer(self, hello: Hello) -> bool:
+        """Whether it can have a place in a resumed run; one from before, or with an impossible claim, cannot."""
+        return not hello.incarnation and (hello.claim is None or hello.claim < len(self._terms.schedule.placement))
+
+    def _question(self, roll_call: RollCall) -> str:
+        placement = roll_call.placement
+        absent = [place_in_words(index, placement[index]) for index in roll_call.absent(self._mustered())]
+        others = f"; it waits for {' and '.join(absent)}" if absent else ""
+        return f"the run goes on when everyone has read its snapshots of step {roll_call.step}{others}"
+
+    def _mustered(self) -> list[Hello]:
+        return [spare.hello for spare in self.spares if not spare.hello.spare]
+
+    def _begin_at(self, verdict: Verdict) -> Failure | None:
+        newest, self.roll_call = self._crew.checkpoints.complete, None
+        if verdict.step is None:
+            return Failure(
+                f"checkpoint {newest} is damaged, and there is no older one that can be used: "
+                f"{'; '.join(verdict.damages)}. Put the files back and resume the run, or begin another",
+                code=1,
+            )
+        if verdict.step < newest:
+            self._crew.fall_back(verdict.step)
+            self._journal.warn(f"the run goes back from checkpoint {newest}, which is damaged, to {verdict.step}")
+        self._journal.tell(f"run {self._run} goes on; every stage begins at step {verdict.step}")
+        return None
 
     def _introduce(self, sender: bytes) -> list[Send]:
         """Tells who is where: everyone if that is news, else whoever has just said hello again."""

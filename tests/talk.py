@@ -2,7 +2,9 @@
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from broker.control import (
     CONTROL_VERSION,
@@ -12,6 +14,7 @@ from broker.control import (
     Finished,
     FromBroker,
     Hello,
+    Inspection,
     Report,
     StepRecord,
     ToBroker,
@@ -75,6 +78,15 @@ def hello(
     index: int, *, incarnation: int = 0, endpoint: str = "", plan: str = PLAN, version: int = CONTROL_VERSION
 ) -> Hello:
     return Hello(version, plan, f"worker-{index}", "desk", 100 + index, endpoint, index, incarnation)
+
+
+def having_read(index: int, step: int, *damages: str, there: Sequence[int] = (), claim: int | None = -1) -> Hello:
+    """Of worker `index`, which has read its snapshot of `step`, and has others of the steps `there`."""
+    found = Inspection(step, [] if damages else [index], list(damages))
+    claims = index if claim == -1 else claim
+    return msgspec.structs.replace(
+        hello(index), claim=claims, snapshots=[(index, each) for each in (*there, step)], inspection=found
+    )
 
 
 def report(index: int, *, actions: int = 0, now: str = WAITING, **more: object) -> Report:

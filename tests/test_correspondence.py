@@ -2,7 +2,20 @@
 
 import pytest
 
-from broker.control import Assigned, Failed, Finished, Heard, Hello, Peers, Refused, Report, Standby, Stop, ToBroker
+from broker.control import (
+    Assigned,
+    Failed,
+    Finished,
+    Heard,
+    Hello,
+    Inspection,
+    Peers,
+    Refused,
+    Report,
+    Standby,
+    Stop,
+    ToBroker,
+)
 from talk import PLAN
 from workers.correspondence import AGAIN, UNANSWERED, Correspondence, Introduction, Joining, TurnedAway
 from workers.progress import Progress
@@ -17,6 +30,8 @@ class Folder:
 
     def __init__(self, *steps: int) -> None:
         self._steps = steps
+        self.read: list[int] = []
+        self.abandoned: list[int] = []
 
     def snapshots(self, run: str) -> list[tuple[int, int]]:
         assert run == RUN
@@ -25,9 +40,17 @@ class Folder:
     def can_begin(self, assigned: Assigned) -> bool:
         return assigned.step in self._steps
 
+    def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
+        assert (run, claim) == (RUN, 0)
+        self.read.append(step)
+        return Inspection(step, [0], [])
 
-def introduction(*steps: int) -> Introduction:
-    return Introduction(PLAN, "worker-0", "desk", 100, 0, {}, Folder(*steps))
+    def abandon(self, assigned: Assigned) -> None:
+        self.abandoned.append(assigned.step)
+
+
+def introduction(*steps: int, folder: Folder | None = None) -> Introduction:
+    return Introduction(PLAN, "worker-0", "desk", 100, 0, {}, folder or Folder(*steps))
 
 
 @pytest.fixture
@@ -71,6 +94,40 @@ def test_who_stands_by_is_not_told_which_run_it_is_and_says_nothing_of_its_disk(
     joining = Joining(introduction(20))
     assert joining.hear(Standby("full")) is None
     assert joining.hello().snapshots is None
+
+
+def test_a_broker_that_asks_what_snapshots_are_like_is_told_at_once_and_they_are_read_once():
+    folder = Folder(20, 40)
+    joining = Joining(introduction(folder=folder))
+    joining.hello()
+    assert not joining.urgent
+    for _ in range(2):
+        joining.hear(Standby("the run goes on when all have read", RUN, 40))
+    assert joining.urgent
+    said = joining.hello()
+    assert (said.inspection, said.snapshots) == (Inspection(40, [0], []), [(0, 20), (0, 40)])
+    joining.hear(Standby("the run goes on when all have read", RUN, 40))
+    assert not joining.urgent
+    joining.hear(Standby("and the older ones", RUN, 20))
+    assert joining.hello().inspection == Inspection(20, [0], [])
+    assert folder.read == [40, 20]
+
+
+def test_who_begins_at_an_older_checkpoint_than_it_was_asked_about_deletes_what_is_newer():
+    folder = Folder(20, 40)
+    joining = Joining(introduction(folder=folder))
+    for step in (40, 20):
+        joining.hear(Standby("the run goes on when all have read", RUN, step))
+    assert joining.hear(PLACE) == PLACE
+    assert folder.abandoned == [20]
+
+
+def test_whoever_begins_where_it_was_asked_about_deletes_nothing():
+    folder = Folder(20, 40)
+    joining = Joining(introduction(folder=folder))
+    joining.hear(Standby("the run goes on when all have read", RUN, 20))
+    assert joining.hear(PLACE) == PLACE
+    assert folder.abandoned == []
 
 
 def test_a_broker_that_asks_is_told_which_snapshots_there_are():

@@ -1,9 +1,17 @@
 """An interrupted run saves its step and exits 75; the same command with --resume ends as if nothing had been."""
 
 import json
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from subprocess import Popen
 
-from desk import until
+import pytest
+
+from broker.stores.sqlite import SqliteStore
+from desk import Desk, free_port, until
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=100")
 STEPS = ("--set", "run.steps=1500", "--set", "run.log_every=250")
@@ -39,3 +47,41 @@ def test_there_must_be_a_run_to_resume(desk):
     unknown = desk.command("train", ".", "--resume", "small-1")
     assert unknown.returncode == 2
     assert "there is no run small-1" in unknown.stderr
+
+
+def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(desk, tmp_path):
+    """The broker and two workers are started by hand; the newest checkpoint is damaged on the second machine."""
+    undisturbed = desk.command("train", ".", "--json", *STEPS)
+    url = f"tcp://127.0.0.1:{free_port()}"
+    sets = (*STEPS, *RECOVERY, "--set", "queues.url=tcp://127.0.0.1:0")
+    home = [tmp_path / f"machine-{index}" for index in (0, 1)]
+
+    def start(*more: str) -> list[Popen[str]]:
+        broker = desk.start("broker", ".", "--bind", url, "--run", "by-hand", *sets, *more)
+        until(broker.stderr, "broker at")
+        worker = ("worker", ".", "--broker", url, *sets)
+        of = [desk.start(*worker, "--index", str(i), "--set", f"run.dir={home[i]}") for i in (0, 1)]
+        return [broker, *of]
+
+    def steps(index: int) -> list[Path]:
+        return sorted((home[index] / "by-hand" / "checkpoints" / f"stage-{index}").glob("step-*"))
+
+    before = start()
+    while not all(len(steps(index)) > 2 for index in (0, 1)):
+        assert [process.poll() for process in before] == [None] * 3
+    for process in before[1:]:
+        process.kill()
+    before[0].kill()
+    for process in before:
+        process.communicate()
+    with closing(SqliteStore(tmp_path / "runs" / "by-hand" / "broker.sqlite")) as store:
+        newest = store.load().facts["registry"]["checkpoints"]["complete"]
+    damaged = home[1] / "by-hand" / "checkpoints" / "stage-1" / f"step-{newest:010d}"
+    (damaged / "weights.safetensors").write_bytes(b"")
+    after = start("--resume", "--parent", str(os.getpid()))
+    errors = [process.communicate()[1] for process in after]
+    assert [process.returncode for process in after] == [0, 0, 0], errors
+    assert f"{damaged} cannot be used: weights.safetensors has 0 bytes" in errors[0]
+    assert f"the run goes back from checkpoint {newest}, which is damaged, to {newest - 100}" in errors[0]
+    came_to = json.loads((tmp_path / "runs" / "by-hand" / "result.json").read_text())
+    assert came_to == {**came_to, **result(undisturbed.stdout)}

@@ -36,7 +36,7 @@ SIMULATOR = Path(__file__).with_name("simulator.py")
 CHUNK = 200  # seeds; ten chunks, which several processes may share
 EVERY_CHUNK_HAS = {*Fault, "drop", "repeat", "overtake", "late words", "lost words", "exit unheard",
                    "a zombie is fenced", "a spare takes a place",
-                   "a worker goes on though the records are lost"}  # fmt: skip
+                   "a worker goes on though the records are lost", "a checkpoint is damaged"}  # fmt: skip
 
 
 @pytest.mark.parametrize("chunk", range(10))
@@ -83,6 +83,11 @@ def having(*faults: Fault) -> Iterator[int]:
     return (seed for seed in range(4000) if {blow.fault for blow in drawn(seed).blows}.issuperset(faults))
 
 
+def without(fault: Fault) -> Iterator[int]:
+    """Seeds whose runs `fault` does not befall."""
+    return (seed for seed in range(400) if fault not in {blow.fault for blow in drawn(seed).blows})
+
+
 def test_a_failing_seed_says_how_to_run_it_again(monkeypatch):
     monkeypatch.setattr(Log, "trim", lambda log, step: None)
     assert re.match(r"python tests/simulator\.py --seed \d+    # Wrong: forward-\d retains", first_wrong())
@@ -91,7 +96,7 @@ def test_a_failing_seed_says_how_to_run_it_again(monkeypatch):
 def test_snapshots_of_a_former_owner_that_count_complete_a_checkpoint_that_its_successor_has_yet_to_reach(monkeypatch):
     monkeypatch.setattr(Checkpoints, "forget", lambda checkpoints, stages: None)
     monkeypatch.setattr(Ledger, "go_back", lambda ledger, stages, step: None)
-    assert "having done" in first_wrong()
+    assert "having done" in first_wrong(without(Fault.RESUME))
 
 
 def test_a_replacement_that_begins_at_its_own_newest_snapshot_skips_what_the_others_wait_for(monkeypatch):
@@ -150,6 +155,11 @@ def test_snapshots_that_are_deleted_before_a_newer_checkpoint_is_announced_are_m
 
     monkeypatch.setattr(Loop, "_durable", forget_at_once)
     assert "not on the disk" in first_wrong()
+
+
+def test_a_resumed_run_whose_snapshots_nobody_reads_first_begins_at_a_damaged_checkpoint(monkeypatch):
+    monkeypatch.setattr(Crew, "begins_anew", False)
+    assert "has no snapshot of step" in first_wrong()
 
 
 def test_a_zombie_whose_reports_count_ruins_the_run(monkeypatch):

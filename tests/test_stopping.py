@@ -9,7 +9,7 @@ from broker.core import Core
 from broker.run import OtherRun, Phase, Terms, run_of
 from broker.stopping import DELAY, Stopper
 from broker.stores.memory import MemoryStore
-from talk import PLAN, TERMS, Talk, finished, hello, name, steps
+from talk import PLAN, TERMS, Talk, finished, having_read, name, steps
 
 SNAPSHOTS = replace(TERMS, restarts=2, snapshots=True)
 INTERRUPT = StopRun("interrupted", 130, at_step_end=True)
@@ -159,7 +159,10 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_under_new_incarnations():
     again = resumed(talk)
     assert (again.core.run, again.core.phase, again.core.outcome) == ("run-1", Phase.WAITING, None)
     assert again.core.ledger.finished == [20, 20]
-    given = [again.assigned(name(index), hello(index)) for index in (0, 1)]
+    for index in (0, 1):
+        again.say(name(index), having_read(index, 20))
+    again.after(0.1)
+    given = [again.assigned(name(index), having_read(index, 20)) for index in (0, 1)]
     assert [(each.index, each.step) for each in given] == [(0, 20), (1, 20)]
     assert 2 < given[0].incarnation < given[1].incarnation
     assert set(again.store.load().losses) == set(range(37))
@@ -175,7 +178,11 @@ def test_a_run_whose_processes_are_all_gone_goes_on_at_once():
 def test_a_run_that_goes_on_has_forgotten_its_end_also_when_the_broker_is_killed():
     talk = talk_at(37, snapshot=20)
     stop_of(talk)
-    resumed(talk).say(b"a", hello(0))
+    again = resumed(talk)
+    for index in (0, 1):
+        again.say(name(index), having_read(index, 20))
+    again.after(0.1)
+    again.say(name(0), having_read(0, 20))
     after = Talk(talk.store, now=talk.now + 200.0, terms=SNAPSHOTS)
     assert (after.core.outcome, after.core.registry.missing) == (None, [1])
 

@@ -22,6 +22,7 @@ from broker.control import (
     Goodbye,
     Heard,
     Hello,
+    Inspection,
     Memory,
     Refused,
     Standby,
@@ -55,6 +56,12 @@ class Disk(Protocol):
     def can_begin(self, assigned: Assigned) -> bool:
         """Whether the place can be taken: not if the snapshots to begin with were deleted after newer ones."""
 
+    def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
+        """Reads the snapshots of `step`: of the stages of worker `claim`, or of all that there are."""
+
+    def abandon(self, assigned: Assigned) -> None:
+        """Deletes the place's snapshots of steps after that which it begins at. Raises if it cannot."""
+
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
@@ -69,7 +76,15 @@ class Introduction:
     disk: Disk | None = None
     spare: bool = False
 
-    def hello(self, *, run: str = "", endpoint: str = "", incarnation: int = 0, memory: Memory | None = None) -> Hello:
+    def hello(
+        self,
+        *,
+        run: str = "",
+        endpoint: str = "",
+        incarnation: int = 0,
+        memory: Memory | None = None,
+        inspection: Inspection | None = None,
+    ) -> Hello:
         """`run`: the run's id, if that is known; then it can be told which snapshots are the run's."""
         return Hello(
             CONTROL_VERSION,
@@ -84,28 +99,34 @@ class Introduction:
             self.spare and not endpoint,
             memory if self.disk is not None else None,
             self.disk.snapshots(run) if run and self.disk is not None else None,
+            inspection,
         )
 
 
 class Joining:
-    """Asks for a place, and stands by for one. `run` is the run's id, once it is known."""
+    """Asks for a place, and stands by for one. `urgent`: there is something to say at once."""
 
     def __init__(self, introduction: Introduction) -> None:
+        self.urgent = False
         self._introduction = introduction
+        self._inspection: Inspection | None = None  # the newest, and the highest step of all
+        self._inspected = 0
         self._run = ""
         self._declined = 0  # the incarnation of a place that could not be taken
 
     def hello(self) -> Hello:
         """What to say now, and every JOIN seconds."""
-        return self._introduction.hello(run=self._run, incarnation=self._declined)
+        self.urgent = False
+        return self._introduction.hello(run=self._run, incarnation=self._declined, inspection=self._inspection)
 
     def hear(self, sentence: FromBroker) -> Assigned | None:
         """The place, if there is one now. Raises `TurnedAway`."""
         match sentence:
             case Assigned() as assigned:
                 return self._consider(assigned)
-            case Standby(_, run) if run:
+            case Standby(_, run, step) if run:
                 self._run, self._declined = run, 0
+                self._inspect(step)
             case Refused(reason, code) | Stop(reason, code):
                 raise TurnedAway(reason, code)
         return None
@@ -117,7 +138,18 @@ class Joining:
         if disk is not None and not disk.can_begin(assigned):
             self._declined = assigned.incarnation
             return None
+        if disk is not None and assigned.step < self._inspected:
+            disk.abandon(assigned)
         return assigned
+
+    def _inspect(self, step: int) -> None:
+        """Reads the snapshots that the broker asks about, once."""
+        disk, last = self._introduction.disk, self._inspection
+        if disk is None or not step or (last is not None and last.step == step):
+            return
+        self._inspection = disk.inspect(self._run, step, self._introduction.claim)
+        self._inspected = max(self._inspected, step)
+        self.urgent = True
 
 
 class Correspondence:

@@ -67,7 +67,7 @@ class Link:
             between()
             self._send(joining.hello())
             until = min(deadline, now + JOIN)
-            while (left := until - monotonic()) > 0:
+            while (left := until - monotonic()) > 0 and not joining.urgent:
                 sentence = self._receive(left)
                 assigned = joining.hear(sentence) if sentence is not None else None
                 if assigned is not None:

@@ -42,6 +42,11 @@ from .warmth import warm_up
 from .weights import save_weights
 from .worker import Carrier
 
+ALONE = (
+    "The other stages do not go back for one of them: resume the run as a whole (--resume), and all begin at an older "
+    "checkpoint, if there is one that is not damaged"
+)
+
 log = structlog.get_logger()
 
 
@@ -139,7 +144,10 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: Watch, terms: Terms, 
     except ComputeFailed as error:
         link.say(Failed(incarnation, told(job, executor, queues, error, run, incarnation), 1))
         raise
-    except (BrokerError, DataError, SnapshotFailed, SnapshotDamaged, ForeignState) as error:
+    except SnapshotDamaged as damage:
+        link.say(Failed(assigned.incarnation, f"{damage}. {ALONE}", 1))
+        raise
+    except (BrokerError, DataError, SnapshotFailed, ForeignState) as error:
         link.say(Failed(assigned.incarnation, str(error), 78 if isinstance(error, DataError) else 1))
         raise
     except Stopped as stop:

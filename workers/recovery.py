@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from broker.checkpoints import is_gone
-from broker.control import Assigned
+from broker.control import Assigned, Inspection
 from pipeline.plan import Plan
 from pipeline.state import StageState
 
@@ -19,7 +19,7 @@ from .checkpoints import FOLDER, Checkpoints, SnapshotFailed
 from .executor import Executor
 from .job import Job
 from .keeper import Keeper
-from .manifest import Origin
+from .manifest import Origin, SnapshotDamaged
 from .progress import Progress
 from .snapshot import Snapshot
 from .worker import PATIENCE
@@ -87,6 +87,23 @@ class Disk:
         """Whether the place can be taken: not if the snapshots to begin with were deleted after newer ones."""
         mine = self._plan.workers[assigned.index].stages
         return not is_gone(assigned.step, mine, self.snapshots(assigned.run) or [])
+
+    def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
+        """What the snapshots of `step` are like: of the stages of worker `claim`, or of all that there are."""
+        checkpoints = _checkpoints(self._plan, run)
+        there = [stage for stage, of in self.snapshots(run) or [] if of == step]
+        stages = there if claim is None else self._plan.workers[claim].stages
+        found = {stage: checkpoints.verify(stage, step) for stage in stages}
+        damages = [
+            str(SnapshotDamaged(checkpoints.path(stage, step), wrong)) for stage, wrong in found.items() if wrong
+        ]
+        return Inspection(step, [stage for stage, wrong in found.items() if not wrong], damages)
+
+    def abandon(self, assigned: Assigned) -> None:
+        """Deletes the place's snapshots of steps after that which it begins at. Raises `SnapshotFailed`."""
+        checkpoints = _checkpoints(self._plan, assigned.run)
+        for stage in self._plan.workers[assigned.index].stages:
+            checkpoints.abandon(stage, assigned.step)
 
 
 class Snapshots:

@@ -22,6 +22,9 @@ def strike(world: "World", blow: Blow) -> bool:
             return _hang(world, blow.seconds)
         case Fault.PARTITION:
             return _part(world, blow)
+        case Fault.RESUME:
+            world.resume()
+            return True
         case Fault.CUT:
             return sum(world.around.network.cut_one() for _ in range(blow.number)) > 0
         case _:

@@ -47,7 +47,8 @@ class FragileStore(MemoryStore):
 
 
 class Broker(Process):
-    """One life of the broker. `watch` is called after everything it has decided."""
+    """One life of the broker. `watch` is called after everything it has decided; with `resume`, the run goes on as a
+    whole."""
 
     def __init__(
         self,
@@ -57,9 +58,11 @@ class Broker(Process):
         terms: Terms,
         watch: Callable[[list[Send]], None],
         ended: Callable[[int], None],
+        *,
+        resume: bool,
     ) -> None:
         super().__init__(clock, "broker", ended)
-        self.core = Core(terms, store, run_of(store, PLAN, RUN), clock.now)
+        self.core = Core(terms, store, run_of(store, PLAN, RUN, resume=resume), clock.now)
         self._network = network
         self._watch = watch
         self._lines: dict[bytes, tuple[Line, Listener]] = {}

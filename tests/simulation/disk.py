@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from broker.checkpoints import is_gone
-from broker.control import Assigned
+from broker.control import Assigned, Inspection
 from pipeline.schedule import Placement
 
 from .chain import State
@@ -35,14 +35,23 @@ class Disk:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self._kept: dict[tuple[int, int], Snapshot] = {}
+        self._damaged: set[tuple[int, int]] = set()
+
+    def damage(self, stage: int, step: int) -> None:
+        self._damaged.add((stage, step))
+
+    def is_whole(self, stage: int, step: int) -> bool:
+        return (stage, step) in self._kept and (stage, step) not in self._damaged
 
     def place(self, snapshot: Snapshot) -> None:
+        if not self.is_whole(snapshot.stage, snapshot.step):
+            self._delete(snapshot.stage, snapshot.step)
         there = self._kept.setdefault((snapshot.stage, snapshot.step), snapshot)
         if there != snapshot:
             raise Torn(f"stage {snapshot.stage} came to step {snapshot.step} with other bits than before")
 
     def load(self, stage: int, step: int) -> Snapshot:
-        if (stage, step) not in self._kept:
+        if not self.is_whole(stage, step):
             raise Torn(f"stage {stage} has no snapshot of step {step} to begin with; there is {self.steps(stage)}")
         return self._kept[stage, step]
 
@@ -50,13 +59,23 @@ class Disk:
         return sorted(step for of, step in self._kept if of == stage)
 
     def common(self) -> set[int]:
-        """The steps of which all stages have a snapshot."""
-        return set.intersection(*(set(self.steps(stage)) for stages in self.placement for stage in stages))
+        """The steps of which all stages have a whole snapshot."""
+        stages = [stage for stages in self.placement for stage in stages]
+        return set.intersection(*({s for s in self.steps(stage) if self.is_whole(stage, s)} for stage in stages))
 
     def forget(self, stage: int, below: int) -> None:
         for step in self.steps(stage):
             if step < below:
-                del self._kept[stage, step]
+                self._delete(stage, step)
+
+    def abandon(self, stage: int, above: int) -> None:
+        for step in self.steps(stage):
+            if step > above:
+                self._delete(stage, step)
+
+    def _delete(self, stage: int, step: int) -> None:
+        self._kept.pop((stage, step), None)
+        self._damaged.discard((stage, step))
 
 
 class View:
@@ -71,6 +90,16 @@ class View:
 
     def can_begin(self, assigned: Assigned) -> bool:
         return not is_gone(assigned.step, self._disk.placement[assigned.index], self.snapshots(assigned.run))
+
+    def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
+        there = [stage for stage, of in self.snapshots(run) if of == step]
+        stages = there if claim is None else self._disk.placement[claim]
+        whole = [stage for stage in stages if self._disk.is_whole(stage, step)]
+        return Inspection(step, whole, [f"stage {each}, step {step}" for each in stages if each not in whole])
+
+    def abandon(self, assigned: Assigned) -> None:
+        for stage in self._disk.placement[assigned.index]:
+            self._disk.abandon(stage, assigned.step)
 
 
 class Writer:

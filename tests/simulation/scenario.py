@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 
@@ -38,6 +38,10 @@ class Fault(StrEnum):
     HANG = "a worker hangs in an action"
     PARTITION = "a host is cut off"
     CUT = "a connection is cut"
+    RESUME = "everybody is gone, and the run is resumed"
+
+
+_TAMPERING = {Fault.LOSE_RECORDS, Fault.OLD_RECORDS, Fault.POWER}  # with a damaged snapshot besides, a run may end
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ def drawn(seed: int) -> Scenario:
     steps = dice.randint(3, 8) if schedule.mode == "sync" else dice.randint(4, 14)
     lease = dice.choice([1.0, 2.0])
     actions = steps * sum(map(len, schedule.workers))
-    return Scenario(
+    found = Scenario(
         seed,
         schedule,
         steps,
@@ -104,6 +108,12 @@ def drawn(seed: int) -> Scenario:
         spares=dice.choice([0, 0, 1, 2]),
         contained=dice.random() < 0.3,
         blows=tuple(_blow(dice, actions, lease) for _ in range(dice.choice([0, 1, 1, 2, 2, 3, 4, 6]))),
+    )
+    resumes = random.Random(seed + 10**9)  # of its own: the other blows of a seed are what they were without it
+    if resumes.random() < 0.6 or any(blow.fault in _TAMPERING for blow in found.blows):
+        return found
+    return replace(
+        found, blows=(*found.blows, Blow(Fault.RESUME, resumes.randrange(actions // 2, actions), 0.0, 0.0, 1))
     )
 
 
@@ -130,6 +140,6 @@ def _weather(dice: random.Random) -> Weather:
 
 
 def _blow(dice: random.Random, actions: int, lease: float) -> Blow:
-    fault = dice.choice([*Fault, Fault.KILL, Fault.KILL])
+    fault = dice.choice([*(fault for fault in Fault if fault is not Fault.RESUME), Fault.KILL, Fault.KILL])
     delay = dice.choice([0.0, dice.expovariate(20), dice.expovariate(1)])
     return Blow(fault, dice.randrange(actions), delay, dice.choice([0.1, 0.8, 1.5, 3.0]) * lease, dice.randint(1, 4))

@@ -52,6 +52,7 @@ class World:
         self._complete = 0  # as announced by a broker with these records
         self._ever = 0  # likewise by any broker: older ones have been deleted since
         self._newest = 0  # incarnation
+        self._resumes = False  # whoever starts the next broker wants the run to go on as a whole
         self._start_broker()
 
     @property
@@ -79,6 +80,19 @@ class World:
             self.broker.end(-9)
             self.store, self._complete = FragileStore(), 0
 
+    def resume(self) -> None:
+        """Everybody is gone, and the run is resumed as a whole. What can be damaged of its newest checkpoint is."""
+        complete, disk = self.core.crew.checkpoints.complete, self.around.disk
+        for worker in list(self.workers):
+            worker.end(-9)
+        if self.broker.alive:
+            self.broker.end(-9)
+        self._resumes, self._complete = True, 0
+        stages = range(self.scenario.schedule.stages)
+        if complete and any(step < complete for step in disk.common()) and self.around.dice.random() < 0.8:
+            disk.damage(self.around.dice.choice(stages), complete)
+            self.fired["a checkpoint is damaged"] += 1
+
     def keep_copy_of_records(self, seconds: float, then: Callable[[], object] = lambda: None) -> None:
         """The broker dies after `seconds`, and the next one knows what is known now. `then` happens with it."""
         old = copy.deepcopy(self.store)
@@ -95,7 +109,8 @@ class World:
 
     def _start_broker(self) -> None:
         around = self.around
-        self.broker = Broker(around.clock, around.network, self.store, self._terms, self._watch, self._broker_ended)
+        clock, network, resume, self._resumes = around.clock, around.network, self._resumes, False
+        self.broker = Broker(clock, network, self.store, self._terms, self._watch, self._broker_ended, resume=resume)
         around.broker = self.broker
 
     def _broker_ended(self, status: int) -> None:

@@ -22,6 +22,7 @@ class Bars:
     def __init__(self, launch: Launch) -> None:
         self._pace = Pace(launch)
         self._stages = range(launch.schedule.stages)
+        self._told = 0  # damages
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -43,6 +44,9 @@ class Bars:
 
     def __call__(self, facts: Facts) -> None:
         self._pace.note(facts)
+        for damage in facts["damaged"][self._told :]:
+            self._live.console.print(f"stageline: {damage}", markup=False, highlight=False, soft_wrap=True)
+        self._told = len(facts["damaged"])
         last = facts["last_loss"]
         self._progress.update(
             self._task,

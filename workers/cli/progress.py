@@ -36,9 +36,13 @@ class Lines:
         self._pace = Pace(launch)
         self._said = monotonic()
         self._phase = ""
+        self._told = 0  # damages
 
     def __call__(self, facts: Facts) -> None:
         self._pace.note(facts)
+        for damage in facts["damaged"][self._told :]:
+            self._say(damage)
+        self._told = len(facts["damaged"])
         now = monotonic()
         if (begun := phase(facts, self._pace.steps)) != self._phase:
             self._phase = begun

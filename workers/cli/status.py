@@ -46,6 +46,7 @@ def _headline(facts: Facts) -> str:
         f"run {facts['run']}: {facts['phase']}",
         f"waits for worker {', '.join(map(str, facts['missing']))}" if facts["missing"] else "",
         facts["reason"] or "",
+        *facts["damaged"],
         steps,
         "" if loss is None else f"loss {loss:.6g}",
         *(f"{name} {float(value):.6g}" for name, value in facts["metrics"].items()),

@@ -1,0 +1,85 @@
+"""At which checkpoint a run begins that is resumed as a whole: the newest complete one whose snapshots can all be used.
+
+Nobody is given a place before that is known. Everybody reads its snapshots of the newest complete checkpoint. If one
+of them is damaged, everybody reads those of the next older step of which there is one of each stage:
+
+    stage 0    20  40
+    stage 1    20  4?         40 is complete, and damaged at stage 1: every stage begins at 20
+
+Once a stage has computed something it is too late: the others do not go back for one that is replaced.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pipeline.schedule import Placement
+
+from .control import Hello
+from .member import stages_in_words
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The run begins at `step`; None: nowhere. `damages` says why not at a newer one."""
+
+    step: int | None
+    damages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RollCall:
+    """Everybody is asked about the snapshots of `step`. `damages`: what was wrong with newer ones."""
+
+    placement: Placement
+    step: int
+    damages: tuple[str, ...] = ()
+
+    def absent(self, hellos: Iterable[Hello]) -> list[int]:
+        """The indexes for which nobody has come yet who has read its snapshots."""
+        read = [hello for hello in hellos if self._has_read(hello)]
+        claims, anywhere = {hello.claim for hello in read}, sum(hello.claim is None for hello in read)
+        return [index for index in range(len(self.placement)) if index not in claims][anywhere:]
+
+    def look(self, hellos: Iterable[Hello]) -> "Verdict | RollCall | None":
+        """The decision, or another question; None as long as somebody is absent. `hellos`: of all that are there."""
+        read = [hello for hello in hellos if self._has_read(hello)]
+        if self.absent(read):
+            return None
+        unusable = list(self._unusable(read))
+        if not unusable:
+            return Verdict(self.step, self.damages)
+        damages = (*self.damages, *dict.fromkeys([*_told(read), *self._unheard(unusable, read)]))
+        older = self._older(read)
+        return Verdict(None, damages) if older is None else RollCall(self.placement, older, damages)
+
+    def _has_read(self, hello: Hello) -> bool:
+        return hello.inspection is not None and hello.inspection.step == self.step
+
+    def _unusable(self, read: list[Hello]) -> Iterator[int]:
+        """The stages of which nobody who may have their place can use the snapshot."""
+        for index, stages in enumerate(self.placement):
+            usable = {stage for hello in _fit(index, read) if hello.inspection for stage in hello.inspection.stages}
+            yield from (stage for stage in stages if stage not in usable)
+
+    def _unheard(self, unusable: list[int], read: list[Hello]) -> Iterator[str]:
+        """Of stages whose snapshot nobody has called damaged: nobody has it."""
+        if not any(_told(read)):
+            yield f"nobody has a snapshot of step {self.step} of {stages_in_words(unusable)}"
+
+    def _older(self, read: list[Hello]) -> int | None:
+        """The newest step before this one of which there are snapshots of all stages."""
+        seen = [
+            {step for hello in _fit(index, read) for of, step in hello.snapshots or () if of == stage}
+            for index, stages in enumerate(self.placement)
+            for stage in stages
+        ]
+        return max((step for step in set.intersection(*seen) if 0 < step < self.step), default=None)
+
+
+def _fit(index: int, read: list[Hello]) -> list[Hello]:
+    """Those who may have the place."""
+    return [hello for hello in read if hello.claim in (None, index)]
+
+
+def _told(read: list[Hello]) -> Iterator[str]:
+    return (damage for hello in read if hello.inspection is not None for damage in hello.inspection.damages)

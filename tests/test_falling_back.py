@@ -1,0 +1,189 @@
+"""Whole runs whose newest checkpoint is damaged: resumed, they begin at the one before it, and end as undisturbed."""
+
+from collections.abc import Callable
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import pytest
+
+import diary
+from broker.stores.sqlite import SqliteStore
+from nursery import Nursery
+from redis_server import shared_server
+from whole import WholeRun, expected, plan_in
+from workers import runs
+from workers.checkpoints import Checkpoints
+from workers.manifest import Origin
+
+STEPS = 16
+LENGTH = f"run.steps={STEPS}"
+Undisturbed = Callable[..., tuple[object, ...]]
+
+
+# The model of a worker that is started again is built after the one before is gone, and before snapshots are read.
+DAMAGING = """
+from pathlib import Path
+
+DAMAGES = True
+
+def build(plain=build):
+    for step in sorted(Path('FOLDER').glob("step-*"))[1:] if DAMAGES else ():
+        (step / "weights.safetensors").unlink(missing_ok=True)
+    return plain()
+"""
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def unreadable(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def steps_of(run: WholeRun, stage: int) -> list[int]:
+    return Checkpoints(run.folder / "checkpoints", Origin("", "")).steps(stage)
+
+
+def snapshot(run: WholeRun, stage: int, step: int) -> Path:
+    return run.folder / "checkpoints" / f"stage-{stage}" / f"step-{step:010d}"
+
+
+def stopped(nursery: Nursery, plan: Path, *sets: str, after: int = 4) -> tuple[WholeRun, int]:
+    """A run that was interrupted, and its newest complete checkpoint."""
+    going = WholeRun(nursery, plan, LENGTH, *sets)
+    going.until_checkpoint(after)
+    going.stop()
+    outcome = going.end()
+    assert outcome["code"] == 75
+    return going, complete_of(going)
+
+
+def complete_of(run: WholeRun) -> int:
+    """The newest complete checkpoint. The last status may be older: the workers' last words come after it."""
+    with closing(SqliteStore(run.folder / runs.STORE)) as store:
+        registry: Any = store.load().facts["registry"]
+    return int(registry["checkpoints"]["complete"])
+
+
+def came_to(outcome: dict[str, Any]) -> tuple[object, ...]:
+    assert outcome["code"] == 0, outcome["reason"]
+    return tuple(outcome["facts"][name] for name in ("weights_sha256", "losses", "metrics", "finished"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    @cache
+    def run(*sets: str) -> tuple[object, ...]:
+        return came_to(WholeRun(nursery, plan_in(tmp_path_factory.mktemp("undisturbed")), LENGTH, *sets).end())
+
+    return run
+
+
+def older_than(run: WholeRun, newest: int) -> list[int]:
+    """The steps before, of which both stages have a snapshot: one, or two if nobody heard of the newest checkpoint."""
+    return [step for step in steps_of(run, 0) if step < newest and step in steps_of(run, 1)]
+
+
+def test_the_complete_checkpoint_before_the_newest_is_kept_and_what_is_older_is_not(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    going = WholeRun(nursery, plan_in(tmp_path), "run.steps=100")
+    going.wait_for(lambda: all(min(steps_of(going, stage), default=0) > 2 for stage in (0, 1)))
+    going.stop()
+    assert going.end()["code"] == 75
+    assert 1 <= len(older_than(going, complete_of(going))) <= 2
+
+
+@pytest.mark.parametrize(
+    ("harm", "name"),
+    [(flip, "weights.safetensors"), (unreadable, "training.safetensors"), (Path.unlink, "manifest.json")],
+)
+def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_begins_at_the_one_before(
+    harm: Callable[[Path], None], name: str, nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    plan = plan_in(tmp_path)
+    run, newest = stopped(nursery, plan)
+    older = older_than(run, newest)[-1]
+    damaged = snapshot(run, 1, newest)
+    harm(damaged / name)
+    resumed = WholeRun(nursery, plan, LENGTH, resume=True)
+    outcome = resumed.end()
+    assert came_to(outcome) == undisturbed()
+    assert outcome["facts"]["weights_sha256"] == expected(STEPS)
+    (damage,) = outcome["facts"]["damaged"]
+    for said in (damage, resumed.log("broker")):
+        assert str(damaged) in said
+        assert name in said
+    assert f"the run goes back from checkpoint {newest}, which is damaged, to {older}" in resumed.log("broker")
+    assert outcome["facts"]["restarts"] == 0
+
+
+def test_with_the_checkpoint_before_it_damaged_too_the_run_does_not_go_on_and_names_all(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    plan = plan_in(tmp_path)
+    run, newest = stopped(nursery, plan)
+    older = older_than(run, newest)
+    for step in older:
+        flip(snapshot(run, 0, step) / "weights.safetensors")
+    flip(snapshot(run, 1, newest) / "training.safetensors")
+    before = [steps_of(run, stage) for stage in (0, 1)]
+    for _ in range(2):  # it is no other the second time
+        outcome = WholeRun(nursery, plan, LENGTH, resume=True).end()
+        assert outcome["code"] == 1
+        assert "there is no older one that can be used" in outcome["reason"]
+        assert f"{snapshot(run, 1, newest)} cannot be used: training.safetensors" in outcome["reason"]
+        for step in older:
+            assert f"{snapshot(run, 0, step)} cannot be used: weights.safetensors" in outcome["reason"]
+    assert [steps_of(run, stage) for stage in (0, 1)] == before
+
+
+@pytest.mark.parametrize("url", ["tcp://127.0.0.1:0", "redis"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_messages_of_before_do_not_stand_in_the_way(
+    url: str, mode: str, stage: int, nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    queues = shared_server().own_database() if url == "redis" else url
+    sets = (f"queues.url={queues}", *(("schedule.mode=async", "schedule.microbatches=1") if mode == "async" else ()))
+    plan = plan_in(tmp_path)
+    run, newest = stopped(nursery, plan, *sets)
+    rmtree(snapshot(run, stage, newest))
+    resumed = WholeRun(nursery, plan, LENGTH, *sets, resume=True).end()
+    assert len(resumed["facts"]["damaged"]) == 1
+    assert came_to(resumed) == undisturbed(*sets[1:])
+
+
+def test_a_run_that_has_gone_back_loses_workers_like_any_other(
+    nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    plan = plan_in(tmp_path)
+    run, newest = stopped(nursery, plan)
+    flip(snapshot(run, 0, newest) / "weights.safetensors")
+    again = WholeRun(nursery, plan, LENGTH, resume=True, kills=[("worker-1", 3), ("worker-0", 9)])
+    assert came_to(again.end()) == undisturbed()
+
+
+def test_a_worker_that_is_replaced_does_not_bring_the_others_back_and_says_what_does(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    plan = plan_in(tmp_path)
+    model = plan.parent / "model.py"
+    folder = tmp_path / "runs" / "tiny" / "checkpoints" / "stage-1"
+    model.write_text(model.read_text() + DAMAGING.replace("FOLDER", str(folder)))
+    going = WholeRun(nursery, plan, LENGTH, kills=[("worker-1", 30)])
+    outcome = going.end()
+    assert any(entry.what == diary.KILLED for entry in going.entries())
+    assert outcome["code"] == 1
+    assert "weights.safetensors is missing. The other stages do not go back for one of them" in outcome["reason"]
+    assert "--resume" in outcome["reason"]
+    model.write_text(model.read_text().replace("DAMAGES = True", "DAMAGES = False"))
+    resumed = WholeRun(nursery, plan, LENGTH, resume=True)
+    assert resumed.digest() == expected(STEPS)

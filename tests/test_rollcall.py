@@ -1,0 +1,209 @@
+"""Where a resumed run begins: decided from what everybody has read of its snapshots, before anybody has a place."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from broker.control import Assigned, FromBroker, Hello, Inspection, Memory, Refused, Report, Standby, Stop
+from broker.rollcall import RollCall, Verdict
+from broker.run import Phase, run_of
+from broker.stores.memory import MemoryStore
+from talk import PLAN, TERMS, Talk, having_read, hello, name, steps
+
+SNAPSHOTS = replace(TERMS, restarts=2, snapshots=True)
+BOTH = ((0,), (1,))
+DAMAGE = "the snapshot stage-1/step-40 cannot be used: weights.safetensors is missing"
+
+
+def seeing(claim: int | None, step: int, usable: list[int], *damages: str, there: list[tuple[int, int]]) -> Hello:
+    return msgspec.structs.replace(
+        hello(0), claim=claim, snapshots=there, inspection=Inspection(step, usable, list(damages))
+    )
+
+
+# The decision
+
+
+def test_a_run_begins_at_the_newest_checkpoint_if_all_its_snapshots_can_be_used():
+    read = [having_read(0, 40), having_read(1, 40)]
+    assert RollCall(BOTH, 40).look(read) == Verdict(40)
+
+
+def test_nothing_is_decided_before_somebody_has_read_the_snapshots_of_every_place():
+    roll_call = RollCall(BOTH, 40)
+    assert roll_call.look([]) is None
+    assert roll_call.look([having_read(0, 40), hello(1)]) is None
+    assert roll_call.look([having_read(0, 40), having_read(1, 20)]) is None  # an answer to another question
+    assert roll_call.absent([having_read(0, 40), having_read(1, 20)]) == [1]
+    assert roll_call.look([having_read(1, 40, DAMAGE, there=[20])]) is None
+
+
+def test_a_damaged_snapshot_leads_to_the_next_older_step_of_which_all_stages_have_one():
+    roll_call = RollCall(BOTH, 40)
+    read = [having_read(0, 40, there=[10, 20, 30]), having_read(1, 40, DAMAGE, there=[10, 20])]
+    again = RollCall(BOTH, 20, (DAMAGE,))
+    assert roll_call.look(read) == again
+    assert again.look(read) is None
+    assert again.look([having_read(0, 20), having_read(1, 20)]) == Verdict(20, (DAMAGE,))
+
+
+def test_a_damaged_one_there_leads_further_back_and_in_the_end_nowhere():
+    roll_call = RollCall(BOTH, 20, (DAMAGE,))
+    older = DAMAGE.replace("40", "20")
+    read = [having_read(0, 20, older, there=[10]), having_read(1, 20, there=[10, 40])]
+    assert roll_call.look(read) == RollCall(BOTH, 10, (DAMAGE, older))
+    assert roll_call.look([read[0], having_read(1, 20)]) == Verdict(None, (DAMAGE, older))
+
+
+def test_the_beginning_is_no_checkpoint():
+    read = [having_read(0, 40), having_read(1, 40, DAMAGE)]
+    assert RollCall(BOTH, 40).look(read) == Verdict(None, (DAMAGE,))
+
+
+def test_workers_that_take_any_place_count_for_as_many_as_they_are():
+    shared = [(stage, step) for stage in (0, 1) for step in (20, 40)]
+    anybody = seeing(None, 40, [0, 1], there=shared)
+    roll_call = RollCall(BOTH, 40)
+    assert roll_call.absent([anybody]) == [1]
+    assert roll_call.look([anybody, anybody]) == Verdict(40)
+    damaged = seeing(None, 40, [0], DAMAGE, there=shared)
+    assert roll_call.look([damaged, damaged]) == RollCall(BOTH, 20, (DAMAGE,))
+
+
+def test_what_others_see_of_a_stage_is_of_no_use_to_the_one_that_claims_its_place():
+    of_one = [(1, 40), (1, 20)]
+    read = [seeing(0, 40, [0, 1], there=[(0, 40), (0, 20), *of_one]), seeing(1, 40, [], DAMAGE, there=[(1, 40)])]
+    assert RollCall(BOTH, 40).look(read) == Verdict(None, (DAMAGE,))
+
+
+def test_a_snapshot_that_nobody_has_is_named_by_its_stage():
+    anybody = seeing(None, 40, [0], there=[(0, 40)])
+    assert RollCall(BOTH, 40).look([anybody, anybody]) == Verdict(
+        None, ("nobody has a snapshot of step 40 of stage 1",)
+    )
+
+
+# What the broker makes of it
+
+
+@pytest.fixture
+def talk() -> Talk:
+    """A run whose checkpoint 40 was complete when its processes were gone, and that is resumed."""
+    before = Talk(terms=SNAPSHOTS)
+    for index in (0, 1):
+        before.join(index)
+        more = {"snapshots": [(index, 20), (index, 40)], "steps": steps(index, *range(47), loss=0.5), "number": 1}
+        before.say(name(index), Report(index + 1, 9, "computes", 0.0, 0.0, **more))
+    assert before.status()["checkpoint"] == 40
+    assert run_of(before.store, PLAN, "run-2", resume=True) == "run-1"
+    return Talk(before.store, now=200.0, terms=SNAPSHOTS)
+
+
+def question(sends: list[tuple[bytes, FromBroker]]) -> Standby:
+    ((_, standby),) = sends
+    assert isinstance(standby, Standby)
+    return standby
+
+
+def test_nobody_is_given_a_place_before_everybody_has_read_its_snapshots(talk):
+    first = question(talk.say(name(0), hello(0)))
+    assert (first.run, first.step) == ("run-1", 40)
+    assert talk.after(1.0) == []
+    assert question(talk.say(name(0), having_read(0, 40))).step == 40
+    talk.after(0.5)
+    assert talk.status()["missing"] == [1]
+    assert question(talk.say(name(0), having_read(0, 40))).reason.endswith("it waits for worker 1 (stage 1)")
+    assert talk.core.registry.members == {}
+
+
+def test_with_nothing_damaged_the_run_begins_at_the_newest_checkpoint(talk):
+    for index in (0, 1):
+        talk.say(name(index), having_read(index, 40))
+    talk.after(0.1)
+    given = [talk.assigned(name(index), having_read(index, 40)) for index in (0, 1)]
+    assert [each.step for each in given] == [40, 40]
+    assert (talk.status()["damaged"], talk.core.journal.warnings) == ([], [])
+
+
+def fall_back(talk: Talk) -> None:
+    talk.say(name(0), having_read(0, 40, there=[20]))
+    talk.say(name(1), having_read(1, 40, DAMAGE, there=[20]))
+    assert talk.after(0.1) == []
+    assert [question(talk.say(name(index), having_read(index, 40))).step for index in (0, 1)] == [20, 20]
+    for index in (0, 1):
+        talk.say(name(index), having_read(index, 20))
+    talk.after(0.1)
+
+
+def test_a_damaged_checkpoint_is_named_and_all_stages_begin_at_the_older_one_under_new_incarnations(talk):
+    before = talk.core.registry.incarnation
+    fall_back(talk)
+    given = [talk.assigned(name(index), having_read(index, 20)) for index in (0, 1)]
+    assert [each.step for each in given] == [20, 20]
+    assert before <= given[0].since < given[0].incarnation < given[1].incarnation
+    assert talk.core.ledger.finished == [20, 20]
+    assert set(talk.store.load().losses) == set(range(47))
+    assert talk.status()["damaged"] == [DAMAGE]
+    assert talk.status()["checkpoint"] == 20
+    assert DAMAGE in talk.core.journal.warnings
+    assert any("goes back from checkpoint 40, which is damaged, to 20" in said for said in talk.core.journal.warnings)
+
+
+def test_what_was_decided_is_stored_before_anybody_is_told(talk):
+    fall_back(talk)
+    again = Talk(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
+    assert again.core.crew.checkpoints.complete == 20
+    assert question(again.say(name(0), hello(0))).step == 20  # nobody had a place: the roll is called again
+    assert again.core.ledger.finished == [20, 20]
+
+
+def test_a_broker_that_dies_when_places_were_given_does_not_ask_again(talk):
+    fall_back(talk)
+    given = talk.assigned(name(0), having_read(0, 20))
+    again = Talk(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
+    assert again.assigned(name(0), having_read(0, 20)) == given
+    assert again.assigned(name(1), hello(1)).step == 20
+
+
+def test_without_an_older_checkpoint_the_run_ends_and_names_what_is_damaged(talk):
+    talk.say(name(0), having_read(0, 40, there=[20]))
+    talk.say(name(1), having_read(1, 40, DAMAGE))
+    stops = [sentence for _, sentence in talk.after(0.1) if isinstance(sentence, Stop)]
+    assert [stop.code for stop in stops] == [1, 1]
+    assert DAMAGE in stops[0].reason
+    assert (talk.core.phase, talk.core.crew.checkpoints.complete) == (Phase.FAILED, 40)
+
+
+def test_who_was_at_work_before_is_refused_and_a_spare_waits(talk):
+    ((_, refused),) = talk.say(name(0), msgspec.structs.replace(hello(0), incarnation=1))
+    assert isinstance(refused, Refused)
+    ((_, refused),) = talk.say(name(0), hello(9))
+    assert isinstance(refused, Refused)
+    assert "there is no worker 9" in refused.reason
+    spare = msgspec.structs.replace(hello(0), claim=None, spare=True)
+    assert question(talk.say(b"spare", spare)).step == 0
+    assert talk.status()["missing"] == [0, 1]
+
+
+def test_who_has_not_been_heard_of_lately_is_not_there(talk):
+    talk.say(name(0), having_read(0, 40))
+    talk.after(5.0)
+    talk.say(name(1), having_read(1, 40))
+    talk.after(0.1)
+    assert talk.status()["missing"] == [0]
+
+
+def test_a_worker_that_knows_more_than_the_records_ends_the_roll_call(talk):
+    memory = Memory("run-1", 0, 60, 61)
+    talk.say(name(0), msgspec.structs.replace(hello(0), incarnation=10**9, memory=memory, snapshots=[(0, 60)]))
+    assert talk.core.reception.election is not None
+    assert talk.core.reception.roll_call is None
+
+
+def test_a_run_without_a_complete_checkpoint_begins_at_once():
+    store = MemoryStore()
+    Talk(store, terms=SNAPSHOTS).join(0)
+    run_of(store, PLAN, "run-2", resume=True)
+    again = Talk(store, now=200.0, terms=SNAPSHOTS)
+    assert isinstance(again.assigned(name(0), hello(0)), Assigned)
