@@ -151,6 +151,9 @@ def _why(core: "Core", of: Mapping[str, str], now: float) -> Facts:
     if core.reception.election is not None:
         return {"run": core.run, "phase": str(core.phase), "text": _RECOLLECTING, "chain": [], "root": None,
                 "action": "nothing yet: it goes on by itself, or says what is missing"}  # fmt: skip
+    if core.reception.question:
+        return {"run": core.run, "phase": str(core.phase), "text": core.reception.question, "chain": [], "root": None,
+                "action": "start the workers that are not there, where their snapshots are"}  # fmt: skip
     found = core.watch.diagnose(now, _owner(core, of))
     return {
         "run": core.run,

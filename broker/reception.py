@@ -109,6 +109,15 @@ class Reception:
         vacant = self._crew.registry.missing if self._crew.registry.begun else []
         return [send for index in vacant for send in self._call_to(index, now)]
 
+    @property
+    def question(self) -> str:
+        """What a resumed run waits for, in words; "" if that is known by now."""
+        if self.roll_call is None:
+            return ""
+        absent = [place_in_words(index, self._crew.registry.placement[index]) for index in self.missing]
+        others = f"; it waits for {' and '.join(absent)}" if absent else ""
+        return f"the run goes on when everyone has read its snapshots of step {self.roll_call.step}{others}"
+
     def assign(self, member: Member, *, new: bool = False) -> list[Send]:
         """Tells a worker its place."""
         if new:
@@ -140,7 +149,7 @@ class Reception:
         if hello.spare and not self._crew.registry.begun:
             return Standby("the run has not begun; a spare takes the place of a worker that is lost")
         if self.roll_call is not None and self._may_answer(hello):
-            return Standby(self._question(self.roll_call), self._run, self.roll_call.step)
+            return Standby(self.question, self._run, self.roll_call.step)
         found = self._crew.place(hello, sender, now)
         if isinstance(found, Refused) and self._crew.may_wait(hello):
             return Standby(found.reason)
@@ -150,12 +159,6 @@ class Reception:
     def _may_answer(self, hello: Hello) -> bool:
         """Whether it can have a place in a resumed run; one from before, or with an impossible claim, cannot."""
         return not hello.incarnation and (hello.claim is None or hello.claim < len(self._terms.schedule.placement))
-
-    def _question(self, roll_call: RollCall) -> str:
-        placement = roll_call.placement
-        absent = [place_in_words(index, placement[index]) for index in roll_call.absent(self._mustered())]
-        others = f"; it waits for {' and '.join(absent)}" if absent else ""
-        return f"the run goes on when everyone has read its snapshots of step {roll_call.step}{others}"
 
     def _mustered(self) -> list[Hello]:
         return [spare.hello for spare in self.spares if not spare.hello.spare]

@@ -11,7 +11,7 @@ import pytest
 
 import diary
 from broker.stores.sqlite import SqliteStore
-from nursery import Nursery
+from nursery import Kill, Nursery
 from redis_server import shared_server
 from whole import WholeRun, expected, plan_in
 from workers import runs
@@ -161,13 +161,14 @@ def test_messages_of_before_do_not_stand_in_the_way(
     assert came_to(resumed) == undisturbed(*sets[1:])
 
 
-def test_a_run_that_has_gone_back_loses_workers_like_any_other(
-    nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path
+@pytest.mark.parametrize("kills", [[("worker-1", 3), ("worker-0", 9)], [("broker", 5)], [("broker", 60)]])
+def test_a_run_that_has_gone_back_loses_processes_like_any_other(
+    kills: list[Kill], nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path)
     run, newest = stopped(nursery, plan)
     flip(snapshot(run, 0, newest) / "weights.safetensors")
-    again = WholeRun(nursery, plan, LENGTH, resume=True, kills=[("worker-1", 3), ("worker-0", 9)])
+    again = WholeRun(nursery, plan, LENGTH, resume=True, kills=kills)
     assert came_to(again.end()) == undisturbed()
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from broker.control import Assigned, FromBroker, Hello, Inspection, Memory, Refused, Report, Standby, Stop
+from broker.control import Answer, Ask, Assigned, FromBroker, Hello, Inspection, Memory, Refused, Report, Standby, Stop
 from broker.rollcall import RollCall, Verdict
 from broker.run import Phase, run_of
 from broker.stores.memory import MemoryStore
@@ -115,6 +115,11 @@ def test_nobody_is_given_a_place_before_everybody_has_read_its_snapshots(talk):
     assert talk.status()["missing"] == [1]
     assert question(talk.say(name(0), having_read(0, 40))).reason.endswith("it waits for worker 1 (stage 1)")
     assert talk.core.registry.members == {}
+    ((_, why),) = talk.say(b"me", Ask("why"))
+    assert isinstance(why, Answer)
+    assert why.facts["text"] == (
+        "the run goes on when everyone has read its snapshots of step 40; it waits for worker 1 (stage 1)"
+    )
 
 
 def test_with_nothing_damaged_the_run_begins_at_the_newest_checkpoint(talk):
