@@ -76,8 +76,8 @@ class Terms:
             schedule,
             recovery.lease,
             plan.run.log_every,
-            recovery.restarts,
-            snapshots=recovery.restarts > 0 and recovery.snapshot_every > 0,
+            recovery.restarts if recovery.on else 0,
+            snapshots=recovery.on,
         )
 
 

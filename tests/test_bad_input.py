@@ -239,7 +239,7 @@ def join_as_worker_0(control, plan, endpoint):
 
 
 def test_a_killed_worker_ends_the_run_with_its_stage_its_microbatch_and_its_end(desk):
-    train = desk.start("train", ".", "--set", "run.steps=1000000")
+    train = desk.start("train", ".", "--set", "run.steps=1000000", "--set", "recovery.restarts=0")
     until(train.stderr, "running")
     with Client(broker_of(desk)) as client:
         while (status := client.ask("status"))["finished_floor"] < 3:
@@ -267,7 +267,7 @@ def test_a_killed_supervisor_takes_everybody_along(desk):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_in_the_middle_of_a_run_stops_it_quietly(number, desk):
-    train = desk.start("train", ".", "--set", "run.steps=1000000")
+    train = desk.start("train", ".", "--set", "run.steps=1000000", "--set", "recovery.restarts=0")
     until(train.stderr, "running")
     train.send_signal(number)
     _, errors = train.communicate()

@@ -94,7 +94,7 @@ def test_a_file_becomes_one_value_with_the_defaults_filled_in(file: Path) -> Non
         "schedule": {"name": "1f1b", "microbatches": 1, "mode": "sync"},
         "optimizer": {"factory": "torch.optim.SGD", "lr": 0.1},
         "queues": {"url": "ipc://", "retain_bytes": 2**30},
-        "recovery": {"lease": 10.0, "snapshot_every": 20, "restarts": 0, "on_bad_microbatch": "halt", "record": "bad"},
+        "recovery": {"lease": 10.0, "snapshot_every": 20, "restarts": 5, "on_bad_microbatch": "halt", "record": "bad"},
         "broker": {"url": "tcp://127.0.0.1:5600", "store": "sqlite"},
         "workers": {
             "0": {"stages": [0], "device": "cpu", "threads": 1},
@@ -431,7 +431,11 @@ WRONG = [
     ({"recovery__lease": float("inf")}, "recovery.lease", "a time in seconds"),
     ({"recovery__restarts": 2, "recovery__snapshot_every": 0}, "recovery.restarts", "use snapshot_every = 20, or rest"),
     ({"recovery__on_bad_microbatch": "stop"}, "recovery.on_bad_microbatch", '"halt" or "skip" is wanted'),
-    ({"recovery__record": "all"}, "recovery.record", "use recovery.restarts = 5 and snapshot_every = 20, or record"),
+    (
+        {"recovery__record": "all", "recovery__restarts": 0},
+        "recovery.record",
+        "use recovery.restarts = 5 and snapshot_every = 20, or record",
+    ),
     ({"recovery__record": "all", "queues__url": "memory://"}, "recovery.record", "nothing is recorded in passing; use"),
     ({"workers__0__stages": [0, 1], "workers__0__device": "gpu 1"}, "workers.0.device", 'such as "cpu" or "cuda:0"'),
     ({"workers__0__threads": 2}, "workers.0.stages", "missing; a list of stages such as [0, 2] is wanted"),

@@ -3,15 +3,12 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from subprocess import Popen
 
-import pytest
-
 from broker.stores.sqlite import SqliteStore
-from desk import Desk, free_port, until
+from desk import free_port, until
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=100")
 STEPS = ("--set", "run.steps=1500", "--set", "run.log_every=250")

@@ -66,7 +66,7 @@ def test_train_goes_on_after_a_kill_with_the_same_bits(desk, spares):
 
 def test_where_nobody_is_replaced_a_spare_is_refused(desk, capsys):
     for arguments in (("train", ".", "--spares", "1"), ("worker", ".", "--spare")):
-        assert desk.here(*arguments) == 2
+        assert desk.here(*arguments, "--set", "recovery.restarts=0") == 2
         assert "add --set recovery.restarts=5" in capsys.readouterr().err
 
 

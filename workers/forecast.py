@@ -27,7 +27,8 @@ class StageForecast(msgspec.Struct, frozen=True):
 
 
 class QueueForecast(msgspec.Struct, frozen=True):
-    """One queue. `retained` is what one step's messages take, which its producer keeps until all have done the step."""
+    """One queue. `retained` is what the messages take that its producer keeps until they are trimmed: those of one
+    step, or, with recovery, of all steps from one complete checkpoint to the next."""
 
     queue: str
     producer: int  # a stage
@@ -111,18 +112,28 @@ def _queue(job: Job, verdict: Verdict, key: QueueKey, message: int) -> QueueFore
         consumer=key.stage,
         message=message,
         in_flight=verdict.queue_bound[str(key)],
-        retained=message * job.schedule.microbatches,
+        retained=message * job.schedule.microbatches * _steps_kept(job),
     )
 
 
+def _steps_kept(job: Job) -> int:
+    """How many steps' messages are kept at most: the next checkpoint is complete when all stages have come to it, and
+    the first stage is ahead of the last by less than a step; in asynchronous mode, by as many as there are stages."""
+    plan = job.plan
+    if plan.queues.url == "memory://" or not plan.recovery.on:
+        return 1
+    ahead = 1 if job.schedule.mode == "sync" else max(1, job.route.stages - 1)
+    return min(plan.recovery.snapshot_every + ahead, job.steps)
+
+
 def _spills(job: Job, queues: list[QueueForecast]) -> Iterator[str]:
-    """A step's messages are kept until all have done the step: what has no room in memory goes to the disk."""
+    """Messages are kept until they are trimmed: what has no room in memory goes to the disk."""
     limit = job.plan.queues.retain_bytes
     for worker, needed in enumerate(_by_worker(job, queues)):
         if needed > limit:
             yield (
-                f"worker {worker} keeps {needed} bytes of messages in every step, {limit} of them in memory, the rest "
-                f'on disk. Use queues.retain_bytes = "{ceil(needed / 2**20)}MiB" or more if there is memory for it.'
+                f"worker {worker} keeps {needed} bytes of messages, {limit} of them in memory, the rest on disk. Use "
+                f'queues.retain_bytes = "{ceil(needed / 2**20)}MiB" or more if there is memory for it.'
             )
 
 
@@ -134,13 +145,12 @@ def _overflows(job: Job, queues: list[QueueForecast]) -> Iterator[PlanError]:
     plan = job.plan
     if plan.queues.url == "memory://":
         return
-    every, saves = plan.recovery.snapshot_every, plan.recovery.restarts > 0 and plan.recovery.snapshot_every > 0
-    steps = min(every + 1, job.steps) if saves else 1
+    steps, every = _steps_kept(job), plan.recovery.snapshot_every
     room = (1 + SPILL) * plan.queues.retain_bytes
-    for worker, needed in enumerate(steps * each for each in _by_worker(job, queues)):
+    for worker, needed in enumerate(_by_worker(job, queues)):
         if needed > room:
-            of = f"{steps} steps (recovery.snapshot_every is {every})" if saves else "one step"
-            smaller = ", or a smaller recovery.snapshot_every" if saves else ""
+            of = f"{steps} steps (recovery.snapshot_every is {every})" if plan.recovery.on else "one step"
+            smaller = ", or a smaller recovery.snapshot_every" if plan.recovery.on else ""
             yield PlanError(
                 "queues.retain_bytes",
                 f"worker {worker} keeps the messages of {of}, {needed} bytes, and has room for {room} in memory and on "
@@ -150,5 +160,5 @@ def _overflows(job: Job, queues: list[QueueForecast]) -> Iterator[PlanError]:
 
 
 def _by_worker(job: Job, queues: list[QueueForecast]) -> list[int]:
-    """The bytes of messages that each worker puts in a step."""
+    """The bytes of messages that each worker keeps at most."""
     return [sum(queue.retained for queue in queues if queue.producer in stages) for stages in job.plan.placement]

@@ -22,6 +22,7 @@ from .stores import kept_store
 from .supervise import Facts, Local, Outcome, Spawn, run
 
 IN_MEMORY = "memory://"
+SETTLED = 15.0  # seconds of a run after which a process is kept ready for the next loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +94,22 @@ def _outcome(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], 
 
 
 def _local(launch: Launch, words: Sequence[str], spawn: Spawn) -> Local:
-    recovers, workers = launch.plan.recovery.restarts > 0, len(launch.plan.workers)
+    recovers, workers = launch.plan.recovery.on, len(launch.plan.workers)
     return Local(words, workers, launch.folder, recovers, spawn, launch.resumes, launch.spares)
 
 
 def _filling(reserve: Reserve, launch: Launch, on_status: Callable[[Facts], None]) -> Callable[[Facts], None]:
-    """`on_status`, which also has a process made ready for the next loss whenever there is nothing more urgent."""
+    """`on_status`, which also has a process made ready for the next loss whenever there is nothing more urgent: not at
+    the beginning, where loading torch once more would take time from a run that may be short."""
+    started = monotonic()
 
     def heard(facts: Facts) -> None:
-        if facts.get("phase") == "running" and not facts.get("recovering"):
+        settled = monotonic() - started > SETTLED
+        if settled and facts.get("phase") == "running" and not facts.get("recovering"):
             reserve.fill()
         on_status(facts)
 
-    wanted = launch.plan.recovery.restarts > 0 and not launch.spares  # a spare is in no hurry
+    wanted = launch.plan.recovery.on and not launch.spares  # a spare is in no hurry
     return heard if wanted else on_status
 
 

@@ -188,7 +188,7 @@ def _recovery(
     job: Job, assigned: Assigned, executor: Executor, progress: Progress, recorder: Recorder | None
 ) -> Recovery:
     progress.layers = lambda instruction: executor.stages[instruction.action.stage].at_layer
-    if not (job.plan.recovery.restarts and job.plan.recovery.snapshot_every):
+    if not job.plan.recovery.on:
         return NoRecovery()
     run, incarnation, start = assigned.run, assigned.incarnation, assigned.step
     snapshots = Snapshots(job, executor, progress, run=run, incarnation=incarnation, start=start)
@@ -196,7 +196,6 @@ def _recovery(
 
 
 def _introduction(plan: Plan, terms: Terms) -> Introduction:
-    replaceable = plan.recovery.restarts and plan.recovery.snapshot_every
-    disk = Disk(plan) if replaceable else None
+    disk = Disk(plan) if plan.recovery.on else None
     host, settings = socket.gethostname(), plan.as_mapping()
     return Introduction(plan.digest(), terms.name, host, os.getpid(), terms.claim, settings, disk, terms.spare)

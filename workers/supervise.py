@@ -118,7 +118,7 @@ class _Crew:
         self._spares = 0  # started so far
 
     def __enter__(self) -> "_Crew":
-        self.start_broker()
+        self.start_broker(resume=self._local.resume)
         for index in range(self._local.workers):
             self._start_worker(index)
         for _ in range(self._local.spares):
@@ -132,8 +132,8 @@ class _Crew:
         for file in self._logs:
             file.close()
 
-    def start_broker(self) -> None:
-        run = ("--run", self._local.folder.name, *(("--resume",) if self._local.resume else ()))
+    def start_broker(self, *, resume: bool) -> None:
+        run = ("--run", self._local.folder.name, *(("--resume",) if resume else ()))
         self.broker = self._start("broker", "broker", *self._local.plan, "--bind", self.url, *run)
 
     def start_again(self, name: str, *, running: bool) -> str:
@@ -163,6 +163,11 @@ class _Crew:
     def restarts(self) -> bool:
         """Whether workers that die are started again. How often is the broker's to decide."""
         return self._local.restarts
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the run goes on where it was stopped."""
+        return self._local.resume
 
     def last_words(self, name: str) -> str:
         """The last line that a process has logged, or where its log is if it has logged nothing."""
@@ -324,7 +329,8 @@ class _Watch:
         self._broker_restarts += 1
         if self._broker_restarts <= RESTARTS:
             sleep(0.1 * self._broker_restarts)
-            self._crew.start_broker()
+            # Once the run goes on, workers keep their places: with --resume, all would begin again.
+            self._crew.start_broker(resume=self._crew.resumes and self.facts.get("phase") != "running")
 
 
 def _end(processes: Sequence[Process], interrupts: _Interrupts) -> None:

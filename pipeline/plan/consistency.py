@@ -78,7 +78,8 @@ def _window(plan: "Plan") -> Iterator[Problem]:
 
 
 def _recovery(plan: "Plan") -> Iterator[Problem]:
-    if plan.recovery.restarts and not plan.recovery.snapshot_every:
+    asked = plan.origins.get("recovery.restarts", "default") != "default"
+    if asked and plan.recovery.restarts and not plan.recovery.snapshot_every:
         yield Problem(
             "recovery.restarts",
             "a worker can be replaced only where there are snapshots; use snapshot_every = 20, or restarts = 0",
@@ -90,7 +91,7 @@ def _record(plan: "Plan") -> Iterator[Problem]:
         return
     if plan.queues.url == "memory://":
         yield Problem("recovery.record", 'over queues.url = "memory://" nothing is recorded in passing; use "bad"')
-    elif not plan.recovery.restarts or not plan.recovery.snapshot_every:
+    elif not plan.recovery.on:
         yield Problem(
             "recovery.record",
             "what is recorded is run again from a snapshot, and nobody writes any; "

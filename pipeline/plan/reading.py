@@ -35,10 +35,11 @@ class Reading:
         self._unknown_tables(tables)
         sections = {name: self._section((name,), table, tables) for name, table in TABLES.items()}
         plan = _with_stages(Plan(**sections, workers=self._workers(tables), file=file))
+        plan = replace(plan, origins={dotted(key): self._origin(key) for key, _ in leaves(plan.as_mapping())})
         self._check(plan)
         if found := (*errors, *self._errors):
             raise PlanRefused(found)
-        return replace(plan, origins={dotted(key): self._origin(key) for key, _ in leaves(plan.as_mapping())})
+        return plan
 
     def _section(self, path: Key, table: Table, tables: Mapping[str, Any]) -> Any:
         if table.optional and path[-1] not in tables:

@@ -104,9 +104,14 @@ class RecoveryPlan:
 
     lease: float = 10.0
     snapshot_every: int = 20
-    restarts: int = 0
+    restarts: int = 5
     on_bad_microbatch: Literal["halt", "skip"] = "halt"
     record: Literal["none", "bad", "all"] = "bad"
+
+    @property
+    def on(self) -> bool:
+        """Whether stages write snapshots, and lost workers are replaced."""
+        return self.restarts > 0 and self.snapshot_every > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def plan_of(config: str, sets: Sequence[str]) -> Plan:
 
 def demand_restarts(plan: Plan) -> None:
     """Raises `click.UsageError` if the plan has no use for spare workers."""
-    if not plan.recovery.restarts:
+    if not plan.recovery.on:
         raise click.UsageError("a spare has nothing to wait for: no worker is replaced; add --set recovery.restarts=5")
 
 

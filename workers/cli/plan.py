@@ -75,7 +75,7 @@ def _show_queues(found: "Forecast") -> None:
         (each.queue, f"{each.producer} to {each.consumer}", each.in_flight, size(each.message), size(each.retained))
         for each in found.queues
     ]
-    show("queues", ("queue", "stages", "in flight", "a message", "retained for a step"), rows)
+    show("queues", ("queue", "stages", "in flight", "a message", "retained at most"), rows)
 
 
 def _range_of(layers: tuple[str, ...]) -> str:
