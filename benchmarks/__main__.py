@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from . import python_cost, queue_speed, redis_speed, throughput
+from . import python_cost, queue_speed, recovery_cost, redis_speed, throughput
 from .finding import Finding
 from .machine import machine
 
@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 CLAIMS: dict[str, Callable[[int], Finding]] = {
     "throughput": throughput.measure,
+    "recovery": recovery_cost.measure,
     "queues": queue_speed.measure,
     "redis": redis_speed.measure,
     "python": python_cost.measure,

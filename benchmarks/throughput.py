@@ -22,7 +22,6 @@ TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {
     OURS: ours.train,
     EAGER: partial(ours.train, sets=("schedule.name=eager-1f1b",)),
     "stageline, redis": ours.train_over_redis,
-    "stageline, snapshots": partial(ours.train, sets=("recovery.restarts=3",)),
     BARE: bare.train,
     TORCH: gloo.train,
     "one process, 1 thread": partial(unsplit.train, threads=1),
@@ -33,10 +32,9 @@ ABOUT = """\
 Two workers with one torch thread each on one machine; transformer encoder layers (pre-norm, no dropout), mean squared
 error, SGD, 8 microbatches a step, schedule 1f1b; eager-1f1b does the same work with more microbatches in flight, so
 that no message is waited for. In the row `redis` messages go through a Valkey server on a unix socket, which keeps
-nothing on disk. In the row `snapshots`, with recovery.restarts = 3, each stage writes a snapshot every 20 steps and
-after the last step, and once the run is running a process loads torch to stand ready for a loss. Every trainer starts
-from the same weights and must end with the same loss. They take turns; rates are steps per second as
-`min / median / max` over the rounds, ratios are medians of those within each round."""
+nothing on disk. Recovery is off: what it costs is measured by itself. Every trainer starts from the same weights and
+must end with the same loss. They take turns; rates are steps per second as `min / median / max` over the rounds,
+ratios are medians of those within each round."""
 
 
 class UnequalWork(Exception):

@@ -29,7 +29,7 @@ class RunFailed(Exception):
 def train(workload: Workload, sets: Sequence[str] = ()) -> Timing:
     """`sets`: settings of the plan beside the workload's, each as `--set` takes it."""
     with tempfile.TemporaryDirectory() as folder:
-        sets = [*_settings(workload, folder), *sets]
+        sets = [*settings(workload, folder), *sets]
         launch = ready(read(PLAN, sets=sets, environment=os.environ))
         peak = _Peak()
         ended = go(launch, [str(PLAN), *(word for each in sets for word in ("--set", each))], peak)
@@ -54,7 +54,8 @@ class _Peak:
         self.bytes = max(self.bytes, sum(worker.get("retained_bytes", 0) for worker in facts["workers"]))
 
 
-def _settings(workload: Workload, folder: str) -> list[str]:
+def settings(workload: Workload, folder: str) -> list[str]:
+    """What the plan of `workload` says beside the file."""
     return [
         f"run.dir={folder}",
         f"run.steps={workload.steps}",
