@@ -79,6 +79,15 @@ def test_one_that_stands_by_waits_longer_than_its_patience(tmp_path):
     assert [hello.spare for hello in hellos] == [True, True, True]
 
 
+def test_one_that_stands_by_in_a_resumed_run_leaves_if_the_others_do_not_come(tmp_path):
+    link, broker = Link(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
+    waits = Standby("it waits for worker 1 (stage 1)", "run", 20)
+    with broker.answering([waits]), pytest.raises(TurnedAway, match=r"stage 1.*nobody came") as left:
+        link.join(1.5, company=0.0)
+    link.close()
+    assert left.value.code == 69
+
+
 @pytest.mark.parametrize("farewell", [Stop("all steps are done", 0), Refused("the run is over", 1)])
 def test_one_that_stands_by_leaves_with_the_run(tmp_path, farewell):
     link, broker = Link(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")

@@ -30,10 +30,11 @@ from broker.control import (
     encode,
 )
 from broker.post import open_box
+from broker.watch import NOBODY
 from pipeline.plan.passwords import masked
 
 from .client import BrokerUnreachable
-from .correspondence import BEAT, JOIN, Correspondence, Introduction, Joining
+from .correspondence import BEAT, JOIN, Correspondence, Introduction, Joining, TurnedAway
 from .progress import Progress
 
 log = structlog.get_logger()
@@ -55,12 +56,16 @@ class Link:
         self._letters: Correspondence | None = None
         self._told: tuple[float, Stop | Refused] | None = None  # when the broker said first that this worker is to go
 
-    def join(self, patience: float, between: Callable[[], None] = lambda: None) -> Assigned:
+    def join(
+        self, patience: float, between: Callable[[], None] = lambda: None, *, company: float = float("inf")
+    ) -> Assigned:
         """The broker's assignment; stands by for it as long as the broker says so.
 
         `between` is called about twice a second; what it raises ends the waiting. Raises `BrokerUnreachable` if no
-        broker answers for `patience` seconds, `TurnedAway` if it refuses, or ends the run.
+        broker answers for `patience` seconds, `TurnedAway` if it refuses, or ends the run, or if a run that is resumed
+        lacks others for `company` seconds.
         """
+        alone = monotonic() + company
         joining, reason = Joining(self._introduction), ""
         deadline = monotonic() + patience
         while (now := monotonic()) < deadline:
@@ -74,6 +79,8 @@ class Link:
                     return assigned
                 if isinstance(sentence, Standby):
                     deadline = monotonic() + patience
+                    if sentence.step and monotonic() > alone:
+                        raise TurnedAway(f"{sentence.reason}, and nobody came within {company:g} s", NOBODY)
                     if sentence.reason != reason:
                         reason = sentence.reason
                         log.info("standing by", reason=reason)

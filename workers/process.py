@@ -101,7 +101,7 @@ def _run(plan: Plan, terms: Terms) -> int:
         warm_up(job.plan, terms.claim)
     link = Link(terms.broker, _introduction(job.plan, terms))
     try:
-        assigned = link.join(terms.patience, lambda: demand_parent(terms.parent))
+        assigned = link.join(terms.patience, lambda: demand_parent(terms.parent), company=terms.company)
         watch = Watch(terms.parent)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
