@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.redis_fitness import RedisUnfit
-from broker.redis_link import RedisLink, without_password
+from broker.redis_link import RedisLink
 from desk import Desk, until
 from pipeline.plan import PlanRefused, differences, read
 from pipeline.plan.passwords import masked
@@ -100,8 +100,8 @@ def test_a_password_with_signs_that_cut_an_address_is_refused_with_the_way_to_wr
 
 
 def test_a_server_is_named_without_user_password_and_options() -> None:
-    assert without_password(f"{URL}?password=x&client_name=y") == "redis://redis.example:6379/0"
-    assert without_password("redis://:sec/ret@host") == UNCLEAR
+    assert masked(f"{URL}?password=x&client_name=y") == "redis://trainer@redis.example:6379/0?client_name=y"
+    assert masked("redis://:sec/ret@host") == UNCLEAR
 
 
 def test_differences_between_plans_name_no_passwords() -> None:

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 import reference
-from broker.control import Assigned, Hello, Refused, Standby, Stop, decode_to_broker, encode
+from broker.control import Assigned, Hello, Refused, Report, Standby, Stop, ToBroker, decode_to_broker, encode
 from desk import until
 from workers import runs
 from workers.client import Client
@@ -79,6 +79,16 @@ def test_one_that_stands_by_waits_longer_than_its_patience(tmp_path):
     assert [hello.spare for hello in hellos] == [True, True, True]
 
 
+def test_one_that_is_called_says_so_at_once_since_loading_may_take_longer_than_a_lease(tmp_path):
+    link, broker = Link(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
+    with broker.answering([Assigned("run", 1, 7, 20)]):
+        link.join(1.5)
+        thanks = broker.hear()
+    link.close()
+    assert isinstance(thanks, Report)
+    assert thanks.incarnation == 7
+
+
 def test_one_that_stands_by_in_a_resumed_run_leaves_if_the_others_do_not_come(tmp_path):
     link, broker = Link(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     waits = Standby("it waits for worker 1 (stage 1)", "run", 20)
@@ -141,6 +151,12 @@ class Broker:
         self._thread.join()
         self._socket.close()
         self._context.term()
+
+    def hear(self) -> ToBroker:
+        """The next sentence, once all hellos are answered."""
+        self._thread.join()
+        _, said = self._socket.recv_multipart()
+        return decode_to_broker(said)
 
     def _serve(self) -> None:
         for sentence in self._sentences:

@@ -15,6 +15,7 @@ import msgspec
 
 from broker.control import (
     CONTROL_VERSION,
+    WAITS,
     Assigned,
     Failed,
     Finished,
@@ -25,6 +26,7 @@ from broker.control import (
     Inspection,
     Memory,
     Refused,
+    Report,
     Standby,
     Stop,
     ToBroker,
@@ -150,6 +152,12 @@ class Joining:
         self._inspection = disk.inspect(self._run, step, self._introduction.claim)
         self._inspected = max(self._inspected, step)
         self.urgent = True
+
+
+def thanks(assigned: Assigned, now: float) -> Report:
+    """What a worker says at once that was given a place, at `now` (seconds since the epoch): it may take longer than a
+    lease until it has loaded what it needs and reports regularly."""
+    return Report(assigned.incarnation, 0, f"{WAITS} for its queues and its model", since=now, idle=1.0)
 
 
 class Correspondence:

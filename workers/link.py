@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 
 import msgspec
 import structlog
@@ -34,7 +34,7 @@ from broker.watch import NOBODY
 from pipeline.plan.passwords import masked
 
 from .client import BrokerUnreachable
-from .correspondence import BEAT, JOIN, Correspondence, Introduction, Joining, TurnedAway
+from .correspondence import BEAT, JOIN, Correspondence, Introduction, Joining, TurnedAway, thanks
 from .progress import Progress
 
 log = structlog.get_logger()
@@ -76,6 +76,7 @@ class Link:
                 sentence = self._receive(left)
                 assigned = joining.hear(sentence) if sentence is not None else None
                 if assigned is not None:
+                    self._send(thanks(assigned, time()))
                     return assigned
                 if isinstance(sentence, Standby):
                     deadline = monotonic() + patience
