@@ -19,6 +19,12 @@ def misfit(hello: Hello, terms: Terms, outcome: Outcome | None) -> Refused | Non
         )
     if hello.plan != terms.plan:
         return Refused(f"{hello.name} has another plan than the broker: {_difference(hello, terms)}", code=78)
+    if (theirs := _restarts(hello)) is not None and (theirs > 0) != (terms.restarts > 0):
+        return Refused(
+            f"{hello.name} has recovery.restarts = {theirs}, the broker has {terms.restarts}: all write snapshots, or "
+            "nobody does",
+            code=78,
+        )
     if outcome is not None:
         return Refused(f"the run is over ({outcome.reason}); start the broker again for a new one", code=outcome.code)
     return None
@@ -36,6 +42,15 @@ def apart(hello: Hello, members: Iterable[Member]) -> Refused | None:
                 code=78,
             )
     return None
+
+
+def _restarts(hello: Hello) -> int | None:
+    """What the worker's plan says; None if it has told nothing of it."""
+    match hello.settings:
+        case {"recovery": {"restarts": int(restarts), "snapshot_every": int(every)}}:
+            return restarts if every else 0
+        case _:
+            return None
 
 
 def _difference(hello: Hello, terms: Terms) -> str:

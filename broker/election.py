@@ -85,9 +85,15 @@ class Election:
 
     @property
     def _newest(self) -> int:
-        stages = sum(len(stages) for stages in self._placement)
-        steps = [{0, *(step for stage, step in self._snapshots if stage == each)} for each in range(stages)]
-        return max(set.intersection(*steps))
+        return max(set.intersection(*({0, *self._steps_of(stage)} for each in self._placement for stage in each)))
+
+    def _steps_of(self, stage: int) -> set[int]:
+        """Of which there are snapshots of a stage. Its owner goes on while all this is said: what others have seen of
+        it since may be newer than what it has said of itself, and it is not behind."""
+        index = next(k for k, stages in enumerate(self._placement) if stage in stages)
+        owner = self._owners.get(index)
+        mine = None if owner is None else owner.hello.snapshots
+        return {step for each, step in (self._snapshots if mine is None else mine) if each == stage}
 
     @property
     def _announced(self) -> int:

@@ -173,7 +173,9 @@ class Reception:
             )
         if verdict.step < newest:
             self._crew.fall_back(verdict.step)
-            self._journal.warn(f"the run goes back from checkpoint {newest}, which is damaged, to {verdict.step}")
+            back = f"the run goes back from checkpoint {newest}, which is damaged, to {verdict.step}"
+            self.damages = (*self.damages, back)
+            self._journal.warn(back)
         self._journal.tell(f"run {self._run} goes on; every stage begins at step {verdict.step}")
         return None
 

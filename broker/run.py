@@ -92,6 +92,7 @@ def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False) -> str:
     kept = msgspec.convert(facts["run"], _Name) if "run" in facts else None
     if kept is not None and resume:
         run = _checked(kept, plan)
+        store.put("run", {"id": run, "plan": plan})  # the first write: from here on it is this broker's
         if not _finished(facts):
             store.put("resumed", {"all": True})  # for the core, which knows what that means
         return run
@@ -99,7 +100,9 @@ def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False) -> str:
         store.begin()
         store.put("run", {"id": fresh, "plan": plan})
         return fresh
-    return _checked(kept, plan)
+    run = _checked(kept, plan)
+    store.put("run", {"id": run, "plan": plan})
+    return run
 
 
 class _Name(msgspec.Struct, frozen=True):

@@ -38,14 +38,18 @@ def serve(
     `linger`: seconds to stay after the run for commands that ask about it. Raises `EndpointTaken`, `StoreUnusable`;
     at a Redis server `RedisUnfit`, and `RedisAway` if it is not there at the start.
     """
-    clock = wall_clock()
     with closing(open_office(url)) as office:
         on_bound(office.endpoint)
-        leaving = _Leaving(core, linger)
-        while not (stop() or leaving.is_due()):
-            heard = office.heard(TURN)
-            if heard is not None:  # else the core learns from its next turn that it was away
-                _turn(core, office, heard, clock)
+        attend(core, office, stop=stop, linger=linger)
+
+
+def attend(core: Core, office: Office, *, stop: Callable[[], bool] = lambda: False, linger: float = LINGER) -> None:
+    """`serve` in an office that is open."""
+    clock, leaving = wall_clock(), _Leaving(core, linger)
+    while not (stop() or leaving.is_due()):
+        heard = office.heard(TURN)
+        if heard is not None:  # else the core learns from its next turn that it was away
+            _turn(core, office, heard, clock)
 
 
 def wall_clock() -> Callable[[], float]:
@@ -73,10 +77,10 @@ def _read(words: bytes | None) -> ToBroker | None:
 
 def _log_news(core: Core) -> None:
     journal = core.journal
+    for warning in journal.warnings:  # first: what else is news often follows from them
+        log.warning(warning)
     for news in journal.news:
         log.info(news)
-    for warning in journal.warnings:
-        log.warning(warning)
     journal.news.clear()
     journal.warnings.clear()
 

@@ -80,6 +80,16 @@ def test_another_control_version_is_refused_naming_both():
     assert "speaks version 7 of the control language, the broker version 2" in refused.reason
 
 
+def test_a_worker_that_writes_no_snapshots_is_refused_where_the_others_do():
+    """Its stages would have none, no checkpoint would ever be complete, and nobody would know."""
+    settings = {"recovery": {"restarts": 0, "snapshot_every": 20}}
+    other = Hello(CONTROL_VERSION, PLAN, "desk-2", "desk", 1, "", settings=settings)
+    ((_, refused),) = Talk(terms=replace(TERMS, restarts=5, snapshots=True)).say(b"a", other)
+    assert isinstance(refused, Refused)
+    assert refused.code == 78
+    assert "desk-2 has recovery.restarts = 0, the broker has 5" in refused.reason
+
+
 def test_another_plan_is_refused_naming_what_differs():
     other = Hello(
         CONTROL_VERSION, "e" * 64, "desk-2", "desk", 1, "", settings={"schedule": {"name": "1f1b", "microbatches": 8}}

@@ -124,6 +124,16 @@ def test_who_is_behind_that_step_is_placed_again(lost: Talk):
     assert lost.assigned(b"new", newcomer(1, 201)).step == 40
 
 
+def test_what_another_has_seen_later_does_not_make_an_owner_look_behind(lost: Talk):
+    """While everyone was asked, training went on, and its owner lost its place: another had seen its newest snapshot,
+    and it had not yet said how far it was."""
+    lost.say(name(0), remembering(0, 1, step=47, snapshots=[(0, 20), (0, 40), (1, 40)]))
+    everything = [(stage, step) for stage in (0, 1) for step in (20, 40, 60)]
+    lost.say(name(1), remembering(1, 2, step=61, snapshots=everything))
+    given = assignments(lost.after(LEASE + 0.2))
+    assert {to: (each.step, each.keep) for to, each in given.items()} == {name(0): (40, True), name(1): (40, True)}
+
+
 def test_snapshots_that_each_finds_on_its_own_disk_are_put_together(lost: Talk):
     lost.say(name(0), remembering(0, 1, snapshots=[(0, 20), (0, 40), (0, 60)], step=61, complete=20))
     lost.say(name(1), remembering(1, 2, snapshots=[(1, 20), (1, 40)]))

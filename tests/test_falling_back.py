@@ -117,7 +117,8 @@ def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_beg
     outcome = resumed.end()
     assert came_to(outcome) == undisturbed()
     assert outcome["facts"]["weights_sha256"] == expected(STEPS)
-    (damage,) = outcome["facts"]["damaged"]
+    damage, back = outcome["facts"]["damaged"]
+    assert back == f"the run goes back from checkpoint {newest}, which is damaged, to {older}"
     for said in (damage, resumed.log("broker")):
         assert str(damaged) in said
         assert name in said
@@ -157,7 +158,7 @@ def test_messages_of_before_do_not_stand_in_the_way(
     run, newest = stopped(nursery, plan, *sets)
     rmtree(snapshot(run, stage, newest))
     resumed = WholeRun(nursery, plan, LENGTH, *sets, resume=True).end()
-    assert len(resumed["facts"]["damaged"]) == 1
+    assert len(resumed["facts"]["damaged"]) == 2  # what is damaged, and where the run begins
     assert came_to(resumed) == undisturbed(*sets[1:])
 
 

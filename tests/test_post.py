@@ -157,6 +157,21 @@ def test_brokers_of_different_names_share_a_server(redis_url: str) -> None:
         assert one.heard(0.01) == []
 
 
+@pytest.mark.parametrize("name", ["", "#desk", "#a%20b"])
+def test_every_kind_of_address_takes_a_name(name: str) -> None:
+    server, number = shared_server(), shared_server().own_number()
+    for url in (server.url_of(number), server.tcp_url_of(number)):
+        with closing(open_office(url + name)) as office, closing(open_box(url + name)) as box:
+            send(box, b"hello")
+            assert [sentence for _, sentence in hear(office)] == [b"hello"]
+
+
+def test_why_a_server_cannot_be_reached_is_known() -> None:
+    with closing(open_box("redis://127.0.0.1:1/0#desk")) as box:
+        assert not box.send(b"hello")
+        assert "Connection refused" in box.trouble
+
+
 def test_the_place_of_a_killed_broker_is_free_after_its_tenure(redis_url: str) -> None:
     program = (
         "import sys\nfrom broker.post import open_office\nopen_office(sys.argv[1])\nprint(flush=True)\nsys.stdin.read()"

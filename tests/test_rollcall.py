@@ -149,7 +149,8 @@ def test_a_damaged_checkpoint_is_named_and_all_stages_begin_at_the_older_one_und
     assert before <= given[0].since < given[0].incarnation < given[1].incarnation
     assert talk.core.ledger.finished == [20, 20]
     assert set(talk.store.load().losses) == set(range(47))
-    assert talk.status()["damaged"] == [DAMAGE]
+    back = "the run goes back from checkpoint 40, which is damaged, to 20"
+    assert talk.status()["damaged"] == [DAMAGE, back]
     assert talk.status()["checkpoint"] == 20
     assert DAMAGE in talk.core.journal.warnings
     assert any("goes back from checkpoint 40, which is damaged, to 20" in said for said in talk.core.journal.warnings)

@@ -170,7 +170,7 @@ def test_all_that_is_wrong_is_said_at_once(folder):
     ],
 )
 def test_a_snapshot_of_another_place_run_or_plan_is_refused(folder, stage, step, origin, words):
-    with pytest.raises(SnapshotDamaged, match=rf"{words}.*\. Put it back from a backup and resume, or start a new run"):
+    with pytest.raises(SnapshotDamaged, match=words):
         read_snapshot(folder, stage, step, origin)
 
 

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,24 @@ def test_appending_twice_is_appending_once(store: Store):
         store.append([record(0, 0)], {0: 0.5})
     store.append([], {0: 0.7})
     assert store.load() == Kept({}, {0: 1}, {0: 0.5})
+
+
+def test_of_two_brokers_the_one_that_wrote_first_later_stops():
+    url = shared_server().own_database()
+    with closing(RedisStore(url, "run")) as one, closing(RedisStore(url, "run")) as other:
+        one.put("run", {"id": "a"})
+        assert other.load().facts == {"run": {"id": "a"}}
+        one.put("run", {"id": "b"})  # whoever only looks takes nothing over
+        other.put("run", {"id": "c"})
+        with pytest.raises(StoreUnusable, match="another broker has taken over"):
+            one.put("run", {"id": "d"})
+
+
+def test_a_server_that_is_away_is_told_of_while_it_is_waited_for():
+    heard: list[str] = []
+    with pytest.raises(StoreUnusable, match="cannot be reached"):
+        RedisStore("redis://127.0.0.1:1/0", "run", patience=0.1, waiting=heard.append)
+    assert "Connection refused" in heard[0]
 
 
 def test_old_times_are_forgotten_and_losses_are_not(store: Store):

@@ -14,9 +14,10 @@ import structlog
 from broker.control import Answer, Ask, StopRun
 from broker.core import Core
 from broker.errors import BrokerError
-from broker.post import REDIS
+from broker.post import REDIS, open_office
 from broker.run import Phase, Terms, run_of
-from broker.service import LINGER, serve
+from broker.service import LINGER, attend
+from broker.store import StoreUnusable
 from pipeline.plan import Plan
 from pipeline.plan.passwords import masked
 from pipeline.schedule import Schedule, make
@@ -52,19 +53,21 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
     """
     plan, schedule = _scheduled(plan)
     folder = runs.make_folder(plan, place.run)
-    store = open_store(plan, place.run)
-    try:
+    signals = _Signals()
+    # First the address: a broker that does not get it must leave the records to the one that has it.
+    with closing(open_office(place.url)) as office, closing(open_store(plan, place.run, signals.note_waiting)) as store:
         terms = Terms.of(plan, schedule)
         run = run_of(store, terms.plan, place.run, resume=place.resume)
         keep(folder, runs.PLAN, plan.as_mapping())  # not before: another plan's broker must leave this run's alone
         core = Core(terms, store, run, time())
-        host = _Host(core, plan, folder, place.parent, on_bound)
-        linger = 1.0 if place.parent else LINGER
-        serve(core, place.url, stop=host.must_leave, on_bound=host.bound, linger=linger)
-        _clear_queues(core, plan.queues.url)
-    finally:
-        (folder / runs.BROKER).unlink(missing_ok=True)
-        store.close()
+        host = _Host(core, plan, folder, place.parent, signals)
+        runs.keep_broker(folder, office.endpoint)
+        try:
+            on_bound(office.endpoint)
+            attend(core, office, stop=host.must_leave, linger=1.0 if place.parent else LINGER)
+            _clear_queues(core, plan.queues.url)
+        finally:
+            (folder / runs.BROKER).unlink(missing_ok=True)
     return _told(core)
 
 
@@ -107,32 +110,24 @@ def _told(core: Core) -> int:
 class _Host:
     """What the process around a core does: minds signals and its parent, and keeps the run's files."""
 
-    def __init__(self, core: Core, plan: Plan, folder: Path, parent: int, on_bound: Callable[[str], None]) -> None:
-        self._on_bound = on_bound
+    def __init__(self, core: Core, plan: Plan, folder: Path, parent: int, signals: "_Signals") -> None:
         self._core = core
         self._plan = plan
         self._folder = folder
         self._parent = parent
+        self._signals = signals
         self._started = monotonic()
-        self._signals = 0
         self._over = core.outcome is not None
-        signal.signal(signal.SIGINT, self._note)
-        signal.signal(signal.SIGTERM, self._note)
-
-    def bound(self, endpoint: str) -> None:
-        """The broker listens: says so, in the run's folder too."""
-        runs.keep_broker(self._folder, endpoint)
-        self._on_bound(endpoint)
 
     def must_leave(self) -> bool:
         """Asked again and again. After a signal it stops the run: workers are told when they next report. A run that is
         over keeps the broker no longer then."""
-        if self._signals and not self._core.dismissed:
+        if self._signals.count and not self._core.dismissed:
             self._core.handle(b"", StopRun("the broker was interrupted, nothing saved", INTERRUPTED), time())
         if not self._over and self._core.outcome is not None:
             self._over = True
             self._keep_result()
-        return self._signals > 1 or bool(self._parent and os.getppid() != self._parent)
+        return self._signals.count > 1 or bool(self._parent and os.getppid() != self._parent)
 
     def _keep_result(self) -> None:
         for _, said in self._core.handle(b"", Ask("status"), time()):
@@ -141,5 +136,23 @@ class _Host:
                 keep(self._folder, runs.RESULT, result)
                 log.info("result", weights_sha256=result.weights_sha256, file=self._folder / runs.RESULT)
 
+
+class _Signals:
+    """Counts SIGINT and SIGTERM from now on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waits = False
+        signal.signal(signal.SIGINT, self._note)
+        signal.signal(signal.SIGTERM, self._note)
+
+    def note_waiting(self, reason: str) -> None:
+        """The records cannot be reached: the broker can do nothing meanwhile, but leave. Raises `StoreUnusable`."""
+        if not self._waits:
+            log.warning("the broker waits for its records", reason=reason)
+        self._waits = True
+        if self.count:
+            raise StoreUnusable(f"interrupted while the broker waited for its records: {reason}")
+
     def _note(self, number: int, _: FrameType | None) -> None:
-        self._signals += 1
+        self.count += 1

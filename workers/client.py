@@ -47,6 +47,8 @@ class Client:
                     raise ValueError(reason)
                 case _:
                     continue
+        if self._box.trouble:
+            raise BrokerUnreachable(f"no broker can be reached: {self._box.trouble}")
         raise BrokerUnreachable(
             f"no broker answered at {masked(self._url)} within {timeout:g} s. Is the run still going, and is this its "
             f"broker? Name another with --broker."

@@ -24,7 +24,6 @@ from broker.control import (
     Heard,
     Hello,
     Inspection,
-    Memory,
     Refused,
     Report,
     Standby,
@@ -84,7 +83,6 @@ class Introduction:
         run: str = "",
         endpoint: str = "",
         incarnation: int = 0,
-        memory: Memory | None = None,
         inspection: Inspection | None = None,
     ) -> Hello:
         """`run`: the run's id, if that is known; then it can be told which snapshots are the run's."""
@@ -99,7 +97,7 @@ class Introduction:
             incarnation,
             self.settings,
             self.spare and not endpoint,
-            memory if self.disk is not None else None,
+            None,
             self.disk.snapshots(run) if run and self.disk is not None else None,
             inspection,
         )
@@ -250,5 +248,8 @@ class Correspondence:
 
     def _hello(self) -> Hello:
         run, index = self._assigned.run, self._assigned.index
-        memory = self._progress.memory(run, index)
-        return self._introduction.hello(run=run, endpoint=self._endpoint, incarnation=self.incarnation, memory=memory)
+        # First the disk, then the memory: the loop goes on meanwhile, and must not seem to be behind its snapshots.
+        hello = self._introduction.hello(run=run, endpoint=self._endpoint, incarnation=self.incarnation)
+        if self._introduction.disk is None:
+            return hello
+        return msgspec.structs.replace(hello, memory=self._progress.memory(run, index))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +19,8 @@ import zmq
 
 from broker.binding import listening
 from broker.errors import BrokerError
-from broker.post import open_office
+from broker.post import REDIS, open_office
+from broker.redis_link import RedisLink
 from pipeline.data import DataError
 from pipeline.model import ModelRefused
 from pipeline.plan import Plan, PlanRefused
@@ -105,6 +107,8 @@ def _plan(plan: Plan, folder: Path) -> Iterator[Finding]:
     yield from (Finding("exposure", Health.NOTE, warning) for warning in plan.warnings)
     yield _threads(plan)
     yield _tried("broker.url", lambda: f"{_free(plan.broker.url)} is free")
+    servers = {"queues.url": plan.queues.url, "broker.store": plan.broker.store}
+    yield from (_tried(key, partial(_server, url)) for key, url in servers.items() if url.startswith(REDIS))
     yield _tried("run.dir", lambda: _writable(plan.run.dir))
     tried = _tried("plan", lambda: _works(plan))
     yield tried
@@ -122,6 +126,12 @@ def _tried(what: str, look: Callable[[], str]) -> Finding:
 def _bound(url: str) -> str:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket, listening(socket, url) as endpoint:
         return endpoint
+
+
+def _server(url: str) -> str:
+    with closing(RedisLink(url)) as link:
+        link.ask(b"PING")
+        return "; ".join((f"{link.address} is there", *link.warnings))
 
 
 def _free(url: str) -> str:

@@ -18,7 +18,7 @@ from .job import prepare
 from .local import run_memory
 from .reserve import Reserve
 from .result import Result, keep, result_of
-from .stores import kept_store
+from .stores import demand_records, kept_store
 from .supervise import Facts, Local, Outcome, Spawn, run
 
 IN_MEMORY = "memory://"
@@ -65,6 +65,7 @@ def ready(plan: Plan, resume: str | None = None, spares: int = 0) -> Launch:
     job = prepare(plan)
     if resume is not None:
         runs.demand_same(job.plan, runs.folder(plan, name))
+        demand_records(plan, name)
     expected = forecast_of(job)
     folder = runs.make_folder(plan, name)
     if resume is None:  # a run that goes on has its own plan there

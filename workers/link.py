@@ -85,6 +85,8 @@ class Link:
                     if sentence.reason != reason:
                         reason = sentence.reason
                         log.info("standing by", reason=reason)
+        if self._box.trouble:
+            raise BrokerUnreachable(f"no broker can be reached within {patience:g} s: {self._box.trouble}")
         raise BrokerUnreachable(
             f"no broker answered at {masked(self._url)} within {patience:g} s. "
             f"Start one with `stageline broker`, or name another with --broker."

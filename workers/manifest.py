@@ -23,9 +23,7 @@ class SnapshotDamaged(Exception):
 
     def __init__(self, folder: Path, problems: list[str]) -> None:
         found = "; ".join(problems)
-        super().__init__(
-            f"the snapshot {folder} cannot be used: {found}. Put it back from a backup and resume, or start a new run"
-        )
+        super().__init__(f"the snapshot {folder} cannot be used: {found}")
         self.problems = problems
 
 

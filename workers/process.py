@@ -16,6 +16,7 @@ import torch
 from broker.control import Assigned, Failed, Finished, Goodbye
 from broker.errors import BrokerError
 from broker.redis_fitness import RedisUnfit
+from broker.redis_link import RedisAway
 from pipeline.data import DataError
 from pipeline.errors import ForeignState
 from pipeline.model import ModelRefused
@@ -162,10 +163,11 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: Watch, terms: Terms, 
 
 
 def _open(job: Job, assigned: Assigned, link: Link, folder: Path, make_room: Callable[[str], None]) -> WorkerQueues:
-    """The worker's queues. A server that is not fit is told of: it would be no better for a replacement."""
+    """The worker's queues. A server that is not fit, or was not there for a minute, is told of: it would be no better
+    for a replacement."""
     try:
         return open_queues(job, assigned, folder, make_room)
-    except RedisUnfit as error:
+    except (RedisUnfit, RedisAway) as error:
         link.say(Failed(assigned.incarnation, str(error), 1))
         raise
 

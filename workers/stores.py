@@ -1,20 +1,26 @@
 """Opens the broker's records where the plan's `broker.store` says they are. For one broker at a time."""
 
+from collections.abc import Callable
+from contextlib import closing
+
 from broker.errors import BrokerError
 from broker.store import Store
 from broker.stores.sqlite import SqliteStore
 from pipeline.plan import Plan
+from pipeline.plan.passwords import masked
 
 from . import runs
 
+AWAY = 600.0  # seconds that a broker waits for the server that keeps its records
 
-def open_store(plan: Plan, run: str) -> Store:
-    """The records of `run`. Raises `StoreUnusable`."""
+
+def open_store(plan: Plan, run: str, waiting: Callable[[str], None] = lambda reason: None) -> Store:
+    """The records of `run`. `waiting` hears why a server that keeps them is waited for. Raises `StoreUnusable`."""
     if plan.broker.store == runs.IN_FOLDER:
         return SqliteStore(runs.folder(plan, run) / runs.STORE)
     from broker.stores.redis import RedisStore  # takes time to load
 
-    return RedisStore(plan.broker.store, run)
+    return RedisStore(plan.broker.store, run, patience=AWAY, waiting=waiting)
 
 
 def kept_store(plan: Plan, run: str) -> Store | None:
@@ -25,3 +31,16 @@ def kept_store(plan: Plan, run: str) -> Store | None:
         return open_store(plan, run)
     except BrokerError:
         return None
+
+
+def demand_records(plan: Plan, run: str) -> None:
+    """Raises `NoSuchRun` if the server that keeps the records of `run` has lost them: it would begin anew."""
+    if plan.broker.store == runs.IN_FOLDER:
+        return
+    with closing(open_store(plan, run)) as store:
+        lost = "run" not in store.load().facts
+    if lost:
+        raise runs.NoSuchRun(
+            f"{masked(plan.broker.store)} has no records of run {run}; was it emptied? Put them back, or leave out "
+            f"--resume to begin another run. Its snapshots are in {runs.folder(plan, run)}"
+        )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from threading import Event
 from time import monotonic
 from typing import Any
-from urllib.parse import unquote, urldefrag
+from urllib.parse import unquote
 
 import structlog
 
@@ -56,6 +56,7 @@ class RedisBox:
         self._new = False
         self._reached = False
         self._complained = False
+        self.trouble = ""
         try:
             self._link, self._keys = _opened(url)
         except RedisUnfit as error:
@@ -91,16 +92,18 @@ class RedisBox:
         """The answers; None if the server is away, or does not do it. Raises `AddressUnusable` if it never will."""
         try:
             answers = [sound(each) for each in self._link.exchange(units)]
-        except (RedisAway, RedisRefusal):
+        except (RedisAway, RedisRefusal) as error:
+            self.trouble = str(error)
             return None
         except RedisUnfit as error:
+            self.trouble = str(error)
             if not self._reached:
                 raise AddressUnusable(f"cannot reach the broker: {error}") from error
             if not self._complained:  # somebody may mend it; until then there is no broker
                 log.warning("no line to the broker", reason=str(error))
             self._complained = True
             return None
-        self._reached = True
+        self._reached, self.trouble = True, ""
         return answers
 
 
@@ -192,7 +195,7 @@ class RedisOffice:
 
 
 def _opened(url: str) -> tuple[RedisLink, _Keys]:
-    address, name = urldefrag(url)
+    address, _, name = url.partition("#")
     return RedisLink(address), _Keys(unquote(name) or NAME)
 
 

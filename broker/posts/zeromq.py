@@ -16,6 +16,8 @@ _BATCH = 1000  # sentences handled in one turn at most, so that leases and trims
 class ZeroMQBox:
     """See `Box`."""
 
+    trouble = ""
+
     def __init__(self, url: str, *, keeps: bool = False) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)

@@ -5,8 +5,8 @@
     stageline:{NAME}:store:step    hash     "STAGE SLOT" -> "STEP TIMES"; a ring: slot is step modulo the steps kept
     stageline:{NAME}:store:loss    hash     step -> loss; nothing for none
 
-Whoever opens it takes it over: every change is made on the condition that the owner is still the same, so that two
-brokers cannot undo each other. A server without an append-only file forgets it all when it restarts.
+Whoever changes it takes it over with its first change: every other is made on the condition that the owner is still the
+same, so that two brokers cannot undo each other. A server without an append-only file forgets it all when it restarts.
 """
 
 import secrets
@@ -29,12 +29,22 @@ _SOON, _LATE = 0.02, 1.0  # seconds before it is tried again: the first time, an
 
 
 class RedisStore:
-    """See `Store`. `name` tells apart the stores of one server. One that is away is waited for, `patience` seconds."""
+    """See `Store`. `name` tells apart the stores of one server. One that is away is waited for, `patience` seconds;
+    meanwhile `waiting` is called every second with the reason, and may raise."""
 
-    def __init__(self, url: str, name: str, kept_steps: int = KEPT_STEPS, patience: float = 60.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        kept_steps: int = KEPT_STEPS,
+        patience: float = 60.0,
+        waiting: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._waiting = waiting
         self._kept_steps = kept_steps
         self._patience = patience
         self._me = _FORMAT + b" " + secrets.token_hex(8).encode()
+        self._taken = False
         self._owner, self._fact, self._step, self._loss = (
             f"stageline:{{{name}}}:store:{part}".encode() for part in ("owner", "fact", "step", "loss")
         )
@@ -79,7 +89,6 @@ class RedisStore:
                 f"the broker's records at {self._link.address} have format {written.decode()}, this version reads "
                 f"format {_FORMAT.decode()}"
             )
-        self._link.ask(b"SET", self._owner, self._me)
 
     def _load(self) -> Kept:
         facts = {name.decode(): msgspec.json.decode(text, type=Fact) for name, text in self._pairs(self._fact)}
@@ -111,15 +120,20 @@ class RedisStore:
 
         def attempt() -> None:
             self._link.ask(b"WATCH", self._owner)
-            self._check_owner(self._link.ask(b"GET", self._owner))
+            if self._taken:
+                self._check_owner(self._link.ask(b"GET", self._owner))
             (answers,) = self._link.exchange([[(b"SET", self._owner, self._me), *commands()]])
             sound(answers)
+            self._taken = True
 
         self._persist(attempt)
 
     def _check_owner(self, owner: bytes | None) -> None:
         if owner is None:
-            raise StoreUnusable(f"Redis at {self._link.address} has forgotten the broker's records: it was emptied")
+            raise StoreUnusable(
+                f"Redis at {self._link.address} has forgotten the broker's records: it was emptied. "
+                "Start the broker again with the run's name, as --run: it asks the workers"
+            )
         if owner != self._me:
             raise StoreUnusable(f"another broker has taken over the records at {self._link.address}: this one stops")
 
@@ -142,6 +156,7 @@ class RedisStore:
             except (RedisAway, RedisRefusal) as error:
                 if monotonic() >= until:
                     raise StoreUnusable(f"the broker cannot keep its records: {error}") from error
+                self._waiting(str(error))
             Event().wait(pause)
             pause = min(2 * pause, _LATE)
 

@@ -48,7 +48,7 @@ def place(where: str | None) -> str | None:
 
 def _address(where: str | None) -> str:
     if where is None:
-        return BrokerPlan().url
+        return os.environ.get("STAGELINE_BROKER__URL") or BrokerPlan().url
     if (url := runs.broker_of(Path(where))) is not None:
         return url
     if runs.is_run(Path(where)):
