@@ -17,6 +17,7 @@ lint: .venv/ready
 
 # Kills processes at every place of small runs, for about an hour; goes on where it was interrupted.
 faults: .venv/ready
+	$(BIN)/python tests/simulator.py --seeds 20000
 	$(BIN)/python -m pytest -m faults
 	$(BIN)/python tests/faults.py
 

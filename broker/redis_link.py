@@ -161,25 +161,30 @@ class RedisLink:
     def _trouble(self, error: RedisError | OSError) -> BrokerError:
         if isinstance(error, AuthenticationError):
             return RedisUnfit(
-                f"Redis at {self.address} does not let this run in: {error}. Give user and password in the address, "
-                "as in redis://user:password@host:6379/0"
+                f"Redis at {self.address} does not let this run in: {_plain(error)}. Give user and password in the "
+                "address, as in redis://user:password@host:6379/0"
             )
         if isinstance(error.__context__, ssl.SSLCertVerificationError):
             return RedisUnfit(
-                f"the certificate of Redis at {self.address} is not trusted: {error}. Name the authority that signed "
-                "it, as in rediss://host:6379/0?ssl_ca_certs=/path/to/ca.pem"
+                f"the certificate of Redis at {self.address} is not trusted: {_plain(error)}. Name the authority that "
+                "signed it, as in rediss://host:6379/0?ssl_ca_certs=/path/to/ca.pem"
             )
         if isinstance(error, ResponseError):  # in the handshake: an unknown database, for example
-            return RedisUnfit(f"Redis at {self.address} refuses the connection: {error}")
-        return RedisAway(f"Redis at {self.address} cannot be reached: {error}")
+            return RedisUnfit(f"Redis at {self.address} refuses the connection: {_plain(error)}")
+        return RedisAway(f"Redis at {self.address} cannot be reached: {_plain(error)}")
 
 
 def sound(answers: list[Any]) -> list[Any]:
     """The answers to a unit. Raises `RedisRefusal` if one of them is an error."""
     for answer in answers:
         if isinstance(answer, ResponseError):
-            raise RedisRefusal(f"Redis refuses: {answer}")
+            raise RedisRefusal(f"Redis refuses: {_plain(answer)}")
     return answers
+
+
+def _plain(error: Exception) -> str:
+    """What it says, to go on from."""
+    return str(error).rstrip(".")
 
 
 def _connection(url: str, address: str) -> AbstractConnection:

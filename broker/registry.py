@@ -171,13 +171,18 @@ class Registry:
 
     def _free_index(self, hello: Hello, now: float) -> int | Refused:
         if hello.claim is None:
-            return self.missing[0] if self.missing else Refused(self._full(), code=1)
+            fit = [index for index in self.missing if self._has_snapshots_of(index, hello)]
+            return next(iter(fit or self.missing), Refused(self._full(), code=1))
         if hello.claim >= len(self.placement):
             return Refused(
                 f"there is no worker {hello.claim}: the plan has workers 0 to {len(self.placement) - 1}", code=2
             )
         owner = self.members.get(hello.claim)
         return hello.claim if owner is None else Refused(self._claimed(owner, now), code=1)
+
+    def _has_snapshots_of(self, index: int, hello: Hello) -> bool:
+        """Whether it has said that it can begin there in a resumed run."""
+        return hello.inspection is not None and set(self.placement[index]) <= set(hello.inspection.stages)
 
     def _full(self) -> str:
         owners = ", ".join(f"{member.index} is {member.process}" for member in self._in_order())

@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from broker.control import Answer, Ask, Assigned, FromBroker, Hello, Inspection, Memory, Refused, Report, Standby, Stop
+from broker.member import Member
+from broker.registry import Registry
 from broker.rollcall import RollCall, Verdict
 from broker.run import Phase, run_of
 from broker.stores.memory import MemoryStore
@@ -213,3 +215,12 @@ def test_a_run_without_a_complete_checkpoint_begins_at_once():
     run_of(store, PLAN, "run-2", resume=True)
     again = Talk(store, now=200.0, terms=SNAPSHOTS)
     assert isinstance(again.assigned(name(0), hello(0)), Assigned)
+
+
+def test_whoever_claims_no_place_is_given_one_that_it_has_snapshots_of():
+    """Two machines, each with the snapshots of its own stage, came in the other order than before."""
+    registry = Registry(BOTH, lease=10.0)
+    has_of_1 = seeing(None, 20, [1], there=[(1, 20)])
+    placed = registry.place(has_of_1, b"a", 0.0)
+    assert isinstance(placed, Member)
+    assert placed.index == 1

@@ -92,7 +92,8 @@ def run_worker(plan: Plan, terms: Terms) -> int:
         (log.info if stop.code == 0 else log.error)("stopped", reason=str(stop))
         return stop.code
     except (ComputeFailed, BrokerError, SnapshotFailed, SnapshotDamaged, ForeignState) as error:
-        log.error("failed", reason=str(error), exc_info=error.__cause__)
+        # Of the user's own code it is told where; what else is expected to happen has its sentence.
+        log.error("failed", reason=str(error), exc_info=error.__cause__ if isinstance(error, ComputeFailed) else None)
         return 1
 
 
