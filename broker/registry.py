@@ -60,7 +60,8 @@ class Registry:
         if known is not None:
             known.sender, known.endpoint, known.heard = sender, hello.endpoint, now
             known.aware = known.aware or hello.incarnation == known.incarnation
-            known.introduced = known.introduced or known.aware or bool(hello.endpoint)
+            if not known.introduced and (known.aware or hello.endpoint):
+                known.introduced, known.progressed = True, now  # from here on it is to make progress
             self.begun = self.begun or self.complete
             return known
         if hello.incarnation:

@@ -33,7 +33,7 @@ class Party:
             "STAGELINE_BROKER__STORE": server.url,
             "STAGELINE_QUEUES__URL": server.url,
             "STAGELINE_RUN__STEPS": str(STEPS),
-            "STAGELINE_RECOVERY__LEASE": "20s",  # on a busy machine a process may be silent for some seconds
+            "STAGELINE_RECOVERY__LEASE": "5s",
         }
         self.broker = self.start_broker()
         self.workers = [self.start_worker(index) for index in range(2)]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from broker.control import (
@@ -27,6 +28,7 @@ from broker.run import Phase, Terms
 from broker.spares import SILENCE
 from broker.store import Store
 from talk import TERMS, Talk, finished, hello, name, report, steps
+from workers.correspondence import thanks
 
 REPLACING = replace(TERMS, restarts=2, snapshots=True)
 Sends = list[tuple[bytes, FromBroker]]
@@ -319,6 +321,20 @@ def test_a_spare_that_has_answered_may_take_its_time_to_load(talk: Talk):
     talk.say(b"spare", Report(3, 0, "waits for its model", 0.0, 0.0))
     for _ in range(40):
         talk.say(name(0), report(0)), talk.after(1.0)
+    assert talk.core.registry.missing == []
+
+
+def test_loading_for_longer_than_a_lease_is_no_lack_of_progress_once_it_is_done(talk: Talk):
+    """What a worker says at once after its call counted as its last progress: it was lost as soon as it was ready."""
+    talk.say(b"spare", spare(1))
+    kill(talk, 1, 101)
+    talk.say(b"spare", thanks(Assigned("run-1", 1, 3, 0), talk.now))
+    for _ in range(30):
+        talk.say(name(0), report(0)), talk.after(1.0)
+    talk.say(b"spare", msgspec.structs.replace(spare(1), endpoint="tcp://cloud:5555", incarnation=3))
+    assert talk.core.registry.members[1].introduced
+    for _ in range(5):
+        talk.say(name(0), report(0)), talk.say(b"spare", Report(3, 0, "1F0 of step 0", talk.now, 0.0)), talk.after(1.0)
     assert talk.core.registry.missing == []
 
 
