@@ -29,6 +29,7 @@ setup(
         "redis[hiredis]>=5.0",
         "click>=8.1",
         "msgspec>=0.19",
+        "zlib-ng>=0.5",
         "rich>=13.7",
         "structlog>=24.1",
         "safetensors>=0.5",

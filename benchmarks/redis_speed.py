@@ -21,7 +21,7 @@ WIRES: dict[str, Opener] = {BARE: BareRedisWire, OURS: open_wire}
 
 ABOUT = """\
 Two processes on one machine exchange float32 tensors of one size through a Valkey server on a unix socket, which keeps
-nothing on disk. Bare is redis-py: an XADD and an XREAD of the same bytes for each message and one zlib.crc32 of them at
+nothing on disk. Bare is redis-py: an XADD and an XREAD of the same bytes for each message and one CRC-32 of them at
 each end; ours is the queue over Redis, which also sends a header with each message and retains it. The latency is half
 of a round trip; a stream goes in one direction, and its figure is the time between two messages. Figures are medians
 over the rounds; wires take turns, and a ratio, ours to bare, is the median of those within each round."""

@@ -4,7 +4,6 @@ magic "SLMG" | wire version, u16 | Header, msgpack array | CRC-32 of all before,
 """
 
 import struct
-import zlib
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -15,6 +14,7 @@ import msgspec
 
 from pipeline.layout import ALIGNMENT, Ints, layout
 
+from .checksum import crc32
 from .dtypes import DTYPES
 from .errors import BadMessage, ForeignMessage, Unsendable
 from .outline import ONE_TENSOR, Outline, count_tensors
@@ -118,7 +118,7 @@ def write_header(header: Header, *, limits: Limits = LIMITS) -> bytes:
         raise Unsendable(f"{header.identity} {complaint}")
     if len(frame) + _CRC.size > limits.header_bytes:
         raise Unsendable(f"{header.identity} has a header of {len(frame)} bytes, the limit is {limits.header_bytes}")
-    return frame + _CRC.pack(zlib.crc32(frame))
+    return frame + _CRC.pack(crc32(frame))
 
 
 def read_header(frame: bytes | memoryview, *, limits: Limits = LIMITS) -> Header:
@@ -167,7 +167,7 @@ def _body(frame: memoryview, limits: Limits) -> memoryview:
     magic, version = _PREFIX.unpack_from(frame)
     if magic != MAGIC:
         raise BadMessage(f"the header begins with {magic!r}, not with {MAGIC!r}: no message of ours")
-    if zlib.crc32(frame[: -_CRC.size]) != _CRC.unpack_from(frame, frame.nbytes - _CRC.size)[0]:
+    if crc32(frame[: -_CRC.size]) != _CRC.unpack_from(frame, frame.nbytes - _CRC.size)[0]:
         raise BadMessage("the header is damaged: its CRC-32 does not match")
     if version != WIRE_VERSION:
         raise ForeignMessage(

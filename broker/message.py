@@ -6,7 +6,6 @@ read_header, allocate, assemble                                      the steps o
                                                                      receive into the tensors' memory
 """
 
-import zlib
 from collections.abc import Sequence
 
 import msgspec
@@ -14,6 +13,7 @@ import torch
 
 from pipeline.tree import Tree
 
+from .checksum import crc32
 from .errors import BadMessage
 from .header import (
     LIMITS,
@@ -149,5 +149,5 @@ def _check(header: Header, contents: Sequence[Frame]) -> None:
         announced = header.tensors[number]
         if (size := len(content)) != announced.nbytes:
             raise BadMessage(f"tensor {number} of {header.identity} came with {size} bytes, not {announced.nbytes}")
-        if zlib.crc32(content) != announced.crc32:
+        if crc32(content) != announced.crc32:
             raise BadMessage(f"tensor {number} of {header.identity} is damaged: its CRC-32 does not match")

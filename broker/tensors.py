@@ -3,14 +3,13 @@
 The frame holds each stored element once, in the order of their addresses, little-endian.
 """
 
-import zlib
-
 import torch
 from torch import Tensor
 
 from pipeline.layout import Ints, layout, packed_strides, stored_shape
 from pipeline.placing import empty, skew_of
 
+from .checksum import crc32
 from .dtypes import CODES, DTYPES
 from .errors import Unsendable
 from .header import Frame, TensorHeader
@@ -37,7 +36,7 @@ def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
         memory = plain.numpy().data.cast("B")
     else:
         strides, memory = _stored(plain, shape, strides)
-    code, checksum, skew = CODES[tensor.dtype], zlib.crc32(memory), skew_of(tensor)
+    code, checksum, skew = CODES[tensor.dtype], crc32(memory), skew_of(tensor)
     return TensorHeader(code, shape, strides, tensor.requires_grad, len(memory), checksum, skew), memory
 
 

@@ -8,13 +8,13 @@ alone tells whether another message has the same bits. A killed writer leaves a 
 
 import os
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
+from broker.checksum import crc32
 from broker.errors import BadMessage, ForeignMessage
 from broker.message import Frame, Header, Message, decode, read_header
 
@@ -109,4 +109,4 @@ def _checked(file: BinaryIO, path: Path, size: int) -> bytes | None:
 
 
 def _crc(data: bytes) -> bytes:
-    return _CRC.pack(zlib.crc32(data))
+    return _CRC.pack(crc32(data))

@@ -4,7 +4,6 @@ redis-py hands out the bytes it received; they become a tensor that may not be w
 """
 
 import warnings
-import zlib
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +11,7 @@ import redis
 import torch
 from torch import Tensor
 
+from broker.checksum import crc32
 from broker.queues.redis import RedisQueues
 
 from ..processes import PATIENCE
@@ -29,13 +29,13 @@ class BareRedisWire:
     def send(self, tensor: Tensor) -> None:
         self._sent += 1
         data = tensor.numpy().data.cast("B")
-        self._client.xadd(self._out, {"crc": zlib.crc32(data), "data": data}, id=f"{self._sent}-1")
+        self._client.xadd(self._out, {"crc": crc32(data), "data": data}, id=f"{self._sent}-1")
 
     def receive(self) -> Tensor:
         after = f"{self._received}-1"
         [[_, [[_, fields]]]] = self._client.xread({self._in: after}, count=1, block=int(1000 * PATIENCE))
         data = fields[b"data"]
-        assert zlib.crc32(data) == int(fields[b"crc"])
+        assert crc32(data) == int(fields[b"crc"])
         self._received += 1
         if self._received % ROUND == 0:
             self._client.xtrim(self._in, minid=self._received, approximate=False)

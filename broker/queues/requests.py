@@ -6,11 +6,11 @@
 A frame: CRC-32 of the rest, u32 little-endian | version, u8 | msgpack array.
 """
 
-import zlib
 from typing import Annotated, TypeVar
 
 import msgspec
 
+from ..checksum import crc32
 from ..errors import BadMessage, ForeignMessage
 from ..header import MOST
 from ..message import Flow
@@ -61,7 +61,7 @@ _AnyRequest = TypeVar("_AnyRequest", Take, Standing)
 
 def pack(request: Take | Standing) -> bytes:
     body = _VERSION + _encode(request)
-    return zlib.crc32(body).to_bytes(4, "little") + body
+    return crc32(body).to_bytes(4, "little") + body
 
 
 def unpack_take(frame: bytes) -> Take:
@@ -76,7 +76,7 @@ def unpack_standing(frame: bytes) -> Standing:
 
 def _unpack(frame: bytes, decoder: "msgspec.msgpack.Decoder[_AnyRequest]") -> _AnyRequest:
     body = frame[4:]
-    if len(body) < 1 or zlib.crc32(body) != int.from_bytes(frame[:4], "little"):
+    if len(body) < 1 or crc32(body) != int.from_bytes(frame[:4], "little"):
         raise BadMessage("a request between queue ends is damaged: its CRC-32 does not match")
     if body[0] != VERSION:
         raise ForeignMessage(

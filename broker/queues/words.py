@@ -4,11 +4,11 @@ Each end has a stream with one entry, its newest word, whose id is INCARNATION-S
 older incarnation says, and who is refused sees by whom it was replaced.
 """
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
+from ..checksum import crc32
 from ..errors import BadMessage, Fenced
 from ..redis_link import Command, sound
 from .entries import EntryId, read_id
@@ -109,4 +109,4 @@ def _read(raw: Any) -> tuple[EntryId, list[int]]:
 
 
 def _check(word_id: EntryId, text: bytes) -> bytes:
-    return b"%d" % zlib.crc32(bytes(word_id) + b" " + text)
+    return b"%d" % crc32(bytes(word_id) + b" " + text)
