@@ -6,7 +6,8 @@ prepare -> join -> bind -> wait for the peers -> run -> save the weights -> Fini
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,46 +122,51 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: Watch, terms: Terms, 
         worker.lacks_room()
         ear.listen()  # where a trim comes from
 
-    queues = _open(job, assigned, link, folder, make_room)
-    try:
-        run, incarnation, start = assigned.run, assigned.incarnation, assigned.step
+    def blame(error: ComputeFailed) -> str:
+        return told(job, executor, queues, error, run, incarnation)
+
+    run, incarnation, start = assigned.run, assigned.incarnation, assigned.step
+    with closing(_open(job, assigned, link, folder, make_room)) as queues, _last_words(link, incarnation, blame):
         executor = job.executor(assigned.index)
         recorder = recorder_of(job.plan, assigned.index, run, incarnation, start)
         carrier = _carrier(job, assigned, executor, recorder)
         worker = job.worker(assigned.index, carrier, queues, run=run, incarnation=incarnation, start=start)
         watch.on_signal = queues.ring
         worker.progress.trouble = lambda: queues.trouble
-        worker.progress.begin(job.plan.workers[assigned.index].stages, assigned.step, job.route.stages - 1)
-        link.start(
-            assigned, reachable(queues.endpoint, terms.broker), worker.progress, steps=job.steps, ring=queues.ring
-        )
+        worker.progress.begin(job.plan.workers[assigned.index].stages, start, job.route.stages - 1)
+        here = reachable(queues.endpoint, terms.broker)
+        link.start(assigned, here, worker.progress, steps=job.steps, ring=queues.ring)
         with _recovery(job, assigned, executor, worker.progress, recorder) as recovery:
             ear = Ear(job, assigned, link, watch, queues, recovery, worker)
-            ear.go_on_from(assigned.step)
+            ear.go_on_from(start)
             ear.wait_for_company(terms.company)
             worker.run(ear.listen, recovery.stepped)
-            digests = save_weights(executor.stages, runs.folder(job.plan, assigned.run))
+            digests = save_weights(executor.stages, runs.folder(job.plan, run))
             recovery.flush()
-            link.say(Finished(assigned.incarnation, digests))
+            link.say(Finished(incarnation, digests))
             ear.serve_until_stopped(job.plan.recovery.lease)
+
+
+@contextmanager
+def _last_words(link: Link, incarnation: int, blame: Callable[[ComputeFailed], str]) -> Iterator[None]:
+    """Tells the broker why the work within ends early; of what the user's own code raised, what `blame` says."""
+    try:
+        yield
     except ComputeFailed as error:
-        link.say(Failed(incarnation, told(job, executor, queues, error, run, incarnation), 1))
+        link.say(Failed(incarnation, blame(error), 1))
         raise
     except SnapshotDamaged as damage:
-        link.say(Failed(assigned.incarnation, f"{damage}. {ALONE}", 1))
+        link.say(Failed(incarnation, f"{damage}. {ALONE}", 1))
         raise
     except (BrokerError, DataError, SnapshotFailed, ForeignState) as error:
-        link.say(Failed(assigned.incarnation, str(error), 78 if isinstance(error, DataError) else 1))
+        link.say(Failed(incarnation, str(error), 78 if isinstance(error, DataError) else 1))
         raise
     except Stopped as stop:
-        farewell = Goodbye(assigned.incarnation, str(stop))
-        link.say(farewell if stop.told else Failed(assigned.incarnation, str(stop), stop.code))
+        link.say(Goodbye(incarnation, str(stop)) if stop.told else Failed(incarnation, str(stop), stop.code))
         raise
     except Exception as bug:  # the run must end, and say why, whatever it was
-        link.say(Failed(assigned.incarnation, f"a bug in stageline: {type(bug).__name__}: {bug}", 1))
+        link.say(Failed(incarnation, f"a bug in stageline: {type(bug).__name__}: {bug}", 1))
         raise
-    finally:
-        queues.close()
 
 
 def _open(job: Job, assigned: Assigned, link: Link, folder: Path, make_room: Callable[[str], None]) -> WorkerQueues:

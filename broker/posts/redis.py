@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from threading import Event
 from time import monotonic
 from typing import Any
@@ -142,11 +143,9 @@ class RedisOffice:
 
     def close(self) -> None:
         """Leaves the place at once, if the server is there."""
-        try:
-            if self._holder() == self._me:
+        with suppress(RedisAway, RedisRefusal, RedisUnfit):  # then it is left by itself
+            if self._holder() == self._me:  # should another come in this moment, it says again within a second
                 self._link.exchange([[(b"DEL", self._keys.broker)]])
-        except (RedisAway, RedisRefusal, RedisUnfit):
-            pass  # it is left by itself
         self._link.close()
 
     def _take_place(self) -> None:

@@ -8,6 +8,7 @@ Socket = zmq.Socket[Any]
 Context = zmq.Context[Socket]
 
 REQUEST_BYTES = 2**12  # of what a consumer may say
+GREETING = 5000  # ms after which whoever has connected and does not speak ZeroMQ is dropped
 ALONE = 20  # ms that a worker which owes nobody a message waits at one socket before it looks around
 
 
@@ -33,7 +34,7 @@ def for_dealer(socket: Socket, hwm: int, message_bytes: int) -> None:
 def _for_all(socket: Socket, hwm: int) -> None:
     socket.set(zmq.SNDHWM, hwm)  # messages; credit keeps as few under way, this holds should it fail
     socket.set(zmq.RCVHWM, hwm)
-    socket.set(zmq.HANDSHAKE_IVL, 5000)  # whoever connects and does not speak ZeroMQ is dropped after these ms
+    socket.set(zmq.HANDSHAKE_IVL, GREETING)
     # A dead host is noticed by TCP, not by ZeroMQ's heartbeats: those time out while one long message is on its way.
     socket.set(zmq.TCP_KEEPALIVE, 1)
     socket.set(zmq.TCP_KEEPALIVE_IDLE, 10)  # seconds
