@@ -78,7 +78,7 @@ class Nursery:
 
 
 class Forked:
-    """A forked process, as `workers.supervise.Process` wants it."""
+    """A forked process, as `workers.processes.Process` wants it."""
 
     kills: ClassVar[dict[str, list[int]]] = {}  # what is yet to be killed, and when: one for each life
     lives: ClassVar[Counter[str]] = Counter()
@@ -145,7 +145,8 @@ def _be_command(arguments: Sequence[str], log: TextIO) -> None:
 def _trial(request: dict[str, Any]) -> dict[str, Any]:
     from pipeline.plan import read
     from workers.job import prepare
-    from workers.supervise import Local, run
+    from workers.processes import Local
+    from workers.supervise import run
 
     tempfile.tempdir = request["temporary"]
     Forked.kills = defaultdict(list)

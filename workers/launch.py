@@ -16,10 +16,11 @@ from . import measured, runs, sockets
 from .forecast import forecast_of
 from .job import prepare
 from .local import run_memory
+from .processes import Local, Spawn
 from .reserve import Reserve
 from .result import Result, keep, result_of
 from .stores import demand_records, kept_store
-from .supervise import Facts, Local, Outcome, Spawn, run
+from .supervise import Facts, Outcome, run
 
 IN_MEMORY = "memory://"
 SETTLED = 15.0  # seconds of a run after which a process is kept ready for the next loss

@@ -13,13 +13,13 @@ from typing import Self, TextIO
 
 import msgspec
 
-from . import supervise
+from . import processes
 
 Running = subprocess.Popen[bytes]
 
 
 class Reserve:
-    """A `supervise.Spawn` that has one process ready for the next worker, if `fill` was called in time."""
+    """A `processes.Spawn` that has one process ready for the next worker, if `fill` was called in time."""
 
     def __init__(self) -> None:
         self._ready: Running | None = None
@@ -33,9 +33,9 @@ class Reserve:
             ready.kill()  # it holds nothing
             ready.communicate()
 
-    def __call__(self, arguments: Sequence[str], log: TextIO) -> supervise.Process:
+    def __call__(self, arguments: Sequence[str], log: TextIO) -> processes.Process:
         ready = self._take() if arguments[0] == "worker" else None
-        return supervise.spawn(arguments, log) if ready is None else _told(ready, arguments, log)
+        return processes.spawn(arguments, log) if ready is None else _told(ready, arguments, log)
 
     def fill(self) -> None:
         """Starts a process that will be ready in some seconds, unless there is one."""
@@ -57,14 +57,14 @@ class Reserve:
         return None
 
 
-def _told(ready: Running, arguments: Sequence[str], log: TextIO) -> supervise.Process:
+def _told(ready: Running, arguments: Sequence[str], log: TextIO) -> processes.Process:
     order = msgspec.json.encode(_Order(os.path.abspath(log.name), list(arguments)))
     try:
         with ready.stdin or open(os.devnull, "wb") as line:
             line.write(order)
     except BrokenPipeError:  # it has ended this very moment
         ready.wait()
-        return supervise.spawn(arguments, log)
+        return processes.spawn(arguments, log)
     return ready
 
 

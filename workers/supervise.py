@@ -8,21 +8,19 @@
 Nothing outlives `run`: it ends every process it started, and they end themselves if it is killed.
 """
 
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType
-from typing import Any, Protocol, TextIO
+from typing import Any
 
 from .client import BrokerUnreachable, Client
+from .processes import Crew, Local
 
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
 ANSWER = 0.5  # seconds that the broker gets to answer; one that was killed is not noticed meanwhile
@@ -33,51 +31,8 @@ SAVING = 5.5  # seconds that the workers of an interrupted run get to finish and
 RESTARTS = 5  # of a broker that does not stay up
 FAREWELL = 1.0  # seconds that a worker which has lost its place gets to leave by itself
 VERDICT = 3.0  # seconds that the broker gets to say what a worker's exit means
-PARTING = 2.5  # seconds that processes get to leave by themselves, and again after SIGTERM, before they are killed
 
 Facts = dict[str, Any]
-
-
-class Process(Protocol):
-    """A process that was started: what `subprocess.Popen` offers of it."""
-
-    pid: int
-    returncode: int | None  # negative: the signal that ended it; None as long as `poll` has not seen it end
-
-    def poll(self) -> int | None: ...
-
-    def send_signal(self, sig: int) -> None: ...
-
-
-Spawn = Callable[[Sequence[str], TextIO], Process]  # arguments of the command `stageline`, and where its output goes
-
-
-def spawn(arguments: Sequence[str], log: TextIO) -> Process:
-    """Starts the command in a process and a session of its own."""
-    return subprocess.Popen(  # noqa: S603  # our own command, with arguments that our own command was given
-        [sys.executable, "-P", "-m", "workers.cli", *arguments],  # -P: a user's own workers.py is not ours
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """What to run, and where: `plan` is the command line's part that names the plan (file and --set options).
-
-    `restarts`: a worker that dies is started again. `resume`: the run in `folder` goes on where it was stopped.
-    `spares`: so many workers wait to take a lost one's place; what is started again joins them.
-    """
-
-    plan: Sequence[str]
-    workers: int
-    folder: Path
-    restarts: bool = False
-    spawn: Spawn = spawn
-    resume: bool = False
-    spares: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,87 +53,9 @@ def run(local: Local, on_status: Callable[[Facts], None] = lambda facts: None) -
     with ExitStack() as stack:
         interrupts = stack.enter_context(_interrupts())  # first: from here on there is something to clean up
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-")))
-        crew = stack.enter_context(_Crew(local, sockets, interrupts))
+        crew = stack.enter_context(Crew(local, sockets, lambda: interrupts.now))
         client = stack.enter_context(Client(crew.url))
         return _watch(crew, client, interrupts, on_status)
-
-
-class _Crew:
-    """The processes of a local run: the broker, one for each worker of the plan, and spare ones, by their names."""
-
-    def __init__(self, local: Local, sockets: Path, interrupts: "_Interrupts") -> None:
-        self.url = f"ipc://{sockets}/broker"
-        self._sockets = sockets
-        self._local = local
-        self._interrupts = interrupts
-        self._logs: list[TextIO] = []
-        self.broker: Process | None = None
-        self.workers: dict[str, Process] = {}
-        self.indexes: dict[str, int] = {}  # which worker of the plan each is; spares are none, until the broker says so
-        self._spares = 0  # started so far
-
-    def __enter__(self) -> "_Crew":
-        self.start_broker(resume=self._local.resume)
-        for index in range(self._local.workers):
-            self._start_worker(index)
-        for _ in range(self._local.spares):
-            self._start_spare()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """First the workers, which still have something to tell the broker, then the broker."""
-        _end(list(self.workers.values()), self._interrupts)
-        _end([self.broker] if self.broker else [], self._interrupts)
-        for file in self._logs:
-            file.close()
-
-    def start_broker(self, *, resume: bool) -> None:
-        run = ("--run", self._local.folder.name, *(("--resume",) if resume else ()))
-        self.broker = self._start("broker", "broker", *self._local.plan, "--bind", self.url, *run)
-
-    def start_again(self, name: str, *, running: bool) -> str:
-        """Starts another for a worker whose process is gone; returns its name. In a `running` run with spares, one of
-        them has the place by now: the new one is a spare."""
-        del self.workers[name]
-        index = self.indexes.pop(name, None)
-        if index is None or (running and self._local.spares):
-            return self._start_spare()
-        return self._start_worker(index)
-
-    def _start_worker(self, index: int) -> str:
-        name = f"worker-{index}"
-        self.indexes[name] = index
-        return self._start_as(name, "--index", str(index))
-
-    def _start_spare(self) -> str:
-        self._spares += 1
-        return self._start_as(f"spare-{self._spares}", "--spare")
-
-    def _start_as(self, name: str, *role: str) -> str:
-        place = ("--broker", self.url, "--name", name, "--sockets", str(self._sockets))
-        self.workers[name] = self._start(name, "worker", *self._local.plan, *role, *place)
-        return name
-
-    @property
-    def restarts(self) -> bool:
-        """Whether workers that die are started again. How often is the broker's to decide."""
-        return self._local.restarts
-
-    @property
-    def resumes(self) -> bool:
-        """Whether the run goes on where it was stopped."""
-        return self._local.resume
-
-    def last_words(self, name: str) -> str:
-        """The last line that a process has logged, or where its log is if it has logged nothing."""
-        path = self._local.folder / f"{name}.log"
-        lines = path.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"nothing is in its log, {path}"
-
-    def _start(self, name: str, *arguments: str) -> Process:
-        log = (self._local.folder / f"{name}.log").open("a")
-        self._logs.append(log)
-        return self._local.spawn([*arguments, "--parent", str(os.getpid())], log)
 
 
 class _Interrupts:
@@ -206,7 +83,7 @@ def _interrupts() -> Iterator[_Interrupts]:
             signal.signal(number, handler)
 
 
-def _watch(crew: _Crew, client: Client, interrupts: _Interrupts, on_status: Callable[[Facts], None]) -> Outcome:
+def _watch(crew: Crew, client: Client, interrupts: _Interrupts, on_status: Callable[[Facts], None]) -> Outcome:
     watch = _Watch(crew, client)
     while True:
         facts = watch.look()
@@ -227,7 +104,7 @@ def _watch(crew: _Crew, client: Client, interrupts: _Interrupts, on_status: Call
 class _Watch:
     """Looks at the processes and the broker's status in turn, and keeps what it has seen."""
 
-    def __init__(self, crew: _Crew, client: Client) -> None:
+    def __init__(self, crew: Crew, client: Client) -> None:
         self.facts: Facts = {}
         self._crew = crew
         self._client = client
@@ -331,20 +208,6 @@ class _Watch:
             sleep(0.1 * self._broker_restarts)
             # Once the run goes on, workers keep their places: with --resume, all would begin again.
             self._crew.start_broker(resume=self._crew.resumes and self.facts.get("phase") != "running")
-
-
-def _end(processes: Sequence[Process], interrupts: _Interrupts) -> None:
-    """Lets `processes` leave by themselves, then asks them to, then makes them: at once after a second interrupt."""
-    for number in (None, signal.SIGTERM, signal.SIGKILL):
-        left = [process for process in processes if process.poll() is None]
-        for process in left:
-            if number is not None:
-                process.send_signal(number)
-        deadline = monotonic() + PARTING
-        while any(process.poll() is None for process in left) and monotonic() < deadline:
-            if interrupts.now and number is not signal.SIGKILL:
-                break
-            sleep(0.02)
 
 
 def _in_words(name: str) -> str:
