@@ -115,6 +115,7 @@ def _worker(member: Member | None, index: int, stages: tuple[int, ...], now: flo
         "life": member.life,  # which of the workers that have had the place
         "heard": max(0.0, now - member.heard),  # seconds ago
         "now": report.now if report else "starts",
+        "trouble": report.trouble if report else "",
         "since": report.since if report else None,
         "idle": report.idle if report else None,
         "layer": report.layer if report else "",

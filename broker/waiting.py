@@ -219,10 +219,14 @@ def _cause(scene: Scene, index: int) -> Cause:
     member = scene.members.get(index)
     if member is None:
         return Cause.MISSING
+    if member.exited is None and not member.introduced:  # it loads what it needs, and says nothing meanwhile
+        return Cause.STARTING
     if member.report is not None and unheard(scene, member):
         return Cause.SILENT
     if member.report is None:
         return Cause.STARTING
+    if member.idle and _troubled(scene, index):
+        return Cause.SERVER
     if member.idle or member.standing is Standing.FINISHED:
         return Cause.RESTING
     return Cause.STUCK if scene.now - member.progressed >= LATE else Cause.COMPUTING

@@ -54,6 +54,11 @@ def worker(stack: ExitStack, incarnation: int, url: str, **terms: Any) -> RedisQ
     return stack.enter_context(closing(RedisQueues(RUN, incarnation, url, **{**plan, **terms})))
 
 
+def use(queues: RedisQueues) -> None:
+    """Until what is wrong with the server is raised."""
+    wait_for(lambda: queues.pump(0.01))
+
+
 def line_at(stack: ExitStack, url: str, **terms: Any) -> Line:
     return Line(worker(stack, 1, url, **terms), worker(stack, 2, url, **terms), 4)
 
@@ -272,10 +277,10 @@ def test_a_server_that_only_starts_is_waited_for(stack: ExitStack, server: Redis
     assert line.take_numbers(1) == [0]
 
 
-def test_a_server_that_never_comes_is_named(server: RedisServer) -> None:
+def test_a_server_that_never_comes_is_named(stack: ExitStack, server: RedisServer) -> None:
     server.kill()
     with pytest.raises(RedisAway, match=f"Redis at redis://127.0.0.1:{server.port}/0 cannot be reached: .*refused"):
-        RedisQueues(RUN, 1, server.url, microbatches=4, windows={}, patience=0.0)
+        use(worker(stack, 1, server.url, patience=0.0))
 
 
 def test_a_frozen_server_holds_nobody_up(
@@ -490,7 +495,7 @@ def test_a_zombie_producer_does_no_harm(stack: ExitStack, hasty: None) -> None:
 def test_a_server_that_throws_keys_away_is_refused(server: RedisServer, stack: ExitStack, policy: str) -> None:
     stack.enter_context(closing(server.client())).config_set("maxmemory-policy", policy)
     with pytest.raises(RedisUnfit, match=f"has maxmemory-policy {policy}.*CONFIG SET maxmemory-policy noeviction"):
-        worker(stack, 1, server.url)
+        use(worker(stack, 1, server.url))
 
 
 def test_a_server_that_begins_to_throw_keys_away_is_noticed(stack: ExitStack, server: RedisServer, hasty: None) -> None:
@@ -529,10 +534,10 @@ def test_a_server_that_stays_full_ends_the_wait(stack: ExitStack, server: RedisS
 def test_a_password_is_asked_for_and_checked(stack: ExitStack, server: RedisServer) -> None:
     stack.enter_context(closing(server.client())).config_set("requirepass", "open sesame")
     with pytest.raises(RedisUnfit, match=r"does not let this run in.*redis://user:password@host"):
-        worker(stack, 1, server.url)
+        use(worker(stack, 1, server.url))
     wrong = server.url.replace("://", "://:wrong@")
     with pytest.raises(RedisUnfit, match="does not let this run in") as caught:
-        worker(stack, 1, wrong)
+        use(worker(stack, 1, wrong))
     assert "wrong@" not in str(caught.value)
     line = line_at(stack, server.url.replace("://", "://:open%20sesame@"))
     assert "sesame" not in line.producer.endpoint
@@ -577,7 +582,7 @@ def test_tls_with_a_known_authority(stack: ExitStack, server: RedisServer) -> No
 def test_tls_with_an_unknown_authority_is_refused(stack: ExitStack, server: RedisServer) -> None:
     proxy = stack.enter_context(TlsProxy(server.port))
     with pytest.raises(RedisUnfit, match=r"is not trusted: .*ssl_ca_certs=/path/to/ca\.pem"):
-        worker(stack, 1, f"rediss://127.0.0.1:{proxy.port}/0")
+        use(worker(stack, 1, f"rediss://127.0.0.1:{proxy.port}/0"))
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1", "redis://127.0.0.1:6379/0?colour=red", "redis://127.0.0.1:port"])
@@ -588,7 +593,7 @@ def test_an_address_that_is_none_is_named(stack: ExitStack, url: str) -> None:
 
 def test_a_database_that_is_not_there_is_named(stack: ExitStack, server: RedisServer) -> None:
     with pytest.raises(RedisUnfit, match="refuses the connection: DB index is out of range"):
-        worker(stack, 1, f"redis://127.0.0.1:{server.port}/9999")
+        use(worker(stack, 1, f"redis://127.0.0.1:{server.port}/9999"))
 
 
 def test_an_old_server_is_named() -> None:

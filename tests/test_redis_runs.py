@@ -123,12 +123,7 @@ def test_a_server_that_is_away_is_what_the_run_waits_for_by_name(
         train = desk.start("train", ".", "--set", f"queues.url={server.url}", "--set", "run.steps=100000")
         until(train.stderr, "running")
         server.kill()
-        why = rf"waits for the server of its queues, for \d+ s now: Redis at {server.url} cannot be reached: "
-        end = monotonic() + 20
-        while not re.search(why, said := _asked(desk, capsys)):
-            assert monotonic() < end, said
-            sleep(0.2)
-        assert "what to do: start that server" in said
+        assert "what to do: start that server" in _why(desk, capsys, server)
         assert desk.here("status") == 0
         assert f"waits for the server of its queues: Redis at {server.url}" in capsys.readouterr().out
         for number in (signal.SIGINT, signal.SIGINT):
@@ -136,9 +131,31 @@ def test_a_server_that_is_away_is_what_the_run_waits_for_by_name(
         train.communicate()
 
 
-def _asked(desk: Desk, capsys: pytest.CaptureFixture[str]) -> str:
-    desk.here("why")
-    return capsys.readouterr().out
+def test_a_server_that_is_not_there_yet_is_what_the_run_waits_for_by_name(
+    server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For a minute, only "waiting for the workers to connect their queues" was said."""
+    server.kill()
+    with Desk(tmp_path) as desk:
+        train = desk.start("train", ".", "--set", f"queues.url={server.url}")
+        until(train.stderr, f"waits for the server of its queues: Redis at {server.url} cannot be reached: ")
+        assert "what to do: start that server" in _why(desk, capsys, server)
+        server.start()
+        _, said = train.communicate(timeout=60)
+    assert train.returncode == 0, said
+
+
+def _why(desk: Desk, capsys: pytest.CaptureFixture[str], server: RedisServer) -> str:
+    """What `why` says as soon as it names the server."""
+    named = rf"waits for the server of its queues, for \d+ s now: Redis at {server.url} cannot be reached: "
+    end = monotonic() + 20
+    while True:
+        desk.here("why")
+        said = capsys.readouterr().out
+        if re.search(named, said):
+            return said
+        assert monotonic() < end, said
+        sleep(0.2)
 
 
 def _tell(server: RedisServer, *command: str) -> None:

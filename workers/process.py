@@ -17,7 +17,6 @@ import torch
 from broker.control import Assigned, Failed, Finished, Goodbye
 from broker.errors import BrokerError
 from broker.redis_fitness import RedisUnfit
-from broker.redis_link import RedisAway
 from pipeline.data import DataError
 from pipeline.errors import ForeignState
 from pipeline.model import ModelRefused
@@ -170,11 +169,10 @@ def _last_words(link: Link, incarnation: int, blame: Callable[[ComputeFailed], s
 
 
 def _open(job: Job, assigned: Assigned, link: Link, folder: Path, make_room: Callable[[str], None]) -> WorkerQueues:
-    """The worker's queues. A server that is not fit, or was not there for a minute, is told of: it would be no better
-    for a replacement."""
+    """The worker's queues. An address that cannot be understood is told of: a replacement could do no better."""
     try:
         return open_queues(job, assigned, folder, make_room)
-    except (RedisUnfit, RedisAway) as error:
+    except RedisUnfit as error:
         link.say(Failed(assigned.incarnation, str(error), 1))
         raise
 

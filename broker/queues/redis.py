@@ -14,14 +14,12 @@ from collections.abc import Callable, Collection, Mapping
 from time import monotonic
 from typing import TypeVar
 
-import structlog
-
 from pipeline.plan.passwords import masked
 
 from ..errors import QueueClosed
 from ..message import LIMITS, Limits, Message
 from ..queue import Depth, Inbound, Outbound, QueueKey, Trouble
-from ..redis_link import RedisAway, RedisLink
+from ..redis_link import RedisLink
 from .bell import Bell
 from .log import SPILL, UNLIMITED, Log, Shelf
 from .memory import MemoryQueue
@@ -33,8 +31,6 @@ from .writer import Writer
 TURN = 0.25  # seconds after which somebody who waits for room is called again
 LINGER = 1.0  # seconds that closing waits for what is on its way out
 LEAVING = 2.0  # seconds that closing waits for the threads
-
-log = structlog.get_logger()
 
 _Found = TypeVar("_Found")
 
@@ -49,8 +45,8 @@ class RedisQueues:
     reached is waited for, `patience` seconds at the start and without end later; `trouble` says so. What producers of
     the incarnation `since` or an older one have said counts for nothing.
 
-    Only the thread that made it may use it, but for `ring`. Raises `RedisAway` if the server cannot be reached,
-    `RedisUnfit` if it cannot be used as it is.
+    Only the thread that made it may use it, but for `ring`. Raises `RedisUnfit` for a URL that cannot be understood;
+    whoever uses it later gets `RedisAway` if the server never came, `RedisUnfit` if it cannot be used as it is.
     """
 
     def __init__(
@@ -89,7 +85,6 @@ class RedisQueues:
         self._rung = self._waits = self._closed = False
         self.changed = threading.Condition()
         self._links = RedisLink(url), RedisLink(url)
-        self._meet(self._links[0])
         self._bell = Bell()
         self._poll = select.poll()
         self._poll.register(self._bell.fileno(), select.POLLIN)
@@ -185,21 +180,6 @@ class RedisQueues:
     def _wake(self) -> None:
         if self._waits:
             self._bell.ring()
-
-    def _meet(self, link: RedisLink) -> None:
-        """Connects for the first time; a server that is only starting is waited for."""
-        until = monotonic() + self._patience
-        while True:
-            try:
-                link.ask(b"PING")
-            except RedisAway:
-                if monotonic() >= until:
-                    raise
-                threading.Event().wait(TURN)
-            else:
-                break
-        for warning in link.warnings:
-            log.warning("queues", reason=warning)
 
     def _start(self, name: str, work: Callable[[], None], link: RedisLink) -> threading.Thread:
         thread = threading.Thread(target=self._guard, args=(work, link), name=f"redis {name}", daemon=True)

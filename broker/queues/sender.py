@@ -49,7 +49,10 @@ class Batch:
 
 
 class Sender:
-    """Serves `writers` and `readers`, which `changed` guards. `patience`: seconds that the server may refuse."""
+    """Serves `writers` and `readers`, which `changed` guards.
+
+    `patience`: seconds that the server may refuse, or, before it was met for the first time, be away.
+    """
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class Sender:
         self._refused = 0.0  # since when the server has refused; 0: it does not
         self._pause = SOON
         self._doubted = False
+        self._met = False
 
     def run(self) -> None:
         """Sends until `closing`. Raises what cannot get better by trying again."""
@@ -156,15 +160,22 @@ class Sender:
                     task.hear(answers)
                 except RedisRefusal as error:  # the others are heard all the same
                     refusals.append(error)
+        if not self._met:
+            self._met = True
+            for warning in self._link.warnings:
+                log.warning("queues", reason=warning)
         if refusals:
             raise refusals[0]
         self._refused, self._pause, self.trouble, self._doubted = 0.0, SOON, None, False
 
     def _stumble(self, error: Exception) -> None:
-        """Waits a little, longer each time. Raises `QueueFull` if the server has refused for too long."""
+        """Waits a little, longer each time. Raises `QueueFull` if the server has refused for too long, `error` if it
+        never came."""
         if self.trouble is None:
             log.warning("queues wait", reason=str(error))
         self.trouble = Trouble(str(error), self.trouble.since if self.trouble else monotonic())
+        if not self._met and monotonic() - self.trouble.since >= self._patience:
+            raise error
         self._refused = self._refused or monotonic() if isinstance(error, RedisRefusal) else 0.0
         if self._refused and monotonic() - self._refused > self._patience:
             raise QueueFull(

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from broker.control import WAITS
+
 from ..launch import Launch
 from .tables import share
 
@@ -94,6 +96,8 @@ def progress(facts: Facts, pace: Pace) -> str:
 
 def phase(facts: Facts, steps: int) -> str:
     """What the run as a whole is at, of its `steps` training steps."""
+    if held_up := _held_up(facts):
+        return held_up
     if facts["missing"]:
         return f"waiting for worker {', '.join(map(str, facts['missing']))}"
     if facts["phase"] == "running" and facts["finished_floor"] >= steps:
@@ -103,6 +107,12 @@ def phase(facts: Facts, steps: int) -> str:
     if facts["phase"] == "failed" and facts.get("code") in _INTERRUPTED:
         return "interrupted"
     return str(facts["phase"])
+
+
+def _held_up(facts: Facts) -> str:
+    """Which worker waits for the server of its queues, and why that keeps it; "" if none does."""
+    waits = ((row["index"], row["now"]) for row in facts["workers"] if row.get("trouble"))
+    return next((f"worker {index} {now}" for index, now in waits if now.startswith(WAITS)), "")
 
 
 def doing(facts: Facts, stage: int) -> tuple[int, str]:
