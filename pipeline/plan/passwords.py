@@ -20,7 +20,7 @@ def fault(url: str) -> str | None:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:  # it would quote what may be a password
-        return f"what follows the host's colon is no port; {_ESCAPE}"
+        return f"host and port cannot be told apart: a port is 0 to 65535, an IPv6 address stands in []; {_ESCAPE}"
     rest = parts.path + parts.fragment + (parts.query if parts.netloc else "")
     if "@" in rest:
         return f"user and password stand before the host; {_ESCAPE}"

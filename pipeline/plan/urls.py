@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Collection
+from urllib.parse import urlsplit
 
 from . import passwords
 
@@ -27,7 +28,7 @@ def fault(url: str, schemes: Collection[str]) -> str | None:
         case "tcp":
             return _tcp_fault(rest)
         case "redis" | "rediss" | "unix":
-            return passwords.fault(url)
+            return passwords.fault(url) or _redis_fault(url)
         case _:
             return None
 
@@ -42,6 +43,17 @@ def open_to_others(url: str) -> bool:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, or `*`: every interface
         return host != "localhost"
+
+
+def _redis_fault(url: str) -> str | None:
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return None if parts.path else "the path of a socket is missing"
+    if not parts.hostname:
+        return "a host is missing"
+    if not re.fullmatch(r"(/\d*)?", parts.path):
+        return f"what follows the host, {parts.path!r}, is not the number of a database"
+    return None
 
 
 def _tcp_fault(rest: str) -> str | None:
