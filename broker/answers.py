@@ -10,7 +10,7 @@ from .member import Member
 from .replacing import Gap
 from .run import Phase
 from .spares import Spare
-from .story import story
+from .story import Sources, story
 from .waiting import Chain
 
 if TYPE_CHECKING:
@@ -140,8 +140,19 @@ def _story(core: "Core", of: Mapping[str, str], now: float) -> Facts:
     step, microbatch = _number(of, "step"), _number(of, "microbatch")
     if microbatch >= core.ledger.microbatches:
         raise _BadQuestion(f"there is no microbatch {microbatch}: a step has {core.ledger.microbatches}")
-    chapters = story(core.ledger, core.terms.schedule, core.store.record, step, microbatch)
+    sources = Sources(core.ledger, core.terms.schedule, core.store.record, core.crew.attempts.on, _life_in(core))
+    chapters = story(sources, step, microbatch)
     return {"run": core.run, "step": step, "microbatch": microbatch, "stages": chapters}
+
+
+def _life_in(core: "Core") -> Callable[[int], int | None]:
+    """Says which life it is that an incarnation is working in; None if nobody is."""
+
+    def life(incarnation: int) -> int | None:
+        member = core.registry.current(incarnation)
+        return member.life if member is not None else None
+
+    return life
 
 
 def _why(core: "Core", of: Mapping[str, str], now: float) -> Facts:

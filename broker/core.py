@@ -125,15 +125,15 @@ class Core:
         self.ledger.restore(kept.finished, kept.losses)
         self.crew.take_up(kept.facts, now)
         if kept.facts.get("resumed"):
-            self._resume()
+            self._resume(now)
         elif kept.facts.get("outcome"):
             self.outcome = msgspec.convert(kept.facts["outcome"], Outcome)
         if self.outcome is None and self.crew.begins_anew:
             self.reception.call_the_roll()
 
-    def _resume(self) -> None:
+    def _resume(self, now: float) -> None:
         """Takes up a run that was stopped, or whose processes are all gone."""
-        self.crew.reopen()
+        self.crew.reopen(now)
         self.store.put("outcome", {})
         self.store.put("resumed", {})
         self.journal.tell(

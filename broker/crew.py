@@ -6,6 +6,7 @@ at which a killed broker could leave an incarnation that begins at another step 
 
 from collections.abc import Mapping
 
+from .attempts import Attempts
 from .checkpoints import Checkpoints, is_gone
 from .control import FromBroker, Hello, Refused, Report
 from .election import Election, Verdict
@@ -29,6 +30,7 @@ class Crew:
         self.registry = Registry(terms.schedule.placement, terms.lease)
         self.checkpoints = Checkpoints(terms.schedule.stages)
         self.replacing = Replacing(terms.restarts, terms.patience)
+        self.attempts = Attempts()
         self._terms = terms
         self._store = store
         self._ledger = ledger
@@ -122,13 +124,16 @@ class Crew:
         self.checkpoints.forget(member.stages)
         self.replacing.count(member.index)
         self.replacing.open(Gap(member.index, now, why, member.pid, now))
+        self.attempts.lose(member, self._ledger, step, loss.why, now)
         self._ledger.go_back(member.stages, step)
         self._store.go_back(member.stages, step)
         self._keep()
 
-    def reopen(self) -> None:
+    def reopen(self, now: float) -> None:
         """Empties every place; all stages are back at the complete checkpoint."""
         stages = range(self._terms.schedule.stages)
+        for member in self.registry.members.values():
+            self.attempts.lose(member, self._ledger, self.checkpoints.complete, "ended before the run was resumed", now)
         self.registry.reopen()
         self.checkpoints.forget(stages)
         self.replacing.begin_anew()
@@ -169,6 +174,7 @@ class Crew:
         self.registry.adopt(kept, now)
         self.checkpoints.adopt(kept["checkpoints"])
         self.replacing.adopt(kept["replacing"], now)
+        self.attempts.adopt(kept.get("attempts", []))
 
     def _predecessor(self, hello: Hello) -> Member | None:
         owner = self.registry.members.get(hello.claim) if hello.claim is not None else None
@@ -176,7 +182,11 @@ class Crew:
         return owner if same else None
 
     def _keep(self) -> None:
-        parts = {"checkpoints": self.checkpoints.facts(), "replacing": self.replacing.facts()}
+        parts = {
+            "checkpoints": self.checkpoints.facts(),
+            "replacing": self.replacing.facts(),
+            "attempts": self.attempts.facts(),
+        }
         self._store.put(_FACT, {**self.registry.facts(), **parts})
 
 

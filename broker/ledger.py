@@ -172,6 +172,10 @@ class Ledger:
         begun = (held for stage in stages for held in self._entries(stage))
         return [held for held in begun if held.entry.state not in (State.QUEUED, State.DONE)]
 
+    def begun_at(self, stage: int) -> list[tuple[Place, State]]:
+        """Where the microbatches are that `stage` has begun, of the steps that it has not finished."""
+        return [(held.place, held.entry.state) for held in self._entries(stage) if held.entry.state is not State.QUEUED]
+
     def _entries(self, stage: int) -> Iterator[Held]:
         for step, entries in sorted(self._open[stage].items()):
             for microbatch, entry in sorted(entries.items()):

@@ -2,11 +2,13 @@
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pipeline.schedule import Action, Kind, Schedule
 
 from .control import StepRecord
 from .ledger import ACTION_BYTES, Entry, Ledger, Place
+from .store import Fact
 
 Timed = tuple[Action, float, float]  # an action, its start and its end in seconds since the epoch
 
@@ -21,33 +23,44 @@ def timed_actions(schedule: Schedule, record: StepRecord) -> list[Timed]:
     return list(zip(actions, times[0::2], times[1::2], strict=True)) if actions else []
 
 
-def story(
-    ledger: Ledger,
-    schedule: Schedule,
-    record: Callable[[int, int], StepRecord | None],
-    step: int,
-    microbatch: int,
-) -> list[dict[str, object]]:
-    """One entry per stage, as JSON's own types. `record` finds a finished step of a stage, None if it is not kept."""
-    return [
-        _chapter(ledger.entry(Place(stage, step, microbatch)), schedule, record(stage, step), stage, microbatch)
-        for stage in range(schedule.stages)
-    ]
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a story is told from.
+
+    `record` finds a finished step of a stage, None if it is not kept. `attempts` tells what was computed and lost.
+    `life` says which of the workers that have had a place works under an incarnation now, None if none does.
+    """
+
+    ledger: Ledger
+    schedule: Schedule
+    record: Callable[[int, int], StepRecord | None]
+    attempts: Callable[[Place], list[Fact]]
+    life: Callable[[int], int | None]
 
 
-def _chapter(
-    entry: Entry, schedule: Schedule, record: StepRecord | None, stage: int, microbatch: int
-) -> dict[str, object]:
-    timed = timed_actions(schedule, record) if record else []
-    own = [each for each in timed if each[0].microbatch == microbatch or each[0].kind is Kind.UPDATE]
+def story(sources: Sources, step: int, microbatch: int) -> list[Fact]:
+    """One entry per stage, as JSON's own types."""
+    return [_chapter(sources, Place(stage, step, microbatch)) for stage in range(sources.schedule.stages)]
+
+
+def _chapter(sources: Sources, place: Place) -> Fact:
+    entry, record = sources.ledger.entry(place), sources.record(place.stage, place.step)
+    timed = timed_actions(sources.schedule, record) if record else []
+    own = [each for each in timed if each[0].microbatch == place.microbatch or each[0].kind is Kind.UPDATE]
     return {
-        "stage": stage,
-        "worker": schedule.owner(stage),
+        "stage": place.stage,
+        "worker": sources.schedule.owner(place.stage),
+        "attempts": sources.attempts(place),  # those before
         "state": str(entry.state),
         "since": own[-1][2] if own else entry.since,
-        "holder": {"name": entry.holder.name, "incarnation": entry.holder.incarnation} if entry.holder else None,
+        "holder": _holder(entry, sources),
         "actions": [{"action": str(action), "start": start, "end": end} for action, start, end in own],
     }
+
+
+def _holder(entry: Entry, sources: Sources) -> Fact | None:
+    who = entry.holder
+    return {"name": who.name, "life": sources.life(who.incarnation), "incarnation": who.incarnation} if who else None
 
 
 def _lists_by_length(schedule: Schedule, stage: int) -> dict[int, list[Action]]:

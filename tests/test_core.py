@@ -352,6 +352,7 @@ def test_status_names_run_workers_and_progress(talk: Talk):
         "life": 1,
         "heard": 2.0,
         "now": "1F3 of step 1",
+        "trouble": "",
         "since": 999.0,
         "idle": 0.25,
         "layer": "",
@@ -386,9 +387,9 @@ def test_the_story_of_a_microbatch_joins_records_and_open_steps(talk: Talk):
     assert isinstance(answer, Answer)
     assert answer.schema == "story/1"
     stashed, done = answer.facts["stages"]
-    holder = {"name": "worker-0", "incarnation": 1}
+    holder = {"name": "worker-0", "life": 1, "incarnation": 1}
     assert stashed == {
-        "stage": 0, "worker": 0, "state": "stashed", "since": 1002.0, "holder": holder, "actions": []
+        "stage": 0, "worker": 0, "attempts": [], "state": "stashed", "since": 1002.0, "holder": holder, "actions": []
     }  # fmt: skip
     assert (done["state"], done["since"]) == ("done", 17.0)
     assert done["actions"] == [  # the last stage runs F0 B0 F1 B1 F2 B2 F3 B3 U, each action a second long from 0 on

@@ -1,12 +1,15 @@
 """Lost workers are replaced and checkpoints completed: conversations with the core, rule by rule."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
 from broker.control import (
     CONTROL_VERSION,
+    Answer,
+    Ask,
     Assigned,
     Event,
     Exited,
@@ -23,6 +26,7 @@ from broker.control import (
     StopRun,
     Trim,
 )
+from broker.core import Core
 from broker.loss import LAST_WORDS
 from broker.run import Phase, Terms
 from broker.spares import SILENCE
@@ -260,6 +264,36 @@ def test_a_finished_worker_that_is_lost_has_to_finish_again(talk: Talk):
 def test_a_worker_that_leaves_on_purpose_may_be_replaced(talk: Talk):
     assert stops(talk.say(name(1), Goodbye(2, "the machine is wanted back"))) == []
     assert talk.assigned(b"new", replacement(1, 201)) == Assigned("run-1", 1, 3, 0)
+
+
+def attempts(talk: Talk, step: int, microbatch: int, stage: int = 1) -> list[dict[str, Any]]:
+    """What `story` tells of computing that came to nothing."""
+    ((_, told),) = talk.say(b"me", Ask("story", {"step": str(step), "microbatch": str(microbatch)}))
+    assert isinstance(told, Answer)
+    return told.facts["stages"][stage]["attempts"]  # type: ignore[index, no-any-return, call-overload]
+
+
+def test_the_story_of_a_microbatch_tells_the_attempts_that_were_lost(talk: Talk):
+    reach(talk, 20)
+    begun = [Event(1, 22, 0, "done", talk.now), Event(1, 22, 1, "forward", talk.now)]
+    talk.say(name(1), msgspec.structs.replace(said(2, stage=1, upto=22), events=begun))
+    kill(talk, 1, 101)
+    assert [attempts(talk, *place) for place in [(19, 0), (22, 2), (23, 0)]] == [[], [], []]
+    assert attempts(talk, 21, 0, stage=0) == []
+    assert [attempts(talk, *place)[0]["state"] for place in [(20, 0), (21, 3), (22, 0), (22, 1)]] == [
+        "done",
+        "done",
+        "done",
+        "forward",
+    ]
+    talk.assigned(b"new", replacement(1, 201))
+    talk.say(b"new", msgspec.structs.replace(said(3, stage=1, upto=21), events=[Event(1, 22, 1, "forward", talk.now)]))
+    kill(talk, 1, 201, status=3)
+    [first, second] = attempts(talk, 22, 1)
+    assert (first["name"], first["life"], first["why"]) == ("worker-1", 1, "was killed by SIGKILL")
+    assert (second["name"], second["life"], second["why"]) == ("worker-1", 2, "exited with status 3")
+    talk.core = Core(REPLACING, talk.store, "run-1", talk.now)
+    assert attempts(talk, 22, 1) == [first, second]
 
 
 # Workers that stand by

@@ -1,6 +1,7 @@
 """`stageline story`: where one microbatch has been, or is."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -27,7 +28,7 @@ def _parsed(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple
 @options.broker
 @options.as_json
 def story(microbatch: tuple[str, str], where: str | None, broker: str | None, as_json: bool) -> None:
-    """Tell where one microbatch has been, stage by stage: its state, who had it, and when each action on it ran.
+    """Tell where one microbatch has been, stage by stage: who computed it, in vain too, and when each action on it ran.
 
     WHERE is a plan, whose broker.url is asked, or a run's folder. Without it and --broker, the newest run in ./runs.
     """
@@ -36,16 +37,24 @@ def story(microbatch: tuple[str, str], where: str | None, broker: str | None, as
     if facts is None:
         return
     starts = [action["start"] for chapter in facts["stages"] for action in chapter["actions"]]
-    rows = [_row(chapter, min(starts, default=0.0)) for chapter in facts["stages"]]
+    rows = [row for chapter in facts["stages"] for row in _rows(chapter, min(starts, default=0.0))]
     title = f"microbatch {facts['microbatch']} of step {facts['step']} of run {facts['run']}"
-    show(title, ("stage", "worker", "state", "held by", "began at, took"), rows)
+    show(title, ("stage", "worker", "attempt", "state", "by", "began at, took"), rows)
 
 
-def _row(chapter: Facts, beginning: float) -> tuple[object, ...]:
-    holder = chapter["holder"]
-    who = f"{holder['name']}, incarnation {holder['incarnation']}" if holder else "-"
+def _rows(chapter: Facts, beginning: float) -> Iterator[tuple[object, ...]]:
+    """A row for each attempt, the one that counts last."""
+    stage, worker, before = chapter["stage"], chapter["worker"], chapter["attempts"]
+    for number, lost in enumerate(before, start=1):
+        yield stage, worker, number, f"lost ({lost['state']})", _who(lost), lost["why"]
     actions = "; ".join(_in_words(action, beginning) for action in chapter["actions"])
-    return chapter["stage"], chapter["worker"], chapter["state"], who, actions or "-"
+    yield stage, worker, len(before) + 1, chapter["state"], _who(chapter["holder"]), actions or "-"
+
+
+def _who(worker: Facts | None) -> str:
+    if worker is None:
+        return "-"
+    return f"{worker['name']}, life {worker['life']}" if worker["life"] else str(worker["name"])
 
 
 def _in_words(action: Facts, beginning: float) -> str:

@@ -1,10 +1,12 @@
 """Tables on stdout: drawn for a terminal, in plain aligned columns for everything else; and amounts for people."""
 
+import re
 import sys
 from collections.abc import Sequence
 
 import click
 
+_AMOUNT = re.compile(r"-?|[\d.]+( [\w.%]+)*")  # "", "-", "12", "4.2 s", "12 %", "3 min 20 s"
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -48,7 +50,7 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def _is_amount(cell: str) -> bool:
-    return not cell or cell[0].isdigit() or cell == "-"
+    return _AMOUNT.fullmatch(cell) is not None
 
 
 def _aligned(lines: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
