@@ -168,3 +168,13 @@ def test_a_password_in_the_environment_reaches_all_workers_and_nothing_else(desk
     assert {"plan.json", "worker-0.log", "broker.sqlite"} <= {path.name for path in files}
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
     assert SECRET not in errors + resumed.stdout + resumed.stderr
+
+
+def test_a_password_in_the_brokers_address_on_a_command_line_is_warned_of(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.here("status", "--broker", f"redis://:{SECRET}@127.0.0.1:1/0") == 3
+    said = capsys.readouterr().err
+    assert "--broker was given with a password" in said
+    assert "STAGELINE_BROKER__URL" in said
+    assert SECRET not in said

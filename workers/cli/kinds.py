@@ -9,6 +9,10 @@ import click
 from pipeline.plan import urls
 from pipeline.plan.passwords import masked
 
+_SEEN = (
+    "was given with a password, and everybody on this machine can read a command line (ps). Leave the option out, and "
+    "put the address into the environment, as STAGELINE_BROKER__URL, or into a plan file that only you can read"
+)
 Callback = Callable[[click.Context, click.Parameter, str | None], str | None]
 
 
@@ -29,6 +33,8 @@ def address(*, dials: bool) -> Callback:
         if value is not None and (fault := _fault(value, dials=dials)) is not None:
             examples = " or ".join(urls.BROKER.values())
             raise click.BadParameter(f"{masked(value)!r} is not an address of a broker: {fault}; write {examples}")
+        if value is not None and masked(value) != value:
+            click.echo(f"stageline: warning: {parameter.opts[0]} {_SEEN}", err=True)
         return value
 
     return checked
