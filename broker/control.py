@@ -1,4 +1,4 @@
-"""What workers, the broker and the commands say to each other: msgpack, one tagged Struct per sentence.
+"""What workers, the broker and the commands say to each other: one tagged Struct per sentence, CRC-32 and msgpack.
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye
     broker  -> worker   Assigned, Standby, Peers, Heard, Trim, Stop, Refused
@@ -10,15 +10,18 @@ Heard comes, and Finished until Stop comes. All else is said once and may get lo
 that is away costs nothing but news.
 """
 
-from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
-CONTROL_VERSION = 2
+from .checksum import checked, sealed
+from .errors import BadMessage, ForeignMessage
+
+CONTROL_VERSION = 3
 WAITS = "waits"  # how `Report.now` begins while the compute loop has nothing to compute
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # stays exact in JSON and in a store
+RunId = Annotated[str, msgspec.Meta(pattern=r"^\w[\w.-]*\Z", max_length=200)]  # a folder, and a part of Redis keys
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -30,7 +33,7 @@ class Memory(_Sentence, frozen=True, tag="memory"):
     """What a worker knows of its run and a broker may have lost: the `run`, its own `index`, the newest checkpoint of
     which it was told that it is `complete`, and the first `step` that it has not finished at all its stages."""
 
-    run: str
+    run: RunId
     index: Count
     complete: Count
     step: Count
@@ -180,12 +183,12 @@ class Assigned(_Sentence, frozen=True, tag="assigned"):
     than those were, and what they have said of their queues counts for nothing.
     """
 
-    run: str
-    index: int
-    incarnation: int
-    step: int
+    run: RunId
+    index: Count
+    incarnation: Count
+    step: Count
     keep: bool = False
-    since: int = 0
+    since: Count = 0
 
 
 class Standby(_Sentence, frozen=True, tag="standby"):
@@ -196,7 +199,7 @@ class Standby(_Sentence, frozen=True, tag="standby"):
     """
 
     reason: str
-    run: str = ""
+    run: RunId | None = None
     step: Count = 0
 
 
@@ -277,6 +280,32 @@ class Answer(_Sentence, frozen=True, tag="answer"):
 ToBroker = Hello | Report | Failed | Finished | Goodbye | Exited | Ask | StopRun
 FromBroker = Assigned | Standby | Peers | Heard | Trim | Stop | Refused | Answer
 
-encode = msgspec.msgpack.Encoder().encode
-decode_to_broker: Callable[[bytes], ToBroker] = msgspec.msgpack.Decoder(ToBroker).decode
-decode_from_broker: Callable[[bytes], FromBroker] = msgspec.msgpack.Decoder(FromBroker).decode
+_encode = msgspec.msgpack.Encoder().encode
+_to_broker: "msgspec.msgpack.Decoder[ToBroker]" = msgspec.msgpack.Decoder(ToBroker)
+_from_broker: "msgspec.msgpack.Decoder[FromBroker]" = msgspec.msgpack.Decoder(FromBroker)
+_AnySentence = TypeVar("_AnySentence")
+
+
+def encode(sentence: ToBroker | FromBroker) -> bytes:
+    """The bytes that travel."""
+    return sealed(_encode(sentence))
+
+
+def decode_to_broker(words: bytes) -> ToBroker:
+    """Raises `BadMessage` if the words are damaged, `ForeignMessage` if they are no sentence of this version."""
+    return _decode(words, _to_broker)
+
+
+def decode_from_broker(words: bytes) -> FromBroker:
+    """Raises `BadMessage` if the words are damaged, `ForeignMessage` if they are no sentence of this version."""
+    return _decode(words, _from_broker)
+
+
+def _decode(words: bytes, decoder: "msgspec.msgpack.Decoder[_AnySentence]") -> _AnySentence:
+    body = checked(words)
+    if body is None:
+        raise BadMessage("a sentence is damaged: its CRC-32 does not match")
+    try:
+        return decoder.decode(body)
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError that msgspec does not make its own
+        raise ForeignMessage(f"this is not a sentence of control version {CONTROL_VERSION}: {error}") from error

@@ -6,9 +6,10 @@ from time import monotonic, time
 
 import structlog
 
-from .control import CONTROL_VERSION, Refused, ToBroker, decode_to_broker, encode
+from .control import CONTROL_VERSION, Refused, decode_to_broker, encode
 from .core import Core
 from .crew import Send
+from .errors import BadMessage, ForeignMessage
 from .post import Office, open_office
 
 TURN = 0.05  # seconds that a turn waits for something to come
@@ -61,18 +62,15 @@ def wall_clock() -> Callable[[], float]:
 def _turn(core: Core, office: Office, heard: Sequence[tuple[bytes, bytes | None]], clock: Callable[[], float]) -> None:
     sends: list[Send] = []
     for sender, words in heard:
-        sentence = _read(words)
-        sends += core.handle(sender, sentence, clock()) if sentence else [(sender, _UNREADABLE)]
+        try:
+            sends += core.handle(sender, decode_to_broker(words or b""), clock())
+        except ForeignMessage:
+            sends.append((sender, _UNREADABLE))
+        except BadMessage:  # what matters is said again
+            core.journal.odd("damaged", "a sentence arrived damaged")
     sends += core.tick(clock())
     office.say((recipient, encode(sentence)) for recipient, sentence in sends)
     _log_news(core)
-
-
-def _read(words: bytes | None) -> ToBroker | None:
-    try:
-        return None if words is None else decode_to_broker(words)
-    except (ValueError, RecursionError):  # invalid UTF-8 is a ValueError that msgspec does not make its own
-        return None
 
 
 def _log_news(core: Core) -> None:

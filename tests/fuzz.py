@@ -18,14 +18,14 @@ import atheris
 with atheris.instrument_imports(include=["broker", "pipeline"]):
     import torch
 
-    from broker.control import Report, Stop, encode
+    from broker.checksum import sealed
+    from broker.control import Report, Stop, decode_from_broker, decode_to_broker, encode
     from broker.errors import BadMessage
     from broker.header import read_header
     from broker.message import Flow, Limits, Message, decode
     from broker.message import encode as frames_of
     from broker.queues.requests import Standing, Take, pack, unpack_standing, unpack_take
     from broker.queues.words import Position, read_word
-    from broker.service import _read as read_sentence
 
 KEPT = Path("runs") / "fuzz"
 LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)
@@ -57,8 +57,9 @@ def word(data: bytes) -> None:
 
 
 def sentence(data: bytes) -> None:
-    """The broker reads None out of what is no sentence."""
-    read_sentence([data])
+    for decode_sentence in (decode_to_broker, decode_from_broker):
+        with contextlib.suppress(BadMessage):
+            decode_sentence(sealed(data))
 
 
 TARGETS = (whole, header, request, word, sentence)
@@ -76,8 +77,8 @@ def seeds() -> list[bytes]:
         (request, pack(take)[4:]),
         (request, pack(standing)[4:]),
         (word, b"1-1 4 8 -1"),
-        (sentence, encode(Report(1, 5, "2F3 of step 7", 0.5, 0.5, snapshots=[(1, 20)]))),
-        (sentence, encode(Stop("enough", 75))),
+        (sentence, encode(Report(1, 5, "2F3 of step 7", 0.5, 0.5, snapshots=[(1, 20)]))[4:]),
+        (sentence, encode(Stop("enough", 75))[4:]),
     ]
     return [bytes([TARGETS.index(target)]) + data for target, data in inputs]
 

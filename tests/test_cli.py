@@ -318,6 +318,8 @@ def test_help_of_every_command_shows_an_example(command, capsys):
         ("worker . --index -1", "--index"),
         ("worker . --patience nan", "not a finite number"),
         ("worker . --broker foo", "tcp://127.0.0.1:5600"),
+        ("broker . --run ../../x", "is no run's id"),
+        ("train . --resume a/b", "is no run's id"),
         ("broker . --bind foo", "ipc:///tmp/stageline"),
         ("status --broker foo", "begins with ipc:// or tcp://"),
         ("status --broker tcp://127.0.0.1", "a host and a port"),

@@ -114,6 +114,31 @@ def test_what_a_layer_raises_is_told_with_its_stage_and_action():
         line.step(torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64))
 
 
+class Interrupting(nn.Module):
+    """Ends its second call as Ctrl-C does, or `sys.exit`."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        super().__init__()
+        self.kind, self.calls = kind, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 2:
+            raise self.kind
+        return x
+
+
+@pytest.mark.parametrize(("kind", "told"), [(KeyboardInterrupt, KeyboardInterrupt), (SystemExit, ComputeFailed)])
+def test_a_line_that_was_interrupted_does_not_go_on_with_half_a_step(kind, told):
+    """It went on where it was, and an update was done twice."""
+    layers = [nn.Linear(4, 4), Interrupting(kind), nn.Linear(4, 2)]
+    line = Line(layers, cut=[2], loss=functional.mse_loss, optimizer=ADAM, microbatches=2)
+    with pytest.raises(told):
+        line.step(torch.ones(4, 4), torch.zeros(4, 2))
+    with pytest.raises(ComputeFailed, match=f"an earlier step failed .*{kind.__name__}"):
+        line.step(torch.ones(4, 4), torch.zeros(4, 2))
+
+
 def test_state_that_two_stages_would_share_is_refused():
     a, b = nn.Linear(4, 4), nn.Linear(4, 4)
     b.weight = a.weight

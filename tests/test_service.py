@@ -17,6 +17,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from broker.checksum import sealed
 from broker.control import (
     CONTROL_VERSION,
     Answer,
@@ -36,12 +37,13 @@ from broker.control import (
     StepRecord,
     Stop,
     StopRun,
+    Trim,
     Wait,
     decode_from_broker,
     encode,
 )
 from broker.core import Core
-from broker.errors import EndpointTaken
+from broker.errors import BadMessage, EndpointTaken, ForeignMessage
 from broker.run import Terms
 from broker.service import serve
 from broker.stores.memory import MemoryStore
@@ -154,23 +156,46 @@ def test_a_run_from_hello_to_goodbye(connect: Connect, transport: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "frames",
-    [
-        [b""],
-        [b"garbage"],
-        [b"\x81\xa2is\xa4none"],
-        [b"\x82\xa2is\xa3ask\xa4what\xa1\xff"],
-        [encode(Ask("status")), b""],
-    ],
-    ids=["empty", "no msgpack", "unknown sentence", "no UTF-8", "a frame too many"],
+    "words",
+    [b"", b"garbage", b"\x81\xa2is\xa4none", b"\x82\xa2is\xa3ask\xa4what\xa1\xff", 2000 * b"\x91"],
+    ids=["nothing", "no msgpack", "unknown sentence", "no UTF-8", "too deep"],
 )
-def test_what_cannot_be_read_is_answered_naming_the_version(connect: Connect, frames: list[bytes]):
+def test_what_is_whole_and_cannot_be_understood_is_answered_naming_the_version(connect: Connect, words: bytes):
     with served(core()) as (endpoint, _):
         line = connect(endpoint)
-        line.socket.send_multipart(frames)
+        line.socket.send(sealed(words))
         answer = line.hear()
         assert isinstance(answer, Refused)
-        assert answer.reason.startswith("this is not a sentence of control version 2")
+        assert answer.reason.startswith("this is not a sentence of control version 3")
+
+
+def test_what_arrives_damaged_is_not_answered_since_its_sender_says_it_again(connect: Connect):
+    with served(core()) as (endpoint, _):
+        line = connect(endpoint)
+        whole = encode(Ask("status"))
+        for frames in ([b""], [b"garbage"], [whole[:-1]], [whole[:9] + b"X" + whole[10:]], [whole, b""]):
+            line.socket.send_multipart(frames)
+        assert isinstance(line.say(Ask("queues")).hear(), Answer)
+        status = line.say(Ask("status")).hear()
+        assert isinstance(status, Answer)
+        assert status.facts["oddities"] == {"damaged": 5}
+
+
+@pytest.mark.parametrize("run", ["", "../evil", "/tmp/evil", "a/b", "{run}", "a\n", 201 * "a"])
+def test_a_run_whose_id_is_no_name_is_not_heard_of(run: str):
+    """It would be the name of a folder, and a part of keys."""
+    with pytest.raises(ForeignMessage):
+        decode_from_broker(encode(Assigned(run, 0, 1, 0)))
+
+
+@given(st.binary(max_size=40), st.integers(0, 10), st.integers(0, 7))
+def test_no_damaged_sentence_is_taken_for_another(words: bytes, place: int, bit: int):
+    """A Trim to a later step, which one changed byte can make of another, would delete what is still wanted."""
+    whole = bytearray(encode(Trim(20)))
+    whole[place] ^= 1 << bit
+    for damaged in (bytes(whole), words):
+        with pytest.raises(BadMessage):
+            decode_from_broker(damaged)
 
 
 def test_no_garbage_stops_the_broker(connect: Connect):

@@ -4,10 +4,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
 from broker.control import Answer, Ask, Exited, FromBroker, Refused, StopRun, ToBroker, decode_from_broker, encode
-from broker.errors import AddressUnusable
+from broker.errors import AddressUnusable, BadMessage
 from broker.post import open_box
 from pipeline.plan.passwords import masked
 
@@ -76,5 +74,5 @@ class Client:
         words = self._box.receive(timeout)
         try:
             return None if words is None else decode_from_broker(words)
-        except msgspec.MsgspecError:
+        except BadMessage:
             return None

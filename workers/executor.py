@@ -99,7 +99,7 @@ class Executor:
                     return None
         except (ComputeFailed, DataError):
             raise
-        except Exception as error:  # user code may raise anything; the cause is handed on
+        except (Exception, SystemExit) as error:  # user code may raise anything; the cause is handed on
             where = stage.at_layer if stage.at_layer == LOSS else f"layer {stage.at_layer}"
             raise ComputeFailed(
                 f"stage {stage.index} failed in {instruction}, {where}: {type(error).__name__}: {error}",

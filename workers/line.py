@@ -94,8 +94,8 @@ class Line:
             raise ComputeFailed(f"this line cannot go on: an earlier step failed ({self._broken}). Make a new one")
         try:
             return self._train(x, y)
-        except Exception as error:  # whatever it was, messages of the step are left in the queues
-            self._broken = str(error)
+        except BaseException as error:  # Ctrl-C too: messages of the step are left in the queues
+            self._broken = str(error) or type(error).__name__
             raise
 
     def _train(self, x: Tree, y: Tree) -> float | None:

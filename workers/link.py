@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic, sleep, time
 
-import msgspec
 import structlog
 
 from broker.control import (
@@ -29,6 +28,7 @@ from broker.control import (
     decode_from_broker,
     encode,
 )
+from broker.errors import BadMessage
 from broker.post import open_box
 from broker.watch import NOBODY
 from pipeline.plan.passwords import masked
@@ -133,6 +133,14 @@ class Link:
         self._box.close()
 
     def _serve(self, letters: Correspondence, ring: Callable[[], None]) -> None:
+        try:
+            self._converse(letters, ring)
+        except Exception as error:  # the compute loop must not go on deaf, whatever it was
+            log.exception("the line to the broker broke")
+            self.inbox.append(Stop(f"the line to the broker broke: {type(error).__name__}: {error}", 1))
+            ring()
+
+    def _converse(self, letters: Correspondence, ring: Callable[[], None]) -> None:
         while not self._leaving.is_set():
             now = monotonic()
             if self._box.renewed():
@@ -181,5 +189,5 @@ class Link:
         words = self._box.receive(timeout)
         try:
             return None if words is None else decode_from_broker(words)
-        except msgspec.MsgspecError:  # of another version, or not a broker's: `join` will run out of patience
+        except BadMessage:  # damaged, or not a broker's: what matters is said again, or `join` runs out of patience
             return None

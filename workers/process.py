@@ -104,6 +104,10 @@ def _run(plan: Plan, terms: Terms) -> int:
     link = Link(terms.broker, _introduction(job.plan, terms))
     try:
         assigned = link.join(terms.patience, lambda: demand_parent(terms.parent), company=terms.company)
+        if assigned.index >= len(job.plan.workers):
+            raise TurnedAway(
+                f"the broker gave place {assigned.index} of a plan with {len(job.plan.workers)} workers", 1
+            )
         watch = Watch(terms.parent)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
@@ -163,7 +167,7 @@ def _last_words(link: Link, incarnation: int, blame: Callable[[ComputeFailed], s
     except Stopped as stop:
         link.say(Goodbye(incarnation, str(stop)) if stop.told else Failed(incarnation, str(stop), stop.code))
         raise
-    except Exception as bug:  # the run must end, and say why, whatever it was
+    except BaseException as bug:  # the run must end, and say why, whatever it was
         link.say(Failed(incarnation, f"a bug in stageline: {type(bug).__name__}: {bug}", 1))
         raise
 

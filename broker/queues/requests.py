@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from ..checksum import crc32
+from ..checksum import checked, sealed
 from ..errors import BadMessage, ForeignMessage
 from ..header import MOST
 from ..message import Flow
@@ -60,8 +60,7 @@ _AnyRequest = TypeVar("_AnyRequest", Take, Standing)
 
 
 def pack(request: Take | Standing) -> bytes:
-    body = _VERSION + _encode(request)
-    return crc32(body).to_bytes(4, "little") + body
+    return sealed(_VERSION + _encode(request))
 
 
 def unpack_take(frame: bytes) -> Take:
@@ -75,8 +74,8 @@ def unpack_standing(frame: bytes) -> Standing:
 
 
 def _unpack(frame: bytes, decoder: "msgspec.msgpack.Decoder[_AnyRequest]") -> _AnyRequest:
-    body = frame[4:]
-    if len(body) < 1 or crc32(body) != int.from_bytes(frame[:4], "little"):
+    body = checked(frame)
+    if not body:
         raise BadMessage("a request between queue ends is damaged: its CRC-32 does not match")
     if body[0] != VERSION:
         raise ForeignMessage(

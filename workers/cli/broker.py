@@ -19,7 +19,9 @@ from .logs import log_to_stderr
     metavar="URL",
     help="Where to listen; broker.url of the plan if not given.",
 )
-@click.option("--run", metavar="ID", help="Go on with this run's records; a new run if not given.")
+@click.option(
+    "--run", metavar="ID", callback=kinds.run_id, help="Go on with this run's records; a new run if not given."
+)
 @click.option("--resume", is_flag=True, help="Go on with the run even if it was stopped.")
 @options.parent
 def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None, resume: bool, parent: int) -> int:

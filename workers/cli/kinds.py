@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+import msgspec
 
+from broker.control import RunId
 from pipeline.plan import urls
 from pipeline.plan.passwords import masked
 
@@ -38,6 +40,15 @@ def address(*, dials: bool) -> Callback:
         return value
 
     return checked
+
+
+def run_id(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The callback of an option that takes the id of a run, or "": it becomes the name of a folder."""
+    try:
+        return msgspec.convert(value, RunId) if value else value
+    except msgspec.ValidationError:
+        wanted = "letters, digits and - _ . with a letter or digit first, 200 at most"
+        raise click.BadParameter(f"{value!r} is no run's id: {wanted}") from None
 
 
 def _fault(url: str, *, dials: bool) -> str | None:

@@ -7,7 +7,7 @@ import msgspec
 
 from pipeline import timetable
 
-from . import options
+from . import kinds, options
 from .failure import Failure
 from .logs import log_to_stderr
 from .summary import summary
@@ -23,7 +23,12 @@ WIDE = 160  # columns of a timetable that does not go to a terminal
 @options.config
 @options.sets
 @click.option(
-    "--resume", metavar="[RUN]", is_flag=False, flag_value="", help="Go on with a stopped run; the newest if not named."
+    "--resume",
+    metavar="[RUN]",
+    is_flag=False,
+    flag_value="",
+    callback=kinds.run_id,
+    help="Go on with a stopped run; the newest if not named.",
 )
 @click.option(
     "--spares", type=click.IntRange(min=0), default=0, help="So many workers wait to take a lost one's place at once."
