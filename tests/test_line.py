@@ -131,7 +131,7 @@ class Interrupting(nn.Module):
 @pytest.mark.parametrize(("kind", "told"), [(KeyboardInterrupt, KeyboardInterrupt), (SystemExit, ComputeFailed)])
 def test_a_line_that_was_interrupted_does_not_go_on_with_half_a_step(kind, told):
     """It went on where it was, and an update was done twice."""
-    layers = [nn.Linear(4, 4), Interrupting(kind), nn.Linear(4, 2)]
+    layers = nn.Sequential(nn.Linear(4, 4), Interrupting(kind), nn.Linear(4, 2))
     line = Line(layers, cut=[2], loss=functional.mse_loss, optimizer=ADAM, microbatches=2)
     with pytest.raises(told):
         line.step(torch.ones(4, 4), torch.zeros(4, 2))

@@ -181,7 +181,7 @@ def test_what_arrives_damaged_is_not_answered_since_its_sender_says_it_again(con
         assert status.facts["oddities"] == {"damaged": 5}
 
 
-@pytest.mark.parametrize("run", ["", "../evil", "/tmp/evil", "a/b", "{run}", "a\n", 201 * "a"])
+@pytest.mark.parametrize("run", ["", "../evil", "/evil", "a/b", "{run}", "a\n", 201 * "a"])
 def test_a_run_whose_id_is_no_name_is_not_heard_of(run: str):
     """It would be the name of a folder, and a part of keys."""
     with pytest.raises(ForeignMessage):
