@@ -254,6 +254,22 @@ def test_a_killed_worker_ends_the_run_with_its_stage_its_microbatch_and_its_end(
     assert "The logs are in runs/small-" in errors
 
 
+def test_queues_that_cannot_be_opened_are_named_by_the_run(desk):
+    """That stood in the log of a worker, which was started again and again."""
+    train = desk.command("train", ".", "--set", "queues.url=tcp://192.0.2.1:0")
+    assert train.returncode == 1
+    assert "its queues cannot be opened: cannot listen at tcp://192.0.2.1:0" in train.stderr
+    assert "this machine has no such address" in train.stderr
+
+
+def test_a_broker_that_waits_for_its_records_is_named_by_the_run(desk):
+    """Its workers said that there was no broker."""
+    train = desk.command("train", ".", "--set", f"broker.store=redis://127.0.0.1:{free_port()}/0")
+    assert train.returncode == 1
+    assert "The broker said last: " in train.stderr
+    assert "waits for its records: Redis at redis://127.0.0.1:" in train.stderr
+
+
 def test_a_killed_supervisor_takes_everybody_along(desk):
     train = desk.start("train", ".", "--set", "run.steps=1000000")
     until(train.stderr, "running")

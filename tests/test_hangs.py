@@ -1,6 +1,7 @@
-"""Workers that are alive and do nothing: they hang in user code, or are stopped and wake up as zombies."""
+"""Workers that end without being killed: they hang in user code, are told to go, or wake up as zombies."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -54,6 +55,18 @@ def test_a_hanging_worker_whose_place_a_spare_has_is_ended(nursery: Nursery, tmp
     going.wait_for(lambda: not Path(f"/proc/{hung}").exists())
     assert "tiny: running" in going.ask("status")
     assert going.digest() == expected(120)
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_worker_that_is_told_to_go_is_replaced_like_one_that_is_killed(
+    spares: int, nursery: Nursery, tmp_path: Path
+) -> None:
+    """It ended the whole run, though a machine that is wanted back begins with this signal."""
+    going = WholeRun(nursery, plan_in(tmp_path), "run.steps=60", spares=spares)
+    going.until_checkpoint(2)
+    os.kill(min(going.pids()), signal.SIGTERM)
+    assert going.digest() == expected(60)
+    assert going.end()["facts"]["restarts"] == 1
 
 
 @pytest.mark.faults

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 from types import FrameType
 
+INTERRUPTED = 130  # the exit code of whoever a signal has ended
 ORPHANED = 0.25  # seconds after which a worker notices that its supervisor is gone
 
 
@@ -38,13 +39,13 @@ class Watch:
     def check(self) -> None:
         """Raises `Stopped` if it should."""
         if self._signal:
-            raise Stopped(f"interrupted by {signal.Signals(self._signal).name}", 130)
+            raise Stopped(f"interrupted by {signal.Signals(self._signal).name}", INTERRUPTED)
         if monotonic() >= self._look:
             self._look = monotonic() + ORPHANED
             demand_parent(self._parent)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self._signal:  # the second: at once, whatever the compute loop is in
-            os._exit(130)
+            os._exit(INTERRUPTED)
         self._signal = number
         self.on_signal()

@@ -15,8 +15,7 @@ import structlog
 import torch
 
 from broker.control import Assigned, Failed, Finished, Goodbye
-from broker.errors import BrokerError
-from broker.redis_fitness import RedisUnfit
+from broker.errors import BrokerError, EndpointTaken
 from pipeline.data import DataError
 from pipeline.errors import ForeignState
 from pipeline.model import ModelRefused
@@ -30,7 +29,7 @@ from .correspondence import Introduction, TurnedAway
 from .ear import Ear
 from .executor import ComputeFailed, Executor
 from .job import Job, prepare
-from .leaving import Stopped, Watch, demand_parent
+from .leaving import INTERRUPTED, Stopped, Watch, demand_parent
 from .link import Link
 from .manifest import SnapshotDamaged
 from .progress import Progress
@@ -129,7 +128,8 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: Watch, terms: Terms, 
         return told(job, executor, queues, error, run, incarnation)
 
     run, incarnation, start = assigned.run, assigned.incarnation, assigned.step
-    with closing(_open(job, assigned, link, folder, make_room)) as queues, _last_words(link, incarnation, blame):
+    last_words = _last_words(link, incarnation, blame, replaced=job.plan.recovery.on)
+    with closing(_open(job, assigned, link, folder, make_room)) as queues, last_words:
         executor = job.executor(assigned.index)
         recorder = recorder_of(job.plan, assigned.index, run, incarnation, start)
         carrier = _carrier(job, assigned, executor, recorder)
@@ -151,8 +151,13 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: Watch, terms: Terms, 
 
 
 @contextmanager
-def _last_words(link: Link, incarnation: int, blame: Callable[[ComputeFailed], str]) -> Iterator[None]:
-    """Tells the broker why the work within ends early; of what the user's own code raised, what `blame` says."""
+def _last_words(
+    link: Link, incarnation: int, blame: Callable[[ComputeFailed], str], *, replaced: bool
+) -> Iterator[None]:
+    """Tells the broker why the work within ends early; of what the user's own code raised, what `blame` says.
+
+    A worker that is interrupted ends the run, unless it can be `replaced`: then it only leaves its place.
+    """
     try:
         yield
     except ComputeFailed as error:
@@ -165,7 +170,8 @@ def _last_words(link: Link, incarnation: int, blame: Callable[[ComputeFailed], s
         link.say(Failed(incarnation, str(error), 78 if isinstance(error, DataError) else 1))
         raise
     except Stopped as stop:
-        link.say(Goodbye(incarnation, str(stop)) if stop.told else Failed(incarnation, str(stop), stop.code))
+        leaves = stop.told or (stop.code == INTERRUPTED and replaced)
+        link.say(Goodbye(incarnation, str(stop)) if leaves else Failed(incarnation, str(stop), stop.code))
         raise
     except BaseException as bug:  # the run must end, and say why, whatever it was
         link.say(Failed(incarnation, f"a bug in stageline: {type(bug).__name__}: {bug}", 1))
@@ -173,11 +179,14 @@ def _last_words(link: Link, incarnation: int, blame: Callable[[ComputeFailed], s
 
 
 def _open(job: Job, assigned: Assigned, link: Link, folder: Path, make_room: Callable[[str], None]) -> WorkerQueues:
-    """The worker's queues. An address that cannot be understood is told of: a replacement could do no better."""
+    """The worker's queues. If they cannot be had, the broker is told: a replacement could do no better, unless a
+    predecessor that hangs still has the address."""
     try:
         return open_queues(job, assigned, folder, make_room)
-    except RedisUnfit as error:
-        link.say(Failed(assigned.incarnation, str(error), 1))
+    except (BrokerError, OSError) as error:  # OSError: a name that cannot be resolved
+        reason = f"its queues cannot be opened: {error}"
+        hinders = isinstance(error, EndpointTaken) and assigned.step > 0
+        link.say(Goodbye(assigned.incarnation, reason) if hinders else Failed(assigned.incarnation, reason, 1))
         raise
 
 

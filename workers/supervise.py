@@ -26,7 +26,8 @@ POLL = 0.1  # seconds between two looks at the processes and at the broker's sta
 ANSWER = 0.5  # seconds that the broker gets to answer; one that was killed is not noticed meanwhile
 _BEFORE_IT_SPOKE = ("had not begun", "before it joined")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is started again, doubling each time
-_FINAL = frozenset({0, 2, 3, 69, 75, 78, 130})  # exit codes after which a worker is not started again
+_FINAL = frozenset({0, 2, 3, 69, 75, 78})  # exit codes after which a worker is not started again
+NO_BROKER = 3  # the exit code of who has not found the broker
 SAVING = 5.5  # seconds that the workers of an interrupted run get to finish and save a step
 RESTARTS = 5  # of a broker that does not stay up
 FAREWELL = 1.0  # seconds that a worker which has lost its place gets to leave by itself
@@ -160,6 +161,8 @@ class _Watch:
             status = self._crew.workers[name].returncode
             if status and not self._comes_back(status) and monotonic() - when > VERDICT:
                 words = f"{_in_words(name)} has left: {self._crew.last_words(name)}"
+                if status == NO_BROKER:  # it was started here, so the cause is there
+                    return Outcome(1, f"{words}\nThe broker said last: {self._crew.last_words('broker')}", self.facts)
                 return Outcome(status if status > 0 else 1, words, self.facts)
         return None
 
