@@ -41,6 +41,7 @@ from .store import Kept, Store
 from .watch import NOBODY, Failure, Watch
 
 TRIM_EVERY = 0.05  # seconds between two announcements
+RESUMING = 600.0  # seconds that a resumed run without records waits for all its workers
 AWAY = 0.5  # seconds between two ticks from which on the broker may be called away, however short the lease
 
 
@@ -124,7 +125,10 @@ class Core:
     def _take_up(self, kept: Kept, now: float) -> None:
         self.ledger.restore(kept.finished, kept.losses)
         self.crew.take_up(kept.facts, now)
-        if kept.facts.get("resumed"):
+        resumed = kept.facts.get("resumed")
+        if resumed and resumed.get("lost") and self.terms.restarts:
+            self.reception.elect("the run is resumed, and there are no records of it here", now, resumed=True)
+        elif resumed:
             self._resume(now)
         elif kept.facts.get("outcome"):
             self.outcome = msgspec.convert(kept.facts["outcome"], Outcome)
@@ -143,7 +147,10 @@ class Core:
     def _from_worker(self, sender: bytes, said: Report | Finished | Failed | Goodbye, now: float) -> list[Send]:
         member = self.registry.current(said.incarnation)
         if isinstance(said, Report) and self.crew.is_behind(said.complete, said.incarnation):
-            self.reception.elect(f"a worker knows of checkpoint {said.complete}, the broker's records do not", now)
+            self.reception.elect(
+                f"a worker knows of checkpoint {said.complete}, and the broker's records are older",
+                now,
+            )
         if member is None or self.reception.election is not None:
             return self._to_stranger(sender, said)
         self.registry.hear(member, sender, now)
@@ -160,8 +167,12 @@ class Core:
 
     def _recollect(self, election: Election, now: float) -> list[Send]:
         """While the records are lost, everyone is listened to, and nothing else is decided."""
-        if now - election.began < max(self.terms.patience, self.terms.lease) or not election.unknown:
-            return self.reception.settle(now)
+        patience = RESUMING if election.resumed else max(self.terms.patience, self.terms.lease)
+        if now - election.began < patience or not election.unknown:
+            sends = self.reception.settle(now)
+            if self.reception.election is None and election.resumed:
+                self.store.put("resumed", {})
+            return sends
         places = " and ".join(place_in_words(index, self.registry.placement[index]) for index in election.unknown)
         what = f"the broker's records are lost, and nobody came who could say which snapshots there are of {places}"
         return self._fail(Failure(f"{what}; start a worker where they are", NOBODY))

@@ -63,6 +63,15 @@ class Crew:
         self._store.go_back(range(self._terms.schedule.stages), verdict.step)
         self._keep()
 
+    def find_again(self, step: int) -> None:
+        """The records are lost, and nobody is at work: all stages will begin at `step`, which has snapshots."""
+        stages = range(self._terms.schedule.stages)
+        self.registry.reopen()
+        self.checkpoints.settle(step)
+        self._ledger.settle(stages, step)
+        self._store.go_back(stages, step)
+        self._keep()
+
     def is_strange(self, incarnation: int) -> bool:
         """Whether the records must be lost, or older than the run, since they do not know a worker of it."""
         return self._terms.restarts > 0 and self.registry.is_foreign(incarnation)

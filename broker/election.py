@@ -36,9 +36,13 @@ class Verdict:
 
 
 class Election:
-    """Begun at `now`, in seconds since the epoch as all times here; it takes at least a `lease`."""
+    """Begun at `now`, in seconds since the epoch as all times here; it takes at least a `lease`.
 
-    def __init__(self, placement: Placement, lease: float, now: float) -> None:
+    Or, if the run is `resumed` and nobody is at work, until everybody who is to be has said what there is on the disks.
+    """
+
+    def __init__(self, placement: Placement, lease: float, now: float, *, resumed: bool = False) -> None:
+        self.resumed = resumed
         self._placement = placement
         self.began = now
         self._ends = now + lease
@@ -52,7 +56,8 @@ class Election:
     @property
     def unknown(self) -> list[int]:
         """The indexes of whose stages nobody can say which snapshots there are."""
-        looked = [voice.hello for voice in self._voices.values() if voice.hello.snapshots is not None]
+        said = (voice.hello for voice in self._voices.values())
+        looked = [hello for hello in said if hello.snapshots is not None and not (self.resumed and hello.spare)]
         places = {hello.memory.index if hello.memory is not None else hello.claim for hello in looked}
         anywhere = sum(hello.memory is None and hello.claim is None for hello in looked)
         silent = [index for index in range(len(self._placement)) if index not in places]
@@ -64,6 +69,8 @@ class Election:
 
     def verdict(self, now: float) -> Verdict | None:
         """The decision; None as long as somebody may still say something that matters."""
+        if self.resumed and not self._owners:
+            return None if self.unknown else Verdict(self._newest, {})
         if now < self._ends or (self.unknown and not self._at_the_beginning):
             return None
         step, owners = self._newest, self._owners

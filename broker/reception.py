@@ -41,7 +41,7 @@ class Reception:
         if outcome is not None and self._belongs(hello):
             return [(sender, outcome.farewell)]
         if self._shows_a_loss(hello):
-            self.elect(f"{hello.name} knows more of the run than the broker's records", now)
+            self.elect(f"{hello.name} knows more of the run than the broker's records, which are lost, or too old", now)
         before = self._crew.registry.incarnation
         members = self._crew.registry.members.values()
         match misfit(hello, self._terms, outcome) or apart(hello, members) or self._place(hello, sender, now):
@@ -57,11 +57,11 @@ class Reception:
                 self.spares.note(hello, sender, now)
                 return [(sender, standby)]
 
-    def elect(self, why: str, now: float) -> None:
+    def elect(self, why: str, now: float, *, resumed: bool = False) -> None:
         """The records are lost, or too old: asks everyone."""
         if self.election is None:
-            self._journal.warn(f"{why}: they are lost, or too old, and everyone is asked how far the run is")
-            self.election = Election(self._crew.registry.placement, self._terms.lease, now)
+            self._journal.warn(f"{why}: everyone is asked how far the run is")
+            self.election = Election(self._crew.registry.placement, self._terms.lease, now, resumed=resumed)
             self.roll_call = None
 
     def call_the_roll(self) -> None:
@@ -97,10 +97,17 @@ class Reception:
         verdict = self.election.verdict(now) if self.election is not None else None
         if self.election is None or verdict is None:
             return []
-        self._crew.settle(self.election, verdict, now)
+        anew = self.election.resumed and not verdict.kept
+        if anew:
+            self._crew.find_again(verdict.step)
+        else:
+            self._crew.settle(self.election, verdict, now)
         self.election = None
+        if anew and self._crew.begins_anew:
+            self.call_the_roll()
         kept = self._crew.registry.present()
-        self._journal.tell(f"the run stands at checkpoint {verdict.step}; {len(kept)} workers go on where they are")
+        others = "" if anew else f"; {len(kept)} workers go on where they are"
+        self._journal.tell(f"the run stands at checkpoint {verdict.step}{others}")
         return [send for member in kept for send in self.assign(member)]
 
     def call(self, now: float) -> list[Send]:

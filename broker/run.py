@@ -86,18 +86,21 @@ def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False) -> str:
 
     What another run left, if it has ended, is forgotten. With `resume`, the run in the store goes on however it was
     stopped: all places are free, and whoever takes one begins at the newest complete checkpoint; a finished run stays
-    finished. Raises `OtherRun` if the run in the store has not the digest `plan`.
+    finished. If the store has lost it, the workers will be asked for their snapshots.
+    Raises `OtherRun` if the run in the store has not the digest `plan`.
     """
     facts = store.load().facts
     kept = msgspec.convert(facts["run"], _Name) if "run" in facts else None
     if kept is not None and resume:
         run = _checked(kept, plan)
         store.put("run", {"id": run, "plan": plan})  # the first write: from here on it is this broker's
-        if not _finished(facts):
+        if not _finished(facts) and not facts.get("resumed"):
             store.put("resumed", {"all": True})  # for the core, which knows what that means
         return run
     if kept is None or (facts.get("outcome") and kept.id != fresh):
         store.begin()
+        if resume:  # before the run's id: whoever finds that finds this
+            store.put("resumed", {"lost": True})
         store.put("run", {"id": fresh, "plan": plan})
         return fresh
     run = _checked(kept, plan)

@@ -101,6 +101,24 @@ def test_the_complete_checkpoint_before_the_newest_is_kept_and_what_is_older_is_
     assert 1 <= len(older_than(going, complete_of(going))) <= 2
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_resumed_run_without_records_goes_on_with_its_snapshots(
+    damaged: bool, nursery: Nursery, tmp_path: Path
+) -> None:
+    """It was refused, as if there were no run."""
+    plan = plan_in(tmp_path)
+    before, _ = stopped(nursery, plan)
+    *_, older, newest = older_than(before, STEPS)  # on the disks there may be a newer one than the broker had heard of
+    for file in before.folder.glob(f"{runs.STORE}*"):
+        file.unlink()
+    if damaged:
+        flip(snapshot(before, 1, newest) / "weights.safetensors")
+    resumed = WholeRun(nursery, plan, LENGTH, resume=True)
+    assert resumed.digest() == expected(STEPS)
+    assert "there are no records of it here: everyone is asked how far the run is" in resumed.log("broker")
+    assert f"every stage begins at step {older if damaged else newest}" in resumed.log("broker")
+
+
 @pytest.mark.parametrize(
     ("harm", "name"),
     [(flip, "weights.safetensors"), (unreadable, "training.safetensors"), (Path.unlink, "manifest.json")],

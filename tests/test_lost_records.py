@@ -33,7 +33,7 @@ def test_workers_go_on_under_a_broker_that_has_lost_its_records(desk: Desk, tmp_
     for file in folder.glob("broker.sqlite*"):
         file.unlink()
     second = desk.start(*broker)
-    until(second.stderr, "they are lost, or too old")
+    until(second.stderr, "which are lost, or too old")
     until(second.stderr, "2 workers go on where they are")
     assert [worker.wait() for worker in workers] == [0, 0]
     assert second.wait() == 0

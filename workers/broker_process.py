@@ -57,6 +57,8 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
     # First the address: a broker that does not get it must leave the records to the one that has it.
     with closing(open_office(place.url)) as office, closing(open_store(plan, place.run, signals.note_waiting)) as store:
         terms = Terms.of(plan, schedule)
+        if place.resume and not store.load().facts:  # else they tell of which plan the run is
+            runs.demand_same(plan, folder)
         run = run_of(store, terms.plan, place.run, resume=place.resume)
         keep(folder, runs.PLAN, plan.as_mapping())  # not before: another plan's broker must leave this run's alone
         core = Core(terms, store, run, time())

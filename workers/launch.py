@@ -19,7 +19,7 @@ from .local import run_memory
 from .processes import Local, Spawn
 from .reserve import Reserve
 from .result import Result, keep, result_of
-from .stores import demand_records, kept_store
+from .stores import kept_store
 from .supervise import Facts, Outcome, run
 
 IN_MEMORY = "memory://"
@@ -66,7 +66,6 @@ def ready(plan: Plan, resume: str | None = None, spares: int = 0) -> Launch:
     job = prepare(plan)
     if resume is not None:
         runs.demand_same(job.plan, runs.folder(plan, name))
-        demand_records(plan, name)
     expected = forecast_of(job)
     folder = runs.make_folder(plan, name)
     if resume is None:  # a run that goes on has its own plan there

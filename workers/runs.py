@@ -33,12 +33,11 @@ class NoSuchRun(Exception):
 
 def to_resume(plan: Plan, run: str) -> str:
     """The run to go on with: `run`, or the newest of the plan's name if that is "". Raises `NoSuchRun`."""
-    begun = STORE if plan.broker.store == IN_FOLDER else PLAN
-    if run and not (folder(plan, run) / begun).exists():
+    if run and not is_run(folder(plan, run)):
         raise NoSuchRun(f"there is no run {run} in {plan.run.dir}; `stageline train` without --resume begins one")
     if run:
         return run
-    files = sorted(plan.run.dir.glob(f"{plan.run.name}-*/{begun}"), key=_started)
+    files = sorted(plan.run.dir.glob(f"{plan.run.name}-*/{PLAN}"), key=_started)
     unfinished = [file.parent.name for file in files if not (file.parent / RESULT).exists()]
     if not unfinished:
         raise NoSuchRun(f"no unfinished run of {plan.run.name} is in {plan.run.dir}; leave out --resume to begin one")

@@ -1,13 +1,11 @@
 """Opens the broker's records where the plan's `broker.store` says they are. For one broker at a time."""
 
 from collections.abc import Callable
-from contextlib import closing
 
 from broker.errors import BrokerError
 from broker.store import Store
 from broker.stores.sqlite import SqliteStore
 from pipeline.plan import Plan
-from pipeline.plan.passwords import masked
 
 from . import runs
 
@@ -31,16 +29,3 @@ def kept_store(plan: Plan, run: str) -> Store | None:
         return open_store(plan, run)
     except BrokerError:
         return None
-
-
-def demand_records(plan: Plan, run: str) -> None:
-    """Raises `NoSuchRun` if the server that keeps the records of `run` has lost them: it would begin anew."""
-    if plan.broker.store == runs.IN_FOLDER:
-        return
-    with closing(open_store(plan, run)) as store:
-        lost = "run" not in store.load().facts
-    if lost:
-        raise runs.NoSuchRun(
-            f"{masked(plan.broker.store)} has no records of run {run}; was it emptied? Put them back, or leave out "
-            f"--resume to begin another run. Its snapshots are in {runs.folder(plan, run)}"
-        )

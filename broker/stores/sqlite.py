@@ -101,4 +101,8 @@ class SqliteStore:
         try:
             yield
         except sqlite3.Error as error:
-            raise StoreUnusable(f"the broker cannot keep its records in {self._path}: {error}") from error
+            broken = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+            raise StoreUnusable(
+                f"the broker cannot keep its records in {self._path}: {error}"
+                + (". Move it away, and resume the run: it goes on with what the workers know" if broken else "")
+            ) from error

@@ -81,7 +81,8 @@ class World:
             self.store, self._complete = FragileStore(), 0
 
     def resume(self) -> None:
-        """Everybody is gone, and the run is resumed as a whole. What can be damaged of its newest checkpoint is."""
+        """Everybody is gone, and the run is resumed as a whole, perhaps without records. What can be damaged of its
+        newest checkpoint is."""
         complete, disk = self.core.crew.checkpoints.complete, self.around.disk
         for worker in list(self.workers):
             worker.end(-9)
@@ -92,6 +93,9 @@ class World:
         if complete and any(step < complete for step in disk.common()) and self.around.dice.random() < 0.8:
             disk.damage(self.around.dice.choice(stages), complete)
             self.fired["a checkpoint is damaged"] += 1
+        if self.around.dice.random() < 0.3:
+            self.store = FragileStore()
+            self.fired["and it has no records any more"] += 1
 
     def keep_copy_of_records(self, seconds: float, then: Callable[[], object] = lambda: None) -> None:
         """The broker dies after `seconds`, and the next one knows what is known now. `then` happens with it."""
