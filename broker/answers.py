@@ -55,6 +55,7 @@ def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
         "losses": {str(step): losses[step] for step in sorted(step for step in losses if step >= first)},
         "metrics": {name: _sayable(value) for name, value in core.metrics.items()},
         "checkpoint": core.crew.checkpoints.complete if core.terms.snapshots else None,
+        "recollecting": core.reception.election is not None,  # the records are lost, and everyone is asked
         "damaged": list(core.reception.damages),  # newer snapshots, when the run was resumed
         "restarts": core.replacing.total,
         "recovering": [_gap(core, gap, now) for gap in core.replacing.gaps.values()],

@@ -119,7 +119,8 @@ class Core:
 
     def _after_the_end(self, now: float) -> list[Send]:
         for loss in self.registry.losses(now):
-            loss.member.standing = Standing.LOST
+            done = loss.member.standing is Standing.FINISHED
+            loss.member.standing = Standing.LEFT if done else Standing.LOST
         return []
 
     def _take_up(self, kept: Kept, now: float) -> None:

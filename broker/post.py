@@ -18,7 +18,9 @@ Letter = tuple[bytes, bytes]  # who is at the other end, and a sentence
 class Box(Protocol):
     """One end of a line to the broker. For one thread at a time."""
 
-    trouble: str  # why nobody can be reached, if that is known; "" if it is not
+    @property
+    def trouble(self) -> str:
+        """Why nobody can be reached, if that is known; "" if it is not."""
 
     def send(self, sentence: bytes) -> bool:
         """False if there is no broker at the moment: the sentence is lost."""

@@ -161,6 +161,13 @@ def test_the_run_is_finished_when_all_workers_are(talk: Talk):
     assert status["weights_sha256"] == weights_sha256(dict(finished(0).digests) | dict(finished(1).digests))
 
 
+def test_who_leaves_after_the_end_is_not_lost(talk: Talk):
+    talk.say(name(0), finished(0)), talk.say(name(1), finished(1))
+    assert [worker["standing"] for worker in talk.status()["workers"]] == ["finished", "finished"]  # type: ignore[attr-defined]
+    talk.after(11.0)
+    assert [worker["standing"] for worker in talk.status()["workers"]] == ["left", "left"]  # type: ignore[attr-defined]
+
+
 def test_who_missed_the_end_is_told_again(talk: Talk):
     talk.say(name(0), finished(0)), talk.say(name(1), finished(1))
     stop = Stop("all steps are done", 0)

@@ -125,7 +125,7 @@ class _Host:
         """Asked again and again. After a signal it stops the run: workers are told when they next report. A run that is
         over keeps the broker no longer then."""
         if self._signals.count and not self._core.dismissed:
-            self._core.handle(b"", StopRun("the broker was interrupted, nothing saved", INTERRUPTED), time())
+            self._core.handle(b"", StopRun("the broker was interrupted", INTERRUPTED), time())
         if not self._over and self._core.outcome is not None:
             self._over = True
             self._keep_result()

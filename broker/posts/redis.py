@@ -167,9 +167,12 @@ class RedisOffice:
 
     def _placed(self) -> bool:
         tenure = b"%d" % int(TENURE * 1000)
-        taken = (b"SET", self._keys.broker, self._me, b"NX", b"PX", tenure)
-        if self._link.ask(*taken) is None and self._holder() != self._me:
-            return False
+        while self._link.ask(b"SET", self._keys.broker, self._me, b"NX", b"PX", tenure) is None:
+            holder = self._holder()
+            if holder == self._me:
+                break
+            if holder is not None:  # else it has left just now
+                return False
         self._link.ask(b"PEXPIRE", self._keys.broker, tenure)
         self._said = monotonic()
         return True

@@ -1,10 +1,13 @@
 """Sentences over ZeroMQ: the broker has a ROUTER, everyone else a DEALER."""
 
+import socket
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
+
+from pipeline.plan.passwords import masked
 
 from ..binding import listening
 from ..errors import AddressUnusable
@@ -16,9 +19,8 @@ _BATCH = 1000  # sentences handled in one turn at most, so that leases and trims
 class ZeroMQBox:
     """See `Box`."""
 
-    trouble = ""
-
     def __init__(self, url: str, *, keeps: bool = False) -> None:
+        self._url = url
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set(zmq.LINGER, 500)
@@ -44,6 +46,18 @@ class ZeroMQBox:
         if not self._socket.poll(max(0, int(timeout * 1000))):
             return None
         return self._socket.recv()
+
+    @property
+    def trouble(self) -> str:
+        """Only that a name says nothing can be known: ZeroMQ tries again without a word."""
+        host = self._url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        if not self._url.startswith("tcp://"):
+            return ""
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            return f"the name {host!r} in {masked(self._url)} cannot be resolved: {error.strerror}"
+        return ""
 
     def renewed(self) -> bool:
         new = False

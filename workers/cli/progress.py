@@ -98,6 +98,8 @@ def phase(facts: Facts, steps: int) -> str:
     """What the run as a whole is at, of its `steps` training steps."""
     if held_up := _held_up(facts):
         return held_up
+    if facts["recollecting"]:
+        return "the broker's records are lost: asking the workers how far the run is"
     if facts["missing"]:
         return f"waiting for worker {', '.join(map(str, facts['missing']))}"
     if facts["phase"] == "running" and facts["finished_floor"] >= steps:
