@@ -53,6 +53,8 @@ def load(reference: str, base: Path, key: str) -> Any:
         where, _, name = reference.rpartition(".")
     if not where or not name:
         raise ModelRefused(f'{key} = "{reference}" names nothing. Write "file.py:name" or "package.module.name".')
+    if name == "py":
+        raise ModelRefused(f'{key} = "{reference}" is a file: write "{reference}:NAME" for a NAME in it.')
     module = _load_file(base / where, key) if colon else _load_module(where, reference, key)
     if not hasattr(module, name):
         there = ", ".join(sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))[:12])

@@ -31,6 +31,7 @@ REFUSED = {
         change("stageline.toml", "model.py:build", "model.py:biuld"),
         ["model.factory", "biuld", "It has: accuracy, build"],
     ),
+    "only a file": (change("stageline.toml", "model.py:build", "model.py"), ["model.factory", '"model.py:NAME"']),
     "missing file": (change("stageline.toml", "model.py:build", "modle.py:build"), ["model.factory", "modle.py"]),
     "factory that raises": (
         change("model.py", "    return nn.Seq", "    raise RuntimeError('no weights today')\n    return nn.Seq"),
