@@ -1,4 +1,4 @@
-"""The folder of snapshots: what is there is whole, whoever was killed; the newest complete checkpoint is found."""
+"""The folder of snapshots: what is there is whole, whoever was killed."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import torch
 
 from pipeline.state import StageState
 from states import difference, make_state
-from workers.checkpoints import Checkpoints, Newest, SnapshotFailed, SnapshotsDiffer
+from workers.checkpoints import Checkpoints, SnapshotFailed, SnapshotsDiffer
 from workers.manifest import MANIFEST, Origin, SnapshotDamaged
 from workers.snapshot import TRAINING, WEIGHTS, Snapshot
 
@@ -72,45 +72,15 @@ def test_all_of_a_snapshot_is_on_the_disk_before_it_has_its_name(checkpoints, mo
     assert after == [str(home)]
 
 
-def test_a_checkpoint_is_complete_when_every_stage_has_its_snapshot(checkpoints):
-    assert checkpoints.newest_complete(2) == Newest(None)
-    put(checkpoints, (0, 0), (0, 20), (0, 40), (0, 60))
-    assert checkpoints.newest_complete(2) == Newest(None)
-    put(checkpoints, (1, 0), (1, 40))
-    assert checkpoints.newest_complete(2) == Newest(40)
-    put(checkpoints, (1, 20), (1, 80))
-    assert checkpoints.newest_complete(2) == Newest(40)
-    assert checkpoints.newest_complete(1) == Newest(60)
-
-
 def test_steps_are_ordered_as_numbers_however_many_digits_they_have(checkpoints):
     put(checkpoints, (0, 9), (0, 10**10), (0, 10**9))
     (checkpoints.folder / "stage-0" / "step-by-step").mkdir()
     assert checkpoints.steps(0) == [9, 10**9, 10**10]
 
 
-def test_an_older_complete_checkpoint_is_used_when_the_newest_is_damaged_and_the_damage_is_named(checkpoints):
-    put(checkpoints, *((stage, step) for stage in range(3) for step in (20, 40, 60)))
-    with (checkpoints.path(1, 60) / WEIGHTS).open("r+b") as file:
-        file.truncate(100)
-    (checkpoints.path(2, 60) / MANIFEST).unlink()
-    (checkpoints.path(0, 40) / TRAINING).unlink()
-    found = checkpoints.newest_complete(3)
-    assert found.step == 20
-    for damage, place, name in zip(
-        found.damages, [(1, 60), (2, 60), (0, 40)], [WEIGHTS, MANIFEST, TRAINING], strict=True
-    ):
-        assert str(checkpoints.path(*place)) in damage
-        assert name in damage
-
-
-def test_snapshots_of_another_plan_are_passed_over_by_name(checkpoints):
+def test_a_snapshot_of_another_plan_is_refused_by_name(checkpoints):
     put(checkpoints, (0, 20), (0, 40))
     other = Checkpoints(checkpoints.folder, Origin("digits-1", "c0de" * 16))
-    found = other.newest_complete(1)
-    assert found.step is None
-    assert all("another plan" in damage for damage in found.damages)
-    assert len(found.damages) == 2
     with pytest.raises(SnapshotDamaged, match="another plan"):
         other.load(0, 20)
 
@@ -152,17 +122,6 @@ def test_a_damaged_snapshot_is_replaced(checkpoints, name):
     put(checkpoints, (0, 20), incarnation=2, state=STATES[1])
     assert not difference(checkpoints.load(0, 20).state, STATES[1])
     assert not list(checkpoints.folder.glob("*/.*"))
-
-
-def test_a_listing_shows_every_snapshot_damaged_ones_too(checkpoints):
-    put(checkpoints, (1, 20), (0, 20), (0, 40))
-    (checkpoints.path(0, 40) / MANIFEST).unlink()
-    entries = checkpoints.listing()
-    assert [(entry.step, entry.stage) for entry in entries] == [(20, 0), (20, 1), (40, 0)]
-    assert entries[0].manifest is not None
-    assert entries[0].manifest.incarnation == 1
-    assert entries[0].bytes == sum(file.stat().st_size for file in entries[0].path.iterdir())
-    assert (entries[2].manifest, entries[2].problem) == (None, f"{MANIFEST} is missing")
 
 
 @contextmanager

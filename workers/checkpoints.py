@@ -9,7 +9,6 @@ A checkpoint is complete when every stage has its snapshot of that step.
 import re
 import secrets
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from .manifest import Manifest, Origin, SnapshotDamaged, read_manifest
@@ -30,26 +29,6 @@ class SnapshotFailed(Exception):
 
 class SnapshotsDiffer(SnapshotFailed):
     """The stage was at this step before, with other bits: something in the run is not deterministic."""
-
-
-@dataclass(frozen=True, slots=True)
-class Newest:
-    """The newest complete checkpoint's step (None: there is none), and why newer snapshots were passed over."""
-
-    step: int | None
-    damages: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A snapshot as a listing shows it, its tensors unread. `manifest` is None if that is damaged: see `problem`."""
-
-    stage: int
-    step: int
-    path: Path
-    bytes: int
-    manifest: Manifest | None
-    problem: str = ""
 
 
 class Checkpoints:
@@ -100,17 +79,6 @@ class Checkpoints:
         homes = (_HOME.fullmatch(path.name) for path in _entries(self.folder))
         return sorted((int(name[1]), step) for name in homes if name for step in self.steps(int(name[1])))
 
-    def newest_complete(self, stages: int) -> Newest:
-        """The newest step of which all `stages` have a snapshot that can be used. Raises `OSError`."""
-        damages: list[str] = []
-        common = set.intersection(*(set(self.steps(stage)) for stage in range(stages)))
-        for step in sorted(common, reverse=True):
-            found = [damage for stage in range(stages) for damage in self._damage(stage, step)]
-            damages += found
-            if not found:
-                return Newest(step, tuple(damages))
-        return Newest(None, tuple(damages))
-
     def forget(self, stage: int, below: int) -> None:
         """Deletes the stage's snapshots of steps before `below`, an announced complete checkpoint. Never by count: a
         stage that is ahead by several intervals has several newer ones. Raises `SnapshotFailed`."""
@@ -131,15 +99,6 @@ class Checkpoints:
         for path in leftovers:
             shutil.rmtree(path, ignore_errors=True)
 
-    def listing(self) -> list[Entry]:
-        """Every snapshot there is, by step and stage, for people. Reads manifests and sizes, no tensors."""
-        homes = (_HOME.fullmatch(path.name) for path in _entries(self.folder))
-        stages = [int(name[1]) for name in homes if name]
-        return sorted(
-            (self._entry(stage, step) for stage in stages for step in self.steps(stage)),
-            key=lambda entry: (entry.step, entry.stage),
-        )
-
     def path(self, stage: int, step: int) -> Path:
         """Where a stage's snapshot of a step lies, or would."""
         return self._home(stage) / f"step-{step:010d}"
@@ -155,10 +114,6 @@ class Checkpoints:
             _remove(target)
         draft.rename(target)
 
-    def _damage(self, stage: int, step: int) -> list[str]:
-        found = self.verify(stage, step)
-        return [str(SnapshotDamaged(self.path(stage, step), found))] if found else []
-
     def _delete(self, stage: int, steps: list[int]) -> None:
         for step in steps:
             try:
@@ -167,14 +122,6 @@ class Checkpoints:
                 continue  # a process that held the stage before has done it
             except OSError as error:
                 raise SnapshotFailed(f"stage {stage} could not delete its old snapshot: {error}") from error
-
-    def _entry(self, stage: int, step: int) -> Entry:
-        path = self.path(stage, step)
-        size = sum(file.stat().st_size for file in _entries(path))
-        try:
-            return Entry(stage, step, path, size, read_manifest(path))
-        except SnapshotDamaged as damage:
-            return Entry(stage, step, path, size, None, "; ".join(damage.problems))
 
 
 def _entries(folder: Path) -> list[Path]:

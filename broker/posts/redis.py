@@ -137,7 +137,8 @@ class RedisOffice:
         if not units:
             return
         try:
-            self._link.exchange(units)
+            for answers in self._link.exchange(units):
+                sound(answers)
         except (RedisAway, RedisRefusal) as error:
             self._note_away(str(error))
 
