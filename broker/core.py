@@ -128,7 +128,7 @@ class Core:
         self.crew.take_up(kept.facts, now)
         resumed = kept.facts.get("resumed")
         if resumed and resumed.get("lost") and self.terms.restarts:
-            self.reception.elect("the run is resumed, and there are no records of it here", now, resumed=True)
+            self.reception.elect(f"there are no records of run {self.run} here", now, resumed=True)
         elif resumed:
             self._resume(now)
         elif kept.facts.get("outcome"):
