@@ -223,6 +223,7 @@ def test_a_tensor_written_to_after_it_was_put_is_found_when_its_message_is_wante
     tensor = torch.zeros(3)
     line.outbound.put(line.message(0, {"x": [tensor]}))
     line.take()
+    line.settle()  # while its producer does not know that it has arrived, that would be found at once
     tensor.add_(1)
     line.inbound.rewind(0)
     if line.kept_by_server:

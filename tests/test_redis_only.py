@@ -109,7 +109,7 @@ def the_server_is_away(party: Party) -> None:
         pytest.param(nothing_happens, marks=pytest.mark.faults),
         the_broker_is_killed,
         pytest.param(a_worker_is_killed, marks=pytest.mark.faults),
-        everyone_is_killed,
+        pytest.param(everyone_is_killed, marks=pytest.mark.faults),
         pytest.param(the_server_is_away, marks=pytest.mark.faults),
     ],
     ids=lambda happens: happens.__name__,

@@ -10,8 +10,8 @@ from subprocess import Popen
 from broker.stores.sqlite import SqliteStore
 from desk import free_port, until
 
-RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=100")
-STEPS = ("--set", "run.steps=1500", "--set", "run.log_every=250")
+RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=40")
+STEPS = ("--set", "run.steps=500", "--set", "run.log_every=100")
 
 
 def result(text: str) -> dict:
@@ -20,8 +20,13 @@ def result(text: str) -> dict:
     return {key: found[key] for key in ("steps", "loss", "losses", "metrics", "weights_sha256")}
 
 
-def test_an_interrupted_run_goes_on_where_it_was(desk):
-    undisturbed = desk.command("train", ".", "--json", *STEPS)
+def undisturbed(desk, capsys) -> dict:
+    """What the run comes to if nothing befalls it."""
+    assert desk.here("train", ".", "--json", "--set", "queues.url=memory://", *STEPS) == 0
+    return result(capsys.readouterr().out)
+
+
+def test_an_interrupted_run_goes_on_where_it_was(desk, capsys):
     train = desk.start("train", ".", "--json", *STEPS, *RECOVERY)
     until(train.stderr, "running")
     train.send_signal(signal.SIGTERM)
@@ -29,26 +34,22 @@ def test_an_interrupted_run_goes_on_where_it_was(desk):
     assert train.returncode == 75, errors
     assert "steps is saved" in errors
     assert "failed" not in errors
-    longer = desk.command("train", ".", "--resume", *STEPS, *RECOVERY, "--set", "run.steps=1501")
-    assert longer.returncode == 78
-    assert "run.steps: 1501 here, 1500 there" in longer.stderr
+    assert desk.here("train", ".", "--resume", *STEPS, *RECOVERY, "--set", "run.steps=501") == 78
+    assert "run.steps: 501 here, 500 there" in capsys.readouterr().err
     resumed = desk.command("train", ".", "--json", "--resume", *STEPS, *RECOVERY)
     assert resumed.returncode == 0, resumed.stderr
-    assert result(resumed.stdout) == result(undisturbed.stdout)
+    assert result(resumed.stdout) == undisturbed(desk, capsys)
 
 
-def test_there_must_be_a_run_to_resume(desk):
-    nothing = desk.command("train", ".", "--resume")
-    assert nothing.returncode == 2
-    assert "leave out --resume" in nothing.stderr
-    unknown = desk.command("train", ".", "--resume", "small-1")
-    assert unknown.returncode == 2
-    assert "there is no run small-1" in unknown.stderr
+def test_there_must_be_a_run_to_resume(desk, capsys):
+    assert desk.here("train", ".", "--resume") == 2
+    assert "leave out --resume" in capsys.readouterr().err
+    assert desk.here("train", ".", "--resume", "small-1") == 2
+    assert "there is no run small-1" in capsys.readouterr().err
 
 
-def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(desk, tmp_path):
+def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(desk, tmp_path, capsys):
     """The broker and two workers are started by hand; the newest checkpoint is damaged on the second machine."""
-    undisturbed = desk.command("train", ".", "--json", *STEPS)
     url = f"tcp://127.0.0.1:{free_port()}"
     sets = (*STEPS, *RECOVERY, "--set", "queues.url=tcp://127.0.0.1:0")
     home = [tmp_path / f"machine-{index}" for index in (0, 1)]
@@ -79,6 +80,6 @@ def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(desk, tm
     errors = [process.communicate()[1] for process in after]
     assert [process.returncode for process in after] == [0, 0, 0], errors
     assert f"{damaged} cannot be used: weights.safetensors has 0 bytes" in errors[0]
-    assert f"the run goes back from checkpoint {newest}, which is damaged, to {newest - 100}" in errors[0]
+    assert f"the run goes back from checkpoint {newest}, which is damaged, to {newest - 40}" in errors[0]
     came_to = json.loads((tmp_path / "runs" / "by-hand" / "result.json").read_text())
-    assert came_to == {**came_to, **result(undisturbed.stdout)}
+    assert came_to == {**came_to, **undisturbed(desk, capsys)}
