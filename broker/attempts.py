@@ -7,7 +7,7 @@ import msgspec
 from .ledger import Ledger, Place, State
 from .member import Member
 
-REMEMBERED = 200  # losses of a stage, the newest of a run
+REMEMBERED = 64  # losses of a stage, the newest of a run: they are written with every checkpoint
 
 
 class _Lost(msgspec.Struct, frozen=True):

@@ -60,7 +60,8 @@ class Reception:
     def elect(self, why: str, now: float, *, resumed: bool = False) -> None:
         """The records are lost, or too old: asks everyone."""
         if self.election is None:
-            (self._journal.tell if resumed else self._journal.warn)(f"{why}: everyone is asked how far the run is")
+            tell = self._journal.tell if resumed else self._journal.warn
+            tell(f"{why}: everyone is asked how far the run is")
             self.election = Election(self._crew.registry.placement, self._terms.lease, now, resumed=resumed)
             self.roll_call = None
 
