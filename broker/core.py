@@ -148,7 +148,7 @@ class Core:
     def _from_worker(self, sender: bytes, said: Report | Finished | Failed | Goodbye, now: float) -> list[Send]:
         member = self.registry.current(said.incarnation)
         if isinstance(said, Report) and self.crew.is_behind(said.complete, said.incarnation):
-            self.reception.elect(f"a worker knows of checkpoint {said.complete}, and the broker's records are older", now)
+            self.reception.elect(f"a worker knows of checkpoint {said.complete}, the broker's records do not", now)
         if member is None or self.reception.election is not None:
             return self._to_stranger(sender, said)
         self.registry.hear(member, sender, now)
