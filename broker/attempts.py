@@ -62,8 +62,5 @@ def _state(lost: _Lost, place: Place) -> str | None:
         return None
     if place.step < lost.finished:
         return str(State.DONE)
-    return next((state for step, microbatch, state in lost.begun if (step, microbatch) == _of(place)), None)
-
-
-def _of(place: Place) -> tuple[int, int]:
-    return place.step, place.microbatch
+    begun = {(step, microbatch): state for step, microbatch, state in lost.begun}
+    return begun.get((place.step, place.microbatch))

@@ -174,7 +174,7 @@ class Ledger:
 
     def begun_at(self, stage: int) -> list[tuple[Place, State]]:
         """Where the microbatches are that `stage` has begun, of the steps that it has not finished."""
-        return [(held.place, held.entry.state) for held in self._entries(stage) if held.entry.state is not State.QUEUED]
+        return [(held.place, held.entry.state) for held in self._entries(stage)]
 
     def _entries(self, stage: int) -> Iterator[Held]:
         for step, entries in sorted(self._open[stage].items()):

@@ -23,12 +23,11 @@ from pipeline.plan.passwords import masked
 from pipeline.schedule import Schedule, make
 
 from . import runs
+from .leaving import INTERRUPTED
 from .result import keep, result_of
 from .stores import open_store
 
 log = structlog.get_logger()
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,8 +185,8 @@ def _open(job: Job, assigned: Assigned, link: Link, folder: Path, make_room: Cal
         return open_queues(job, assigned, folder, make_room)
     except (BrokerError, OSError) as error:  # OSError: a name that cannot be resolved
         reason = f"its queues cannot be opened: {error}"
-        hinders = isinstance(error, EndpointTaken) and assigned.step > 0
-        link.say(Goodbye(assigned.incarnation, reason) if hinders else Failed(assigned.incarnation, reason, 1))
+        later_free = isinstance(error, EndpointTaken) and assigned.step > 0
+        link.say(Goodbye(assigned.incarnation, reason) if later_free else Failed(assigned.incarnation, reason, 1))
         raise
 
 
