@@ -172,6 +172,12 @@ def test_why_a_server_cannot_be_reached_is_known() -> None:
         assert "Connection refused" in box.trouble
 
 
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
+def test_a_name_that_cannot_be_resolved_is_known(host: str) -> None:
+    with closing(open_box(f"tcp://{host}:5600")) as box:
+        assert box.trouble.startswith(f"the name '{host}' in tcp://{host}:5600 cannot be resolved")
+
+
 def test_the_place_of_a_killed_broker_is_free_after_its_tenure(redis_url: str) -> None:
     program = (
         "import sys\nfrom broker.post import open_office\nopen_office(sys.argv[1])\nprint(flush=True)\nsys.stdin.read()"

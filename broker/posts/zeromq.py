@@ -49,14 +49,14 @@ class ZeroMQBox:
 
     @property
     def trouble(self) -> str:
-        """Only that a name says nothing can be known: ZeroMQ tries again without a word."""
+        """That the host's name cannot be resolved. Of all else ZeroMQ says nothing: it tries again."""
         host = self._url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
         if not self._url.startswith("tcp://"):
             return ""
         try:
             socket.getaddrinfo(host, None)
-        except OSError as error:
-            return f"the name {host!r} in {masked(self._url)} cannot be resolved: {error.strerror}"
+        except (OSError, UnicodeError) as error:  # UnicodeError: it cannot be a name at all
+            return f"the name {host!r} in {masked(self._url)} cannot be resolved: {error}"
         return ""
 
     def renewed(self) -> bool:
