@@ -96,7 +96,7 @@ def progress(facts: Facts, pace: Pace) -> str:
 
 def phase(facts: Facts, steps: int) -> str:
     """What the run as a whole is at, of its `steps` training steps."""
-    if held_up := _held_up(facts):
+    if facts["phase"] in ("waiting", "running") and (held_up := _held_up(facts)):
         return held_up
     if facts["recollecting"]:
         return "the broker's records are lost: asking the workers how far the run is"
