@@ -88,4 +88,7 @@ def test_a_broker_of_another_plan_leaves_the_plan_that_a_run_was_begun_with(desk
     )
     assert other.returncode == 1
     assert "of another plan" in other.stderr
+    for file in (desk.folder / "runs/small-1").glob("broker.sqlite*"):
+        file.unlink()
+    assert desk.here("broker", ".", "--run", "small-1", "--resume", "--set", "run.seed=5") == 78
     assert (desk.folder / "runs/small-1/plan.json").read_text() == before

@@ -217,6 +217,20 @@ def test_a_run_without_a_complete_checkpoint_begins_at_once():
     assert isinstance(again.assigned(name(0), hello(0)), Assigned)
 
 
+def test_a_run_without_records_waits_ten_minutes_for_who_has_its_snapshots_and_a_spare_is_nobody():
+    store = MemoryStore()
+    run_of(store, PLAN, "run-1", resume=True)
+    talk = Talk(store, now=200.0, terms=SNAPSHOTS)
+    spare = msgspec.structs.replace(hello(1), claim=None, spare=True, snapshots=[])
+    talk.say(name(0), msgspec.structs.replace(hello(0), snapshots=[(0, 20)]))
+    talk.say(name(1), spare)
+    talk.after(599.0)
+    assert talk.core.phase is Phase.WAITING
+    talk.after(2.0)
+    assert talk.core.phase is Phase.FAILED
+    assert "which snapshots there are of worker 1 (stage 1)" in str(talk.status()["reason"])
+
+
 def test_whoever_claims_no_place_is_given_one_that_it_has_snapshots_of():
     """Two machines, each with the snapshots of its own stage, came in the other order than before."""
     registry = Registry(BOTH, lease=10.0)

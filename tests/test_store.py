@@ -138,7 +138,7 @@ def test_two_brokers_cannot_have_one_file(tmp_path: Path):
 
 def test_a_file_that_is_not_a_store_is_named(tmp_path: Path):
     (tmp_path / "broker.sqlite").write_text("a shopping list, long enough not to pass for an empty database file\n" * 9)
-    with pytest.raises(StoreUnusable, match=r"broker\.sqlite: file is not a database"):
+    with pytest.raises(StoreUnusable, match=r"broker\.sqlite: file is not a database. Move it away, and resume"):
         SqliteStore(tmp_path / "broker.sqlite")
 
 
