@@ -1,7 +1,16 @@
-"""Where a worker's queues are, as others must be told."""
+"""Where a worker's queues are, as others must be told; and what it tells if it cannot have them there."""
+
+import socket
+from pathlib import Path
 
 import pytest
 
+import reference
+from broker.control import Assigned, Failed, Goodbye
+from broker.errors import EndpointTaken
+from pipeline.plan import read
+from workers import process
+from workers.job import prepare
 from workers.transport import reachable
 
 
@@ -14,3 +23,24 @@ def test_an_endpoint_with_an_address_is_told_as_it_is(endpoint):
 @pytest.mark.parametrize("broker", ["tcp://127.0.0.1:5600", "tcp://localhost:5600", "ipc:///tmp/broker"])
 def test_an_endpoint_on_all_interfaces_is_named_by_the_way_to_the_broker(bound, broker):
     assert reachable(bound, broker) in ("tcp://127.0.0.1:7001", "tcp://[::1]:7001")
+
+
+class Said(list):
+    """What was said to the broker."""
+
+    say = list.append
+
+
+@pytest.mark.parametrize(("step", "last_word"), [(0, Failed), (20, Goodbye)])
+def test_an_address_in_use_ends_the_run_unless_it_may_be_a_predecessors_that_hangs(
+    step: int, last_word: type, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        job = prepare(read(reference.EXAMPLES / "mlp", sets=[f"queues.url={url}"], environment={}))
+        said = Said()
+        with pytest.raises(EndpointTaken):
+            process._open(job, Assigned("run-1", 0, 7, step), said, tmp_path, lambda reason: None)
+    [word] = said
+    assert isinstance(word, last_word)
+    assert f"its queues cannot be opened: cannot listen at {url}: it is in use" in word.reason
