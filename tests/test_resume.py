@@ -61,11 +61,16 @@ def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(desk, tm
         of = [desk.start(*worker, "--index", str(i), "--set", f"run.dir={home[i]}") for i in (0, 1)]
         return [broker, *of]
 
-    def steps(index: int) -> list[Path]:
-        return sorted((home[index] / "by-hand" / "checkpoints" / f"stage-{index}").glob("step-*"))
+    def snapshot(index: int, step: int) -> Path:
+        return home[index] / "by-hand" / "checkpoints" / f"stage-{index}" / f"step-{step:010d}"
+
+    def has_an_older_one(index: int) -> bool:
+        """The first snapshot is gone: the broker's records have two newer complete checkpoints, and both are kept."""
+        first = snapshot(index, 40)
+        return any(first.parent.glob("step-*")) and not first.exists()
 
     before = start()
-    while not all(len(steps(index)) > 2 for index in (0, 1)):
+    while not all(has_an_older_one(index) for index in (0, 1)):
         assert [process.poll() for process in before] == [None] * 3
     for process in before[1:]:
         process.kill()
@@ -74,7 +79,7 @@ def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(desk, tm
         process.communicate()
     with closing(SqliteStore(tmp_path / "runs" / "by-hand" / "broker.sqlite")) as store:
         newest = store.load().facts["registry"]["checkpoints"]["complete"]
-    damaged = home[1] / "by-hand" / "checkpoints" / "stage-1" / f"step-{newest:010d}"
+    damaged = snapshot(1, newest)
     (damaged / "weights.safetensors").write_bytes(b"")
     after = start("--resume", "--parent", str(os.getpid()))
     errors = [process.communicate()[1] for process in after]
