@@ -29,7 +29,7 @@ from workers.worker import Worker
 
 from .finding import Finding, Table
 from .rounds import alternate
-from .wires.ours import KEYS, ROUND, WINDOWS, OurWire
+from .wires.ours import KEYS, ROUND, TERMS, OurWire
 from .workload import MICROBATCHES, SEED, WORKLOADS, batch, share
 
 CALLS = 400
@@ -171,10 +171,7 @@ class _Queue:
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory()
-        first, last = [
-            ZeroMQQueues("wire", end + 1, f"ipc://{self._folder.name}/{end}", microbatches=ROUND, windows=WINDOWS)
-            for end in (0, 1)
-        ]
+        first, last = [ZeroMQQueues("wire", end + 1, f"ipc://{self._folder.name}/{end}", TERMS) for end in (0, 1)]
         last.connect({KEYS[0]: first.endpoint})
         self._queues = first, last
         self._wire, self._in = OurWire(first, 0), last.inbound(KEYS[0])

@@ -1,7 +1,7 @@
 """A line is one queue between two workers, over each transport: what the queue tests are run on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -10,6 +10,7 @@ import torch
 
 from broker.message import Flow, Message
 from broker.queue import Inbound, Outbound, QueueKey, Queues
+from broker.queues.ends import QueueTerms
 from broker.queues.memory import MemoryQueues
 from broker.queues.redis import RedisQueues
 from broker.queues.zeromq import ZeroMQQueues
@@ -99,18 +100,18 @@ def tcp_line(folder: Path, **terms: Any) -> Line:
 
 
 def _zeromq_line(url: Callable[[int], str], *, microbatches: int = 4, window: int = 8, **retention: Any) -> Line:
-    terms: dict[str, Any] = {"microbatches": microbatches, "windows": {KEY: window}}
-    producer = ZeroMQQueues(RUN, 1, url(0), **terms, **{"spill_bytes": 0, "patience": 0.0, **retention})
-    consumer = ZeroMQQueues(RUN, 2, url(1), **terms)
+    terms = QueueTerms(microbatches=microbatches, windows={KEY: window})
+    producer = ZeroMQQueues(RUN, 1, url(0), replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention}))
+    consumer = ZeroMQQueues(RUN, 2, url(1), terms)
     consumer.connect({KEY: producer.endpoint})
     return Line(producer, consumer, microbatches)
 
 
 def redis_line(folder: Path, *, microbatches: int = 4, window: int = 8, **retention: Any) -> Line:
     url = shared_server().own_database()
-    terms: dict[str, Any] = {"microbatches": microbatches, "windows": {KEY: window}}
-    producer = RedisQueues(RUN, 1, url, **terms, **{"spill_bytes": 0, "patience": 0.0, **retention})
-    consumer = RedisQueues(RUN, 2, url, **terms)
+    terms = QueueTerms(microbatches=microbatches, windows={KEY: window})
+    producer = RedisQueues(RUN, 1, url, replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention}))
+    consumer = RedisQueues(RUN, 2, url, terms)
     return Line(producer, consumer, microbatches)
 
 

@@ -6,12 +6,13 @@ python producer_process.py URL INCARNATION STEP END
 import sys
 import threading
 
+from broker.queues.ends import QueueTerms
 from broker.queues.zeromq import ZeroMQQueues
 from lines import KEY, Line
 
 
 def main(url: str, incarnation: int, step: int, end: int) -> None:
-    queues = ZeroMQQueues("line-run", incarnation, url, microbatches=4, windows={})
+    queues = ZeroMQQueues("line-run", incarnation, url, QueueTerms(microbatches=4, windows={}))
     line = Line(queues, queues, 4)
     print(queues.endpoint, flush=True)
     for number in range(4 * step, end):

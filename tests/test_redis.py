@@ -21,6 +21,7 @@ from broker.message import Flow, Message
 from broker.queue import QueueKey
 from broker.queues import redis as queues_module
 from broker.queues import sender as sender_module
+from broker.queues.ends import QueueTerms
 from broker.queues.entries import PIECE
 from broker.queues.inspector import QueueInspector
 from broker.queues.redis import RedisQueues
@@ -49,9 +50,9 @@ def server(request: pytest.FixtureRequest, stack: ExitStack) -> RedisServer:
     return stack.enter_context(RedisServer(request.param))
 
 
-def worker(stack: ExitStack, incarnation: int, url: str, **terms: Any) -> RedisQueues:
-    plan = {"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 20.0}
-    return stack.enter_context(closing(RedisQueues(RUN, incarnation, url, **{**plan, **terms})))
+def worker(stack: ExitStack, incarnation: int, url: str, since: int = 0, **changed: Any) -> RedisQueues:
+    terms = QueueTerms(**{"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 20.0, **changed})
+    return stack.enter_context(closing(RedisQueues(RUN, incarnation, url, terms, since=since)))
 
 
 def use(queues: RedisQueues) -> None:
@@ -796,9 +797,8 @@ def test_an_inspector_sees_only_its_own_run_and_forgets_it(stack: ExitStack) -> 
     number = server.own_number()
     client = stack.enter_context(closing(server.client(number)))
     for run in ["a*", "ab"]:
-        queues = stack.enter_context(
-            closing(RedisQueues(run, 1, server.url_of(number), microbatches=4, windows={KEY: 4}))
-        )
+        terms = QueueTerms(microbatches=4, windows={KEY: 4})
+        queues = stack.enter_context(closing(RedisQueues(run, 1, server.url_of(number), terms)))
         queues.inbound(KEY)
         assert queues.flush(20)
         queues.close()

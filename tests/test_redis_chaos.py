@@ -15,6 +15,7 @@ import torch
 from broker import redis_link
 from broker.errors import Fenced
 from broker.queues import sender as sender_module
+from broker.queues.ends import QueueTerms
 from broker.queues.redis import RedisQueues
 from lines import KEY, RUN, Line, wait_for
 from proxy import Proxy
@@ -125,7 +126,8 @@ class Chaos:
     def _worker(self) -> RedisQueues:
         self._incarnation += 1
         url = f"redis://{self._proxy.endpoint.removeprefix('tcp://')}"
-        queues = RedisQueues(RUN, self._incarnation, url, microbatches=MICROBATCHES, windows={KEY: 6})
+        terms = QueueTerms(microbatches=MICROBATCHES, windows={KEY: 6})
+        queues = RedisQueues(RUN, self._incarnation, url, terms)
         self._stack.callback(lambda: _close(queues))
         return queues
 

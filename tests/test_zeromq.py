@@ -23,6 +23,7 @@ from broker.queues import consumer as consumer_module
 from broker.queues import dealer as dealer_module
 from broker.queues import options as options_module
 from broker.queues import requests
+from broker.queues.ends import QueueTerms
 from broker.queues.greeting import Greeting
 from broker.queues.zeromq import ZeroMQQueues
 from desk import free_port
@@ -40,9 +41,9 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer_module, "LONGEST", 0.2)
 
 
-def worker(stack: ExitStack, incarnation: int, url: str = LOOPBACK, **terms: Any) -> ZeroMQQueues:
-    plan = {"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 0.0}
-    return stack.enter_context(closing(ZeroMQQueues(RUN, incarnation, url, **{**plan, **terms})))
+def worker(stack: ExitStack, incarnation: int, url: str = LOOPBACK, **changed: Any) -> ZeroMQQueues:
+    terms = QueueTerms(**{"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 0.0, **changed})
+    return stack.enter_context(closing(ZeroMQQueues(RUN, incarnation, url, terms)))
 
 
 def line_of(producer: ZeroMQQueues, consumer: ZeroMQQueues) -> Line:
@@ -270,7 +271,7 @@ def test_events_of_a_connection_that_nobody_reads_stop_nothing(stack: ExitStack)
 
 def test_a_producer_of_another_run_is_refused_with_both_names(stack: ExitStack) -> None:
     consumer = worker(stack, 2)
-    other = stack.enter_context(closing(ZeroMQQueues("other", 1, LOOPBACK, microbatches=4, windows={})))
+    other = stack.enter_context(closing(ZeroMQQueues("other", 1, LOOPBACK, QueueTerms(microbatches=4, windows={}))))
     other.outbound(KEY)
     with pytest.raises(ForeignMessage, match="belongs to run 'other', this one to run 'line-run'"):
         line_of(other, consumer).take()

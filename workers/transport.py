@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from broker.control import Assigned
 from broker.post import REDIS
 from broker.queue import QueueKey, Queues, Trouble
+from broker.queues.ends import QueueTerms
 from broker.queues.zeromq import ZeroMQQueues
 
 from .job import Job
@@ -48,11 +49,13 @@ def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[s
         assigned.run,
         assigned.incarnation,
         f"ipc://{folder}/queues" if url.startswith("ipc://") else url,
-        microbatches=job.schedule.microbatches,
-        windows=job.windows(),
-        local=local_queues(job, assigned.index),
-        retain_bytes=job.plan.queues.retain_bytes,
-        waiting=waiting,
+        QueueTerms(
+            microbatches=job.schedule.microbatches,
+            windows=job.windows(),
+            local=local_queues(job, assigned.index),
+            retain_bytes=job.plan.queues.retain_bytes,
+            waiting=waiting,
+        ),
     )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from broker.message import Flow, Message
 from broker.queue import QueueKey, Queues
+from broker.queues.ends import QueueTerms
 from broker.queues.zeromq import ZeroMQQueues
 
 from ..processes import PATIENCE
@@ -16,7 +17,7 @@ ROUND = 8  # messages after which those received are trimmed
 WINDOW = 16  # messages that may be on their way
 PARTING = 1.0  # seconds that the last message gets before the socket under it is closed
 KEYS = (QueueKey(Flow.FORWARD, 1), QueueKey(Flow.BACKWARD, 0))
-WINDOWS = dict.fromkeys(KEYS, WINDOW)
+TERMS = QueueTerms(microbatches=ROUND, windows=dict.fromkeys(KEYS, WINDOW), patience=PATIENCE)
 
 
 class OurWire:
@@ -56,7 +57,7 @@ class OurWire:
 def open_wire(url: str, end: int, nbytes: int) -> OurWire:
     """Each end listens at an address of its own: at `url`, and right beside it."""
     places = url, _beside(url)
-    queues = ZeroMQQueues("wire", end + 1, places[end], microbatches=ROUND, windows=WINDOWS, patience=PATIENCE)
+    queues = ZeroMQQueues("wire", end + 1, places[end], TERMS)
     queues.connect({KEYS[1 - end]: places[1 - end]})
     return OurWire(queues, end)
 

@@ -15,7 +15,7 @@ from broker.checksum import crc32
 from broker.queues.redis import RedisQueues
 
 from ..processes import PATIENCE
-from .ours import ROUND, WINDOWS, OurWire
+from .ours import ROUND, TERMS, OurWire
 
 
 class BareRedisWire:
@@ -53,4 +53,4 @@ class BareRedisWire:
 
 def open_wire(url: str, end: int, nbytes: int) -> OurWire:
     """Our queues over the server at `url`."""
-    return OurWire(RedisQueues("wire", end + 1, url, microbatches=ROUND, windows=WINDOWS, patience=PATIENCE), end)
+    return OurWire(RedisQueues("wire", end + 1, url, TERMS), end)

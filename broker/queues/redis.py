@@ -10,19 +10,19 @@ The server keeps every message until it is trimmed, and so does its producer, wh
 
 import select
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import TypeVar
 
 from pipeline.plan.passwords import masked
 
 from ..errors import QueueClosed
-from ..message import LIMITS, Limits, Message
+from ..message import Message
 from ..queue import Depth, Inbound, Outbound, QueueKey, Trouble
 from ..redis_link import RedisLink
 from .bell import Bell
-from .log import SPILL, UNLIMITED, Log, Shelf
-from .memory import MemoryQueue
+from .ends import Ends, QueueTerms
+from .log import Log
 from .reader import Reader
 from .receiver import Receiver
 from .sender import Sender
@@ -38,49 +38,20 @@ _Found = TypeVar("_Found")
 class RedisQueues:
     """All queue ends of one worker, over the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`.
 
-    `microbatches`: of a step. `windows`: for each inbound queue, how many messages may be read ahead of what is taken.
-    `local`: the queues that begin and end here. `retain_bytes`: what may be retained in memory; beyond it,
-    `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
-    waits up to `patience` seconds, calling `waiting` with the reason meanwhile: it may `trim`. A server that cannot be
-    reached is waited for, `patience` seconds at the start and without end later; `trouble` says so. What producers of
-    the incarnation `since` or an older one have said counts for nothing.
+    A server that cannot be reached is waited for, the terms' `patience` at the start and without end later; `trouble`
+    says so. What producers of the incarnation `since` or an older one have said counts for nothing.
 
     Only the thread that made it may use it, but for `ring`. Raises `RedisUnfit` for a URL that cannot be understood;
     whoever uses it later gets `RedisAway` if the server never came, `RedisUnfit` if it cannot be used as it is.
     """
 
-    def __init__(
-        self,
-        run: str,
-        incarnation: int,
-        url: str,
-        *,
-        microbatches: int,
-        windows: Mapping[QueueKey, int],
-        local: Collection[QueueKey] = (),
-        retain_bytes: int = UNLIMITED,
-        spill_bytes: int | None = None,
-        spill_folder: str | None = None,
-        waiting: Callable[[str], None] = lambda reason: None,
-        patience: float = 60.0,
-        limits: Limits = LIMITS,
-        since: int = 0,
-    ) -> None:
+    def __init__(self, run: str, incarnation: int, url: str, terms: QueueTerms, *, since: int = 0) -> None:
         self.endpoint = masked(url)
         self._run = run
         self._incarnation = incarnation
-        self._microbatches = microbatches
-        self._windows = dict(windows)
-        self._local = frozenset(local)
-        self._waiting = waiting
-        self._patience = patience
-        self._limits = limits
+        self._terms = terms
         self._since = since
-        spill_bytes = SPILL * retain_bytes if spill_bytes is None else spill_bytes
-        self._shelf = Shelf(retain_bytes, spill_bytes, spill_folder, self._wait_for_room)
-        self._outbounds: dict[QueueKey, RedisOutbound | MemoryQueue] = {}
-        self._inbounds: dict[QueueKey, RedisInbound | LocalInbound] = {}
-        self._loops: dict[QueueKey, MemoryQueue] = {}
+        self._ends = Ends(run, terms, self._wait_for_room, self.wait_for)
         self._failure: Exception | None = None
         self._rung = self._waits = self._closed = False
         self.changed = threading.Condition()
@@ -88,7 +59,7 @@ class RedisQueues:
         self._bell = Bell()
         self._poll = select.poll()
         self._poll.register(self._bell.fileno(), select.POLLIN)
-        self._sender = Sender(self._links[0], self.changed, run, microbatches, patience)
+        self._sender = Sender(self._links[0], self.changed, run, terms.microbatches, terms.patience)
         self.kick = self._sender.kick
         self._receiver = Receiver(self._links[1], self.changed, self._sender.kick, self._wake)
         duties = {"sender": self._sender.run, "receiver": self._receiver.run}
@@ -97,14 +68,10 @@ class RedisQueues:
         ]
 
     def outbound(self, key: QueueKey) -> Outbound:
-        if key not in self._outbounds:
-            self._outbounds[key] = self._new_outbound(key)
-        return self._outbounds[key]
+        return self._ends.outbound(key, self._new_outbound)
 
     def inbound(self, key: QueueKey) -> Inbound:
-        if key not in self._inbounds:
-            self._inbounds[key] = self._new_inbound(key)
-        return self._inbounds[key]
+        return self._ends.inbound(key, self._new_inbound)
 
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
         """Everybody meets at the server: nothing to do."""
@@ -148,9 +115,7 @@ class RedisQueues:
         self._links[1].close()  # the receiver waits there for what may come
         for thread in self._threads:
             thread.join(LEAVING)
-        for queue in self._loops.values():
-            queue.close()
-        self._shelf.spill.close()
+        self._ends.close()
         self._bell.close()
 
     def check_open(self) -> None:
@@ -200,43 +165,29 @@ class RedisQueues:
 
     def _wait_for_room(self, reason: str, since: float) -> bool:
         """Lets the others work for a while. False when a `put` that began at `since` has waited long enough."""
-        self._waiting(reason)
-        if monotonic() - since >= self._patience:
+        self._terms.waiting(reason)
+        if monotonic() - since >= self._terms.patience:
             return False
         self.changed.wait(TURN)
         self.check_open()
         return True
 
-    def _new_outbound(self, key: QueueKey) -> "RedisOutbound | MemoryQueue":
-        if key in self._local:
-            return self._loop(key)
-        writer = Writer(self._log(key), self._incarnation)
+    def _new_outbound(self, log: Log) -> "RedisOutbound":
+        writer = Writer(log, self._incarnation)
         with self.changed:
             self._sender.writers.append(writer)
             self._receiver.writers.append(writer)
             self.kick()
         return RedisOutbound(self, writer)
 
-    def _new_inbound(self, key: QueueKey) -> "RedisInbound | LocalInbound":
-        if key in self._local:
-            return LocalInbound(self, self._loop(key))
-        if key not in self._windows:
-            raise ValueError(f"no window is given for {key}; there is one for {', '.join(map(str, self._windows))}")
-        window = self._windows[key]
-        reader = Reader(self._run, key, self._incarnation, window, self._microbatches, self._limits, self._since)
+    def _new_inbound(self, key: QueueKey, window: int) -> "RedisInbound":
+        microbatches, limits = self._terms.microbatches, self._terms.limits
+        reader = Reader(self._run, key, self._incarnation, window, microbatches, limits, self._since)
         with self.changed:
             self._sender.readers.append(reader)
             self._receiver.readers.append(reader)
             self.kick()
-        return RedisInbound(self, reader, self._microbatches)
-
-    def _loop(self, key: QueueKey) -> MemoryQueue:
-        if key not in self._loops:
-            self._loops[key] = MemoryQueue(self._log(key), self._microbatches)
-        return self._loops[key]
-
-    def _log(self, key: QueueKey) -> Log:
-        return Log(self._run, key, self._microbatches, self._shelf, self._limits)
+        return RedisInbound(self, reader, microbatches)
 
 
 class RedisOutbound:
@@ -291,19 +242,3 @@ class RedisInbound:
             if self._reader.wants:
                 self._queues.kick()
             return message
-
-
-class LocalInbound:
-    """The consumer's end of a queue that begins at the same worker."""
-
-    def __init__(self, queues: RedisQueues, queue: MemoryQueue) -> None:
-        self.key = queue.key
-        self.rewind = queue.rewind
-        self._queues = queues
-        self._queue = queue
-
-    def take(self, timeout: float) -> Message | None:
-        message = self._queue.take(0)
-        if message is None and timeout > 0:
-            return self._queues.wait_for(lambda: self._queue.take(0), timeout)
-        return message

@@ -9,17 +9,17 @@ ZeroMQ itself promises nothing: what a broken connection held is gone without an
 message until it is trimmed, and the consumer says which one it wants next, again and again until it comes.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from time import monotonic
 
 from ..errors import QueueClosed
-from ..message import LIMITS, Limits, Message
+from ..message import Message
 from ..queue import Depth, Inbound, Outbound, QueueKey, Trouble
 from .consumer import Consumer
 from .dealer import Dealer
+from .ends import Ends, QueueTerms
 from .hub import Hub
-from .log import SPILL, UNLIMITED, Log, Shelf
-from .memory import MemoryQueue
+from .log import Log
 from .producer import Producer
 
 TURN = 0.25  # seconds after which somebody who waits for room is called again
@@ -28,59 +28,27 @@ TURN = 0.25  # seconds after which somebody who waits for room is called again
 class ZeroMQQueues:
     """All queue ends of one worker; other workers reach its producers at `endpoint`.
 
-    `bind_url`: `ipc:///path` or `tcp://host:port`, port 0 for any that is free. `microbatches`: of a step.
-    `windows`: for each inbound queue, how many messages its producer may send ahead of what is taken.
-    `local`: the queues that begin and end here. `retain_bytes`: what may be retained in memory; beyond it,
-    `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
-    waits up to `patience` seconds, calling `waiting` with the reason meanwhile: it may `trim`.
+    `bind_url`: `ipc:///path` or `tcp://host:port`, port 0 for any that is free.
 
     Only the thread that made it may use it, but for `ring`. Raises `EndpointTaken` if `bind_url` cannot be had.
     """
 
-    def __init__(
-        self,
-        run: str,
-        incarnation: int,
-        bind_url: str,
-        *,
-        microbatches: int,
-        windows: Mapping[QueueKey, int],
-        local: Collection[QueueKey] = (),
-        retain_bytes: int = UNLIMITED,
-        spill_bytes: int | None = None,
-        spill_folder: str | None = None,
-        waiting: Callable[[str], None] = lambda reason: None,
-        patience: float = 60.0,
-        limits: Limits = LIMITS,
-    ) -> None:
+    def __init__(self, run: str, incarnation: int, bind_url: str, terms: QueueTerms) -> None:
         self._run = run
         self._incarnation = incarnation
-        self._microbatches = microbatches
-        self._windows = dict(windows)
-        self._local = frozenset(local)
-        self._waiting = waiting
-        self._patience = patience
-        self._limits = limits
-        spill_bytes = SPILL * retain_bytes if spill_bytes is None else spill_bytes
-        self._shelf = Shelf(retain_bytes, spill_bytes, spill_folder, self._wait_for_room)
-        self._outbounds: dict[QueueKey, ZeroMQOutbound | MemoryQueue] = {}
-        self._inbounds: dict[QueueKey, ZeroMQInbound | LocalInbound] = {}
-        self._loops: dict[QueueKey, MemoryQueue] = {}
+        self._terms = terms
         self.closed = False
         self.trouble: Trouble | None = None  # no server stands between workers
-        hwm = 2 * sum(self._windows.values()) + 16  # a resend may double what is under way
-        self.hub = Hub(run, bind_url, microbatches=microbatches, hwm=hwm, limits=limits)
+        hwm = 2 * sum(terms.windows.values()) + 16  # a resend may double what is under way
+        self.hub = Hub(run, bind_url, microbatches=terms.microbatches, hwm=hwm, limits=terms.limits)
         self.endpoint = self.hub.router.endpoint
+        self._ends = Ends(run, terms, self._wait_for_room, self.hub.wait_for)
 
     def outbound(self, key: QueueKey) -> Outbound:
-        if key not in self._outbounds:
-            self._outbounds[key] = self._new_outbound(key)
-        return self._outbounds[key]
+        return self._ends.outbound(key, self._new_outbound)
 
     def inbound(self, key: QueueKey) -> Inbound:
-        if key not in self._inbounds:
-            self._inbounds[key] = self._new_inbound(key)
-        return self._inbounds[key]
+        return self._ends.inbound(key, self._new_inbound)
 
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
         """Says at which endpoint the producer of each inbound queue is; again when one has been replaced."""
@@ -104,10 +72,8 @@ class ZeroMQQueues:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            for queue in self._loops.values():
-                queue.close()
             self.hub.close()
-            self._shelf.spill.close()
+            self._ends.close()
 
     def no_more(self) -> QueueClosed:
         """What to raise when somebody uses them after `close`."""
@@ -115,32 +81,17 @@ class ZeroMQQueues:
 
     def _wait_for_room(self, reason: str, since: float) -> bool:
         """Serves the others for a while. False when a `put` that began at `since` has waited long enough."""
-        self._waiting(reason)
+        self._terms.waiting(reason)
         self.hub.turn(monotonic() + TURN)
-        return monotonic() - since < self._patience
+        return monotonic() - since < self._terms.patience
 
-    def _new_outbound(self, key: QueueKey) -> "ZeroMQOutbound | MemoryQueue":
-        if key in self._local:
-            return self._loop(key)
-        producer = Producer(self._log(key))
+    def _new_outbound(self, log: Log) -> "ZeroMQOutbound":
+        producer = Producer(log)
         self.hub.router.add(producer)
         return ZeroMQOutbound(self, producer)
 
-    def _new_inbound(self, key: QueueKey) -> "ZeroMQInbound | LocalInbound":
-        if key in self._local:
-            return LocalInbound(self, self._loop(key))
-        if key not in self._windows:
-            raise ValueError(f"no window is given for {key}; there is one for {', '.join(map(str, self._windows))}")
-        consumer = Consumer(self._run, key, self._incarnation, self._windows[key])
-        return ZeroMQInbound(self, consumer, self._microbatches)
-
-    def _loop(self, key: QueueKey) -> MemoryQueue:
-        if key not in self._loops:
-            self._loops[key] = MemoryQueue(self._log(key), self._microbatches)
-        return self._loops[key]
-
-    def _log(self, key: QueueKey) -> Log:
-        return Log(self._run, key, self._microbatches, self._shelf, self._limits)
+    def _new_inbound(self, key: QueueKey, window: int) -> "ZeroMQInbound":
+        return ZeroMQInbound(self, Consumer(self._run, key, self._incarnation, window), self._terms.microbatches)
 
 
 class ZeroMQOutbound:
@@ -191,19 +142,3 @@ class ZeroMQInbound:
 
     def rewind(self, step: int) -> None:
         self.consumer.rewind(step * self._microbatches)
-
-
-class LocalInbound:
-    """The consumer's end of a queue that begins at the same worker: it serves the other queues while it waits."""
-
-    def __init__(self, queues: ZeroMQQueues, queue: MemoryQueue) -> None:
-        self.key = queue.key
-        self.rewind = queue.rewind
-        self._queues = queues
-        self._queue = queue
-
-    def take(self, timeout: float) -> Message | None:
-        message = self._queue.take(0)
-        if message is None and timeout > 0:
-            return self._queues.hub.wait_for(lambda: self._queue.take(0), timeout)
-        return message
