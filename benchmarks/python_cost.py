@@ -22,7 +22,8 @@ from broker.queue import QueueKey
 from broker.queues.zeromq import ZeroMQQueues
 from pipeline.feed import cut
 from pipeline.schedule import make
-from pipeline.stage import Stage, layer_seed
+from pipeline.seeding import layer_seed
+from pipeline.stage import Stage
 from pipeline.tree import Tree
 from workers.machine import Instruction, Machine, Route, program
 from workers.worker import Worker

@@ -5,10 +5,34 @@ A leaf would do neither. It refuses in-place layers, and its `.grad` is laid out
 stage before would then go on from another layout than the unsplit model does, and bits follow layouts.
 """
 
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .tree import Tree, map_leaves
+
+
+class Inlets:
+    """Those of one microbatch: one for each tensor of the received `x` that requires a gradient."""
+
+    __slots__ = ("_inlets", "_places")
+
+    def __init__(self, x: Tree) -> None:
+        self._places = _places(x)
+        self._inlets: list[Inlet] = []
+
+    def enter(self, tensor: Tensor) -> Tensor:
+        """The next of these tensors, in the order of `leaves`, as a node of the graph."""
+        self._inlets.append(Inlet())
+        return enter(tensor, self._inlets[-1])
+
+    def gradients(self) -> Tree:
+        """The tree of `x` with what has arrived, None for what carries no gradient; None if nothing in it does."""
+        if not self._inlets:
+            return None
+        return map_leaves(lambda place: self._inlets[place].gradient if isinstance(place, int) else None, self._places)
 
 
 class Inlet:
@@ -39,6 +63,14 @@ class _Enter(torch.autograd.Function):
     def backward(ctx: Any, *gradient: Tensor) -> tuple[None, None, None]:
         ctx.inlet.gradient = gradient[0]
         return None, None, None
+
+
+def _places(x: Tree) -> Tree:
+    """The tree of `x` with the numbers 0, 1, ... for the tensors that require a gradient, None for all else."""
+    if isinstance(x, Tensor):
+        return 0 if x.requires_grad else None
+    numbers = count()
+    return map_leaves(lambda leaf: next(numbers) if isinstance(leaf, Tensor) and leaf.requires_grad else None, x)
 
 
 _anchor = torch.zeros((), requires_grad=True)

@@ -16,22 +16,21 @@ By hand, in a loop of your own:
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from hashlib import sha256
-from itertools import count
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
 from .body import Body, Weights
-from .errors import ForeignState, GradientMismatch, LossNotScalar, StageError
-from .inlet import Inlet, enter
+from .errors import ForeignState, LossNotScalar, StageError
+from .inlet import Inlets
 from .matching import matched
 from .outlet import Outlet
 from .placing import copied
+from .seeding import generators, layer_seed
+from .stash import Stash
 from .state import StageState, adopt, capture
-from .tree import Tree, describe, leaves, map_leaves, map_tensors, tensors
+from .tree import Tree, describe, map_tensors
 from .versions import Version, Versions
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -41,28 +40,11 @@ Loss = Callable[[Any, Any], Tensor]
 LOSS = "the loss"  # in the place of a layer's name
 
 
-def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
-    """What the random generators are seeded with before `layer` of one microbatch: the same wherever the cut is."""
-    return int.from_bytes(sha256(f"{seed}/{step}/{microbatch}/{layer}".encode()).digest()[:8], "little")
-
-
 class _NotGiven:
     """Tells a gradient that was left out from one that is None, which a next stage that ignored its input sends."""
 
 
 NOT_GIVEN = _NotGiven()
-
-
-class _Stashed(msgspec.Struct):
-    """What backward needs of one forward: the outputs with their graph, where the gradients of the inputs will be
-    put, and the version of the weights it ran with if those are stashed."""
-
-    outputs: Tree
-    requires_grad: bool  # whether any of the outputs does
-    share: float | None  # of a loss; None for an activation
-    places: Tree  # the input's tree, with an inlet's place in `inlets` for each tensor that requires a gradient
-    inlets: list[Inlet]
-    version: Version | None
 
 
 class Stage:
@@ -101,8 +83,8 @@ class Stage:
         self.optimizer = optimizer(trainable) if optimizer is not None and trainable else None
         self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
         self._outlet = Outlet(self._body, index)
-        self._generators = _generators(self.device)
-        self._stash: dict[tuple[int, int], _Stashed] = {}
+        self._generators = generators(self.device)
+        self._stash = Stash(index)
         self._versions = Versions(self._body) if stash_weights else None
         self._position = 0
         self._forwarded = 0
@@ -138,22 +120,16 @@ class Stage:
             with torch.enable_grad():
                 return self.forward(x, target, step=step, microbatch=microbatch, share=share, owned=owned)
         key = (step, self._forwarded if microbatch is None else microbatch)
-        if key in self._stash:
-            raise StageError(f"stage {self.index} already holds microbatch {key[1]} of step {step}, not yet backward")
+        self._stash.refuse(key)
         if not self._body.training:
             self._body.train()
         version = self._versions.of(key) if self._versions else None
-        inlets: list[Inlet] = []
+        inlets = Inlets(x)
         output = self._run(map_tensors(partial(self._receive, inlets, owned), x), key, version)
         loss = self.loss if target is not None else None
         if loss is not None:
             output = self._loss_of(loss, output, target)
-        requires_grad = _requires_grad(output)
-        if requires_grad or version is not None:  # what a version was used for is told by the stash
-            places = _inlet_places(x) if inlets else None
-            self._stash[key] = _Stashed(
-                output, requires_grad, share if loss is not None else None, places, inlets, version
-            )
+        self._stash.put(key, output, share if loss is not None else None, inlets, version)
         self._forwarded += 1
         if loss is not None:
             return map_tensors(lambda t: t.detach() * share, output)
@@ -177,22 +153,18 @@ class Stage:
         nobody else needs the memory of `gradient`. Parameters' gradients are added up in `.grad`.
         Raises `GradientMismatch`, or `StageError` if nothing is stashed.
         """
-        stashed = self._stash.pop(self._stashed_key(step, microbatch), None)
+        stashed = self._stash.pop(step, microbatch)
         if stashed is None or not stashed.requires_grad:
             return None  # nothing in this stage required a gradient for this microbatch
         if isinstance(gradient, _NotGiven):
-            gradient = self._gradient_of_loss(stashed)
+            gradient = stashed.gradient_of_loss(self.index)
         gradient = map_tensors(self._here, gradient)
         outputs, gradients = matched(stashed.outputs, gradient, self.index)
         if outputs:
             torch.autograd.backward(outputs, gradients)
         if self._versions and stashed.version:
             self._versions.collect(stashed.version)
-        if stashed.places is None:
-            return None
-        inlets = stashed.inlets
-        result = map_leaves(lambda place: inlets[place].gradient if isinstance(place, int) else None, stashed.places)
-        return self._outlet.sendable(result, None if owned else gradient)
+        return self._outlet.sendable(stashed.inlets.gradients(), None if owned else gradient)
 
     def update(self) -> None:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler."""
@@ -233,8 +205,7 @@ class Stage:
                 f"stage {self.index} holds {len(self._stash)} microbatches that have yet to go backward: "
                 f"a snapshot is taken between two steps, after the update"
             )
-        used = [(key, stashed.version) for key, stashed in self._stash.items() if stashed.version]
-        in_flight = self._versions.saved(used) if self._versions else ()
+        in_flight = self._versions.saved(self._stash.used()) if self._versions else ()
         return capture(self._body, self.optimizer, self.lr_scheduler, in_flight)
 
     def state(self) -> StageState:
@@ -279,12 +250,9 @@ class Stage:
             x = layer(x)
         return x
 
-    def _receive(self, inlets: list[Inlet], owned: bool, tensor: Tensor) -> Tensor:
+    def _receive(self, inlets: Inlets, owned: bool, tensor: Tensor) -> Tensor:
         mine = self._own(owned, tensor)
-        if not tensor.requires_grad:
-            return mine
-        inlets.append(Inlet())
-        return enter(mine, inlets[-1])
+        return inlets.enter(mine) if tensor.requires_grad else mine
 
     def _own(self, owned: bool, tensor: Tensor) -> Tensor:
         mine = tensor.detach()
@@ -305,47 +273,8 @@ class Stage:
             )
         return loss
 
-    def _stashed_key(self, step: int | None, microbatch: int | None) -> tuple[int, int]:
-        if step is not None and microbatch is not None:
-            return (step, microbatch)
-        if not self._stash:
-            raise StageError(f"stage {self.index} has nothing to run backward: call forward first")
-        return next(iter(self._stash))
-
-    def _gradient_of_loss(self, stashed: _Stashed) -> Tree:
-        if stashed.share is None:
-            sent = ", ".join(describe(leaf) for _, leaf in leaves(stashed.outputs))
-            raise GradientMismatch(
-                f"stage {self.index} sent an activation ({sent}), not a loss: backward() needs the gradient "
-                f"with respect to it, which the next stage's backward() returns"
-            )
-        share = stashed.share
-        return map_tensors(lambda loss: torch.ones_like(loss) * share, stashed.outputs)
-
 
 def _listed(layers: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
     if isinstance(layers, nn.Sequential):
         return list(layers)
     return [layers] if isinstance(layers, nn.Module) else list(layers)
-
-
-def _generators(device: torch.device) -> list[torch.Generator]:
-    if device.type != "cuda":
-        return [torch.default_generator]
-    torch.cuda.init()  # type: ignore[no-untyped-call]  # fills default_generators
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return [torch.default_generator, torch.cuda.default_generators[index]]
-
-
-def _requires_grad(tree: Tree) -> bool:
-    if isinstance(tree, Tensor):
-        return tree.requires_grad
-    return any(tensor.requires_grad for tensor in tensors(tree))
-
-
-def _inlet_places(x: Tree) -> Tree:
-    """The tree of `x` with the numbers 0, 1, ... for the tensors that require a gradient, None for all else."""
-    if isinstance(x, Tensor):
-        return 0
-    numbers = count()
-    return map_leaves(lambda leaf: next(numbers) if isinstance(leaf, Tensor) and leaf.requires_grad else None, x)

@@ -11,7 +11,7 @@ import reference
 from pipeline.model import ModelRefused
 from pipeline.plan import PlanRefused
 from pipeline.schedule import ScheduleRefused
-from pipeline.stage import layer_seed
+from pipeline.seeding import layer_seed
 from workers import Line, RunFailed, train
 from workers.executor import ComputeFailed
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.errors import GradientMismatch, LossNotScalar, StageError
-from pipeline.stage import Stage, layer_seed
+from pipeline.seeding import layer_seed
+from pipeline.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
