@@ -158,15 +158,9 @@ def _life_in(core: "Core") -> Callable[[int], int | None]:
 
 def _why(core: "Core", of: Mapping[str, str], now: float) -> Facts:
     """Why the run waits, or why the worker that owns a stage does."""
-    if core.outcome is not None:
-        return {"run": core.run, "phase": str(core.phase), "text": core.outcome.reason, "chain": [], "root": None,
-                "action": "nothing: the run is over"}  # fmt: skip
-    if core.reception.election is not None:
-        return {"run": core.run, "phase": str(core.phase), "text": _RECOLLECTING, "chain": [], "root": None,
-                "action": "nothing yet: it goes on by itself, or says what is missing"}  # fmt: skip
-    if core.reception.question:
-        return {"run": core.run, "phase": str(core.phase), "text": core.reception.question, "chain": [], "root": None,
-                "action": "start the workers that are not there, where their snapshots are"}  # fmt: skip
+    if (apart := _apart_from_waits(core)) is not None:
+        text, action = apart
+        return {"run": core.run, "phase": str(core.phase), "text": text, "chain": [], "root": None, "action": action}
     found = core.watch.diagnose(now, _owner(core, of))
     return {
         "run": core.run,
@@ -176,6 +170,19 @@ def _why(core: "Core", of: Mapping[str, str], now: float) -> Facts:
         "root": _root(core, found.chain, now),
         "action": found.action,
     }
+
+
+def _apart_from_waits(core: "Core") -> tuple[str, str] | None:
+    """Why no worker has anything to wait for, and what to do; None if one may have."""
+    if core.outcome is not None:
+        return core.outcome.reason, "nothing: the run is over"
+    if core.reception.election is not None:
+        return _RECOLLECTING, "nothing yet: it goes on by itself, or says what is missing"
+    if core.reception.listening:
+        return core.reception.question, "nothing yet: it goes on by itself"
+    if core.reception.question:
+        return core.reception.question, "start the workers that are not there, where their snapshots are"
+    return None
 
 
 def _owner(core: "Core", of: Mapping[str, str]) -> int | None:

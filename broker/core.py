@@ -110,6 +110,8 @@ class Core:
     def _go_on(self, now: float) -> list[Send]:
         if self.reception.election is not None:
             return self._recollect(self.reception.election, now)
+        if self.reception.listening:
+            return self._listen(now)
         if self.phase is Phase.RUNNING:
             self._stopper.note(self.ledger.begun, now)
         ended = self._fail(self.watch.look(now)) + self._fail(self.reception.muster(now)) + self._stop_if_due(now)
@@ -129,11 +131,13 @@ class Core:
         resumed = kept.facts.get("resumed")
         if resumed and resumed.get("lost") and self.terms.restarts:
             self.reception.elect(f"there are no records of run {self.run} here", now, resumed=True)
+        elif resumed and resumed.get("unless_at_work"):
+            self.reception.listening = True
         elif resumed:
             self._resume(now)
         elif kept.facts.get("outcome"):
             self.outcome = msgspec.convert(kept.facts["outcome"], Outcome)
-        if self.outcome is None and self.crew.begins_anew:
+        if self.outcome is None:
             self.reception.call_the_roll()
 
     def _resume(self, now: float) -> None:
@@ -174,6 +178,20 @@ class Core:
         places = " and ".join(place_in_words(index, self.registry.placement[index]) for index in election.unknown)
         what = f"the broker's records are lost, and nobody came who could say which snapshots there are of {places}"
         return self._fail(Failure(f"{what}; start a worker where they are", NOBODY))
+
+    def _listen(self, now: float) -> list[Send]:
+        """Nobody has recorded that the run was stopped: its workers go on if they are still at work, or all begin anew
+        if nobody is."""
+        survive = self.reception.hear_survivors(now)
+        if survive is None:
+            return self._stop_if_due(now)
+        if survive:
+            self.store.put("resumed", {})
+            self.journal.tell(f"run {self.run} goes on: its workers are still at work")
+        else:
+            self._resume(now)
+            self.reception.call_the_roll()
+        return []
 
     def _to_stranger(self, sender: bytes, said: Report | Finished | Failed | Goodbye) -> list[Send]:
         """One whose incarnation the records do not know hears nothing until it has introduced itself."""

@@ -65,8 +65,12 @@ class Crew:
 
     def find_again(self, step: int) -> None:
         """The records are lost, and nobody is at work: all stages will begin at `step`, which has snapshots."""
-        stages = range(self._terms.schedule.stages)
         self.registry.reopen()
+        self.begin_at(step)
+
+    def begin_at(self, step: int) -> None:
+        """Nobody has a place: all stages will begin at `step`, whatever the records say."""
+        stages = range(self._terms.schedule.stages)
         self.checkpoints.settle(step)
         self._ledger.settle(stages, step)
         self._store.go_back(stages, step)
@@ -156,14 +160,6 @@ class Crew:
         unplaced = not self.registry.begun and not self.registry.members
         return unplaced and self._terms.snapshots and self.checkpoints.complete > 0
 
-    def fall_back(self, step: int) -> None:
-        """Newer checkpoints are damaged, and nobody has a place: all stages will begin at the older one of `step`."""
-        stages = range(self._terms.schedule.stages)
-        self.checkpoints.settle(step)
-        self._ledger.go_back(stages, step)
-        self._store.go_back(stages, step)
-        self._keep()
-
     def count_loss(self, index: int) -> None:
         """A process that was to take the empty place `index` ended before it had said a word."""
         self.replacing.count(index)
@@ -182,6 +178,7 @@ class Crew:
         kept = facts[_FACT]
         self.registry.adopt(kept, now)
         self.checkpoints.adopt(kept["checkpoints"])
+        self._ledger.reach(self.checkpoints.complete)
         self.replacing.adopt(kept["replacing"], now)
         self.attempts.adopt(kept.get("attempts", []))
 

@@ -108,8 +108,9 @@ class Election:
 
     @property
     def _at_the_beginning(self) -> bool:
-        """Whether no snapshot can be missed, since there has been no step."""
-        return not self._snapshots and not any(_memory(voice).step for voice in self._owners.values())
+        """Whether no snapshot can be missed, since there has been no step: everybody who is there has looked."""
+        looked = all(voice.hello.snapshots is not None for voice in self._voices.values())
+        return looked and not self._snapshots and not any(_memory(voice).step for voice in self._owners.values())
 
     def _is_on_disk(self, index: int) -> bool:
         known = {stage for stage, _ in self._snapshots}

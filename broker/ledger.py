@@ -120,6 +120,10 @@ class Ledger:
         for step in sorted(losses):
             self._keep_loss(step, losses[step])
 
+    def reach(self, step: int) -> None:
+        """Every stage has finished the steps before `step`, also those of which there are no records."""
+        self.finished = [max(step, known) for known in self.finished]
+
     def go_back(self, stages: Iterable[int], step: int) -> None:
         """The stages will do `step` and what follows again. Losses stay: they will be the same."""
         for stage in stages:

@@ -5,7 +5,8 @@ hello ──> assigned                           a place is free, or it is the w
     └───> refused
 
 If a worker knows more of the run than the broker's records, they are lost, or too old; see `election`. In a run that is
-resumed, all stand by until it is known where to begin; see `rollcall`.
+resumed, all stand by until it is known whether its workers are still at work, and where to begin if not; see
+`rollcall`.
 """
 
 import msgspec
@@ -28,8 +29,9 @@ class Reception:
     def __init__(self, crew: Crew, terms: Terms, run: str, journal: Journal) -> None:
         self.spares = Spares()
         self.election: Election | None = None  # while the records are lost
+        self.listening = False  # while it is not known whether workers of a resumed run are still at work
         self.roll_call: RollCall | None = None  # while it is not known at which checkpoint a resumed run begins
-        self.damages: tuple[str, ...] = ()  # why it does not begin at a newer one
+        self.damages: tuple[str, ...] = ()  # why it does not begin at another one
         self._crew = crew
         self._terms = terms
         self._run = run
@@ -63,11 +65,21 @@ class Reception:
             tell = self._journal.tell if resumed else self._journal.warn
             tell(f"{why}: everyone is asked how far the run is")
             self.election = Election(self._crew.registry.placement, self._terms.lease, now, resumed=resumed)
-            self.roll_call = None
+            self.listening, self.roll_call = False, None
+
+    def hear_survivors(self, now: float) -> bool | None:
+        """Whether a resumed run's workers are still at work; None as long as they may yet say so."""
+        registry = self._crew.registry
+        heard = any(member.sender for member in registry.members.values())
+        if not heard and len(registry.losses(now)) < len(registry.members):
+            return None
+        self.listening = False
+        return heard
 
     def call_the_roll(self) -> None:
-        """The run goes on as a whole, and nobody has a place: everyone reads its snapshots first."""
-        self.roll_call = RollCall(self._crew.registry.placement, self._crew.checkpoints.complete)
+        """If the run goes on as a whole, and nobody has a place, everyone reads its snapshots first."""
+        if self._crew.begins_anew:
+            self.roll_call = RollCall(self._crew.registry.placement, self._crew.checkpoints.complete)
 
     def muster(self, now: float) -> Failure | None:
         """Decides where a resumed run begins, once everyone is there; why it cannot, if that is what it comes to."""
@@ -104,7 +116,7 @@ class Reception:
         else:
             self._crew.settle(self.election, verdict, now)
         self.election = None
-        if anew and self._crew.begins_anew:
+        if anew:
             self.call_the_roll()
         kept = self._crew.registry.present()
         others = "" if anew else f"; {len(kept)} workers go on where they are"
@@ -120,6 +132,8 @@ class Reception:
     @property
     def question(self) -> str:
         """What a resumed run waits for, in words; "" if that is known by now."""
+        if self.listening:
+            return "the run is resumed: its workers, if they are still at work, are about to say so"
         if self.roll_call is None:
             return ""
         absent = [place_in_words(index, self._crew.registry.placement[index]) for index in self.missing]
@@ -154,6 +168,8 @@ class Reception:
         if self.election is not None:
             self.election.hear(hello, sender)
             return None if hello.memory else Standby("the broker asks everyone how far the run is", self._run)
+        if self.listening and not hello.incarnation:
+            return Standby(self.question)
         if hello.spare and not self._crew.registry.begun:
             return Standby("the run has not begun; a spare takes the place of a worker that is lost")
         if self.roll_call is not None and self._may_answer(hello):
@@ -175,15 +191,15 @@ class Reception:
         newest, self.roll_call = self._crew.checkpoints.complete, None
         if verdict.step is None:
             return Failure(
-                f"checkpoint {newest} is damaged, and there is no older one that can be used: "
+                f"checkpoint {newest} is damaged, and there is no other one that can be used: "
                 f"{'; '.join(verdict.damages)}. Put the files back and resume the run, or begin another",
                 code=1,
             )
-        if verdict.step < newest:
-            self._crew.fall_back(verdict.step)
-            back = f"the run goes back from checkpoint {newest}, which is damaged, to {verdict.step}"
-            self.damages = (*self.damages, back)
-            self._journal.warn(back)
+        if verdict.step != newest:
+            self._crew.begin_at(verdict.step)
+            instead = f"checkpoint {newest} is damaged: the run begins at checkpoint {verdict.step} instead"
+            self.damages = (*self.damages, instead)
+            self._journal.warn(instead)
         self._journal.tell(f"run {self._run} goes on; every stage begins at step {verdict.step}")
         return None
 

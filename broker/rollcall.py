@@ -1,10 +1,14 @@
 """At which checkpoint a run begins that is resumed as a whole: the newest complete one whose snapshots can all be used.
 
-Nobody is given a place before that is known. Everybody reads its snapshots of the newest complete checkpoint. If one
-of them is damaged, everybody reads those of the next older step of which there is one of each stage:
+Nobody is given a place before that is known. Everybody reads its snapshots of the checkpoint that the records call the
+newest complete one. If one of them is damaged, everybody reads those of the newest other step of which there is one of
+each stage, and so on:
 
-    stage 0    20  40
-    stage 1    20  4?         40 is complete, and damaged at stage 1: every stage begins at 20
+    stage 0    20  40         40 is complete, and damaged at stage 1: every stage begins at 20
+    stage 1    20  4?
+
+    stage 0    20  40  60     likewise; but checkpoint 60 was about to be complete, or the records are older than it:
+    stage 1    20  4?  60     every stage begins at 60
 
 Once a stage has computed something it is too late: the others do not go back for one that is replaced.
 """
@@ -20,7 +24,7 @@ from .member import stages_in_words
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The run begins at `step`; None: nowhere. `damages` says why not at a newer one."""
+    """The run begins at `step`; None: nowhere. `damages` says why not at another one."""
 
     step: int | None
     damages: tuple[str, ...] = ()
@@ -28,11 +32,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RollCall:
-    """Everybody is asked about the snapshots of `step`. `damages`: what was wrong with newer ones."""
+    """Everybody is asked about the snapshots of `step`. `damages`: what was wrong with those of the steps `tried`."""
 
     placement: Placement
     step: int
     damages: tuple[str, ...] = ()
+    tried: frozenset[int] = frozenset()
 
     def absent(self, hellos: Iterable[Hello]) -> list[int]:
         """The indexes for which nobody has come yet who has read its snapshots."""
@@ -49,8 +54,10 @@ class RollCall:
         if not unusable:
             return Verdict(self.step, self.damages)
         damages = (*self.damages, *dict.fromkeys([*_told(read), *self._unheard(unusable, read)]))
-        older = self._older(read)
-        return Verdict(None, damages) if older is None else RollCall(self.placement, older, damages)
+        other = max(self._others(read), default=None)
+        if other is None:
+            return Verdict(None, damages)
+        return RollCall(self.placement, other, damages, self.tried | {self.step})
 
     def _has_read(self, hello: Hello) -> bool:
         return hello.inspection is not None and hello.inspection.step == self.step
@@ -66,14 +73,14 @@ class RollCall:
         if not any(_told(read)):
             yield f"nobody has a snapshot of step {self.step} of {stages_in_words(unusable)}"
 
-    def _older(self, read: list[Hello]) -> int | None:
-        """The newest step before this one of which there are snapshots of all stages."""
+    def _others(self, read: list[Hello]) -> set[int]:
+        """The steps that were not asked about, and of which there are snapshots of all stages."""
         seen = [
             {step for hello in _fit(index, read) for of, step in hello.snapshots or () if of == stage}
             for index, stages in enumerate(self.placement)
             for stage in stages
         ]
-        return max((step for step in set.intersection(*seen) if 0 < step < self.step), default=None)
+        return set.intersection(*seen) - self.tried - {0, self.step}
 
 
 def _fit(index: int, read: list[Hello]) -> list[Hello]:

@@ -81,12 +81,13 @@ class Terms:
         )
 
 
-def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False) -> str:
+def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False, alone: bool = False) -> str:
     """The id of the run to serve: the one in the store if it has not ended, or if `fresh` asks for it; else `fresh`.
 
     What another run left, if it has ended, is forgotten. With `resume`, the run in the store goes on however it was
     stopped: all places are free, and whoever takes one begins at the newest complete checkpoint; a finished run stays
-    finished. If the store has lost it, the workers will be asked for their snapshots.
+    finished. If nobody has recorded an end, its workers may still be at work, unless the broker is `alone`: then they
+    are listened for first. If the store has lost the run, the workers will be asked for their snapshots.
     Raises `OtherRun` if the run in the store has not the digest `plan`.
     """
     facts = store.load().facts
@@ -94,8 +95,8 @@ def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False) -> str:
     if kept is not None and resume:
         run = _checked(kept, plan)
         store.put("run", {"id": run, "plan": plan})  # the first write: from here on it is this broker's
-        if not _finished(facts) and not facts.get("resumed"):
-            store.put("resumed", {"all": True})  # for the core, which knows what that means
+        if not _finished(facts) and not facts.get("resumed"):  # what is said here is for the core
+            store.put("resumed", {"all": True} if alone or facts.get("outcome") else {"unless_at_work": True})
         return run
     if kept is None or (facts.get("outcome") and kept.id != fresh):
         store.begin()

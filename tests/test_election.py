@@ -168,6 +168,16 @@ def test_who_has_not_looked_at_its_disk_has_said_nothing_yet(lost: Talk):
     assert {each.step for each in assignments(lost.after(0.2)).values()} == {40}
 
 
+def test_that_nobody_has_looked_yet_does_not_make_it_the_beginning(lost: Talk):
+    """In a container, a worker that is started again is the same process by name, host and number."""
+    lost.say(name(0), remembering(0, 1, pid=100))
+    lost.say(b"again", msgspec.structs.replace(blind(0, 100), name="worker-0"))
+    assert lost.after(3 * LEASE) == []
+    lost.say(b"again", msgspec.structs.replace(newcomer(0, 100), name="worker-0")), lost.say(b"new", newcomer(1, 201))
+    lost.after(0.2)
+    assert lost.core.crew.checkpoints.complete == 40
+
+
 def test_if_nobody_comes_who_sees_them_the_run_is_given_up_naming_the_stage(lost: Talk):
     lost.say(name(0), remembering(0, 1, snapshots=[(0, 20), (0, 40)]))
     lost.after(61.0)

@@ -88,7 +88,12 @@ def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> U
 
 def older_than(run: WholeRun, newest: int) -> list[int]:
     """The steps before, of which both stages have a snapshot: one, or two if nobody heard of the newest checkpoint."""
-    return [step for step in steps_of(run, 0) if step < newest and step in steps_of(run, 1)]
+    return [step for step in besides(run, newest) if step < newest]
+
+
+def besides(run: WholeRun, newest: int) -> list[int]:
+    """All steps but this one, of which both stages have a snapshot. What is newer was not known to be complete."""
+    return [step for step in steps_of(run, 0) if step != newest and step in steps_of(run, 1)]
 
 
 def test_the_complete_checkpoint_before_the_newest_is_kept_and_what_is_older_is_not(
@@ -123,12 +128,12 @@ def test_a_resumed_run_without_records_goes_on_with_its_snapshots(
     ("harm", "name"),
     [(flip, "weights.safetensors"), (unreadable, "training.safetensors"), (Path.unlink, "manifest.json")],
 )
-def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_begins_at_the_one_before(
+def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_begins_at_the_newest_other(
     harm: Callable[[Path], None], name: str, nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path)
     run, newest = stopped(nursery, plan)
-    older = older_than(run, newest)[-1]
+    other = besides(run, newest)[-1]
     damaged = snapshot(run, 1, newest)
     harm(damaged / name)
     resumed = WholeRun(nursery, plan, LENGTH, resume=True)
@@ -136,30 +141,28 @@ def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_beg
     assert came_to(outcome) == undisturbed()
     assert outcome["facts"]["weights_sha256"] == expected(STEPS)
     damage, back = outcome["facts"]["damaged"]
-    assert back == f"the run goes back from checkpoint {newest}, which is damaged, to {older}"
+    assert back == f"checkpoint {newest} is damaged: the run begins at checkpoint {other} instead"
     for said in (damage, resumed.log("broker")):
         assert str(damaged) in said
         assert name in said
-    assert f"the run goes back from checkpoint {newest}, which is damaged, to {older}" in resumed.log("broker")
+    assert f"checkpoint {newest} is damaged: the run begins at checkpoint {other} instead" in resumed.log("broker")
     assert outcome["facts"]["restarts"] == 0
 
 
-def test_with_the_checkpoint_before_it_damaged_too_the_run_does_not_go_on_and_names_all(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_with_all_others_damaged_too_the_run_does_not_go_on_and_names_all(nursery: Nursery, tmp_path: Path) -> None:
     plan = plan_in(tmp_path)
     run, newest = stopped(nursery, plan)
-    older = older_than(run, newest)
-    for step in older:
+    others = besides(run, newest)
+    for step in others:
         flip(snapshot(run, 0, step) / "weights.safetensors")
     flip(snapshot(run, 1, newest) / "training.safetensors")
     before = [steps_of(run, stage) for stage in (0, 1)]
     for _ in range(2):  # it is no other the second time
         outcome = WholeRun(nursery, plan, LENGTH, resume=True).end()
         assert outcome["code"] == 1
-        assert "there is no older one that can be used" in outcome["reason"]
+        assert "there is no other one that can be used" in outcome["reason"]
         assert f"{snapshot(run, 1, newest)} cannot be used: training.safetensors" in outcome["reason"]
-        for step in older:
+        for step in others:
             assert f"{snapshot(run, 0, step)} cannot be used: weights.safetensors" in outcome["reason"]
     assert [steps_of(run, stage) for stage in (0, 1)] == before
 

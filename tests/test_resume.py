@@ -48,6 +48,32 @@ def test_there_must_be_a_run_to_resume(desk, capsys):
     assert "there is no run small-1" in capsys.readouterr().err
 
 
+def test_a_broker_that_is_killed_and_resumes_the_run_leaves_those_at_work_where_they_are(desk, tmp_path, capsys):
+    """As a container's broker does: it is started again with the words that it was started with."""
+    url = f"tcp://127.0.0.1:{free_port()}"
+    sets = (*STEPS, *RECOVERY, "--set", "queues.url=tcp://127.0.0.1:0")
+
+    def start_broker() -> Popen[str]:
+        broker = desk.start("broker", ".", "--bind", url, "--run", "by-hand", "--resume", *sets)
+        until(broker.stderr, "broker at")
+        return broker
+
+    first = start_broker()
+    workers = [desk.start("worker", ".", "--broker", url, *sets, "--index", str(index)) for index in (0, 1)]
+    snapshots = tmp_path / "runs" / "by-hand" / "checkpoints"
+    while not any(snapshots.glob("stage-1/step-*")):
+        assert [process.poll() for process in (first, *workers)] == [None] * 3
+    first.kill()
+    first.communicate()
+    second = start_broker()
+    errors = [process.communicate()[1] for process in (second, *workers)]
+    assert [process.returncode for process in (second, *workers)] == [0, 0, 0], errors
+    assert "run by-hand goes on: its workers are still at work" in errors[0]
+    assert "life" not in errors[0]  # nobody was given a place again
+    came_to = json.loads((tmp_path / "runs" / "by-hand" / "result.json").read_text())
+    assert came_to == {**came_to, **undisturbed(desk, capsys)}
+
+
 def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(desk, tmp_path, capsys):
     """The broker and two workers are started by hand; the newest checkpoint is damaged on the second machine."""
     url = f"tcp://127.0.0.1:{free_port()}"
@@ -85,6 +111,6 @@ def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(desk, tm
     errors = [process.communicate()[1] for process in after]
     assert [process.returncode for process in after] == [0, 0, 0], errors
     assert f"{damaged} cannot be used: weights.safetensors has 0 bytes" in errors[0]
-    assert f"the run goes back from checkpoint {newest}, which is damaged, to {newest - 40}" in errors[0]
+    assert f"checkpoint {newest} is damaged: the run begins at checkpoint {newest - 40} instead" in errors[0]
     came_to = json.loads((tmp_path / "runs" / "by-hand" / "result.json").read_text())
     assert came_to == {**came_to, **undisturbed(desk, capsys)}

@@ -44,17 +44,27 @@ def test_nothing_is_decided_before_somebody_has_read_the_snapshots_of_every_plac
 def test_a_damaged_snapshot_leads_to_the_next_older_step_of_which_all_stages_have_one():
     roll_call = RollCall(BOTH, 40)
     read = [having_read(0, 40, there=[10, 20, 30]), having_read(1, 40, DAMAGE, there=[10, 20])]
-    again = RollCall(BOTH, 20, (DAMAGE,))
+    again = RollCall(BOTH, 20, (DAMAGE,), frozenset({40}))
     assert roll_call.look(read) == again
     assert again.look(read) is None
     assert again.look([having_read(0, 20), having_read(1, 20)]) == Verdict(20, (DAMAGE,))
 
 
+def test_a_newer_step_that_all_stages_have_is_better_than_an_older_one():
+    """Its completion was not recorded when the broker was killed, or the records are those of a while ago."""
+    read = [having_read(0, 40, there=[20, 60]), having_read(1, 40, DAMAGE, there=[20, 60, 80])]
+    newer = RollCall(BOTH, 60, (DAMAGE,), frozenset({40}))
+    assert RollCall(BOTH, 40).look(read) == newer
+    worse = DAMAGE.replace("40", "60")
+    read = [having_read(0, 60, worse, there=[20, 40]), having_read(1, 60, there=[20, 40])]
+    assert newer.look(read) == RollCall(BOTH, 20, (DAMAGE, worse), frozenset({40, 60}))
+
+
 def test_a_damaged_one_there_leads_further_back_and_in_the_end_nowhere():
-    roll_call = RollCall(BOTH, 20, (DAMAGE,))
+    roll_call = RollCall(BOTH, 20, (DAMAGE,), frozenset({40}))
     older = DAMAGE.replace("40", "20")
     read = [having_read(0, 20, older, there=[10]), having_read(1, 20, there=[10, 40])]
-    assert roll_call.look(read) == RollCall(BOTH, 10, (DAMAGE, older))
+    assert roll_call.look(read) == RollCall(BOTH, 10, (DAMAGE, older), frozenset({20, 40}))
     assert roll_call.look([read[0], having_read(1, 20)]) == Verdict(None, (DAMAGE, older))
 
 
@@ -70,7 +80,7 @@ def test_workers_that_take_any_place_count_for_as_many_as_they_are():
     assert roll_call.absent([anybody]) == [1]
     assert roll_call.look([anybody, anybody]) == Verdict(40)
     damaged = seeing(None, 40, [0], DAMAGE, there=shared)
-    assert roll_call.look([damaged, damaged]) == RollCall(BOTH, 20, (DAMAGE,))
+    assert roll_call.look([damaged, damaged]) == RollCall(BOTH, 20, (DAMAGE,), frozenset({40}))
 
 
 def test_what_others_see_of_a_stage_is_of_no_use_to_the_one_that_claims_its_place():
@@ -98,7 +108,7 @@ def talk() -> Talk:
         more = {"snapshots": [(index, 20), (index, 40)], "steps": steps(index, *range(47), loss=0.5), "number": 1}
         before.say(name(index), Report(index + 1, 9, "computes", 0.0, 0.0, **more))
     assert before.status()["checkpoint"] == 40
-    assert run_of(before.store, PLAN, "run-2", resume=True) == "run-1"
+    assert run_of(before.store, PLAN, "run-2", resume=True, alone=True) == "run-1"
     return Talk(before.store, now=200.0, terms=SNAPSHOTS)
 
 
@@ -151,11 +161,24 @@ def test_a_damaged_checkpoint_is_named_and_all_stages_begin_at_the_older_one_und
     assert before <= given[0].since < given[0].incarnation < given[1].incarnation
     assert talk.core.ledger.finished == [20, 20]
     assert set(talk.store.load().losses) == set(range(47))
-    back = "the run goes back from checkpoint 40, which is damaged, to 20"
-    assert talk.status()["damaged"] == [DAMAGE, back]
+    instead = "checkpoint 40 is damaged: the run begins at checkpoint 20 instead"
+    assert talk.status()["damaged"] == [DAMAGE, instead]
     assert talk.status()["checkpoint"] == 20
-    assert DAMAGE in talk.core.journal.warnings
-    assert any("goes back from checkpoint 40, which is damaged, to 20" in said for said in talk.core.journal.warnings)
+    assert {DAMAGE, instead} <= set(talk.core.journal.warnings)
+
+
+def test_the_records_catch_up_with_a_newer_checkpoint_that_the_run_begins_at(talk):
+    talk.say(name(0), having_read(0, 40, there=[60]))
+    talk.say(name(1), having_read(1, 40, DAMAGE, there=[60]))
+    talk.after(0.1)
+    for index in (0, 1):
+        talk.say(name(index), having_read(index, 60))
+    talk.after(0.1)
+    given = [talk.assigned(name(index), having_read(index, 60)) for index in (0, 1)]
+    assert [each.step for each in given] == [60, 60]
+    assert talk.status()["damaged"] == [DAMAGE, "checkpoint 40 is damaged: the run begins at checkpoint 60 instead"]
+    again = Talk(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
+    assert (again.core.crew.checkpoints.complete, again.core.ledger.finished) == (60, [60, 60])
 
 
 def test_what_was_decided_is_stored_before_anybody_is_told(talk):
@@ -212,7 +235,7 @@ def test_a_worker_that_knows_more_than_the_records_ends_the_roll_call(talk):
 def test_a_run_without_a_complete_checkpoint_begins_at_once():
     store = MemoryStore()
     Talk(store, terms=SNAPSHOTS).join(0)
-    run_of(store, PLAN, "run-2", resume=True)
+    run_of(store, PLAN, "run-2", resume=True, alone=True)
     again = Talk(store, now=200.0, terms=SNAPSHOTS)
     assert isinstance(again.assigned(name(0), hello(0)), Assigned)
 

@@ -39,7 +39,7 @@ def stop_of(talk: Talk, said: StopRun = INTERRUPT) -> Stop:
 
 
 def resumed(talk: Talk) -> Talk:
-    assert run_of(talk.store, PLAN, "run-2", resume=True) == "run-1"
+    assert run_of(talk.store, PLAN, "run-2", resume=True, alone=True) == "run-1"
     return Talk(talk.store, now=talk.now + 100.0, terms=SNAPSHOTS)
 
 

@@ -58,7 +58,7 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
         terms = Terms.of(plan, schedule)
         if place.resume and not store.load().facts:  # else they tell of which plan the run is
             runs.demand_same(plan, folder)
-        run = run_of(store, terms.plan, place.run, resume=place.resume)
+        run = run_of(store, terms.plan, place.run, resume=place.resume, alone=bool(place.parent))
         keep(folder, runs.PLAN, plan.as_mapping())  # not before: another plan's broker must leave this run's alone
         core = Core(terms, store, run, time())
         host = _Host(core, plan, folder, place.parent, signals)

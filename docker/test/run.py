@@ -1,5 +1,5 @@
-"""Trains examples/digits on this machine, in containers, and in containers of which one is killed on the way, and
-compares the weights: `make docker-test`.
+"""Trains examples/digits on this machine, in containers, and in containers of which a stage's or the broker's is killed
+on the way, and compares the weights: `make docker-test`.
 
 It needs a Docker engine, and BASE_IMAGE where python:3.11-slim cannot be fetched. The images stay, so that the next
 time takes less; containers, networks and volumes do not.
@@ -31,6 +31,7 @@ def main() -> None:
         shown("processes on this machine", trained_here()),
         shown("containers", trained_in_containers()),
         shown(f"containers, {VICTIM} killed", trained_in_containers(killed=VICTIM)),
+        shown("containers, broker killed", trained_in_containers(killed="broker")),
     }
     if len(digests) > 1:
         raise Failed("the weights differ. Compare what `stageline doctor` says here and in a container")
@@ -53,15 +54,29 @@ def trained_here() -> Facts:
 
 
 def trained_in_containers(killed: str | None = None) -> Facts:
-    """The result of the same run in containers; that of the stage `killed` loses its process on the way."""
+    """The result of the same run in containers; that of `killed` loses its process on the way."""
     with started() as containers:
         check_isolation(containers)
         if killed is not None:
-            wait_until(containers, lambda status: status["finished_floor"] >= KILLED_AFTER)
-            containers.kill(killed)
+            kill(containers, killed)
         wait_until(containers, lambda status: status["phase"] == "finished")
         check_ends(containers, killed)
         return containers.result()
+
+
+def kill(containers: Containers, victim: str) -> None:
+    """Some steps after the beginning. If it is the broker, nobody may lose its place for it."""
+    before = wait_until(containers, lambda status: status["finished_floor"] >= KILLED_AFTER)
+    containers.kill(victim)
+    if victim == "broker":
+        after = wait_until(containers, lambda status: status["finished_floor"] > before["finished_floor"])
+        if lives(after) != lives(before):
+            raise Failed(f"the broker was killed, and stages began again: {lives(before)}, {lives(after)}")
+
+
+def lives(status: Facts) -> list[int]:
+    """What tells each worker from those that had its place before."""
+    return [worker["incarnation"] for worker in status["workers"]]
 
 
 @contextmanager
@@ -93,19 +108,19 @@ def check_ends(containers: Containers, killed: str | None) -> None:
     """All have ended well, and the one that was killed, no other, was started again."""
     if any(containers.ends().values()):
         raise Failed(f"the run has finished, but exit statuses are {containers.ends()}")
-    for stage in STAGES:
-        restarts = containers.restarts(stage)
-        if (restarts > 0) != (stage == killed):
-            raise Failed(f"the engine has started {stage} again {restarts} times")
+    for service in (*STAGES, "broker"):
+        restarts = containers.restarts(service)
+        if (restarts > 0) != (service == killed):
+            raise Failed(f"the engine has started {service} again {restarts} times")
 
 
-def wait_until(containers: Containers, reached: Callable[[Facts], bool]) -> None:
-    """Asks the broker once a second. Raises `Failed` if the run fails, or takes too long."""
+def wait_until(containers: Containers, reached: Callable[[Facts], bool]) -> Facts:
+    """Asks the broker once a second; its answer. Raises `Failed` if the run fails, or takes too long."""
     deadline = monotonic() + PATIENCE
     while True:
         status = containers.status()
         if status is not None and reached(status):
-            return
+            return status
         if status is not None and status["phase"] in ("failed", "finished"):
             raise Failed(f"the run has {status['phase']} too early: {status['reason']}")
         if monotonic() > deadline:

@@ -47,8 +47,8 @@ class FragileStore(MemoryStore):
 
 
 class Broker(Process):
-    """One life of the broker. `watch` is called after everything it has decided; with `resume`, the run goes on as a
-    whole."""
+    """One life of the broker. `watch` is called after everything it has decided; with `resume`, the run goes on, and
+    if the broker is `alone`, as a whole."""
 
     def __init__(
         self,
@@ -60,9 +60,10 @@ class Broker(Process):
         ended: Callable[[int], None],
         *,
         resume: bool,
+        alone: bool,
     ) -> None:
         super().__init__(clock, "broker", ended)
-        self.core = Core(terms, store, run_of(store, PLAN, RUN, resume=resume), clock.now)
+        self.core = Core(terms, store, run_of(store, PLAN, RUN, resume=resume, alone=alone), clock.now)
         self._network = network
         self._watch = watch
         self._lines: dict[bytes, tuple[Line, Listener]] = {}

@@ -112,9 +112,19 @@ class World:
     # who starts them
 
     def _start_broker(self) -> None:
-        around = self.around
-        clock, network, resume, self._resumes = around.clock, around.network, self._resumes, False
-        self.broker = Broker(clock, network, self.store, self._terms, self._watch, self._broker_ended, resume=resume)
+        """In a container it always has the same words: they resume the run, whatever has become of its workers."""
+        contained, around = self.scenario.contained, self.around
+        whole, self._resumes = self._resumes, False
+        self.broker = Broker(
+            around.clock,
+            around.network,
+            self.store,
+            self._terms,
+            self._watch,
+            self._broker_ended,
+            resume=whole or contained,
+            alone=whole and not contained,
+        )
         around.broker = self.broker
 
     def _broker_ended(self, status: int) -> None:
