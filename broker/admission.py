@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pipeline.plan import differences
 
 from .control import CONTROL_VERSION, Hello, Refused
+from .exit import Exit
 from .member import Member
 from .run import Outcome, Terms
 
@@ -15,15 +16,15 @@ def misfit(hello: Hello, terms: Terms, outcome: Outcome | None) -> Refused | Non
         return Refused(
             f"{hello.name} speaks version {hello.version} of the control language, the broker version "
             f"{CONTROL_VERSION}; install the same stageline on both machines",
-            code=1,
+            code=Exit.FAILED,
         )
     if hello.plan != terms.plan:
-        return Refused(f"{hello.name} has another plan than the broker: {_difference(hello, terms)}", code=78)
+        return Refused(f"{hello.name} has another plan than the broker: {_difference(hello, terms)}", code=Exit.REFUSED)
     if (theirs := _restarts(hello)) is not None and (theirs > 0) != (terms.restarts > 0):
         return Refused(
             f"{hello.name} has recovery.restarts = {theirs}, the broker has {terms.restarts}: all write snapshots, or "
             "nobody does",
-            code=78,
+            code=Exit.REFUSED,
         )
     if outcome is not None:
         return Refused(f"the run is over ({outcome.reason}); start the broker again for a new one", code=outcome.code)
@@ -39,7 +40,7 @@ def apart(hello: Hello, members: Iterable[Member]) -> Refused | None:
                 f"the queues of {hello.name} are at {hello.endpoint} on host {hello.host}, where worker {other.index} "
                 f"on host {other.host} cannot reach them; set queues.url to tcp://ADDRESS:0, or to redis://..., for "
                 "every worker",
-                code=78,
+                code=Exit.REFUSED,
             )
     return None
 

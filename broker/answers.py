@@ -6,6 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from .control import Answer, Ask, Refused
+from .exit import Exit
 from .member import Member
 from .replacing import Gap
 from .run import Phase
@@ -28,11 +29,11 @@ class _BadQuestion(Exception):
 def answer(core: "Core", ask: Ask, now: float) -> Answer | Refused:
     """Answers `ask`, or says what can be asked. `now` in seconds since the epoch."""
     if ask.what not in _ANSWERS:
-        return Refused(f"the broker has no answer to {ask.what!r}; ask for {', '.join(_ANSWERS)}", code=2)
+        return Refused(f"the broker has no answer to {ask.what!r}; ask for {', '.join(_ANSWERS)}", code=Exit.USAGE)
     try:
         return Answer(f"{ask.what}/1", _ANSWERS[ask.what](core, ask.of, now))
     except _BadQuestion as error:
-        return Refused(f"{ask.what}: {error}", code=2)
+        return Refused(f"{ask.what}: {error}", code=Exit.USAGE)
 
 
 def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:

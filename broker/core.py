@@ -29,6 +29,7 @@ from .control import (
 )
 from .crew import Crew, Send
 from .election import Election
+from .exit import Exit
 from .intake import take_in
 from .journal import Journal
 from .ledger import Ledger
@@ -38,7 +39,7 @@ from .reception import Reception
 from .run import Outcome, Phase, Terms
 from .stopping import Stopper
 from .store import Kept, Store
-from .watch import NOBODY, Failure, Watch
+from .watch import Failure, Watch
 
 TRIM_EVERY = 0.05  # seconds between two announcements
 RESUMING = 600.0  # seconds that a resumed run without records waits for all its workers
@@ -163,7 +164,7 @@ class Core:
                 return self._finish(member, said)
             case Failed():
                 member.standing = Standing.LEFT
-                return self._fail(Failure(f"{member.place} failed: {said.reason}", said.code or 1))
+                return self._fail(Failure(f"{member.place} failed: {said.reason}", said.code or Exit.FAILED))
             case Goodbye():
                 return self._leave(member, said, now)
 
@@ -177,7 +178,7 @@ class Core:
             return sends
         places = " and ".join(place_in_words(index, self.registry.placement[index]) for index in election.unknown)
         what = f"the broker's records are lost, and nobody came who could say which snapshots there are of {places}"
-        return self._fail(Failure(f"{what}; start a worker where they are", NOBODY))
+        return self._fail(Failure(f"{what}; start a worker where they are", Exit.NO_WORKER))
 
     def _listen(self, now: float) -> list[Send]:
         """Nobody has recorded that the run was stopped: its workers go on if they are still at work, or all begin anew
@@ -207,7 +208,7 @@ class Core:
         return Refused(
             f"incarnation {said.incarnation} is not current in run {self.run}: its stages belong to another process, "
             "or its run is over. Stop this worker",
-            code=1,
+            code=Exit.FAILED,
         )
 
     def _take_in(self, member: Member, report: Report, now: float) -> list[Send]:
@@ -238,7 +239,7 @@ class Core:
         if len(parts) < len(self.terms.schedule.placement):
             return []
         all_digests = {name: digest for part in parts for name, digest in part.items()}
-        return self._end(Outcome(Phase.FINISHED, "all steps are done", 0, weights_sha256(all_digests)))
+        return self._end(Outcome(Phase.FINISHED, "all steps are done", Exit.OK, weights_sha256(all_digests)))
 
     def _leave(self, member: Member, goodbye: Goodbye, now: float) -> list[Send]:
         failure = self.watch.lose(Loss(member, f"left: {goodbye.reason}"), now) if self.outcome is None else None

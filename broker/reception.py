@@ -15,6 +15,7 @@ from .admission import apart, misfit
 from .control import Assigned, Hello, Peers, Refused, Standby, Trim
 from .crew import Crew, Send
 from .election import Election
+from .exit import Exit
 from .journal import Journal
 from .member import Member, place_in_words
 from .rollcall import RollCall, Verdict
@@ -193,7 +194,7 @@ class Reception:
             return Failure(
                 f"checkpoint {newest} is damaged, and there is no other one that can be used: "
                 f"{'; '.join(verdict.damages)}. Put the files back and resume the run, or begin another",
-                code=1,
+                code=Exit.FAILED,
             )
         if verdict.step != newest:
             self._crew.begin_at(verdict.step)

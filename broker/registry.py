@@ -15,6 +15,7 @@ from pipeline.schedule import Placement
 
 from .control import Hello, Refused, Report
 from .election import Voice
+from .exit import Exit
 from .loss import Loss, loss_of
 from .member import Member, stages_in_words
 
@@ -68,7 +69,7 @@ class Registry:
             return Refused(
                 f"incarnation {hello.incarnation} of {hello.name} is not current: its stages were given to another "
                 "process, or its run is over. Start the worker again",
-                code=1,
+                code=Exit.FAILED,
             )
         index = self._free_index(hello, now)
         if isinstance(index, Refused):
@@ -173,13 +174,14 @@ class Registry:
     def _free_index(self, hello: Hello, now: float) -> int | Refused:
         if hello.claim is None:
             fit = [index for index in self.missing if self._has_snapshots_of(index, hello)]
-            return next(iter(fit or self.missing), Refused(self._full(), code=1))
+            return next(iter(fit or self.missing), Refused(self._full(), code=Exit.FAILED))
         if hello.claim >= len(self.placement):
             return Refused(
-                f"there is no worker {hello.claim}: the plan has workers 0 to {len(self.placement) - 1}", code=2
+                f"there is no worker {hello.claim}: the plan has workers 0 to {len(self.placement) - 1}",
+                code=Exit.USAGE,
             )
         owner = self.members.get(hello.claim)
-        return hello.claim if owner is None else Refused(self._claimed(owner, now), code=1)
+        return hello.claim if owner is None else Refused(self._claimed(owner, now), code=Exit.FAILED)
 
     def _has_snapshots_of(self, index: int, hello: Hello) -> bool:
         """Whether it has said that it can begin there in a resumed run."""

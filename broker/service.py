@@ -10,6 +10,7 @@ from .control import CONTROL_VERSION, Refused, decode_to_broker, encode
 from .core import Core
 from .crew import Send
 from .errors import BadMessage, ForeignMessage
+from .exit import Exit
 from .post import Office, open_office
 
 TURN = 0.05  # seconds that a turn waits for something to come
@@ -19,7 +20,7 @@ STEP_END = 7.0  # seconds that it waits for workers which finish a step, and lea
 _UNREADABLE = Refused(
     f"this is not a sentence of control version {CONTROL_VERSION}, the only one this broker speaks; "
     "install the same stageline on both sides",
-    code=1,
+    code=Exit.FAILED,
 )
 
 log = structlog.get_logger()

@@ -10,13 +10,13 @@ from math import ceil
 import msgspec
 
 from .control import StopRun
+from .exit import Exit
 from .run import Outcome, Phase
 
-SAVED, NOTHING_SAVED = 75, 130  # exit codes
 DELAY = 1.0  # seconds at most from a stage's beginning of a step to its hearing of what the broker decided on that news
 MOTION = 0.3  # seconds that a run must have gone on for its pace to be known
 _LEAST = 0.1  # seconds between two reports
-_INTERRUPTIONS = frozenset({SAVED, NOTHING_SAVED})
+_INTERRUPTIONS = frozenset({Exit.SAVED, Exit.INTERRUPTED})
 
 
 class Stopper:
@@ -68,8 +68,8 @@ class Stopper:
         if not self._snapshots or wish.code not in _INTERRUPTIONS:
             return wish.reason, wish.code
         if not checkpoint:
-            return f"{wish.reason}; nothing is saved yet", NOTHING_SAVED
-        return f"{wish.reason}; the state after {checkpoint} steps is saved", SAVED
+            return f"{wish.reason}; nothing is saved yet", Exit.INTERRUPTED
+        return f"{wish.reason}; the state after {checkpoint} steps is saved", Exit.SAVED
 
 
 class _Pace:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .control import Exited
 from .crew import Crew
 from .diagnosis import Diagnosis, Prospect, diagnose
+from .exit import Exit
 from .journal import Journal
 from .ledger import Ledger
 from .loss import Loss, exit_in_words
@@ -18,9 +19,9 @@ from .run import Terms
 from .standstill import Standstill
 from .waiting import Scene
 
-NOBODY = 69  # the exit code for a run that lacks a worker
-_DELIBERATE = frozenset({2, 78})  # exit statuses of a process that would end likewise if it were started again
-_PASSED_ON = frozenset({2, 75, 78, 130})  # a lost process's exit statuses that say more than "failed"
+# Exit statuses of a process that would end likewise if it were started again, and those that say more than "failed".
+_DELIBERATE = frozenset({Exit.USAGE, Exit.REFUSED})
+_PASSED_ON = frozenset({Exit.USAGE, Exit.SAVED, Exit.REFUSED, Exit.INTERRUPTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Watch:
         if gap is None:
             return None
         nobody = f"nobody came within {now - gap.awaited:.0f} s to take the place of {self._place(gap.index)}"
-        return Failure(f"{nobody}: {self.diagnose(now, gap.index).text}", NOBODY)
+        return Failure(f"{nobody}: {self.diagnose(now, gap.index).text}", Exit.NO_WORKER)
 
     def lose(self, loss: Loss, now: float) -> Failure | None:
         """While the run waits for workers, one that is lost without a word of its exit only leaves its place."""
@@ -111,7 +112,7 @@ class Watch:
         return Failure(
             f"every worker has been waiting for another for {lasts:.0f} s: {self.diagnose(now).text}. "
             f"Can they reach each other's queues? They are: {places}. See queues.url",
-            1,
+            Exit.FAILED,
         )
 
     def _last_word(self, why: str, now: float) -> str:
@@ -133,4 +134,4 @@ class Watch:
 
 
 def _code(status: int | None) -> int:
-    return status if status in _PASSED_ON else 1
+    return status if status in _PASSED_ON else Exit.FAILED

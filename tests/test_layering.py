@@ -37,6 +37,7 @@ PURE = (
     "broker/registry.py",
     "broker/member.py",
     "broker/loss.py",
+    "broker/exit.py",
     "broker/checkpoints.py",
     "broker/replacing.py",
     "broker/crew.py",

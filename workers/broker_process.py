@@ -14,6 +14,7 @@ import structlog
 from broker.control import Answer, Ask, StopRun
 from broker.core import Core
 from broker.errors import BrokerError
+from broker.exit import Exit
 from broker.post import REDIS, open_office
 from broker.run import Phase, Terms, run_of
 from broker.service import LINGER, attend
@@ -23,7 +24,6 @@ from pipeline.plan.passwords import masked
 from pipeline.schedule import Schedule, make
 
 from . import runs
-from .leaving import INTERRUPTED
 from .result import keep, result_of
 from .stores import open_store
 
@@ -102,7 +102,7 @@ def _clear_queues(core: Core, url: str) -> None:
 def _told(core: Core) -> int:
     if core.outcome is None:
         log.error("left", reason=f"run {core.run} has not ended; start a broker with --run {core.run} to go on")
-        return INTERRUPTED
+        return Exit.INTERRUPTED
     if core.outcome.code:
         log.error("the run has failed", reason=core.outcome.reason)
     return core.outcome.code
@@ -124,7 +124,7 @@ class _Host:
         """Asked again and again. After a signal it stops the run: workers are told when they next report. A run that is
         over keeps the broker no longer then."""
         if self._signals.count and not self._core.dismissed:
-            self._core.handle(b"", StopRun("the broker was interrupted", INTERRUPTED), time())
+            self._core.handle(b"", StopRun("the broker was interrupted", Exit.INTERRUPTED), time())
         if not self._over and self._core.outcome is not None:
             self._over = True
             self._keep_result()

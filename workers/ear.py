@@ -5,6 +5,7 @@ from time import monotonic
 import structlog
 
 from broker.control import Assigned, Peers, Refused, Stop, Trim
+from broker.exit import Exit
 
 from .job import Job
 from .leaving import Stopped, Watch
@@ -97,7 +98,9 @@ class Ear:
         deadline = monotonic() + timeout
         while not self._joined:
             if monotonic() > deadline:
-                raise Stopped(f"the other workers did not come within {timeout:g} s: see `stageline status`", 69)
+                raise Stopped(
+                    f"the other workers did not come within {timeout:g} s: see `stageline status`", Exit.NO_WORKER
+                )
             self._queues.pump(PATIENCE)
             self.listen()
 

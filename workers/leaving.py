@@ -6,7 +6,8 @@ from collections.abc import Callable
 from time import monotonic
 from types import FrameType
 
-INTERRUPTED = 130  # the exit code of whoever a signal has ended
+from broker.exit import Exit
+
 ORPHANED = 0.25  # seconds after which a worker notices that its supervisor is gone
 
 
@@ -22,7 +23,7 @@ class Stopped(Exception):
 def demand_parent(parent: int) -> None:
     """Raises `Stopped` if `parent` (0: none) is not the parent any more."""
     if parent and os.getppid() != parent:
-        raise Stopped(f"the supervisor (pid {parent}) is gone", 1)
+        raise Stopped(f"the supervisor (pid {parent}) is gone", Exit.FAILED)
 
 
 class Watch:
@@ -39,13 +40,13 @@ class Watch:
     def check(self) -> None:
         """Raises `Stopped` if it should."""
         if self._signal:
-            raise Stopped(f"interrupted by {signal.Signals(self._signal).name}", INTERRUPTED)
+            raise Stopped(f"interrupted by {signal.Signals(self._signal).name}", Exit.INTERRUPTED)
         if monotonic() >= self._look:
             self._look = monotonic() + ORPHANED
             demand_parent(self._parent)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self._signal:  # the second: at once, whatever the compute loop is in
-            os._exit(INTERRUPTED)
+            os._exit(Exit.INTERRUPTED)
         self._signal = number
         self.on_signal()

@@ -29,8 +29,8 @@ from broker.control import (
     encode,
 )
 from broker.errors import BadMessage
+from broker.exit import Exit
 from broker.post import open_box
-from broker.watch import NOBODY
 from pipeline.plan.passwords import masked
 
 from .client import BrokerUnreachable
@@ -81,7 +81,7 @@ class Link:
                 if isinstance(sentence, Standby):
                     deadline = monotonic() + patience
                     if sentence.step and monotonic() > alone:
-                        raise TurnedAway(f"{sentence.reason}, and nobody came within {company:g} s", NOBODY)
+                        raise TurnedAway(f"{sentence.reason}, and nobody came within {company:g} s", Exit.NO_WORKER)
                     if sentence.reason != reason:
                         reason = sentence.reason
                         log.info("standing by", reason=reason)

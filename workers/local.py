@@ -15,6 +15,7 @@ import torch
 from broker.control import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, ToBroker, Trim
 from broker.core import Core
 from broker.errors import BrokerError
+from broker.exit import Exit
 from broker.queue import Queues
 from broker.queues.memory import MemoryQueues
 from broker.run import Terms
@@ -51,11 +52,11 @@ def run_memory(
     try:
         local.run(on_status, interrupted)
     except Interrupted:
-        return Outcome(130, "interrupted, nothing saved", local.status())
+        return Outcome(Exit.INTERRUPTED, "interrupted, nothing saved", local.status())
     except ComputeFailed as error:
-        return Outcome(1, local.told(error), local.status())
+        return Outcome(Exit.FAILED, local.told(error), local.status())
     except (BrokerError, Stuck) as error:
-        return Outcome(1, str(error), local.status())
+        return Outcome(Exit.FAILED, str(error), local.status())
     return local.finish(folder)
 
 

@@ -16,6 +16,7 @@ import torch
 
 from broker.control import Assigned, Failed, Finished, Goodbye
 from broker.errors import BrokerError, EndpointTaken
+from broker.exit import Exit
 from pipeline.data import DataError
 from pipeline.errors import ForeignState
 from pipeline.model import ModelRefused
@@ -29,7 +30,7 @@ from .correspondence import Introduction, TurnedAway
 from .ear import Ear
 from .executor import ComputeFailed, Executor
 from .job import Job, prepare
-from .leaving import INTERRUPTED, Stopped, Watch, demand_parent
+from .leaving import Stopped, Watch, demand_parent
 from .link import Link
 from .manifest import SnapshotDamaged
 from .progress import Progress
@@ -80,7 +81,7 @@ def run_worker(plan: Plan, terms: Terms) -> int:
         return _run(plan, terms)
     except (PlanRefused, ModelRefused, DataError) as error:
         log.error("refused", reason=str(error))
-        return 78
+        return Exit.REFUSED
     except BrokerUnreachable as error:
         log.error("no broker", reason=str(error))
         return 3
@@ -88,7 +89,7 @@ def run_worker(plan: Plan, terms: Terms) -> int:
         (log.error if error.code else log.info)("turned away", reason=str(error))
         return error.code
     except Stopped as stop:
-        (log.info if stop.code == 0 else log.error)("stopped", reason=str(stop))
+        (log.info if stop.code == Exit.OK else log.error)("stopped", reason=str(stop))
         return stop.code
     except (ComputeFailed, BrokerError, SnapshotFailed, SnapshotDamaged, ForeignState) as error:
         # Of the user's own code it is told where; what else is expected to happen has its sentence.
@@ -167,10 +168,10 @@ def _last_words(
         link.say(Failed(incarnation, f"{damage}. {ALONE}", 1))
         raise
     except (BrokerError, DataError, SnapshotFailed, ForeignState) as error:
-        link.say(Failed(incarnation, str(error), 78 if isinstance(error, DataError) else 1))
+        link.say(Failed(incarnation, str(error), Exit.REFUSED if isinstance(error, DataError) else Exit.FAILED))
         raise
     except Stopped as stop:
-        leaves = stop.told or (stop.code == INTERRUPTED and replaced)
+        leaves = stop.told or (stop.code == Exit.INTERRUPTED and replaced)
         link.say(Goodbye(incarnation, str(stop)) if leaves else Failed(incarnation, str(stop), stop.code))
         raise
     except BaseException as bug:  # the run must end, and say why, whatever it was

@@ -19,6 +19,8 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any
 
+from broker.exit import Exit
+
 from .client import BrokerUnreachable, Client
 from .processes import Crew, Local
 
@@ -26,8 +28,8 @@ POLL = 0.1  # seconds between two looks at the processes and at the broker's sta
 ANSWER = 0.5  # seconds that the broker gets to answer; one that was killed is not noticed meanwhile
 _BEFORE_IT_SPOKE = ("had not begun", "before it joined")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is started again, doubling each time
-_FINAL = frozenset({0, 2, 3, 69, 75, 78})  # exit codes after which a worker is not started again
-NO_BROKER = 3  # the exit code of who has not found the broker
+# Exit codes after which a worker is not started again.
+_FINAL = frozenset({Exit.OK, Exit.USAGE, Exit.NO_BROKER, Exit.NO_WORKER, Exit.SAVED, Exit.REFUSED})
 SAVING = 5.5  # seconds that the workers of an interrupted run get to finish and save a step
 RESTARTS = 5  # of a broker that does not stay up
 FAREWELL = 1.0  # seconds that a worker which has lost its place gets to leave by itself
@@ -91,10 +93,10 @@ def _watch(crew: Crew, client: Client, interrupts: _Interrupts, on_status: Calla
         if facts:
             on_status(facts)
         if facts.get("phase") in ("finished", "failed") and not watch.still_saving:
-            client.stop_run("the run is over", 0)  # nobody will ask the broker again: it may leave
+            client.stop_run("the run is over", Exit.OK)  # nobody will ask the broker again: it may leave
             return Outcome(int(facts.get("code") or 0), watch.reason(str(facts.get("reason") or "")), facts)
         if interrupts.now:
-            return Outcome(130, "interrupted twice: ended at once", watch.facts)
+            return Outcome(Exit.INTERRUPTED, "interrupted twice: ended at once", watch.facts)
         if interrupts.count and watch.stopped is None:
             watch.stop()
         if (outcome := watch.hopeless()) is not None:
@@ -137,7 +139,7 @@ class _Watch:
         """Ends the run because somebody wants it to."""
         self.stopped = monotonic()
         reason = "interrupted" if self._crew.restarts else "interrupted, nothing saved"
-        self._client.stop_run(reason, 130, at_step_end=self._crew.restarts)
+        self._client.stop_run(reason, Exit.INTERRUPTED, at_step_end=self._crew.restarts)
 
     def look(self) -> Facts:
         """The broker's status, {} if it does not answer now. Gone workers are reported, a gone broker is restarted, and
@@ -156,14 +158,16 @@ class _Watch:
     def hopeless(self) -> Outcome | None:
         """The end of a run that the broker cannot end: a worker left before it joined, or the broker will not stay."""
         if self._broker_restarts > RESTARTS:
-            return Outcome(1, f"the broker does not stay up: {self._crew.last_words('broker')}", self.facts)
+            return Outcome(Exit.FAILED, f"the broker does not stay up: {self._crew.last_words('broker')}", self.facts)
         for name, when in self._left.items():
             status = self._crew.workers[name].returncode
             if status and not self._comes_back(status) and monotonic() - when > VERDICT:
                 words = f"{_in_words(name)} has left: {self._crew.last_words(name)}"
-                if status == NO_BROKER:  # it was started here, so the cause is there
-                    return Outcome(1, f"{words}\nThe broker said last: {self._crew.last_words('broker')}", self.facts)
-                return Outcome(status if status > 0 else 1, words, self.facts)
+                if status == Exit.NO_BROKER:  # it was started here, so the cause is there
+                    return Outcome(
+                        Exit.FAILED, f"{words}\nThe broker said last: {self._crew.last_words('broker')}", self.facts
+                    )
+                return Outcome(status if status > 0 else Exit.FAILED, words, self.facts)
         return None
 
     def _note_exits(self) -> None:

@@ -5,7 +5,7 @@ import signal
 import sys
 from types import FrameType
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # Exit.INTERRUPTED, without an import
 
 
 def main() -> None:

@@ -13,8 +13,9 @@ from types import FrameType
 import click
 import msgspec
 
+from broker.exit import Exit
+
 from . import options
-from .failure import Exit
 
 
 @click.command(epilog="Example: stageline doctor examples/digits")

@@ -4,18 +4,8 @@ import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntEnum
 
-
-class Exit(IntEnum):
-    """What a caller, or a process supervisor, can act on."""
-
-    OK = 0
-    FAILED = 1
-    USAGE = 2  # wrong flags
-    NO_BROKER = 3
-    REFUSED = 78  # the plan cannot work: starting again does not help
-    INTERRUPTED = 130
+from broker.exit import Exit
 
 
 class Failure(Exception):

@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
-from .failure import Exit, Failure, explained
+from broker.exit import Exit
+
+from .failure import Failure, explained
 from .suggestion import suggestion
 
 COMMANDS = {

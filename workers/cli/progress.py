@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from broker.control import WAITS
+from broker.exit import Exit
 
 from ..launch import Launch
 from .tables import share
@@ -18,7 +19,7 @@ Facts = dict[str, Any]
 Show = Callable[[Facts], None]
 
 EVERY = 5.0  # seconds between two lines
-_INTERRUPTED = (75, 130)  # codes of a run that somebody stopped: saved, not saved
+_INTERRUPTED = (Exit.SAVED, Exit.INTERRUPTED)  # codes of a run that somebody stopped: saved, not saved
 OVER = 3.0  # seconds over which a rate is measured
 
 

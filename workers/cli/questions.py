@@ -7,12 +7,13 @@ from typing import Any
 import click
 import msgspec
 
+from broker.exit import Exit
 from pipeline.plan import read
 from pipeline.plan.value import BrokerPlan
 
 from .. import runs
 from ..client import BrokerUnreachable, Client
-from .failure import Exit, Failure
+from .failure import Failure
 
 PATIENCE = 3.0  # seconds that the broker gets to answer
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from broker.exit import Exit
+
 from . import options
-from .failure import Exit, Failure
+from .failure import Failure
 from .tables import counted
 
 if TYPE_CHECKING:  # loads torch
