@@ -84,7 +84,7 @@ def run_worker(plan: Plan, terms: Terms) -> int:
         return Exit.REFUSED
     except BrokerUnreachable as error:
         log.error("no broker", reason=str(error))
-        return 3
+        return Exit.NO_BROKER
     except TurnedAway as error:
         (log.error if error.code else log.info)("turned away", reason=str(error))
         return error.code
@@ -94,7 +94,7 @@ def run_worker(plan: Plan, terms: Terms) -> int:
     except (ComputeFailed, BrokerError, SnapshotFailed, SnapshotDamaged, ForeignState) as error:
         # Of the user's own code it is told where; what else is expected to happen has its sentence.
         log.error("failed", reason=str(error), exc_info=error.__cause__ if isinstance(error, ComputeFailed) else None)
-        return 1
+        return Exit.FAILED
 
 
 def _run(plan: Plan, terms: Terms) -> int:
@@ -106,7 +106,7 @@ def _run(plan: Plan, terms: Terms) -> int:
         assigned = link.join(terms.patience, lambda: demand_parent(terms.parent), company=terms.company)
         if assigned.index >= len(job.plan.workers):
             raise TurnedAway(
-                f"the broker gave place {assigned.index} of a plan with {len(job.plan.workers)} workers", 1
+                f"the broker gave place {assigned.index} of a plan with {len(job.plan.workers)} workers", Exit.FAILED
             )
         watch = Watch(terms.parent)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
@@ -115,7 +115,7 @@ def _run(plan: Plan, terms: Terms) -> int:
             _work(job, assigned, link, watch, terms, Path(folder))
     finally:
         link.close()
-    return 0
+    return Exit.OK
 
 
 def _work(job: Job, assigned: Assigned, link: Link, watch: Watch, terms: Terms, folder: Path) -> None:
