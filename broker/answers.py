@@ -56,8 +56,9 @@ def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
         "losses": {str(step): losses[step] for step in sorted(step for step in losses if step >= first)},
         "metrics": {name: _sayable(value) for name, value in core.metrics.items()},
         "checkpoint": core.crew.checkpoints.complete if core.terms.snapshots else None,
+        "listening": core.reception.listening,  # for workers that may still be at work, after the broker was killed
         "recollecting": core.reception.election is not None,  # the records are lost, and everyone is asked
-        "damaged": list(core.reception.damages),  # newer snapshots, when the run was resumed
+        "damaged": list(core.reception.damages),  # snapshots that could not be used when the run was resumed
         "restarts": core.replacing.total,
         "recovering": [_gap(core, gap, now) for gap in core.replacing.gaps.values()],
         "spares": [_spare(spare, now) for spare in core.reception.spares],
@@ -108,7 +109,7 @@ def _worker(member: Member | None, index: int, stages: tuple[int, ...], now: flo
     report = member.report
     return {
         **place,
-        "standing": str(member.standing),
+        "standing": str(member.standing) if member.sender else "unheard",  # since the broker was started again
         "name": member.name,
         "host": member.host,
         "pid": member.pid,

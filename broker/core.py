@@ -36,7 +36,7 @@ from .ledger import Ledger
 from .loss import Loss
 from .member import Member, Standing, place_in_words
 from .reception import Reception
-from .run import Outcome, Phase, Terms
+from .run import RESUMED, Outcome, Phase, Resuming, Terms
 from .stopping import Stopper
 from .store import Kept, Store
 from .watch import Failure, Watch
@@ -129,26 +129,26 @@ class Core:
     def _take_up(self, kept: Kept, now: float) -> None:
         self.ledger.restore(kept.finished, kept.losses)
         self.crew.take_up(kept.facts, now)
-        resumed = kept.facts.get("resumed")
-        if resumed and resumed.get("lost") and self.terms.restarts:
-            self.reception.elect(f"there are no records of run {self.run} here", now, resumed=True)
-        elif resumed and resumed.get("unless_at_work"):
-            self.reception.listening = True
-        elif resumed:
-            self._resume(now)
-        elif kept.facts.get("outcome"):
+        resuming = Resuming.told(kept.facts)
+        if kept.facts.get("outcome"):
             self.outcome = msgspec.convert(kept.facts["outcome"], Outcome)
-        if self.outcome is None:
+        elif resuming is Resuming.WITHOUT_RECORDS and self.terms.restarts:
+            self.reception.elect(f"there are no records of run {self.run} here", now, resumed=True)
+        elif resuming is Resuming.UNLESS_AT_WORK and self.registry.members:
+            self.reception.listening = True
+        elif resuming is not None:
+            self._resume(now)
+        else:
             self.reception.call_the_roll()
 
     def _resume(self, now: float) -> None:
         """Takes up a run that was stopped, or whose processes are all gone."""
         self.crew.reopen(now)
-        self.store.put("outcome", {})
-        self.store.put("resumed", {})
+        self.store.put(RESUMED, {})
         self.journal.tell(
             f"run {self.run} is resumed; its newest complete checkpoint is {self.crew.checkpoints.complete}"
         )
+        self.reception.call_the_roll()
 
     def _from_worker(self, sender: bytes, said: Report | Finished | Failed | Goodbye, now: float) -> list[Send]:
         member = self.registry.current(said.incarnation)
@@ -173,8 +173,8 @@ class Core:
         patience = RESUMING if election.resumed else max(self.terms.patience, self.terms.lease)
         if now - election.began < patience or not election.unknown:
             sends = self.reception.settle(now)
-            if self.reception.election is None and election.resumed:
-                self.store.put("resumed", {})
+            if self.reception.election is None:
+                self.store.put(RESUMED, {})
             return sends
         places = " and ".join(place_in_words(index, self.registry.placement[index]) for index in election.unknown)
         what = f"the broker's records are lost, and nobody came who could say which snapshots there are of {places}"
@@ -183,15 +183,15 @@ class Core:
     def _listen(self, now: float) -> list[Send]:
         """Nobody has recorded that the run was stopped: its workers go on if they are still at work, or all begin anew
         if nobody is."""
-        survive = self.reception.hear_survivors(now)
+        survive = self.crew.survives(now)
         if survive is None:
             return self._stop_if_due(now)
+        self.reception.listening = False
         if survive:
-            self.store.put("resumed", {})
+            self.store.put(RESUMED, {})
             self.journal.tell(f"run {self.run} goes on: its workers are still at work")
         else:
             self._resume(now)
-            self.reception.call_the_roll()
         return []
 
     def _to_stranger(self, sender: bytes, said: Report | Finished | Failed | Goodbye) -> list[Send]:

@@ -93,16 +93,31 @@ class Crew:
             return False
         return is_gone(member.start, member.stages, hello.snapshots)
 
+    def survives(self, now: float) -> bool | None:
+        """Whether a run whose broker was killed has workers at work; None as long as they may yet say so.
+
+        If some are gone, the others are of use only if those can be replaced.
+        """
+        members, lost = self.registry.members.values(), len(self.registry.losses(now))
+        heard = [member for member in members if member.sender]
+        if len(heard) == len(members) or (heard and self._terms.restarts):
+            return True
+        return False if lost == len(members) or (lost and not self._terms.restarts) else None
+
     def may_wait(self, hello: Hello) -> bool:
         """Whether a worker for which there is no place may stand by until one becomes free.
 
         A spare may; so may a worker that was started again before its loss was noticed, or after its place was given
-        away. Two that claim one place from the beginning may not: somebody has made a mistake.
+        away, or while it is not known whether whoever has it is still there. Two that claim one place from the
+        beginning may not: somebody has made a mistake.
         """
         if not self._terms.restarts or hello.incarnation:
             return False
         given_away = hello.claim is not None and self.replacing.life(hello.claim) > 1
-        return hello.spare or given_away or self._predecessor(hello) is not None
+        unheard = any(
+            not member.sender for member in self.registry.members.values() if hello.claim in (None, member.index)
+        )
+        return hello.spare or given_away or unheard or self._predecessor(hello) is not None
 
     def note_successor(self, hello: Hello) -> None:
         """A worker that stands by may have been started again: if its predecessor is silent, that one is gone."""

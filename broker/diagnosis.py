@@ -105,6 +105,9 @@ def _of_worker(scene: Scene, chain: Chain, member: Member) -> str:
         case Cause.SERVER if member.report is not None:
             seconds = member.report.troubled + max(0.0, scene.now - member.heard)
             return f"waits for the server of its queues, for {seconds:.0f} s now: {member.report.trouble.rstrip('.')}"
+        case Cause.STARTING if not member.sender:
+            since = max(0.0, scene.now - member.heard)
+            return f"had a worker before the broker was started again, {since:.1f} s ago, that has not spoken since"
         case Cause.STARTING:
             return f"has a worker that has not begun yet, {max(0.0, scene.now - member.heard):.1f} s after it came"
         case Cause.SILENT:
@@ -157,6 +160,8 @@ def _action(scene: Scene, chain: Chain, prospect: Prospect) -> str:
             return _start(scene, chain, prospect)
         case Cause.STUCK | Cause.SILENT if member is not None:
             return f"look at process {member.pid} on {member.host}; {_verdict(scene, chain, member, prospect)}"
+        case Cause.STARTING if member is not None and not member.sender:
+            return "nothing yet: it speaks if it is still there, and counts as lost otherwise"
         case Cause.STARTING:
             return "nothing yet: it loads its model"
         case Cause.ON_ITS_WAY:

@@ -21,7 +21,7 @@ def _held(member: Member, held: list[Held], now: float) -> str:
 
 def _last_words(member: Member, now: float) -> str:
     if member.report is None:
-        return "had not begun"
+        return "had not begun" if member.sender else "had not begun, as far as this broker has heard"
     return f'said last: "{member.report.now}"{_since(member.report.since, now)}'
 
 

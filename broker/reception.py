@@ -32,7 +32,7 @@ class Reception:
         self.election: Election | None = None  # while the records are lost
         self.listening = False  # while it is not known whether workers of a resumed run are still at work
         self.roll_call: RollCall | None = None  # while it is not known at which checkpoint a resumed run begins
-        self.damages: tuple[str, ...] = ()  # why it does not begin at another one
+        self.damages: tuple[str, ...] = ()  # what was wrong with the steps that were asked about first
         self._crew = crew
         self._terms = terms
         self._run = run
@@ -68,15 +68,6 @@ class Reception:
             self.election = Election(self._crew.registry.placement, self._terms.lease, now, resumed=resumed)
             self.listening, self.roll_call = False, None
 
-    def hear_survivors(self, now: float) -> bool | None:
-        """Whether a resumed run's workers are still at work; None as long as they may yet say so."""
-        registry = self._crew.registry
-        heard = any(member.sender for member in registry.members.values())
-        if not heard and len(registry.losses(now)) < len(registry.members):
-            return None
-        self.listening = False
-        return heard
-
     def call_the_roll(self) -> None:
         """If the run goes on as a whole, and nobody has a place, everyone reads its snapshots first."""
         if self._crew.begins_anew:
@@ -95,7 +86,7 @@ class Reception:
         self.damages = found.damages
         if isinstance(found, Verdict):
             return self._begin_at(found)
-        self._journal.warn(f"checkpoint {self.roll_call.step} is damaged: is checkpoint {found.step} whole?")
+        self._journal.warn(f"checkpoint {self.roll_call.step} cannot be used: is checkpoint {found.step} whole?")
         self.roll_call = found
         return None
 
@@ -134,7 +125,9 @@ class Reception:
     def question(self) -> str:
         """What a resumed run waits for, in words; "" if that is known by now."""
         if self.listening:
-            return "the run is resumed: its workers, if they are still at work, are about to say so"
+            step = self._crew.checkpoints.complete
+            hears = f"the broker was started again, and hears first who is still at work, for {self._terms.lease:g} s"
+            return f"{hears} (a minute, if they were loading); if nobody is, all begin at checkpoint {step}"
         if self.roll_call is None:
             return ""
         absent = [place_in_words(index, self._crew.registry.placement[index]) for index in self.missing]
@@ -192,13 +185,13 @@ class Reception:
         newest, self.roll_call = self._crew.checkpoints.complete, None
         if verdict.step is None:
             return Failure(
-                f"checkpoint {newest} is damaged, and there is no other one that can be used: "
+                f"checkpoint {newest} cannot be used, and there is no other one that can: "
                 f"{'; '.join(verdict.damages)}. Put the files back and resume the run, or begin another",
                 code=Exit.FAILED,
             )
         if verdict.step != newest:
             self._crew.begin_at(verdict.step)
-            instead = f"checkpoint {newest} is damaged: the run begins at checkpoint {verdict.step} instead"
+            instead = f"checkpoint {newest} cannot be used: the run begins at checkpoint {verdict.step} instead"
             self.damages = (*self.damages, instead)
             self._journal.warn(instead)
         self._journal.tell(f"run {self._run} goes on; every stage begins at step {verdict.step}")

@@ -192,6 +192,11 @@ class Registry:
         return f"all {len(self.placement)} workers of the plan are there: {owners}. Stop one of them first"
 
     def _claimed(self, owner: Member, now: float) -> str:
+        if not owner.sender:
+            return (
+                f"{stages_in_words(owner.stages)} had worker {owner.process} before the broker was started again, "
+                "which may still be at work"
+            )
         verb = "is" if len(owner.stages) == 1 else "are"
         way_out = "start this one without --index or stop the other" if self.missing else "stop the other first"
         return (

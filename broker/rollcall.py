@@ -1,8 +1,8 @@
-"""At which checkpoint a run begins that is resumed as a whole: the newest complete one whose snapshots can all be used.
+"""At which checkpoint a run begins that is resumed as a whole: one whose snapshots can all be used.
 
 Nobody is given a place before that is known. Everybody reads its snapshots of the checkpoint that the records call the
-newest complete one. If one of them is damaged, everybody reads those of the newest other step of which there is one of
-each stage, and so on:
+newest complete one: what was before it is in the records, too. If one of them cannot be used, everybody reads those of
+the newest other step of which there is one of each stage, and so on:
 
     stage 0    20  40         40 is complete, and damaged at stage 1: every stage begins at 20
     stage 1    20  4?
@@ -24,7 +24,7 @@ from .member import stages_in_words
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The run begins at `step`; None: nowhere. `damages` says why not at another one."""
+    """The run begins at `step`; None: nowhere. `damages`: what was wrong with the steps asked about first."""
 
     step: int | None
     damages: tuple[str, ...] = ()

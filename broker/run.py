@@ -13,6 +13,8 @@ from .control import Stop
 from .errors import BrokerError
 from .store import Fact, Store
 
+RESUMED = "resumed"  # the name of a fact
+
 
 class OtherRun(BrokerError):
     """The store holds a run of another plan, which has not ended or is asked for by its id."""
@@ -25,6 +27,20 @@ class Phase(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"  # or stopped
+
+
+class Resuming(StrEnum):
+    """How a run is to go on. `run_of` leaves it in the store, for the core."""
+
+    WITHOUT_RECORDS = "without records"  # its workers are asked for their snapshots
+    AS_A_WHOLE = "as a whole"  # all places are free
+    UNLESS_AT_WORK = "unless at work"  # likewise, but not before its workers had time to say that they are at work
+
+    @classmethod
+    def told(cls, facts: Mapping[str, Fact]) -> "Resuming | None":
+        """What was left among a store's `facts`, if it is still to be done."""
+        fact = facts.get(RESUMED)
+        return cls(str(fact["how"])) if fact else None
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -95,13 +111,14 @@ def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False, alone: 
     if kept is not None and resume:
         run = _checked(kept, plan)
         store.put("run", {"id": run, "plan": plan})  # the first write: from here on it is this broker's
-        if not _finished(facts) and not facts.get("resumed"):  # what is said here is for the core
-            store.put("resumed", {"all": True} if alone or facts.get("outcome") else {"unless_at_work": True})
+        if not _finished(facts):  # its former end goes last: a broker that is killed in between leaves it stopped
+            store.put(RESUMED, {"how": _how(facts, alone=alone)})
+            store.put("outcome", {})
         return run
     if kept is None or (facts.get("outcome") and kept.id != fresh):
         store.begin()
         if resume:  # before the run's id: whoever finds that finds this
-            store.put("resumed", {"lost": True})
+            store.put(RESUMED, {"how": Resuming.WITHOUT_RECORDS})
         store.put("run", {"id": fresh, "plan": plan})
         return fresh
     run = _checked(kept, plan)
@@ -112,6 +129,12 @@ def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False, alone: 
 class _Name(msgspec.Struct, frozen=True):
     id: str
     plan: str
+
+
+def _how(facts: Mapping[str, Fact], *, alone: bool) -> Resuming:
+    if (before := Resuming.told(facts)) in (Resuming.WITHOUT_RECORDS, Resuming.AS_A_WHOLE):
+        return before  # nobody has a place yet
+    return Resuming.AS_A_WHOLE if alone or facts.get("outcome") else Resuming.UNLESS_AT_WORK
 
 
 def _finished(facts: Mapping[str, Fact]) -> bool:

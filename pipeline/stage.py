@@ -164,7 +164,8 @@ class Stage:
             torch.autograd.backward(outputs, gradients)
         if self._versions and stashed.version:
             self._versions.collect(stashed.version)
-        return self._outlet.sendable(stashed.inlets.gradients(), None if owned else gradient)
+        result = stashed.inlets.gradients()
+        return None if result is None else self._outlet.sendable(result, None if owned else gradient)
 
     def update(self) -> None:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler."""

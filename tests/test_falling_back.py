@@ -1,4 +1,4 @@
-"""Whole runs whose newest checkpoint is damaged: resumed, they begin at the one before it, and end as undisturbed."""
+"""Whole runs whose newest checkpoint is damaged: resumed, they begin at another, and end as undisturbed."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -74,7 +74,7 @@ def complete_of(run: WholeRun) -> int:
 
 def came_to(outcome: dict[str, Any]) -> tuple[object, ...]:
     assert outcome["code"] == 0, outcome["reason"]
-    return tuple(outcome["facts"][name] for name in ("weights_sha256", "losses", "metrics", "finished"))
+    return tuple(outcome["facts"][name] for name in ("weights_sha256", "losses", "last_loss", "metrics", "finished"))
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,11 @@ def test_the_complete_checkpoint_before_the_newest_is_kept_and_what_is_older_is_
     assert 1 <= len(older_than(going, complete_of(going))) <= 2
 
 
+def lose_records(run: WholeRun) -> None:
+    for file in run.folder.glob(f"{runs.STORE}*"):
+        file.unlink()
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_resumed_run_without_records_goes_on_with_its_snapshots(
     damaged: bool, nursery: Nursery, tmp_path: Path
@@ -114,14 +119,25 @@ def test_a_resumed_run_without_records_goes_on_with_its_snapshots(
     plan = plan_in(tmp_path)
     before, _ = stopped(nursery, plan)
     *_, older, newest = older_than(before, STEPS)  # on the disks there may be a newer one than the broker had heard of
-    for file in before.folder.glob(f"{runs.STORE}*"):
-        file.unlink()
+    lose_records(before)
     if damaged:
         flip(snapshot(before, 1, newest) / "weights.safetensors")
     resumed = WholeRun(nursery, plan, LENGTH, resume=True)
     assert resumed.digest() == expected(STEPS)
     assert "there are no records of run tiny here: everyone is asked how far the run is" in resumed.log("broker")
     assert f"every stage begins at step {older if damaged else newest}" in resumed.log("broker")
+
+
+def test_a_run_whose_records_are_lost_after_its_last_step_knows_the_loss_of_that_step(
+    nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    plan, seldom = plan_in(tmp_path), "run.log_every=10"
+    before = WholeRun(nursery, plan, LENGTH, seldom)
+    assert came_to(before.end()) == undisturbed(seldom)
+    lose_records(before)
+    resumed = WholeRun(nursery, plan, LENGTH, seldom, resume=True)
+    assert came_to(resumed.end()) == undisturbed(seldom)
+    assert f"every stage begins at step {STEPS}" in resumed.log("broker")
 
 
 @pytest.mark.parametrize(
@@ -141,11 +157,11 @@ def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_beg
     assert came_to(outcome) == undisturbed()
     assert outcome["facts"]["weights_sha256"] == expected(STEPS)
     damage, back = outcome["facts"]["damaged"]
-    assert back == f"checkpoint {newest} is damaged: the run begins at checkpoint {other} instead"
+    assert back == f"checkpoint {newest} cannot be used: the run begins at checkpoint {other} instead"
     for said in (damage, resumed.log("broker")):
         assert str(damaged) in said
         assert name in said
-    assert f"checkpoint {newest} is damaged: the run begins at checkpoint {other} instead" in resumed.log("broker")
+    assert f"checkpoint {newest} cannot be used: the run begins at checkpoint {other} instead" in resumed.log("broker")
     assert outcome["facts"]["restarts"] == 0
 
 
@@ -160,7 +176,7 @@ def test_with_all_others_damaged_too_the_run_does_not_go_on_and_names_all(nurser
     for _ in range(2):  # it is no other the second time
         outcome = WholeRun(nursery, plan, LENGTH, resume=True).end()
         assert outcome["code"] == 1
-        assert "there is no other one that can be used" in outcome["reason"]
+        assert "there is no other one that can" in outcome["reason"]
         assert f"{snapshot(run, 1, newest)} cannot be used: training.safetensors" in outcome["reason"]
         for step in others:
             assert f"{snapshot(run, 0, step)} cannot be used: weights.safetensors" in outcome["reason"]

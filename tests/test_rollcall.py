@@ -69,7 +69,7 @@ def test_a_damaged_one_there_leads_further_back_and_in_the_end_nowhere():
 
 
 def test_the_beginning_is_no_checkpoint():
-    read = [having_read(0, 40), having_read(1, 40, DAMAGE)]
+    read = [having_read(0, 40, there=[0]), having_read(1, 40, DAMAGE, there=[0])]
     assert RollCall(BOTH, 40).look(read) == Verdict(None, (DAMAGE,))
 
 
@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_is_named_and_all_stages_begin_at_the_older_one_und
     assert before <= given[0].since < given[0].incarnation < given[1].incarnation
     assert talk.core.ledger.finished == [20, 20]
     assert set(talk.store.load().losses) == set(range(47))
-    instead = "checkpoint 40 is damaged: the run begins at checkpoint 20 instead"
+    instead = "checkpoint 40 cannot be used: the run begins at checkpoint 20 instead"
     assert talk.status()["damaged"] == [DAMAGE, instead]
     assert talk.status()["checkpoint"] == 20
     assert {DAMAGE, instead} <= set(talk.core.journal.warnings)
@@ -176,7 +176,7 @@ def test_the_records_catch_up_with_a_newer_checkpoint_that_the_run_begins_at(tal
     talk.after(0.1)
     given = [talk.assigned(name(index), having_read(index, 60)) for index in (0, 1)]
     assert [each.step for each in given] == [60, 60]
-    assert talk.status()["damaged"] == [DAMAGE, "checkpoint 40 is damaged: the run begins at checkpoint 60 instead"]
+    assert talk.status()["damaged"] == [DAMAGE, "checkpoint 40 cannot be used: the run begins at checkpoint 60 instead"]
     again = Talk(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
     assert (again.core.crew.checkpoints.complete, again.core.ledger.finished) == (60, [60, 60])
 

@@ -25,6 +25,7 @@ from broker.queues.log import Log
 from broker.queues.requests import Take
 from broker.reception import Reception
 from broker.registry import Registry
+from simulation.broker import BEGIN_ANEW, GO_ON
 from simulation.chain import Chain, State, mixed, undisturbed
 from simulation.disk import Disk, Snapshot
 from simulation.loop import Loop
@@ -36,7 +37,8 @@ SIMULATOR = Path(__file__).with_name("simulator.py")
 CHUNK = 200  # seeds; ten chunks, which several processes may share
 EVERY_CHUNK_HAS = {*Fault, "drop", "repeat", "overtake", "late words", "lost words", "exit unheard",
                    "a zombie is fenced", "a spare takes a place",
-                   "a worker goes on though the records are lost", "a checkpoint is damaged"}  # fmt: skip
+                   "a worker goes on though the records are lost", "a checkpoint is damaged",
+                   GO_ON, BEGIN_ANEW}  # fmt: skip
 
 
 @pytest.mark.parametrize("chunk", range(10))

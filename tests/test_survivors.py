@@ -3,11 +3,13 @@
 import msgspec
 import pytest
 
-from broker.control import Answer, Ask, Assigned, Memory, Report, Standby, StopRun
+from broker.control import Answer, Ask, Assigned, Memory, Refused, Report, Standby, StopRun
 from broker.run import Phase, run_of
 from broker.stores.memory import MemoryStore
-from talk import PLAN, Talk, having_read, hello, name, steps
+from talk import PLAN, TERMS, Talk, finished, having_read, hello, name, steps
 from test_rollcall import SNAPSHOTS
+
+MEMORY = Memory("run-1", 0, 40, 47)
 
 
 def at_work(store: MemoryStore | None = None) -> Talk:
@@ -27,10 +29,20 @@ def talk() -> Talk:
     return Talk(before.store, now=200.0, terms=SNAPSHOTS)
 
 
-def why(talk: Talk) -> object:
+def why(talk: Talk) -> dict[str, object]:
     ((_, answer),) = talk.say(b"me", Ask("why"))
     assert isinstance(answer, Answer)
-    return answer.facts["text"]
+    return {name: answer.facts[name] for name in ("text", "action")}
+
+
+def again(talk: Talk, *, resume: bool = True, alone: bool = False) -> Talk:
+    """The broker is killed and started again."""
+    run_of(talk.store, PLAN, "run-1", resume=resume, alone=alone)
+    return Talk(talk.store, now=talk.now + 5.0, terms=talk.core.terms)
+
+
+def working(index: int, turn: int = 0) -> Report:
+    return Report(index + 1, 12 + turn, "computes", 0.0, 0.0, number=2 + turn)
 
 
 def test_workers_that_are_still_at_work_keep_their_places_and_what_they_have(talk):
@@ -42,9 +54,7 @@ def test_workers_that_are_still_at_work_keep_their_places_and_what_they_have(tal
     assert talk.core.ledger.finished == [48, 48]
     assert [member.incarnation for member in talk.core.registry.present()] == [1, 2]
     assert talk.status()["restarts"] == 0
-    assert not talk.store.load().facts["resumed"]
-    again = Talk(talk.store, now=300.0, terms=SNAPSHOTS)
-    assert not again.core.reception.listening
+    assert not again(talk, resume=False).core.reception.listening
 
 
 def test_if_nobody_is_all_begin_anew_once_they_have_had_a_lease_to_say_so(talk):
@@ -61,8 +71,11 @@ def test_workers_that_were_started_again_are_known_by_their_names_and_wait_two_s
     for index in (0, 1):
         ((_, said),) = talk.say(name(index), msgspec.structs.replace(hello(index), pid=7))
         assert isinstance(said, Standby)
-        assert "about to say so" in said.reason
-    assert why(talk) == said.reason
+        assert "hears first who is still at work, for 10 s (a minute, if they were loading)" in said.reason
+        assert said.reason.endswith("if nobody is, all begin at checkpoint 40")
+    assert why(talk) == {"text": said.reason, "action": "nothing yet: it goes on by itself"}
+    assert talk.status()["listening"]
+    assert {worker["standing"] for worker in talk.status()["workers"]} == {"unheard"}
     talk.after(2.5)
     for index in (0, 1):
         ((_, said),) = talk.say(name(index), msgspec.structs.replace(hello(index), pid=7))
@@ -87,35 +100,103 @@ def test_one_that_is_at_work_goes_on_and_the_other_is_replaced_alone(talk):
     assert talk.core.registry.members[0].incarnation == 1
 
 
-def test_it_can_be_stopped_meanwhile(talk):
-    talk.say(b"me", StopRun("enough", 130))
+def test_a_worker_that_says_hello_again_is_at_work_too(talk):
+    talk.say(name(0), msgspec.structs.replace(hello(0, incarnation=1, endpoint="ipc://0"), memory=MEMORY))
     talk.after(0.2)
-    assert talk.core.phase is Phase.FAILED
-    assert talk.core.outcome is not None
-    assert talk.core.outcome.code == 75
-
-
-def test_a_worker_that_knows_more_than_the_records_is_asked_like_everyone(talk):
-    memory = Memory("run-1", 0, 60, 61)
-    talk.say(name(0), msgspec.structs.replace(hello(0), incarnation=10**9, memory=memory, snapshots=[(0, 60)]))
-    assert talk.core.reception.election is not None
     assert not talk.core.reception.listening
 
 
+def test_who_has_stood_by_stands_by_until_those_who_had_the_places_are_heard_or_lost(talk):
+    """It comes from another machine, or without an index, and nobody can know yet whose place it might take."""
+    stranger = msgspec.structs.replace(hello(1), name="spot-7", host="elsewhere", claim=None)
+    assert isinstance(talk.say(b"stranger", stranger)[0][1], Standby)
+    talk.say(name(0), working(0))
+    talk.after(0.2)
+    ((_, said),) = talk.say(b"stranger", stranger)
+    assert isinstance(said, Standby)
+    assert "that has not spoken since" in str(why(talk)["text"])
+    assert why(talk)["action"] == "nothing yet: it speaks if it is still there, and counts as lost otherwise"
+    for turn in range(12):
+        sends = talk.after(1.0)
+        talk.say(name(0), working(0, turn))
+        if any(isinstance(sentence, Assigned) and to == b"stranger" for to, sentence in sends):
+            break
+        talk.say(b"stranger", stranger)
+    assert talk.core.registry.members[1].name == "spot-7"
+
+
+def test_once_all_are_heard_another_is_told_that_there_is_no_place(talk):
+    for index in (0, 1):
+        talk.say(name(index), working(index))
+    talk.after(0.2)
+    stranger = msgspec.structs.replace(hello(1), name="spot-7", host="elsewhere")
+    assert isinstance(talk.say(b"stranger", stranger)[0][1], Refused)
+
+
+def test_where_nobody_is_replaced_a_part_of_the_workers_is_of_no_use():
+    before = Talk(MemoryStore(), terms=TERMS)
+    for index in (0, 1):
+        before.join(index)
+    talk = again(before)
+    talk.say(name(0), working(0))
+    talk.after(0.2)
+    assert talk.core.reception.listening
+    talk.say(name(1), working(1))
+    talk.after(0.2)
+    assert [member.incarnation for member in talk.core.registry.present()] == [1, 2]
+    talk = again(talk)
+    for turn in range(12):
+        talk.say(name(0), working(0, turn))
+        talk.after(1.0)
+    assert (talk.core.registry.members, talk.core.phase) == ({}, Phase.WAITING)
+
+
+@pytest.mark.parametrize("at_step_end", [False, True])
+def test_it_can_be_stopped_meanwhile_and_stays_stopped(talk, at_step_end: bool):
+    talk.say(b"me", StopRun("enough", 130, at_step_end))
+    talk.after(2.0)
+    assert talk.core.outcome is not None
+    assert (talk.core.phase, talk.core.outcome.code) == (Phase.FAILED, 75)
+    assert again(talk, resume=False).core.outcome == talk.core.outcome
+    resumed = again(talk)
+    assert (resumed.core.registry.members, resumed.core.outcome) == ({}, None)
+    assert again(resumed, resume=False).core.outcome is None
+
+
+def test_a_run_that_ends_before_it_was_known_who_is_at_work_has_ended(talk):
+    for index in (0, 1):
+        talk.say(name(index), finished(index))
+    assert talk.core.phase is Phase.FINISHED
+    for resume in (False, True):
+        assert again(talk, resume=resume).core.phase is Phase.FINISHED
+
+
+def test_a_worker_that_knows_more_than_the_records_is_asked_like_everyone_and_the_end_of_that_run_lasts(talk):
+    for index in (0, 1):
+        knows = Memory("run-1", index, 60, 61)
+        both = [(0, 60), (1, 60)]
+        said = msgspec.structs.replace(hello(index), incarnation=10**9 + index, memory=knows, snapshots=both)
+        talk.say(name(index), said)
+    assert talk.core.reception.election is not None
+    assert not talk.core.reception.listening
+    talk.after(11.0)
+    for index, member in enumerate(talk.core.registry.present()):
+        talk.say(name(index), msgspec.structs.replace(finished(index), incarnation=member.incarnation))
+    assert talk.core.phase is Phase.FINISHED
+    assert again(talk).core.phase is Phase.FINISHED
+
+
 def test_nobody_is_listened_for_if_the_run_was_stopped_or_the_broker_is_alone():
-    before = at_work()
-    assert run_of(before.store, PLAN, "run-1", resume=True, alone=True) == "run-1"
-    assert Talk(before.store, now=200.0, terms=SNAPSHOTS).core.registry.members == {}
+    assert again(at_work(), alone=True).core.registry.members == {}
     stopped = at_work()
     stopped.say(b"me", StopRun("enough", 130))
-    assert run_of(stopped.store, PLAN, "run-1", resume=True) == "run-1"
-    assert Talk(stopped.store, now=200.0, terms=SNAPSHOTS).core.registry.members == {}
+    assert again(stopped).core.registry.members == {}
 
 
-def test_a_broker_that_is_killed_while_it_listens_is_followed_by_one_that_listens(talk):
-    run_of(talk.store, PLAN, "run-1", resume=True)
-    again = Talk(talk.store, now=300.0, terms=SNAPSHOTS)
-    assert again.core.reception.listening
-    again.say(name(0), Report(1, 12, "computes", 0.0, 0.0, number=2))
-    again.after(0.1)
-    assert not again.core.reception.listening
+def test_a_broker_that_is_killed_while_it_listens_is_followed_by_one_that_listens_unless_it_is_alone(talk):
+    listening = again(talk)
+    assert listening.core.reception.listening
+    listening.say(name(0), working(0))
+    listening.after(0.1)
+    assert not listening.core.reception.listening
+    assert again(again(listening), alone=True).core.registry.members == {}

@@ -12,7 +12,6 @@ from typing import Protocol, Self
 from broker.checkpoints import is_gone
 from broker.control import Assigned, Inspection
 from pipeline.plan import Plan
-from pipeline.state import StageState
 
 from . import runs
 from .checkpoints import FOLDER, Checkpoints, SnapshotFailed
@@ -140,7 +139,7 @@ class Snapshots:
             return
         self._wait_for_room(stage)
         state = self._executor.stages[stage].snapshot()
-        self._keeper.keep(self._snapshot(stage, done, state, self._progress.losses if last else {}))
+        self._keeper.keep(Snapshot(stage, done, self._incarnation, state, self._losses(step, loss) if last else {}))
 
     def forget(self, complete: int) -> None:
         """The complete checkpoint before `complete` is kept: a run that is resumed can begin there if `complete` is
@@ -162,8 +161,10 @@ class Snapshots:
             stage.restore(snapshot.state)
             self._progress.restored(snapshot.losses)
 
-    def _snapshot(self, stage: int, step: int, state: StageState, losses: dict[int, float | None]) -> Snapshot:
-        return Snapshot(stage, step, self._incarnation, state, dict(losses))
+    def _losses(self, step: int, loss: float | None) -> dict[int, float | None]:
+        """Those that a run keeps, down to that of `step`, which may be its last. The same whoever it was that began."""
+        every = self._job.plan.run.log_every
+        return {each: kept for each, kept in self._progress.losses.items() if each % every == 0} | {step: loss}
 
     def _wait_for_room(self, stage: int) -> None:
         deadline = monotonic() + LONGEST_WRITE

@@ -76,7 +76,7 @@ def kill(containers: Containers, victim: str) -> None:
 
 def lives(status: Facts) -> list[int]:
     """What tells each worker from those that had its place before."""
-    return [worker["incarnation"] for worker in status["workers"]]
+    return [worker.get("incarnation", 0) for worker in status["workers"]]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The broker's process: the real core on a store that outlives it. It may be killed between two writes."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -16,6 +17,10 @@ from .process import Process
 from .surroundings import PLAN, RUN, Listener
 
 TICK = 0.1  # seconds
+
+
+GO_ON = "a killed broker resumes the run, and its workers go on"
+BEGIN_ANEW = "a killed broker resumes the run, and nobody is at work"
 
 
 class Killed(Exception):
@@ -58,12 +63,14 @@ class Broker(Process):
         terms: Terms,
         watch: Callable[[list[Send]], None],
         ended: Callable[[int], None],
+        fired: Counter[str],
         *,
         resume: bool,
         alone: bool,
     ) -> None:
         super().__init__(clock, "broker", ended)
         self.core = Core(terms, store, run_of(store, PLAN, RUN, resume=resume, alone=alone), clock.now)
+        self._fired = fired
         self._network = network
         self._watch = watch
         self._lines: dict[bytes, tuple[Line, Listener]] = {}
@@ -91,11 +98,14 @@ class Broker(Process):
         self.later(TICK, self._tick)
 
     def _decide(self, decide: Callable[[], list[Send]]) -> None:
+        listened = self.core.reception.listening
         try:
             sends = decide()
         except Killed:
             self.end(-9)
             return
+        if listened and not self.core.reception.listening and self.core.reception.election is None:
+            self._fired[GO_ON if self.core.registry.members else BEGIN_ANEW] += 1
         self._watch(sends)
         for recipient, sentence in sends:
             line, worker = self._lines.get(recipient, (None, None))

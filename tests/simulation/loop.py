@@ -30,7 +30,7 @@ from .chain import Executor, digest, named
 from .disk import Snapshot, Torn, Writer
 from .ends import Ends
 from .process import Process
-from .surroundings import RUN, Surroundings, Wrong
+from .surroundings import LOG_EVERY, RUN, Surroundings, Wrong
 
 ACTION = 0.02  # seconds that an action takes on the average
 LOADING = 0.1  # likewise a snapshot
@@ -56,6 +56,7 @@ class Loop:
         schedule = around.scenario.schedule
         self.inbox: deque[FromBroker] = deque()
         self.progress = Progress(since=around.clock.now)
+        self._loss: float | None = None  # of the last step
         self.hang = 0.0  # seconds by which the next action takes longer
         self._process = process
         self._around = around
@@ -199,7 +200,9 @@ class Loop:
         last = stage == self._schedule.stages - 1
         self.progress.closed(stage, step, self._executor.loss if last else None)
         if last:
-            self.progress.losses[step] = self._executor.loss
+            self._loss = self._executor.loss
+            if step % LOG_EVERY == 0:
+                self.progress.losses[step] = self._loss
         self._check_bounds(stage)
         self._keep(stage, step + 1)
 
@@ -212,13 +215,18 @@ class Loop:
             self.progress.waits = True
             self._process.later(0.05, partial(self._safely, partial(self._keep, stage, step)))
         else:
-            losses = tuple(self.progress.losses.items()) if stage == self._schedule.stages - 1 else ()
+            losses = self._losses(step - 1) if stage == self._schedule.stages - 1 else ()
             self._writer.keep(Snapshot(stage, step, self._executor.stages[stage].snapshot(), losses))
             self._next()
 
     def _durable(self, stage: int, step: int) -> None:
         self.progress.durable(stage, step)
         self.ring()
+
+    def _losses(self, step: int) -> tuple[tuple[int, float], ...]:
+        """Those that a run keeps, down to that of `step`, which may be its last."""
+        kept = {each: loss for each, loss in self.progress.losses.items() if each % LOG_EVERY == 0}
+        return tuple(sorted((kept | {step: self._loss}).items()))
 
     def _finish(self) -> bool:
         self.progress.waits = self.progress.over = True

@@ -16,6 +16,7 @@ from .process import Process
 from .scenario import Scenario
 
 RUN = "simulated"
+LOG_EVERY = 3
 PLAN = "d" * 64
 
 

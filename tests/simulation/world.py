@@ -12,7 +12,7 @@ from functools import partial
 from broker.control import Assigned, Exited, Trim
 from broker.core import Core
 from broker.crew import Send
-from broker.run import Phase, Terms
+from broker.run import Phase, Terms, run_of
 from pipeline.digest import weights_sha256
 
 from .blows import strike
@@ -22,7 +22,7 @@ from .clock import Clock
 from .disk import Disk
 from .network import Network
 from .scenario import Blow, Scenario
-from .surroundings import PLAN, RUN, Surroundings, Wrong
+from .surroundings import LOG_EVERY, PLAN, RUN, Surroundings, Wrong
 from .worker import Name, Worker
 
 LONGEST = 200.0  # seconds that a run may last after the last blow
@@ -44,7 +44,9 @@ class World:
         self.around = Surroundings(scenario, clock, dice, network, Disk(schedule.placement), fired, worked=self._worked)
         self.store = FragileStore()
         self.workers: list[Worker] = []
-        self._terms = Terms(RUN, PLAN, {}, schedule, scenario.lease, log_every=1, restarts=10**6, snapshots=True)
+        self._terms = Terms(
+            RUN, PLAN, {}, schedule, scenario.lease, log_every=LOG_EVERY, restarts=10**6, snapshots=True
+        )
         self._started = 0
         self._actions = 0
         self._blows = sorted(scenario.blows, key=lambda blow: blow.after)
@@ -122,6 +124,7 @@ class World:
             self._terms,
             self._watch,
             self._broker_ended,
+            self.fired,
             resume=whole or contained,
             alone=whole and not contained,
         )
@@ -194,10 +197,18 @@ class World:
         outcome = self.core.outcome
         if outcome is None or outcome.weights_sha256 != weights_sha256(named(dict(enumerate(expected.digests)))):
             raise Wrong("the weights are not those of the undisturbed run")
-        losses = dict(enumerate(expected.losses))
-        for kept in (self.core.ledger.losses, self.store.load().losses):
+        losses = {step: loss for step, loss in enumerate(expected.losses) if step % LOG_EVERY == 0}
+        stored = {step: loss for step, loss in self.store.load().losses.items() if step % LOG_EVERY == 0}
+        for kept in (self.core.ledger.losses, stored):
             if kept != losses:
                 raise Wrong(f"the losses are {kept}, and {losses} in the undisturbed run")
+        last = len(expected.losses) - 1, expected.losses[-1]
+        if self.core.ledger.last_loss != last:
+            raise Wrong(f"the last loss is {self.core.ledger.last_loss}, and {last} in the undisturbed run")
+        self.store.fuse = 0
+        run_of(self.store, PLAN, RUN, resume=True)
+        if Core(self._terms, self.store, RUN, self.around.clock.now).phase is not Phase.FINISHED:
+            raise Wrong("the run has finished, and is begun again if somebody resumes it")
 
     def _watch(self, sends: list[Send]) -> None:
         """What the broker announces is on the disk, and never goes back while its records are not tampered with."""

@@ -22,7 +22,11 @@ from .logs import log_to_stderr
 @click.option(
     "--run", metavar="ID", callback=kinds.run_id, help="Go on with this run's records; a new run if not given."
 )
-@click.option("--resume", is_flag=True, help="Go on with the run even if it was stopped; workers still at work stay.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the run even if it was stopped. If nobody has stopped it, workers still at work stay.",
+)
 @options.parent
 def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None, resume: bool, parent: int) -> int:
     """Run the broker of the plan CONFIG until the run is over."""

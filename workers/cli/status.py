@@ -44,6 +44,7 @@ def _headline(facts: Facts) -> str:
     loss = facts["last_loss"] and facts["last_loss"]["loss"]
     known = (
         f"run {facts['run']}: {facts['phase']}",
+        "the broker was started again: it hears first who is still at work" if facts["listening"] else "",
         "its records are lost: it asks the workers how far the run is" if facts["recollecting"] else "",
         f"waits for worker {', '.join(map(str, facts['missing']))}" if facts["missing"] else "",
         facts["reason"] or "",
