@@ -117,7 +117,7 @@ def _worker(member: Member | None, index: int, stages: tuple[int, ...], now: flo
         "incarnation": member.incarnation,
         "life": member.life,  # which of the workers that have had the place
         "heard": max(0.0, now - member.heard),  # seconds ago
-        "now": report.now if report else "starts",
+        "now": report.now if report else "starts" if member.sender else "",
         "trouble": report.trouble if report else "",
         "since": report.since if report else None,
         "idle": report.idle if report else None,

@@ -189,7 +189,7 @@ class Core:
         self.reception.listening = False
         if survive:
             self.store.put(RESUMED, {})
-            self.journal.tell(f"run {self.run} goes on: its workers are still at work")
+            self.journal.tell(f"run {self.run} goes on: workers are still at work")
         else:
             self._resume(now)
         return []
