@@ -60,12 +60,17 @@ def test_a_claim_is_honoured(registry: Registry):
 
 
 def test_a_taken_place_is_refused_naming_its_owner_and_the_way_out(registry: Registry):
-    registry.place(hello("desk-2", pid=812, claim=1), b"", 0.0)
+    placed = registry.place(hello("desk-2", pid=812, claim=1), b"desk-2", 0.0)
     found = refusal(registry, hello("desk-3", claim=1), now=0.3)
     assert found.code == 1
     assert found.reason == (
         "stage 1 is claimed by worker desk-2 (pid 812, host desk), alive 0.3 s ago; "
         "start this one without --index or stop the other"
+    )
+    assert isinstance(placed, Member)
+    placed.sender = b""  # of the records of a broker that was killed, and not heard since
+    assert refusal(registry, hello("desk-3", claim=1), now=0.3).reason == (
+        "stage 1 had worker desk-2 (pid 812, host desk) before the broker was started again, which may still be at work"
     )
 
 

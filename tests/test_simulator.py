@@ -218,7 +218,7 @@ def test_a_broker_with_old_records_that_heeds_no_newer_checkpoint_ruins_the_run(
 
 def test_incarnations_that_are_handed_out_twice_let_a_zombie_speak_for_its_successor(monkeypatch):
     monkeypatch.setattr(broker.crew, "_never_used", lambda now: 0)
-    assert first_wrong(having(Fault.LOSE_RECORDS, Fault.PAUSE)) != "nothing"
+    assert first_wrong(having(Fault.LOSE_RECORDS, Fault.PARTITION)) != "nothing"
 
 
 def test_a_snapshot_without_what_is_in_flight_gives_other_bits(monkeypatch):
