@@ -169,7 +169,8 @@ class RedisLink:
                 f"the certificate of Redis at {self.address} is not trusted: {_plain(error)}. Name the authority that "
                 "signed it, as in rediss://host:6379/0?ssl_ca_certs=/path/to/ca.pem"
             )
-        if isinstance(error, ResponseError):  # in the handshake: an unknown database, for example
+        garbled = str(error).startswith("Protocol error")  # what has arrived there is not what was sent
+        if isinstance(error, ResponseError) and not garbled:  # in the handshake: an unknown database, for example
             return RedisUnfit(f"Redis at {self.address} refuses the connection: {_plain(error)}")
         return RedisAway(f"Redis at {self.address} cannot be reached: {_plain(error)}")
 

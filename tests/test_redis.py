@@ -26,7 +26,7 @@ from broker.queues.entries import PIECE
 from broker.queues.inspector import QueueInspector
 from broker.queues.redis import RedisQueues
 from broker.redis_fitness import RedisUnfit, check_fitness
-from broker.redis_link import RedisAway
+from broker.redis_link import RedisAway, RedisLink
 from lines import KEY, RUN, Line, wait_for
 from proxy import Flip, Proxy
 from redis_server import PROGRAMS, RedisServer, shared_server
@@ -595,6 +595,24 @@ def test_an_address_that_is_none_is_named(stack: ExitStack, url: str) -> None:
 def test_a_database_that_is_not_there_is_named(stack: ExitStack, server: RedisServer) -> None:
     with pytest.raises(RedisUnfit, match="refuses the connection: DB index is out of range"):
         use(worker(stack, 1, f"redis://127.0.0.1:{server.port}/9999"))
+
+
+def test_a_handshake_that_is_changed_on_its_way_is_said_again(stack: ExitStack, server: RedisServer) -> None:
+    """The server refuses what it cannot read: that says nothing of whether the queues can be kept there."""
+    proxy = stack.enter_context(Proxy(f"tcp://127.0.0.1:{server.port}"))
+    damaged: list[bytes] = []
+
+    def damage_the_first(passing: bytes) -> bytes:
+        if damaged or b"SELECT" not in passing:
+            return passing
+        damaged.append(passing)
+        return passing[:-1] + b"\v"
+
+    proxy.change_there = damage_the_first
+    link = stack.enter_context(closing(RedisLink(f"redis://{proxy.endpoint.removeprefix('tcp://')}/1")))
+    with pytest.raises(RedisAway, match="Protocol error"):
+        link.ask(b"PING")
+    assert link.ask(b"PING") == b"PONG"
 
 
 def test_an_old_server_is_named() -> None:
