@@ -162,10 +162,10 @@ def _last_words(
     try:
         yield
     except ComputeFailed as error:
-        link.say(Failed(incarnation, blame(error), 1))
+        link.say(Failed(incarnation, blame(error), Exit.FAILED))
         raise
     except SnapshotDamaged as damage:
-        link.say(Failed(incarnation, f"{damage}. {ALONE}", 1))
+        link.say(Failed(incarnation, f"{damage}. {ALONE}", Exit.FAILED))
         raise
     except (BrokerError, DataError, SnapshotFailed, ForeignState) as error:
         link.say(Failed(incarnation, str(error), Exit.REFUSED if isinstance(error, DataError) else Exit.FAILED))
@@ -175,7 +175,7 @@ def _last_words(
         link.say(Goodbye(incarnation, str(stop)) if leaves else Failed(incarnation, str(stop), stop.code))
         raise
     except BaseException as bug:  # the run must end, and say why, whatever it was
-        link.say(Failed(incarnation, f"a bug in stageline: {type(bug).__name__}: {bug}", 1))
+        link.say(Failed(incarnation, f"a bug in stageline: {type(bug).__name__}: {bug}", Exit.FAILED))
         raise
 
 
@@ -187,7 +187,9 @@ def _open(job: Job, assigned: Assigned, link: Link, folder: Path, make_room: Cal
     except (BrokerError, OSError) as error:  # OSError: a name that cannot be resolved
         reason = f"its queues cannot be opened: {error}"
         later_free = isinstance(error, EndpointTaken) and assigned.step > 0
-        link.say(Goodbye(assigned.incarnation, reason) if later_free else Failed(assigned.incarnation, reason, 1))
+        link.say(
+            Goodbye(assigned.incarnation, reason) if later_free else Failed(assigned.incarnation, reason, Exit.FAILED)
+        )
         raise
 
 
