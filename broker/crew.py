@@ -193,7 +193,7 @@ class Crew:
         kept = facts[_FACT]
         self.registry.adopt(kept, now)
         self.checkpoints.adopt(kept["checkpoints"])
-        self._ledger.reach(self.checkpoints.complete)
+        self._ledger.reach(self.checkpoints.complete)  # one found on the disks may be ahead of the records
         self.replacing.adopt(kept["replacing"], now)
         self.attempts.adopt(kept.get("attempts", []))
 

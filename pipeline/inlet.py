@@ -15,7 +15,7 @@ from .tree import Tree, map_leaves
 
 
 class Inlets:
-    """Those of one microbatch: one for each tensor of the received `x` that requires a gradient."""
+    """The inlets of one microbatch: one for each tensor of the received `x` that requires a gradient."""
 
     __slots__ = ("_inlets", "_places")
 

@@ -52,7 +52,7 @@ class Stash:
             )
 
     def put(self, key: Key, outputs: Tree, share: float | None, inlets: Inlets, version: Version | None) -> None:
-        """Keeps one forward, unless nothing in it required a gradient and no version was used: that is told by this."""
+        """Keeps one forward, if it will go backward or used a version of the weights, which is in use until then."""
         requires_grad = _requires_grad(outputs)
         if requires_grad or version is not None:
             self._kept[key] = Stashed(outputs, share, inlets, version, requires_grad)
