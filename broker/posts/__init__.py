@@ -1,1 +1,0 @@
-"""What carries sentences to the broker and back."""
