@@ -1,6 +1,9 @@
-"""Packages are installed flat (`import pipeline`); `Private :: Do Not Upload` keeps the generic names off any index."""
+"""One import package, `stageline`, over the folders pipeline/, broker/ and workers/.
 
-from setuptools import setup
+Its public names are those of workers/api/, which is `stageline/__init__`.
+"""
+
+from setuptools import find_packages, setup
 
 setup(
     name="stageline",
@@ -8,21 +11,20 @@ setup(
     description="Train one PyTorch model on machines that share nothing but message queues",
     license="Apache-2.0",
     python_requires=">=3.11",
-    package_dir={"": "."},
+    package_dir={
+        "stageline": "workers/api",
+        "stageline.pipeline": "pipeline",
+        "stageline.broker": "broker",
+        "stageline.workers": "workers",
+    },
     packages=[
-        "pipeline",
-        "pipeline.check",
-        "pipeline.plan",
-        "pipeline.schedule",
-        "pipeline.timetable",
-        "broker",
-        "broker.posts",
-        "broker.queues",
-        "broker.stores",
-        "workers",
-        "workers.cli",
+        "stageline",
+        *(
+            f"stageline.{name}"
+            for name in find_packages(include=["pipeline*", "broker*", "workers*"], exclude=["workers.api"])
+        ),
     ],
-    package_data={"pipeline": ["py.typed"], "broker": ["py.typed"], "workers": ["py.typed"]},
+    package_data={"stageline": ["py.typed"]},
     install_requires=[
         "torch>=2.10",
         "pyzmq>=26.4",
@@ -33,6 +35,8 @@ setup(
         "rich>=13.7",
         "structlog>=24.1",
         "safetensors>=0.5",
+        "pydantic>=2.9",
+        "psutil>=6.0",
     ],
     extras_require={
         "examples": ["scikit-learn>=1.4"],
@@ -46,11 +50,11 @@ setup(
             "ruff>=0.9",
             "mypy>=1.14",
             "setuptools>=75",
+            "types-psutil>=6.0",
         ],
     },
-    entry_points={"console_scripts": ["stageline = workers.cli:main"]},
+    entry_points={"console_scripts": ["stageline = stageline.workers.cli:main"]},
     classifiers=[
-        "Private :: Do Not Upload",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",

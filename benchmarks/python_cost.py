@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from broker.message import Flow, Message
-from broker.queue import QueueKey
-from broker.queues.zeromq import ZeroMQQueues
-from pipeline.feed import cut
-from pipeline.schedule import make
-from pipeline.seeding import layer_seed
-from pipeline.stage import Stage
-from pipeline.tree import Tree
-from workers.machine import Instruction, Machine, Route, program
-from workers.worker import Worker
+from stageline.broker.codec.message import Flow, Message
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.pipeline.data.feed import cut
+from stageline.pipeline.schedule import make
+from stageline.pipeline.stage.seeding import layer_seed
+from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.machine import Instruction, Machine, Route, program
 
 from .finding import Finding, Table
 from .rounds import alternate
@@ -216,7 +216,7 @@ def _turns() -> float:
     schedule = make("1f1b", ((0,), (1,)), MICROBATCHES)
     steps = CALLS // MICROBATCHES
     machine = Machine(program(schedule, Route(2), 0, range(steps)), MICROBATCHES)
-    worker = Worker(machine, _Nothing(), _Ready(), run="cost", incarnation=1, microbatches=MICROBATCHES, last=1)  # type: ignore[arg-type]
+    worker = WorkerLoop(machine, _Nothing(), _Ready(), run="cost", incarnation=1, microbatches=MICROBATCHES, last=1)  # type: ignore[arg-type]
     began = perf_counter()
     while worker.poll(0):
         pass

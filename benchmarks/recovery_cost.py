@@ -8,8 +8,8 @@ import os
 from dataclasses import replace
 from functools import partial
 
-from pipeline.plan import read
-from workers.forecast import forecast
+from stageline.pipeline.plan import read
+from stageline.workers.preflight.estimate import estimate
 
 from .finding import Finding, Table
 from .rounds import Spread, alternate
@@ -51,4 +51,4 @@ def measure(rounds: int) -> Finding:
 
 def _told(workload: Workload, key: str) -> int:
     plan = read(ours.PLAN, sets=[*ours.settings(workload, "runs"), key], environment=os.environ)
-    return sum(queue.retained for queue in forecast(plan).queues)
+    return sum(queue.retained for queue in estimate(plan).queues)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pipeline.data import Rows
+from stageline import Rows
 
 STAGES = 2
 MICROBATCHES = 8

@@ -1,7 +1,9 @@
 """What can go wrong between workers; each class is a sentence and says whose fault it is."""
 
+from stageline.pipeline.errors import StagelineError
 
-class BrokerError(Exception):
+
+class BrokerError(StagelineError):
     """Base of the errors that this package raises on purpose."""
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from pipeline.data import split
-from pipeline.stage import Stage
+from stageline import Stage, split
 
 STEPS, MICROBATCHES = 200, 4
 optimizer = partial(torch.optim.SGD, lr=0.1)

@@ -1,1 +1,4 @@
-"""What is computed, and in which order."""
+"""What is computed, and in which order: the plan, the schedule, and one stage's computation.
+
+Imports nothing of `broker` or `workers`. Read `stage/stage.py` first.
+"""

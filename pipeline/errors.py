@@ -1,8 +1,19 @@
-"""What can go wrong when a stage computes, or goes on from a state; each class is a sentence."""
+"""The root of all errors that stageline expects, and what can go wrong when a stage computes."""
+
+from typing import ClassVar
+
+from .exit_code import ExitCode
 
 
-class StageError(Exception):
-    """A stage was asked for something it cannot compute; the text names the stage and what it wants instead."""
+class StagelineError(Exception):
+    """Something that is expected to go wrong: its text is a sentence for the user, and a command that it ends exits
+    with `exit_code`."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+
+
+class StageError(StagelineError):
+    """A stage was asked for something it cannot do."""
 
 
 class GradientMismatch(StageError):

@@ -3,7 +3,7 @@
 from enum import IntEnum
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """Those of `sysexits.h` where it has one that fits; 130 is what shells make of Ctrl-C."""
 
     OK = 0

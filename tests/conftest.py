@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from desk import Desk
-from nursery import Nursery
+from support.fork_server import ForkServer
+from support.workspace import Workspace
 
 # No deadline and no limit on slowness: how long an example takes says something of the machine, nothing of the code.
 settings.register_profile("stageline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -16,17 +16,17 @@ settings.load_profile("stageline")
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def nursery() -> Iterator[ForkServer]:
     """Real runs, started quickly."""
-    started = Nursery()
+    started = ForkServer()
     yield started
     started.close()
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def desk(tmp_path: Path) -> Iterator[Workspace]:
     """A small plan in the test's folder, and a look afterwards at what was left behind."""
-    with Desk(tmp_path) as desk:
+    with Workspace(tmp_path) as desk:
         yield desk
 
 

@@ -8,12 +8,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker.stores.sqlite import SqliteStore
-from pipeline.plan import read
-from workers import runs
-from workers.launch import Launch, go, ready
-from workers.measured import measured
-from workers.supervise import Facts
+from stageline.broker.stores.sqlite import SqliteStore
+from stageline.pipeline.plan import read
+from stageline.workers.launch.launch import Launch, go, ready
+from stageline.workers.launch.supervisor import Facts
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.measured_timetable import measured
 
 from .. import redis_server
 from ..timing import Timing

@@ -6,10 +6,10 @@ from typing import Self, cast
 
 from torch import Tensor
 
-from broker.message import Flow, Message
-from broker.queue import QueueKey, Queues
-from broker.queues.ends import QueueTerms
-from broker.queues.zeromq import ZeroMQQueues
+from stageline.broker.codec.message import Flow, Message
+from stageline.broker.queues.base import QueueKey, Queues
+from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 
 from ..processes import PATIENCE
 
@@ -17,7 +17,7 @@ ROUND = 8  # messages after which those received are trimmed
 WINDOW = 16  # messages that may be on their way
 PARTING = 1.0  # seconds that the last message gets before the socket under it is closed
 KEYS = (QueueKey(Flow.FORWARD, 1), QueueKey(Flow.BACKWARD, 0))
-TERMS = QueueTerms(microbatches=ROUND, windows=dict.fromkeys(KEYS, WINDOW), patience=PATIENCE)
+TERMS = QueueOptions(microbatches=ROUND, windows=dict.fromkeys(KEYS, WINDOW), patience=PATIENCE)
 
 
 class OurWire:

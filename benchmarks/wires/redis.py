@@ -11,8 +11,8 @@ import redis
 import torch
 from torch import Tensor
 
-from broker.checksum import crc32
-from broker.queues.redis import RedisQueues
+from stageline.broker.codec.checksum import crc32
+from stageline.broker.queues.redis.queues import RedisQueues
 
 from ..processes import PATIENCE
 from .ours import ROUND, TERMS, OurWire

@@ -12,12 +12,12 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
-from pipeline.layout import ALIGNMENT, Ints, layout
+from stageline.broker.errors import BadMessage, ForeignMessage, Unsendable
+from stageline.pipeline.stage.layout import ALIGNMENT, Ints, layout
 
 from .checksum import crc32
 from .dtypes import DTYPES
-from .errors import BadMessage, ForeignMessage, Unsendable
-from .outline import ONE_TENSOR, Outline, count_tensors
+from .structure import ONE_TENSOR, Outline, count_tensors
 
 WIRE_VERSION = 1
 MAGIC = b"SLMG"

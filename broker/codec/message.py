@@ -11,23 +11,12 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from pipeline.tree import Tree
+from stageline.broker.errors import BadMessage
+from stageline.pipeline.tree import Tree
 
 from .checksum import crc32
-from .errors import BadMessage
-from .header import (
-    LIMITS,
-    Flow,
-    Frame,
-    Header,
-    Identity,
-    Limits,
-    check_run,
-    fingerprint,
-    read_header,
-    write_header,
-)
-from .outline import ONE_TENSOR, fill, outline
+from .header import LIMITS, Flow, Frame, Header, Identity, Limits, check_run, fingerprint, read_header, write_header
+from .structure import ONE_TENSOR, fill, structure
 from .tensors import buffer, copy, pack, unpack
 
 __all__ = [
@@ -80,7 +69,7 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
     if isinstance(message.payload, torch.Tensor):
         form, parts = ONE_TENSOR, [pack(message.payload)]
     else:
-        form, tensors = outline(message.payload, limits.depth)
+        form, tensors = structure(message.payload, limits.depth)
         parts = [pack(tensor) for tensor in tensors]
     header = Header(
         message.run,

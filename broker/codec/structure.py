@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from pipeline.tree import Tree
-
-from .errors import BadMessage, Unsendable
+from stageline.broker.errors import BadMessage, Unsendable
+from stageline.pipeline.tree import Tree
 
 Outline: TypeAlias = Any  # what msgpack has for it
 
@@ -21,7 +20,7 @@ ONE_TENSOR = [TENSOR]  # the outline of nearly every message
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
-def outline(tree: Tree, depth: int) -> tuple[Outline, list[Tensor]]:
+def structure(tree: Tree, depth: int) -> tuple[Outline, list[Tensor]]:
     """The outline of `tree`, and its tensors in order.
 
     Raises `Unsendable`, naming the place, for what would not come back as what it was, and beyond `depth` containers.

@@ -6,12 +6,12 @@ The frame holds each stored element once, in the order of their addresses, littl
 import torch
 from torch import Tensor
 
-from pipeline.layout import Ints, layout, packed_strides, stored_shape
-from pipeline.placing import empty, skew_of
+from stageline.broker.errors import Unsendable
+from stageline.pipeline.stage.layout import Ints, layout, packed_strides, stored_shape
+from stageline.pipeline.stage.placing import empty, skew_of
 
 from .checksum import crc32
 from .dtypes import CODES, DTYPES
-from .errors import Unsendable
 from .header import Frame, TensorHeader
 
 _KINDS = frozenset({Tensor, torch.nn.Parameter})

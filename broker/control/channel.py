@@ -12,10 +12,10 @@ from typing import Protocol
 LARGEST = 64 * 2**20  # bytes of a sentence; the digests of a very large model are the longest
 REDIS = ("redis://", "rediss://", "unix://")
 
-Letter = tuple[bytes, bytes]  # who is at the other end, and a sentence
+Envelope = tuple[bytes, bytes]  # who is at the other end, and a sentence
 
 
-class Box(Protocol):
+class ClientChannel(Protocol):
     """One end of a line to the broker. For one thread at a time."""
 
     @property
@@ -35,42 +35,42 @@ class Box(Protocol):
         """Lets go of the line; what was sent still goes out, for half a second at most."""
 
 
-class Office(Protocol):
+class ServerChannel(Protocol):
     """The broker's end of all lines."""
 
-    endpoint: str  # where a `Box` finds it
+    endpoint: str  # where a `ClientChannel` finds it
 
     def heard(self, timeout: float) -> Sequence[tuple[bytes, bytes | None]] | None:
         """What has come, and from whom; waits up to `timeout` seconds for the first. A sentence that no line of ours
         can have brought is None. All is None while nobody can reach the broker: then nobody can be judged either."""
 
-    def say(self, letters: Iterable[Letter]) -> None:
+    def say(self, letters: Iterable[Envelope]) -> None:
         """Sends sentences. One whose recipient is gone is lost, and so is what a slow one does not take in."""
 
     def close(self) -> None:
         """Lets go of the address."""
 
 
-def open_box(url: str, *, keeps: bool = False) -> Box:
+def open_client(url: str, *, keeps: bool = False) -> ClientChannel:
     """A line to the broker at `url`. With `keeps`, what is sent before there is a connection waits for it.
 
     Raises `AddressUnusable`.
     """
     if url.startswith(REDIS):
-        from .posts.redis import RedisBox  # takes time to load
+        from .redis_channel import RedisClientChannel  # takes time to load
 
-        return RedisBox(url)
-    from .posts.zeromq import ZeroMQBox
+        return RedisClientChannel(url)
+    from .zeromq_channel import ZeroMQClientChannel
 
-    return ZeroMQBox(url, keeps=keeps)
+    return ZeroMQClientChannel(url, keeps=keeps)
 
 
-def open_office(url: str) -> Office:
+def open_server(url: str) -> ServerChannel:
     """All lines of the broker that listens at `url`. Raises `EndpointTaken`, `RedisUnfit`, `RedisAway`."""
     if url.startswith(REDIS):
-        from .posts.redis import RedisOffice  # takes time to load
+        from .redis_channel import RedisServerChannel  # takes time to load
 
-        return RedisOffice(url)
-    from .posts.zeromq import ZeroMQOffice
+        return RedisServerChannel(url)
+    from .zeromq_channel import ZeroMQServerChannel
 
-    return ZeroMQOffice(url)
+    return ZeroMQServerChannel(url)

@@ -14,8 +14,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from .checksum import checked, sealed
-from .errors import BadMessage, ForeignMessage
+from stageline.broker.codec.checksum import checked, sealed
+from stageline.broker.errors import BadMessage, ForeignMessage
 
 CONTROL_VERSION = 3
 WAITS = "waits"  # how `Report.now` begins while the compute loop has nothing to compute
@@ -25,11 +25,11 @@ RunId = Annotated[str, msgspec.Meta(pattern=r"^\w[\w.-]*\Z", max_length=200)]  #
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class _Sentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
+class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
     pass
 
 
-class Memory(_Sentence, frozen=True, tag="memory"):
+class Memory(_ControlMessage, frozen=True, tag="memory"):
     """What a worker knows of its run and a broker may have lost: the `run`, its own `index`, the newest checkpoint of
     which it was told that it is `complete`, and the first `step` that it has not finished at all its stages."""
 
@@ -39,7 +39,7 @@ class Memory(_Sentence, frozen=True, tag="memory"):
     step: Count
 
 
-class Inspection(_Sentence, frozen=True, tag="inspection"):
+class Inspection(_ControlMessage, frozen=True, tag="inspection"):
     """What a worker has found that has read its snapshots of `step`: those of `stages` can be used; what is wrong with
     the others, each named with its folder, is in `damages`."""
 
@@ -48,7 +48,7 @@ class Inspection(_Sentence, frozen=True, tag="inspection"):
     damages: list[str]
 
 
-class Hello(_Sentence, frozen=True, tag="hello"):
+class Hello(_ControlMessage, frozen=True, tag="hello"):
     """A worker offers itself. `plan` is `Plan.digest()`; `endpoint` is where its queues can be reached ("" if nowhere).
 
     `claim` is the worker index it wants (None: any that is free). `incarnation` is 0 at first. A worker that has been
@@ -76,7 +76,7 @@ class Hello(_Sentence, frozen=True, tag="hello"):
     inspection: Inspection | None = None
 
 
-class StepRecord(_Sentence, frozen=True, tag="step"):
+class StepRecord(_ControlMessage, frozen=True, tag="step"):
     """One step a stage has finished. `times` holds, for each of the worker's actions of that stage in schedule order,
     its start and end as seconds since the epoch (float64, little-endian, 16 bytes an action).
 
@@ -89,7 +89,7 @@ class StepRecord(_Sentence, frozen=True, tag="step"):
     loss: float | None = None
 
 
-class Event(_Sentence, frozen=True, tag="event"):
+class Event(_ControlMessage, frozen=True, tag="event"):
     """One microbatch entered a state at a stage (`ledger.py: State`), `at` seconds since the epoch."""
 
     stage: Count
@@ -99,7 +99,7 @@ class Event(_Sentence, frozen=True, tag="event"):
     at: float
 
 
-class Wait(_Sentence, frozen=True, tag="wait"):
+class Wait(_ControlMessage, frozen=True, tag="wait"):
     """The compute loop lacks message `number` of `queue` ("forward-1") for `action` ("1F3") of `step`, `since` then.
 
     With `room` it lacks the room to keep that message, which `action` has given: it is to be put into `queue`.
@@ -113,7 +113,7 @@ class Wait(_Sentence, frozen=True, tag="wait"):
     room: bool = False
 
 
-class Report(_Sentence, frozen=True, tag="report"):
+class Report(_ControlMessage, frozen=True, tag="report"):
     """What a worker's compute loop has done since the last report. Sent even when nothing happened: a heartbeat.
 
     `number` counts the reports of an incarnation from 1 on; 0 for one that needs no confirmation. One with steps or
@@ -148,7 +148,7 @@ class Report(_Sentence, frozen=True, tag="report"):
     troubled: float = 0.0
 
 
-class Failed(_Sentence, frozen=True, tag="failed"):
+class Failed(_ControlMessage, frozen=True, tag="failed"):
     """The worker's run is over: `reason` for people, `code` the exit code it leaves with."""
 
     incarnation: Count
@@ -156,7 +156,7 @@ class Failed(_Sentence, frozen=True, tag="failed"):
     code: int
 
 
-class Finished(_Sentence, frozen=True, tag="finished"):
+class Finished(_ControlMessage, frozen=True, tag="finished"):
     """All steps are done. `digests` maps each state_dict name of the worker's stages to [dtype, shape, sha256 hex].
 
     Its queues are still wanted: the worker serves them until Stop with code 0 says that everyone has finished.
@@ -166,14 +166,14 @@ class Finished(_Sentence, frozen=True, tag="finished"):
     digests: dict[str, tuple[str, tuple[int, ...], Sha256]]
 
 
-class Goodbye(_Sentence, frozen=True, tag="goodbye"):
+class Goodbye(_ControlMessage, frozen=True, tag="goodbye"):
     """The worker leaves on purpose (`reason`), with nothing unreported."""
 
     incarnation: Count
     reason: str
 
 
-class Assigned(_Sentence, frozen=True, tag="assigned"):
+class Assigned(_ControlMessage, frozen=True, tag="assigned"):
     """The worker is number `index` of the plan, under `incarnation`, and begins at `step`: 0, or a complete checkpoint.
 
     Whatever newer snapshots of its stages there are belong to another incarnation and count for nothing.
@@ -191,7 +191,7 @@ class Assigned(_Sentence, frozen=True, tag="assigned"):
     since: Count = 0
 
 
-class Standby(_Sentence, frozen=True, tag="standby"):
+class Standby(_ControlMessage, frozen=True, tag="standby"):
     """No place is free, and one may become so: stay, and say Hello about once a second. `reason` is for people.
 
     `run` is the run's id if the broker's records of it are lost: what it wants to know is `Hello.snapshots`. With a
@@ -203,19 +203,19 @@ class Standby(_Sentence, frozen=True, tag="standby"):
     step: Count = 0
 
 
-class Peers(_Sentence, frozen=True, tag="peers"):
+class Peers(_ControlMessage, frozen=True, tag="peers"):
     """Where every worker's queues are: index -> (incarnation, endpoint). Said when all are there, and after changes."""
 
     workers: dict[int, tuple[int, str]]
 
 
-class Heard(_Sentence, frozen=True, tag="heard"):
+class Heard(_ControlMessage, frozen=True, tag="heard"):
     """The broker has stored the worker's reports up to this number."""
 
     number: Count
 
 
-class Trim(_Sentence, frozen=True, tag="trim"):
+class Trim(_ControlMessage, frozen=True, tag="trim"):
     """Checkpoint `step` is complete: queues may be trimmed to it, older snapshots deleted.
 
     In a run without snapshots: every stage has finished the steps before `step`.
@@ -224,7 +224,7 @@ class Trim(_Sentence, frozen=True, tag="trim"):
     step: int
 
 
-class Stop(_Sentence, frozen=True, tag="stop"):
+class Stop(_ControlMessage, frozen=True, tag="stop"):
     """End the run: `reason` for people, `code` the exit code to leave with.
 
     `at_step_end`: finish the steps before `step` first, the same for all, and write a snapshot of it; one that hears
@@ -237,21 +237,21 @@ class Stop(_Sentence, frozen=True, tag="stop"):
     step: Count | None = None
 
 
-class Refused(_Sentence, frozen=True, tag="refused"):
+class Refused(_ControlMessage, frozen=True, tag="refused"):
     """The broker will not: `reason` says what, and the way out. `code` is the exit code to leave with."""
 
     reason: str
     code: int
 
 
-class Ask(_Sentence, frozen=True, tag="ask"):
+class Ask(_ControlMessage, frozen=True, tag="ask"):
     """A command's question: "status", "queues", "story"... with `of` saying of what."""
 
     what: str
     of: dict[str, str] = {}
 
 
-class StopRun(_Sentence, frozen=True, tag="stop-run"):
+class StopRun(_ControlMessage, frozen=True, tag="stop-run"):
     """Someone with the right to (the supervisor, a command) ends the run.
 
     Where there are snapshots, `code` 75 and 130 become what is true: 75 if there is a complete checkpoint, 130 if not.
@@ -262,7 +262,7 @@ class StopRun(_Sentence, frozen=True, tag="stop-run"):
     at_step_end: bool = False
 
 
-class Exited(_Sentence, frozen=True, tag="exited"):
+class Exited(_ControlMessage, frozen=True, tag="exited"):
     """The process of worker `index` is gone; `status` as `subprocess` gives it (negative: a signal killed it)."""
 
     index: Count
@@ -270,7 +270,7 @@ class Exited(_Sentence, frozen=True, tag="exited"):
     status: int
 
 
-class Answer(_Sentence, frozen=True, tag="answer"):
+class Answer(_ControlMessage, frozen=True, tag="answer"):
     """JSON-ready facts, under a versioned schema name such as `status/1`."""
 
     schema: str

@@ -20,10 +20,11 @@ from urllib.parse import unquote
 
 import structlog
 
-from ..errors import AddressUnusable, EndpointTaken
-from ..post import LARGEST, Letter
-from ..redis_fitness import RedisUnfit
-from ..redis_link import Command, RedisAway, RedisLink, RedisRefusal, Unit, sound
+from stageline.broker.errors import AddressUnusable, EndpointTaken
+from stageline.broker.network.redis_connection import Command, RedisAway, RedisLink, RedisRefusal, Unit, sound
+from stageline.broker.network.redis_requirements import RedisUnfit
+
+from .channel import LARGEST, Envelope
 
 NAME = "broker"  # of an address without one
 TENURE = 3.0  # seconds after which a broker that has gone without a word has left its place
@@ -48,7 +49,7 @@ class _Keys:
         return self._home + b"to:" + sender
 
 
-class RedisBox:
+class RedisClientChannel:
     """See `Box`. Raises `AddressUnusable`."""
 
     def __init__(self, url: str) -> None:
@@ -108,7 +109,7 @@ class RedisBox:
         return answers
 
 
-class RedisOffice:
+class RedisServerChannel:
     """See `Office`. Raises `EndpointTaken`, `RedisUnfit` and `RedisAway`."""
 
     def __init__(self, url: str) -> None:
@@ -132,7 +133,7 @@ class RedisOffice:
         words = [*(found[0] or ())[1:], *(found[1] or ())]
         return [_opened_letter(word) for word in words]
 
-    def say(self, letters: Iterable[Letter]) -> None:
+    def say(self, letters: Iterable[Envelope]) -> None:
         units = [_pushed(self._keys.to(recipient), [sentence]) for recipient, sentence in letters if recipient]
         if not units:
             return

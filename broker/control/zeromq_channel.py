@@ -7,16 +7,16 @@ from contextlib import ExitStack
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from pipeline.plan.passwords import masked
+from stageline.broker.errors import AddressUnusable
+from stageline.broker.network.bind import listening
+from stageline.pipeline.plan.passwords import masked
 
-from ..binding import listening
-from ..errors import AddressUnusable
-from ..post import LARGEST, Letter
+from .channel import LARGEST, Envelope
 
 _BATCH = 1000  # sentences handled in one turn at most, so that leases and trims are not put off for ever
 
 
-class ZeroMQBox:
+class ZeroMQClientChannel:
     """See `Box`."""
 
     def __init__(self, url: str, *, keeps: bool = False) -> None:
@@ -73,7 +73,7 @@ class ZeroMQBox:
         self._context.term()
 
 
-class ZeroMQOffice:
+class ZeroMQServerChannel:
     """See `Office`. Raises `EndpointTaken`."""
 
     def __init__(self, url: str) -> None:
@@ -96,7 +96,7 @@ class ZeroMQOffice:
             found.append((sender, frames[0] if len(frames) == 1 else None))
         return found
 
-    def say(self, letters: Iterable[Letter]) -> None:
+    def say(self, letters: Iterable[Envelope]) -> None:
         for letter in letters:
             try:
                 self._router.send_multipart(letter, zmq.NOBLOCK)

@@ -2,29 +2,31 @@
 
 from collections.abc import Iterable
 
-from pipeline.plan import differences
+from stageline.broker.control.protocol import CONTROL_VERSION, Hello, Refused
+from stageline.broker.membership.member import Member
+from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.plan import differences
 
-from .control import CONTROL_VERSION, Hello, Refused
-from .exit import Exit
-from .member import Member
-from .run import Outcome, Terms
+from .run import RunConfig, RunOutcome
 
 
-def misfit(hello: Hello, terms: Terms, outcome: Outcome | None) -> Refused | None:
+def misfit(hello: Hello, terms: RunConfig, outcome: RunOutcome | None) -> Refused | None:
     """Why not, and what would help; None if it may."""
     if hello.version != CONTROL_VERSION:
         return Refused(
             f"{hello.name} speaks version {hello.version} of the control language, the broker version "
             f"{CONTROL_VERSION}; install the same stageline on both machines",
-            code=Exit.FAILED,
+            code=ExitCode.FAILED,
         )
     if hello.plan != terms.plan:
-        return Refused(f"{hello.name} has another plan than the broker: {_difference(hello, terms)}", code=Exit.REFUSED)
+        return Refused(
+            f"{hello.name} has another plan than the broker: {_difference(hello, terms)}", code=ExitCode.REFUSED
+        )
     if (theirs := _restarts(hello)) is not None and (theirs > 0) != (terms.restarts > 0):
         return Refused(
             f"{hello.name} has recovery.restarts = {theirs}, the broker has {terms.restarts}: all write snapshots, or "
             "nobody does",
-            code=Exit.REFUSED,
+            code=ExitCode.REFUSED,
         )
     if outcome is not None:
         return Refused(f"the run is over ({outcome.reason}); start the broker again for a new one", code=outcome.code)
@@ -40,7 +42,7 @@ def apart(hello: Hello, members: Iterable[Member]) -> Refused | None:
                 f"the queues of {hello.name} are at {hello.endpoint} on host {hello.host}, where worker {other.index} "
                 f"on host {other.host} cannot reach them; set queues.url to tcp://ADDRESS:0, or to redis://..., for "
                 "every worker",
-                code=Exit.REFUSED,
+                code=ExitCode.REFUSED,
             )
     return None
 
@@ -54,7 +56,7 @@ def _restarts(hello: Hello) -> int | None:
             return None
 
 
-def _difference(hello: Hello, terms: Terms) -> str:
+def _difference(hello: Hello, terms: RunConfig) -> str:
     try:
         found = "; ".join(map(str, differences(hello.settings, terms.settings))) if hello.settings else ""
     except (TypeError, RecursionError):  # what came is not a plan's settings at all

@@ -6,31 +6,32 @@ at which a killed broker could leave an incarnation that begins at another step 
 
 from collections.abc import Mapping
 
-from .attempts import Attempts
-from .checkpoints import Checkpoints, is_gone
-from .control import FromBroker, Hello, Refused, Report
-from .election import Election, Verdict
-from .ledger import IllegalTransition, Ledger
-from .loss import Loss
-from .member import Member
-from .registry import Registry
-from .replacing import Gap, Replacing
-from .run import Terms
-from .store import Store
+from stageline.broker.control.protocol import FromBroker, Hello, Refused, Report
+from stageline.broker.ledger.ledger import IllegalTransition, Ledger
+from stageline.broker.membership.failure_detector import WorkerLoss
+from stageline.broker.membership.member import Member
+from stageline.broker.membership.registry import Registry
+from stageline.broker.membership.replacements import Replacement, Replacements
+from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker, is_gone
+from stageline.broker.recovery.lost_work import LostWork
+from stageline.broker.recovery.reconcile import ReconciledState, Reconciliation
+from stageline.broker.stores.base import Store
+
+from .run import RunConfig
 
 _FACT = "registry"
 
-Send = tuple[bytes, FromBroker]  # recipient, sentence
+Outgoing = tuple[bytes, FromBroker]  # recipient, sentence
 
 
-class Crew:
+class Assignments:
     """The registry, the checkpoints and the replacements of a run. Times are seconds since the epoch."""
 
-    def __init__(self, terms: Terms, store: Store, ledger: Ledger) -> None:
+    def __init__(self, terms: RunConfig, store: Store, ledger: Ledger) -> None:
         self.registry = Registry(terms.schedule.placement, terms.lease)
-        self.checkpoints = Checkpoints(terms.schedule.stages)
-        self.replacing = Replacing(terms.restarts, terms.patience)
-        self.attempts = Attempts()
+        self.checkpoints = CheckpointTracker(terms.schedule.stages)
+        self.replacing = Replacements(terms.restarts, terms.patience)
+        self.attempts = LostWork()
         self._terms = terms
         self._store = store
         self._ledger = ledger
@@ -48,14 +49,14 @@ class Crew:
             self._keep()
         return found
 
-    def settle(self, election: Election, verdict: Verdict, now: float) -> None:
+    def settle(self, election: Reconciliation, verdict: ReconciledState, now: float) -> None:
         """Takes the verdict of the workers and the disks for the records that are lost."""
         floor = max(self.registry.incarnation, election.incarnation, _never_used(now))
         self.registry.settle(verdict.kept, verdict.step, floor, now)
         self.checkpoints.settle(verdict.step)
         self.replacing.begin_anew()
         for index in self.registry.missing:
-            self.replacing.open(Gap(index, now, "nobody who had it is there", 0, now))
+            self.replacing.open(Replacement(index, now, "nobody who had it is there", 0, now))
         for index, stages in enumerate(self._terms.schedule.placement):
             kept = verdict.kept.get(index)
             memory = kept.hello.memory if kept is not None else None
@@ -125,7 +126,7 @@ class Crew:
         if predecessor is not None:
             predecessor.succeeded = True
 
-    def tell_all(self, sentence: FromBroker) -> list[Send]:
+    def tell_all(self, sentence: FromBroker) -> list[Outgoing]:
         """Says `sentence` to everyone who has a place and can be spoken to."""
         return [(member.sender, sentence) for member in self.registry.present() if member.sender]
 
@@ -145,13 +146,13 @@ class Crew:
         foreign = (stage for stage, _ in report.snapshots if stage not in member.stages)
         return [IllegalTransition(f"stage {stage} is not its own") for stage in foreign]
 
-    def vacate(self, loss: Loss, why: str, now: float) -> None:
+    def vacate(self, loss: WorkerLoss, why: str, now: float) -> None:
         """Empties the place of a lost worker; its stages are back at the complete checkpoint. `why` is for people."""
         member, step = loss.member, self.checkpoints.complete
         self.registry.free(member)
         self.checkpoints.forget(member.stages)
         self.replacing.count(member.index)
-        self.replacing.open(Gap(member.index, now, why, member.pid, now))
+        self.replacing.open(Replacement(member.index, now, why, member.pid, now))
         self.attempts.lose(member, self._ledger, step, loss.why, now)
         self._ledger.go_back(member.stages, step)
         self._store.go_back(member.stages, step)

@@ -9,10 +9,7 @@ It has no clock either; `now` is seconds since the epoch, from a clock that neve
 
 import msgspec
 
-from pipeline.digest import weights_sha256
-
-from .answers import answer
-from .control import (
+from stageline.broker.control.protocol import (
     Ask,
     Exited,
     Failed,
@@ -27,66 +24,69 @@ from .control import (
     ToBroker,
     Trim,
 )
-from .crew import Crew, Send
-from .election import Election
-from .exit import Exit
-from .intake import take_in
-from .journal import Journal
-from .ledger import Ledger
-from .loss import Loss
-from .member import Member, Standing, place_in_words
-from .reception import Reception
-from .run import RESUMED, Outcome, Phase, Resuming, Terms
-from .stopping import Stopper
-from .store import Kept, Store
-from .watch import Failure, Watch
+from stageline.broker.ledger.ledger import Ledger
+from stageline.broker.membership.failure_detector import WorkerLoss
+from stageline.broker.membership.member import Member, MemberStatus, place_in_words
+from stageline.broker.recovery.reconcile import Reconciliation
+from stageline.broker.stores.base import Store, StoredRun
+from stageline.pipeline.digest import weights_sha256
+from stageline.pipeline.exit_code import ExitCode
+
+from .assignments import Assignments, Outgoing
+from .events import EventLog
+from .ingest import ingest_report
+from .queries import answer
+from .registration import Registration
+from .run import RESUMED, Resuming, RunConfig, RunOutcome, RunPhase
+from .shutdown import Shutdown
+from .supervision import RunFailure, Supervision
 
 TRIM_EVERY = 0.05  # seconds between two announcements
 RESUMING = 600.0  # seconds that a resumed run without records waits for all its workers
 AWAY = 0.5  # seconds between two ticks from which on the broker may be called away, however short the lease
 
 
-class Core:
+class Coordinator:
     """Decides everything the broker decides. `run` is the run's id; what `store` knows of it is taken up.
 
     Whatever must not be forgotten is stored before it is said; `StoreUnusable` if that fails.
     """
 
-    def __init__(self, terms: Terms, store: Store, run: str, now: float) -> None:
+    def __init__(self, terms: RunConfig, store: Store, run: str, now: float) -> None:
         schedule = terms.schedule
         self.terms = terms
         self.store = store
         self.run = run
         self.ledger = Ledger(schedule.stages, schedule.microbatches, terms.log_every)
-        self.crew = Crew(terms, store, self.ledger)
+        self.crew = Assignments(terms, store, self.ledger)
         self.registry = self.crew.registry
         self.replacing = self.crew.replacing
-        self.outcome: Outcome | None = None
+        self.outcome: RunOutcome | None = None
         self.stop_asked = False
         self.dismissed = False  # told, after the run, that it may leave
         self.training_steps: int | None = None
         self.metrics: dict[str, float] = {}
-        self.journal = Journal()
-        self.reception = Reception(self.crew, terms, run, self.journal)
-        self.watch = Watch(self.crew, terms, self.ledger, self.journal)
-        self._stopper = Stopper(snapshots=terms.snapshots)
+        self.journal = EventLog()
+        self.reception = Registration(self.crew, terms, run, self.journal)
+        self.watch = Supervision(self.crew, terms, self.ledger, self.journal)
+        self._stopper = Shutdown(snapshots=terms.snapshots)
         self._was_stopped = False
         self._trimmed, self._trimmed_at = 0, now
         self._ticked = now
         self._take_up(store.load(), now)
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> RunPhase:
         if self.outcome is not None:
             return self.outcome.phase
-        return Phase.RUNNING if self.registry.begun else Phase.WAITING
+        return RunPhase.RUNNING if self.registry.begun else RunPhase.WAITING
 
     @property
     def everyone_left(self) -> bool:
         """Whether no worker has anything to tell any more."""
-        return all(member.standing is not Standing.PRESENT for member in self.registry.members.values())
+        return all(member.standing is not MemberStatus.PRESENT for member in self.registry.members.values())
 
-    def handle(self, sender: bytes, sentence: ToBroker, now: float) -> list[Send]:
+    def handle(self, sender: bytes, sentence: ToBroker, now: float) -> list[Outgoing]:
         """Decides on a sentence; returns what is to be said, and to whom."""
         match sentence:
             case Hello():
@@ -100,7 +100,7 @@ class Core:
             case Ask():
                 return [(sender, answer(self, sentence, now))]
 
-    def tick(self, now: float) -> list[Send]:
+    def tick(self, now: float) -> list[Outgoing]:
         """What is due without being asked. Call it several times a second, after all that has come was handled."""
         if now - self._ticked > max(self.terms.lease / 2, AWAY):
             self.journal.warn(f"the broker itself was away for {now - self._ticked:.1f} s; every lease begins anew")
@@ -108,30 +108,30 @@ class Core:
         self._ticked = now
         return self._after_the_end(now) if self.outcome is not None else self._go_on(now)
 
-    def _go_on(self, now: float) -> list[Send]:
+    def _go_on(self, now: float) -> list[Outgoing]:
         if self.reception.election is not None:
             return self._recollect(self.reception.election, now)
         if self.reception.listening:
             return self._listen(now)
-        if self.phase is Phase.RUNNING:
+        if self.phase is RunPhase.RUNNING:
             self._stopper.note(self.ledger.begun, now)
         ended = self._fail(self.watch.look(now)) + self._fail(self.reception.muster(now)) + self._stop_if_due(now)
         if self.outcome is not None:
             return ended
         return [*self.reception.call(now), *self._fail(self.watch.waited_too_long(now)), *self._trim(now)]
 
-    def _after_the_end(self, now: float) -> list[Send]:
+    def _after_the_end(self, now: float) -> list[Outgoing]:
         for loss in self.registry.losses(now):
-            done = loss.member.standing is Standing.FINISHED
-            loss.member.standing = Standing.LEFT if done else Standing.LOST
+            done = loss.member.standing is MemberStatus.FINISHED
+            loss.member.standing = MemberStatus.LEFT if done else MemberStatus.LOST
         return []
 
-    def _take_up(self, kept: Kept, now: float) -> None:
+    def _take_up(self, kept: StoredRun, now: float) -> None:
         self.ledger.restore(kept.finished, kept.losses)
         self.crew.take_up(kept.facts, now)
         resuming = Resuming.told(kept.facts)
         if kept.facts.get("outcome"):
-            self.outcome = msgspec.convert(kept.facts["outcome"], Outcome)
+            self.outcome = msgspec.convert(kept.facts["outcome"], RunOutcome)
         elif resuming is Resuming.WITHOUT_RECORDS and self.terms.restarts:
             self.reception.elect(f"there are no records of run {self.run} here", now, resumed=True)
         elif resuming is Resuming.UNLESS_AT_WORK and self.registry.members:
@@ -150,7 +150,7 @@ class Core:
         )
         self.reception.call_the_roll()
 
-    def _from_worker(self, sender: bytes, said: Report | Finished | Failed | Goodbye, now: float) -> list[Send]:
+    def _from_worker(self, sender: bytes, said: Report | Finished | Failed | Goodbye, now: float) -> list[Outgoing]:
         member = self.registry.current(said.incarnation)
         if isinstance(said, Report) and self.crew.is_behind(said.complete, said.incarnation):
             self.reception.elect(f"a worker knows of checkpoint {said.complete}, the broker's records do not", now)
@@ -163,12 +163,12 @@ class Core:
             case Finished():
                 return self._finish(member, said)
             case Failed():
-                member.standing = Standing.LEFT
-                return self._fail(Failure(f"{member.place} failed: {said.reason}", said.code or Exit.FAILED))
+                member.standing = MemberStatus.LEFT
+                return self._fail(RunFailure(f"{member.place} failed: {said.reason}", said.code or ExitCode.FAILED))
             case Goodbye():
                 return self._leave(member, said, now)
 
-    def _recollect(self, election: Election, now: float) -> list[Send]:
+    def _recollect(self, election: Reconciliation, now: float) -> list[Outgoing]:
         """While the records are lost, everyone is listened to, and nothing else is decided."""
         patience = RESUMING if election.resumed else max(self.terms.patience, self.terms.lease)
         if now - election.began < patience or not election.unknown:
@@ -178,9 +178,9 @@ class Core:
             return sends
         places = " and ".join(place_in_words(index, self.registry.placement[index]) for index in election.unknown)
         what = f"the broker's records are lost, and nobody came who could say which snapshots there are of {places}"
-        return self._fail(Failure(f"{what}; start a worker where they are", Exit.NO_WORKER))
+        return self._fail(RunFailure(f"{what}; start a worker where they are", ExitCode.NO_WORKER))
 
-    def _listen(self, now: float) -> list[Send]:
+    def _listen(self, now: float) -> list[Outgoing]:
         """Nobody has recorded that the run was stopped: its workers go on if they are still at work, or all begin anew
         if nobody is."""
         survive = self.crew.survives(now)
@@ -194,7 +194,7 @@ class Core:
             self._resume(now)
         return []
 
-    def _to_stranger(self, sender: bytes, said: Report | Finished | Failed | Goodbye) -> list[Send]:
+    def _to_stranger(self, sender: bytes, said: Report | Finished | Failed | Goodbye) -> list[Outgoing]:
         """One whose incarnation the records do not know hears nothing until it has introduced itself."""
         renewed = self.registry.former(said.incarnation)
         if renewed is not None:
@@ -208,15 +208,15 @@ class Core:
         return Refused(
             f"incarnation {said.incarnation} is not current in run {self.run}: its stages belong to another process, "
             "or its run is over. Stop this worker",
-            code=Exit.FAILED,
+            code=ExitCode.FAILED,
         )
 
-    def _take_in(self, member: Member, report: Report, now: float) -> list[Send]:
+    def _take_in(self, member: Member, report: Report, now: float) -> list[Outgoing]:
         self.registry.beat(member, report, now)
         self.metrics |= report.metrics
         if report.training_steps is not None:
             self.training_steps = report.training_steps
-        for wrong in take_in(report, member, self.ledger, self.store) + self.crew.note_snapshots(report, member):
+        for wrong in ingest_report(report, member, self.ledger, self.store) + self.crew.note_snapshots(report, member):
             self.journal.odd("illegal", f"{member.place} reports what cannot be: {wrong}")
         self._update_outcome()
         if report.actions:
@@ -230,31 +230,31 @@ class Core:
         if gap is not None:
             self.journal.tell(f"{member.place} computes again, {now - gap.since:.1f} s after it was found to be lost")
 
-    def _finish(self, member: Member, finished: Finished) -> list[Send]:
+    def _finish(self, member: Member, finished: Finished) -> list[Outgoing]:
         if self.outcome is not None:
             return [(member.sender, self.outcome.farewell)]
-        member.standing = Standing.FINISHED
+        member.standing = MemberStatus.FINISHED
         member.digests = finished.digests
         parts = [each.digests for each in self.registry.members.values() if each.digests is not None]
         if len(parts) < len(self.terms.schedule.placement):
             return []
         all_digests = {name: digest for part in parts for name, digest in part.items()}
-        return self._end(Outcome(Phase.FINISHED, "all steps are done", Exit.OK, weights_sha256(all_digests)))
+        return self._end(RunOutcome(RunPhase.FINISHED, "all steps are done", ExitCode.OK, weights_sha256(all_digests)))
 
-    def _leave(self, member: Member, goodbye: Goodbye, now: float) -> list[Send]:
-        failure = self.watch.lose(Loss(member, f"left: {goodbye.reason}"), now) if self.outcome is None else None
-        member.standing = Standing.LEFT
+    def _leave(self, member: Member, goodbye: Goodbye, now: float) -> list[Outgoing]:
+        failure = self.watch.lose(WorkerLoss(member, f"left: {goodbye.reason}"), now) if self.outcome is None else None
+        member.standing = MemberStatus.LEFT
         return self._fail(failure)
 
-    def _note_exit(self, exited: Exited, now: float) -> list[Send]:
+    def _note_exit(self, exited: Exited, now: float) -> list[Outgoing]:
         if self.outcome is None:
             return self._fail(self.watch.note_exit(exited, now))
         member = self.registry.members.get(exited.index)
         if member is not None and member.pid == exited.pid:
-            member.standing = Standing.LEFT
+            member.standing = MemberStatus.LEFT
         return []
 
-    def _stop(self, stop: StopRun, now: float) -> list[Send]:
+    def _stop(self, stop: StopRun, now: float) -> list[Outgoing]:
         """Ends the run. Afterwards it dismisses the broker, and hastens workers that were allowed to finish a step."""
         self.stop_asked = True
         if self.outcome is None:
@@ -265,8 +265,8 @@ class Core:
             self.outcome = msgspec.structs.replace(self.outcome, at_step_end=False, step=None)
         return self._farewell(self.outcome)
 
-    def _stop_if_due(self, now: float) -> list[Send]:
-        if self.outcome is not None or not self._stopper.is_due(now, running=self.phase is Phase.RUNNING):
+    def _stop_if_due(self, now: float) -> list[Outgoing]:
+        if self.outcome is not None or not self._stopper.is_due(now, running=self.phase is RunPhase.RUNNING):
             return []
         complete = self.crew.checkpoints.complete
         self._was_stopped = True
@@ -282,23 +282,23 @@ class Core:
             self.outcome = better
             self.store.put("outcome", msgspec.to_builtins(better))
 
-    def _fail(self, failure: Failure | None) -> list[Send]:
+    def _fail(self, failure: RunFailure | None) -> list[Outgoing]:
         """The first cause ends the run; what follows from it does not replace it."""
         if failure is None or self.outcome is not None:
             return []
-        return self._end(Outcome(Phase.FAILED, failure.reason, failure.code))
+        return self._end(RunOutcome(RunPhase.FAILED, failure.reason, failure.code))
 
-    def _end(self, outcome: Outcome) -> list[Send]:
+    def _end(self, outcome: RunOutcome) -> list[Outgoing]:
         self.outcome = outcome
         self.store.put("outcome", msgspec.to_builtins(outcome))
         self.journal.tell(f"run {self.run} has {outcome.phase}: {outcome.reason}")
         return self._farewell(outcome)
 
-    def _farewell(self, outcome: Outcome) -> list[Send]:
-        standing_by: list[Send] = [(spare.sender, outcome.farewell) for spare in self.reception.spares]
+    def _farewell(self, outcome: RunOutcome) -> list[Outgoing]:
+        standing_by: list[Outgoing] = [(spare.sender, outcome.farewell) for spare in self.reception.spares]
         return self.crew.tell_all(outcome.farewell) + standing_by
 
-    def _trim(self, now: float) -> list[Send]:
+    def _trim(self, now: float) -> list[Outgoing]:
         floor = self.crew.trimmable
         if self.outcome is not None or floor <= self._trimmed or now - self._trimmed_at < TRIM_EVERY:
             return []

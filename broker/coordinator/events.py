@@ -5,7 +5,7 @@ from collections import Counter
 _TOLD = 20  # oddities of one kind that become warnings; all are counted
 
 
-class Journal:
+class EventLog:
     """Whoever reads `news` and `warnings` clears them."""
 
     def __init__(self) -> None:

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from .control import Event, Report, StepRecord
-from .ledger import IllegalTransition, Ledger
-from .member import Member
-from .store import Store
+from stageline.broker.control.protocol import Event, Report, StepRecord
+from stageline.broker.ledger.ledger import IllegalTransition, Ledger
+from stageline.broker.membership.member import Member
+from stageline.broker.stores.base import Store
 
 
-def take_in(report: Report, member: Member, ledger: Ledger, store: Store) -> list[IllegalTransition]:
+def ingest_report(report: Report, member: Member, ledger: Ledger, store: Store) -> list[IllegalTransition]:
     """Writes down what `member` reports. Returns what was wrong with it."""
     kept, wrong = _steps(report.steps, member, ledger)
     if kept:

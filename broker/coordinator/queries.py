@@ -5,17 +5,18 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from .control import Answer, Ask, Refused
-from .exit import Exit
-from .member import Member
-from .replacing import Gap
-from .run import Phase
-from .spares import Spare
-from .story import Sources, story
-from .waiting import Chain
+from stageline.broker.control.protocol import Answer, Ask, Refused
+from stageline.broker.diagnosis.wait_graph import WaitChain
+from stageline.broker.ledger.history import Sources, history
+from stageline.broker.membership.member import Member
+from stageline.broker.membership.replacements import Replacement
+from stageline.broker.membership.standby import Spare
+from stageline.pipeline.exit_code import ExitCode
+
+from .run import RunPhase
 
 if TYPE_CHECKING:
-    from .core import Core
+    from .coordinator import Coordinator
 
 Facts = dict[str, object]
 
@@ -26,17 +27,17 @@ class _BadQuestion(Exception):
     """The question lacks something, or something in it is not what it must be."""
 
 
-def answer(core: "Core", ask: Ask, now: float) -> Answer | Refused:
+def answer(core: "Coordinator", ask: Ask, now: float) -> Answer | Refused:
     """Answers `ask`, or says what can be asked. `now` in seconds since the epoch."""
     if ask.what not in _ANSWERS:
-        return Refused(f"the broker has no answer to {ask.what!r}; ask for {', '.join(_ANSWERS)}", code=Exit.USAGE)
+        return Refused(f"the broker has no answer to {ask.what!r}; ask for {', '.join(_ANSWERS)}", code=ExitCode.USAGE)
     try:
         return Answer(f"{ask.what}/1", _ANSWERS[ask.what](core, ask.of, now))
     except _BadQuestion as error:
-        return Refused(f"{ask.what}: {error}", code=Exit.USAGE)
+        return Refused(f"{ask.what}: {error}", code=ExitCode.USAGE)
 
 
-def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
+def _status(core: "Coordinator", of: Mapping[str, str], now: float) -> Facts:
     """The run, its workers, and the losses from step `losses_from` on (all if not given)."""
     first = _number(of, "losses_from", 0)
     outcome, losses = core.outcome, core.ledger.losses
@@ -45,7 +46,7 @@ def _status(core: "Core", of: Mapping[str, str], now: float) -> Facts:
         "name": core.terms.name,
         "plan": _plan(core),
         "phase": str(core.phase),
-        "missing": core.reception.missing if core.phase is Phase.WAITING else [],
+        "missing": core.reception.missing if core.phase is RunPhase.WAITING else [],
         "reason": outcome.reason if outcome else None,
         "code": outcome.code if outcome else None,
         "weights_sha256": outcome.weights_sha256 if outcome else None,
@@ -72,7 +73,7 @@ def _sayable(value: float) -> float | str:
     return value if isfinite(value) else str(value)
 
 
-def _gap(core: "Core", gap: Gap, now: float) -> Facts:
+def _gap(core: "Coordinator", gap: Replacement, now: float) -> Facts:
     """A worker that was lost: `given` says whether another has its place by now, and only has to get going."""
     return {
         "index": gap.index,
@@ -89,7 +90,7 @@ def _spare(spare: Spare, now: float) -> Facts:
     return {"name": hello.name, "host": hello.host, "pid": hello.pid, "heard": max(0.0, now - spare.heard)}
 
 
-def _plan(core: "Core") -> Facts:
+def _plan(core: "Coordinator") -> Facts:
     schedule = core.terms.schedule
     return {
         "digest": core.terms.plan,
@@ -127,7 +128,7 @@ def _worker(member: Member | None, index: int, stages: tuple[int, ...], now: flo
     }
 
 
-def _queues(core: "Core", of: Mapping[str, str], now: float) -> Facts:
+def _queues(core: "Coordinator", of: Mapping[str, str], now: float) -> Facts:
     """Each queue as each worker with an end of it sees it."""
     reports = [(index, member.report) for index, member in sorted(core.registry.members.items()) if member.report]
     rows = [_queue(index, name, depth) for index, report in reports for name, depth in report.queues.items()]
@@ -139,16 +140,16 @@ def _queue(worker: int, name: str, depth: list[float]) -> Facts:
     return {"queue": name, "worker": worker, **dict(zip(columns, depth, strict=False))}
 
 
-def _story(core: "Core", of: Mapping[str, str], now: float) -> Facts:
+def _story(core: "Coordinator", of: Mapping[str, str], now: float) -> Facts:
     step, microbatch = _number(of, "step"), _number(of, "microbatch")
     if microbatch >= core.ledger.microbatches:
         raise _BadQuestion(f"there is no microbatch {microbatch}: a step has {core.ledger.microbatches}")
     sources = Sources(core.ledger, core.terms.schedule, core.store.record, core.crew.attempts.on, _life_in(core))
-    chapters = story(sources, step, microbatch)
+    chapters = history(sources, step, microbatch)
     return {"run": core.run, "step": step, "microbatch": microbatch, "stages": chapters}
 
 
-def _life_in(core: "Core") -> Callable[[int], int | None]:
+def _life_in(core: "Coordinator") -> Callable[[int], int | None]:
     """Says which life it is that an incarnation is working in; None if nobody is."""
 
     def life(incarnation: int) -> int | None:
@@ -158,7 +159,7 @@ def _life_in(core: "Core") -> Callable[[int], int | None]:
     return life
 
 
-def _why(core: "Core", of: Mapping[str, str], now: float) -> Facts:
+def _why(core: "Coordinator", of: Mapping[str, str], now: float) -> Facts:
     """Why the run waits, or why the worker that owns a stage does."""
     if (apart := _apart_from_waits(core)) is not None:
         text, action = apart
@@ -174,7 +175,7 @@ def _why(core: "Core", of: Mapping[str, str], now: float) -> Facts:
     }
 
 
-def _apart_from_waits(core: "Core") -> tuple[str, str] | None:
+def _apart_from_waits(core: "Coordinator") -> tuple[str, str] | None:
     """Why no worker has anything to wait for, and what to do; None if one may have."""
     if core.outcome is not None:
         return core.outcome.reason, "nothing: the run is over"
@@ -187,7 +188,7 @@ def _apart_from_waits(core: "Core") -> tuple[str, str] | None:
     return None
 
 
-def _owner(core: "Core", of: Mapping[str, str]) -> int | None:
+def _owner(core: "Coordinator", of: Mapping[str, str]) -> int | None:
     if "stage" not in of:
         return None
     stage, stages = _number(of, "stage"), core.terms.schedule.stages
@@ -196,7 +197,7 @@ def _owner(core: "Core", of: Mapping[str, str]) -> int | None:
     return core.terms.schedule.owner(stage)
 
 
-def _root(core: "Core", chain: Chain, now: float) -> Facts:
+def _root(core: "Coordinator", chain: WaitChain, now: float) -> Facts:
     if chain.index is None:
         return {"cause": str(chain.cause), "worker": None}
     stages = core.registry.placement[chain.index]
@@ -206,7 +207,7 @@ def _root(core: "Core", chain: Chain, now: float) -> Facts:
     }
 
 
-def _places(core: "Core") -> enumerate[tuple[int, ...]]:
+def _places(core: "Coordinator") -> enumerate[tuple[int, ...]]:
     return enumerate(core.terms.schedule.placement)
 
 
@@ -217,7 +218,7 @@ def _number(of: Mapping[str, str], name: str, default: int | None = None) -> int
     return int(text)
 
 
-_ANSWERS: Mapping[str, Callable[["Core", Mapping[str, str], float], Facts]] = {
+_ANSWERS: Mapping[str, Callable[["Coordinator", Mapping[str, str], float], Facts]] = {
     "status": _status,
     "queues": _queues,
     "story": _story,

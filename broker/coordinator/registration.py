@@ -11,27 +11,28 @@ resumed, all stand by until it is known whether its workers are still at work, a
 
 import msgspec
 
+from stageline.broker.control.protocol import Assigned, Hello, Peers, Refused, Standby, Trim
+from stageline.broker.membership.member import Member, place_in_words
+from stageline.broker.membership.standby import Spares
+from stageline.broker.recovery.reconcile import Reconciliation
+from stageline.broker.recovery.resume import CheckpointPoll, ResumePoint
+from stageline.pipeline.exit_code import ExitCode
+
 from .admission import apart, misfit
-from .control import Assigned, Hello, Peers, Refused, Standby, Trim
-from .crew import Crew, Send
-from .election import Election
-from .exit import Exit
-from .journal import Journal
-from .member import Member, place_in_words
-from .rollcall import RollCall, Verdict
-from .run import Outcome, Terms
-from .spares import Spares
-from .watch import Failure
+from .assignments import Assignments, Outgoing
+from .events import EventLog
+from .run import RunConfig, RunOutcome
+from .supervision import RunFailure
 
 
-class Reception:
+class Registration:
     """The broker's door. `run` is the run's id."""
 
-    def __init__(self, crew: Crew, terms: Terms, run: str, journal: Journal) -> None:
+    def __init__(self, crew: Assignments, terms: RunConfig, run: str, journal: EventLog) -> None:
         self.spares = Spares()
-        self.election: Election | None = None  # while the records are lost
+        self.election: Reconciliation | None = None  # while the records are lost
         self.listening = False  # while it is not known whether workers of a resumed run are still at work
-        self.roll_call: RollCall | None = None  # while it is not known at which checkpoint a resumed run begins
+        self.roll_call: CheckpointPoll | None = None  # while it is not known at which checkpoint a resumed run begins
         self.damages: tuple[str, ...] = ()  # what was wrong with the steps that were asked about first
         self._crew = crew
         self._terms = terms
@@ -39,7 +40,7 @@ class Reception:
         self._journal = journal
         self._peers: dict[int, tuple[int, str]] = {}  # as last told
 
-    def welcome(self, hello: Hello, sender: bytes, outcome: Outcome | None, now: float) -> list[Send]:
+    def welcome(self, hello: Hello, sender: bytes, outcome: RunOutcome | None, now: float) -> list[Outgoing]:
         """Answers a hello."""
         if outcome is not None and self._belongs(hello):
             return [(sender, outcome.farewell)]
@@ -65,15 +66,15 @@ class Reception:
         if self.election is None:
             tell = self._journal.tell if resumed else self._journal.warn
             tell(f"{why}: everyone is asked how far the run is")
-            self.election = Election(self._crew.registry.placement, self._terms.lease, now, resumed=resumed)
+            self.election = Reconciliation(self._crew.registry.placement, self._terms.lease, now, resumed=resumed)
             self.listening, self.roll_call = False, None
 
     def call_the_roll(self) -> None:
         """If the run goes on as a whole, and nobody has a place, everyone reads its snapshots first."""
         if self._crew.begins_anew:
-            self.roll_call = RollCall(self._crew.registry.placement, self._crew.checkpoints.complete)
+            self.roll_call = CheckpointPoll(self._crew.registry.placement, self._crew.checkpoints.complete)
 
-    def muster(self, now: float) -> Failure | None:
+    def muster(self, now: float) -> RunFailure | None:
         """Decides where a resumed run begins, once everyone is there; why it cannot, if that is what it comes to."""
         if self.roll_call is None:
             return None
@@ -84,7 +85,7 @@ class Reception:
         for damage in found.damages[len(self.damages) :]:
             self._journal.warn(damage)
         self.damages = found.damages
-        if isinstance(found, Verdict):
+        if isinstance(found, ResumePoint):
             return self._begin_at(found)
         self._journal.warn(f"checkpoint {self.roll_call.step} cannot be used: is checkpoint {found.step} whole?")
         self.roll_call = found
@@ -97,7 +98,7 @@ class Reception:
             return self.roll_call.absent(self._mustered())
         return self._crew.registry.missing
 
-    def settle(self, now: float) -> list[Send]:
+    def settle(self, now: float) -> list[Outgoing]:
         """Goes on with what the workers and the disks know, once they have had time to say it."""
         verdict = self.election.verdict(now) if self.election is not None else None
         if self.election is None or verdict is None:
@@ -115,7 +116,7 @@ class Reception:
         self._journal.tell(f"the run stands at checkpoint {verdict.step}{others}")
         return [send for member in kept for send in self.assign(member)]
 
-    def call(self, now: float) -> list[Send]:
+    def call(self, now: float) -> list[Outgoing]:
         """Gives the places of lost workers to those that stand by."""
         self.spares.prune(now)
         vacant = self._crew.registry.missing if self._crew.registry.begun else []
@@ -134,7 +135,7 @@ class Reception:
         others = f"; it waits for {' and '.join(absent)}" if absent else ""
         return f"the run goes on when everyone has read its snapshots of step {self.roll_call.step}{others}"
 
-    def assign(self, member: Member, *, new: bool = False) -> list[Send]:
+    def assign(self, member: Member, *, new: bool = False) -> list[Outgoing]:
         """Tells a worker its place."""
         if new:
             which = f"life {member.life}, incarnation {member.incarnation}"
@@ -181,13 +182,13 @@ class Reception:
     def _mustered(self) -> list[Hello]:
         return [spare.hello for spare in self.spares if not spare.hello.spare]
 
-    def _begin_at(self, verdict: Verdict) -> Failure | None:
+    def _begin_at(self, verdict: ResumePoint) -> RunFailure | None:
         newest, self.roll_call = self._crew.checkpoints.complete, None
         if verdict.step is None:
-            return Failure(
+            return RunFailure(
                 f"checkpoint {newest} cannot be used, and there is no other one that can: "
                 f"{'; '.join(verdict.damages)}. Put the files back and resume the run, or begin another",
-                code=Exit.FAILED,
+                code=ExitCode.FAILED,
             )
         if verdict.step != newest:
             self._crew.begin_at(verdict.step)
@@ -197,7 +198,7 @@ class Reception:
         self._journal.tell(f"run {self._run} goes on; every stage begins at step {verdict.step}")
         return None
 
-    def _introduce(self, sender: bytes) -> list[Send]:
+    def _introduce(self, sender: bytes) -> list[Outgoing]:
         """Tells who is where: everyone if that is news, else whoever has just said hello again."""
         peers = self._crew.registry.peers
         if not self._crew.registry.complete:
@@ -208,12 +209,12 @@ class Reception:
         self._journal.tell(f"run {self._run}: every worker is there")
         return self._crew.tell_all(Peers(peers))
 
-    def _remind(self, sender: bytes) -> list[Send]:
+    def _remind(self, sender: bytes) -> list[Outgoing]:
         """The newest checkpoint: its announcement may have been missed."""
         step = self._crew.checkpoints.complete
         return [(sender, Trim(step))] if step and self._terms.snapshots else []
 
-    def _call_to(self, index: int, now: float) -> list[Send]:
+    def _call_to(self, index: int, now: float) -> list[Outgoing]:
         spare = self.spares.take(index)
         if spare is None:
             return []

@@ -6,12 +6,11 @@ from enum import StrEnum
 
 import msgspec
 
-from pipeline.plan import Plan
-from pipeline.schedule import Schedule
-
-from .control import Stop
-from .errors import BrokerError
-from .store import Fact, Store
+from stageline.broker.control.protocol import Stop
+from stageline.broker.errors import BrokerError
+from stageline.broker.stores.base import Fact, Store
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.schedule import Schedule
 
 RESUMED = "resumed"  # the name of a fact
 
@@ -20,7 +19,7 @@ class OtherRun(BrokerError):
     """The store holds a run of another plan, which has not ended or is asked for by its id."""
 
 
-class Phase(StrEnum):
+class RunPhase(StrEnum):
     """How far the run is."""
 
     WAITING = "waiting"  # for workers
@@ -43,10 +42,10 @@ class Resuming(StrEnum):
         return cls(str(fact["how"])) if fact else None
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RunOutcome(msgspec.Struct, frozen=True):
     """How the run ended: `code` is the exit code of whoever waited for it. A finished run has its `weights_sha256`."""
 
-    phase: Phase
+    phase: RunPhase
     reason: str
     code: int
     weights_sha256: str | None = None
@@ -60,7 +59,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RunConfig:
     """What the broker must know of the plan: `plan` is its digest, `settings` its mapping, `lease` in seconds.
 
     `restarts`: how often in a row a worker may be replaced. `snapshots`: the stages write snapshots, and queues are
@@ -82,7 +81,7 @@ class Terms:
         return max(60.0, 3 * self.lease)
 
     @classmethod
-    def of(cls, plan: Plan, schedule: Schedule) -> "Terms":
+    def of(cls, plan: Plan, schedule: Schedule) -> "RunConfig":
         """The terms of a plan whose number of stages is known, and its schedule."""
         recovery = plan.recovery
         return cls(
@@ -138,7 +137,7 @@ def _how(facts: Mapping[str, Fact], *, alone: bool) -> Resuming:
 
 
 def _finished(facts: Mapping[str, Fact]) -> bool:
-    return bool(facts.get("outcome")) and msgspec.convert(facts["outcome"], Outcome).phase is Phase.FINISHED
+    return bool(facts.get("outcome")) and msgspec.convert(facts["outcome"], RunOutcome).phase is RunPhase.FINISHED
 
 
 def _checked(kept: _Name, plan: str) -> str:

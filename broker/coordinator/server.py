@@ -6,12 +6,13 @@ from time import monotonic, time
 
 import structlog
 
-from .control import CONTROL_VERSION, Refused, decode_to_broker, encode
-from .core import Core
-from .crew import Send
-from .errors import BadMessage, ForeignMessage
-from .exit import Exit
-from .post import Office, open_office
+from stageline.broker.control.channel import ServerChannel, open_server
+from stageline.broker.control.protocol import CONTROL_VERSION, Refused, decode_to_broker, encode
+from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.pipeline.exit_code import ExitCode
+
+from .assignments import Outgoing
+from .coordinator import Coordinator
 
 TURN = 0.05  # seconds that a turn waits for something to come
 LINGER = 30.0  # seconds that a broker stays after its run and its workers, for whoever asks how it ended
@@ -20,14 +21,14 @@ STEP_END = 7.0  # seconds that it waits for workers which finish a step, and lea
 _UNREADABLE = Refused(
     f"this is not a sentence of control version {CONTROL_VERSION}, the only one this broker speaks; "
     "install the same stageline on both sides",
-    code=Exit.FAILED,
+    code=ExitCode.FAILED,
 )
 
 log = structlog.get_logger()
 
 
 def serve(
-    core: Core,
+    core: Coordinator,
     url: str,
     *,
     stop: Callable[[], bool] = lambda: False,
@@ -40,12 +41,14 @@ def serve(
     `linger`: seconds to stay after the run for commands that ask about it. Raises `EndpointTaken`, `StoreUnusable`;
     at a Redis server `RedisUnfit`, and `RedisAway` if it is not there at the start.
     """
-    with closing(open_office(url)) as office:
+    with closing(open_server(url)) as office:
         on_bound(office.endpoint)
         attend(core, office, stop=stop, linger=linger)
 
 
-def attend(core: Core, office: Office, *, stop: Callable[[], bool] = lambda: False, linger: float = LINGER) -> None:
+def attend(
+    core: Coordinator, office: ServerChannel, *, stop: Callable[[], bool] = lambda: False, linger: float = LINGER
+) -> None:
     """`serve` in an office that is open."""
     clock, leaving = wall_clock(), _Leaving(core, linger)
     while not (stop() or leaving.is_due()):
@@ -60,8 +63,10 @@ def wall_clock() -> Callable[[], float]:
     return lambda: monotonic() + offset
 
 
-def _turn(core: Core, office: Office, heard: Sequence[tuple[bytes, bytes | None]], clock: Callable[[], float]) -> None:
-    sends: list[Send] = []
+def _turn(
+    core: Coordinator, office: ServerChannel, heard: Sequence[tuple[bytes, bytes | None]], clock: Callable[[], float]
+) -> None:
+    sends: list[Outgoing] = []
     for sender, words in heard:
         try:
             sends += core.handle(sender, decode_to_broker(words or b""), clock())
@@ -74,7 +79,7 @@ def _turn(core: Core, office: Office, heard: Sequence[tuple[bytes, bytes | None]
     _log_news(core)
 
 
-def _log_news(core: Core) -> None:
+def _log_news(core: Coordinator) -> None:
     journal = core.journal
     for warning in journal.warnings:  # first: what else is news often follows from them
         log.warning(warning)
@@ -87,7 +92,7 @@ def _log_news(core: Core) -> None:
 class _Leaving:
     """Knows when nobody needs the broker any more."""
 
-    def __init__(self, core: Core, linger: float) -> None:
+    def __init__(self, core: Coordinator, linger: float) -> None:
         self._core = core
         self._linger = linger
         self._over: float | None = None  # since when

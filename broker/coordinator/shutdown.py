@@ -9,17 +9,18 @@ from math import ceil
 
 import msgspec
 
-from .control import StopRun
-from .exit import Exit
-from .run import Outcome, Phase
+from stageline.broker.control.protocol import StopRun
+from stageline.pipeline.exit_code import ExitCode
+
+from .run import RunOutcome, RunPhase
 
 DELAY = 1.0  # seconds at most from a stage's beginning of a step to its hearing of what the broker decided on that news
 MOTION = 0.3  # seconds that a run must have gone on for its pace to be known
 _LEAST = 0.1  # seconds between two reports
-_INTERRUPTIONS = frozenset({Exit.SAVED, Exit.INTERRUPTED})
+_INTERRUPTIONS = frozenset({ExitCode.SAVED, ExitCode.INTERRUPTED})
 
 
-class Stopper:
+class Shutdown:
     """Somebody's wish to stop the run, and what becomes of it. Times are seconds since the epoch.
 
     `snapshots`: whether the stages write any; without, there is no step to finish.
@@ -48,16 +49,16 @@ class Stopper:
         waits = self._snapshots and self.wish.at_step_end and running
         return not waits or now >= self._latest or self._pace.is_known(now)
 
-    def outcome(self, checkpoint: int, begun: int, training_steps: int | None, now: float) -> Outcome | None:
+    def outcome(self, checkpoint: int, begun: int, training_steps: int | None, now: float) -> RunOutcome | None:
         """How the run ends, with `checkpoint` complete by now; None if nobody wants it to."""
         if self.wish is None:
             return None
         reason, code = self._words(self.wish, checkpoint)
         at_step_end = self.wish.at_step_end
         end = self._pace.end(begun, training_steps, now) if at_step_end and self._snapshots else None
-        return Outcome(Phase.FAILED, reason, code, at_step_end=at_step_end, step=end)
+        return RunOutcome(RunPhase.FAILED, reason, code, at_step_end=at_step_end, step=end)
 
-    def better(self, outcome: Outcome, checkpoint: int) -> Outcome:
+    def better(self, outcome: RunOutcome, checkpoint: int) -> RunOutcome:
         """The outcome of a run that was stopped, once workers have left a newer `checkpoint`."""
         if self.wish is None:
             return outcome
@@ -68,8 +69,8 @@ class Stopper:
         if not self._snapshots or wish.code not in _INTERRUPTIONS:
             return wish.reason, wish.code
         if not checkpoint:
-            return f"{wish.reason}; nothing is saved yet", Exit.INTERRUPTED
-        return f"{wish.reason}; the state after {checkpoint} steps is saved", Exit.SAVED
+            return f"{wish.reason}; nothing is saved yet", ExitCode.INTERRUPTED
+        return f"{wish.reason}; the state after {checkpoint} steps is saved", ExitCode.SAVED
 
 
 class _Pace:

@@ -7,9 +7,10 @@ and has made no progress since; it is in layers.30.mlp"
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .loss import exit_in_words
-from .member import Member, place_in_words, stages_in_words
-from .waiting import Cause, Chain, Lack, Scene, follow, held, longest, silence
+from stageline.broker.membership.failure_detector import exit_in_words
+from stageline.broker.membership.member import Member, place_in_words, stages_in_words
+
+from .wait_graph import ClusterView, RootCause, WaitChain, WaitEdge, follow, held, longest, silence
 
 _MESSAGES = {"forward": "the activation", "backward": "the gradient", "target": "the targets"}
 
@@ -27,27 +28,27 @@ class Prospect:
 class Diagnosis:
     """`text` says why, `action` what can be done."""
 
-    chain: Chain
+    chain: WaitChain
     text: str
     action: str
 
 
-def diagnose(scene: Scene, prospect: Prospect, worker: int | None = None) -> Diagnosis:
+def diagnose(scene: ClusterView, prospect: Prospect, worker: int | None = None) -> Diagnosis:
     """Why the run waits, or why worker `worker` does."""
     chain = longest(scene) if worker is None else follow(scene, worker)
     return Diagnosis(chain, chain_in_words(scene, chain), _action(scene, chain, prospect))
 
 
-def chain_in_words(scene: Scene, chain: Chain) -> str:
+def chain_in_words(scene: ClusterView, chain: WaitChain) -> str:
     """One sentence, without a full stop."""
     if not chain.lacks:
         return f"{_subject(scene, chain)} {_predicate(scene, chain)}"
     edges = [_edge(scene, chain.lacks[:number]) for number in range(1, len(chain.lacks) + 1)]
-    root = "" if chain.cause is Cause.SOURCE else f", which {_predicate(scene, chain)}"
+    root = "" if chain.cause is RootCause.SOURCE else f", which {_predicate(scene, chain)}"
     return "".join(edges) + root
 
 
-def _edge(scene: Scene, lacks: Sequence[Lack]) -> str:
+def _edge(scene: ClusterView, lacks: Sequence[WaitEdge]) -> str:
     """The last of `lacks`, as it follows the others."""
     lack = lacks[-1]
     whom = _whom(scene, lack)
@@ -59,17 +60,17 @@ def _edge(scene: Scene, lacks: Sequence[Lack]) -> str:
     return f", whose worker first runs {lack.action} of stage {lack.stage}, which waits for {what}"
 
 
-def _message(lack: Lack) -> str:
+def _message(lack: WaitEdge) -> str:
     return f"{_MESSAGES[lack.flow]} of step {lack.step} microbatch {lack.microbatch}"
 
 
-def _whom(scene: Scene, lack: Lack) -> str:
+def _whom(scene: ClusterView, lack: WaitEdge) -> str:
     if lack.source is None:
         return "the data source"
     return f"stage {lack.source} ({_holder(scene, scene.schedule.owner(lack.source))})"
 
 
-def _holder(scene: Scene, index: int) -> str:
+def _holder(scene: ClusterView, index: int) -> str:
     member = scene.members.get(index)
     if member is None:
         return f"worker {index}"
@@ -77,62 +78,62 @@ def _holder(scene: Scene, index: int) -> str:
     return f"{name}, life {member.life}"
 
 
-def _subject(scene: Scene, chain: Chain) -> str:
+def _subject(scene: ClusterView, chain: WaitChain) -> str:
     if chain.index is None:
         return "the broker"
     missing = [index for index in range(len(scene.schedule.placement)) if index not in scene.members]
-    if chain.cause is Cause.MISSING and len(missing) > 1:
+    if chain.cause is RootCause.MISSING and len(missing) > 1:
         return " and ".join(place_in_words(index, scene.schedule.placement[index]) for index in missing)
     return f"{stages_in_words(scene.schedule.placement[chain.index])} ({_holder(scene, chain.index)})"
 
 
-def _predicate(scene: Scene, chain: Chain) -> str:
+def _predicate(scene: ClusterView, chain: WaitChain) -> str:
     """What is so with the root, continuing a sentence about it."""
-    if chain.cause is Cause.BROKER:
+    if chain.cause is RootCause.BROKER:
         return f"has heard nobody for {min(silence(scene, each) for each in scene.members.values()):.0f} s"
     if chain.index is None:
         return ""
-    if chain.cause is Cause.CIRCLE:
+    if chain.cause is RootCause.CIRCLE:
         return "closes the circle" if not chain.harmless else "has just begun to wait itself"
     member = scene.members.get(chain.index)
     return _missing(scene, chain.index) if member is None else _of_worker(scene, chain, member)
 
 
-def _of_worker(scene: Scene, chain: Chain, member: Member) -> str:
+def _of_worker(scene: ClusterView, chain: WaitChain, member: Member) -> str:
     match chain.cause:
-        case Cause.ON_ITS_WAY:
+        case RootCause.ON_ITS_WAY:
             return f"has put it; it has not arrived for {chain.lacks[-1].seconds:.1f} s"
-        case Cause.SERVER if member.report is not None:
+        case RootCause.SERVER if member.report is not None:
             seconds = member.report.troubled + max(0.0, scene.now - member.heard)
             return f"waits for the server of its queues, for {seconds:.0f} s now: {member.report.trouble.rstrip('.')}"
-        case Cause.STARTING if not member.sender:
+        case RootCause.STARTING if not member.sender:
             since = max(0.0, scene.now - member.heard)
             return f"had a worker before the broker was started again, {since:.1f} s ago, that has not spoken since"
-        case Cause.STARTING:
+        case RootCause.STARTING:
             return f"has a worker that has not begun yet, {max(0.0, scene.now - member.heard):.1f} s after it came"
-        case Cause.SILENT:
+        case RootCause.SILENT:
             how = (
                 exit_in_words(member.exited[1])
                 if member.exited
                 else f"was not heard for {silence(scene, member):.1f} s"
             )
             return f"{how}; {_last_words(member)}"
-        case Cause.STUCK:
+        case RootCause.STUCK:
             return f"{_doing(scene, chain, member)} and has made no progress since{_layer(member)}"
-        case Cause.COMPUTING:
+        case RootCause.COMPUTING:
             return f"{_doing(scene, chain, member)}{_layer(member)}"
         case _:
             return _last_words(member)
 
 
-def _missing(scene: Scene, index: int) -> str:
+def _missing(scene: ClusterView, index: int) -> str:
     gap = scene.gaps.get(index)
     if gap is None:
         return "did not join yet"
     return f"was lost {scene.now - gap.since:.0f} s ago and has not been replaced: {gap.why}"
 
 
-def _doing(scene: Scene, chain: Chain, member: Member) -> str:
+def _doing(scene: ClusterView, chain: WaitChain, member: Member) -> str:
     seconds = max(0.0, scene.now - member.changed)
     if chain.last is not None and held(scene, chain.last) is not None:
         return f"took it {seconds:.0f} s ago"
@@ -151,42 +152,42 @@ def _last_words(member: Member) -> str:
     return f'it said last: "{member.report.now}"{where}'
 
 
-def _action(scene: Scene, chain: Chain, prospect: Prospect) -> str:
+def _action(scene: ClusterView, chain: WaitChain, prospect: Prospect) -> str:
     member = scene.members.get(chain.index) if chain.index is not None else None
     if chain.harmless:
         return "nothing: the run gets on"
     match chain.cause:
-        case Cause.MISSING:
+        case RootCause.MISSING:
             return _start(scene, chain, prospect)
-        case Cause.STUCK | Cause.SILENT if member is not None:
+        case RootCause.STUCK | RootCause.SILENT if member is not None:
             return f"look at process {member.pid} on {member.host}; {_verdict(scene, chain, member, prospect)}"
-        case Cause.STARTING if member is not None and not member.sender:
+        case RootCause.STARTING if member is not None and not member.sender:
             return "nothing yet: it speaks if it is still there, and counts as lost otherwise"
-        case Cause.STARTING:
+        case RootCause.STARTING:
             return "nothing yet: it loads its model"
-        case Cause.ON_ITS_WAY:
+        case RootCause.ON_ITS_WAY:
             return "look at the network between the two workers, and at `stageline queue ls`"
-        case Cause.SERVER if member is not None:
+        case RootCause.SERVER if member is not None:
             return (
                 f"start that server, or see that {member.host} can reach it and that it has room: once it answers, the "
                 "run goes on by itself"
             )
-        case Cause.SOURCE:
+        case RootCause.SOURCE:
             return "look at what makes the batches"
-        case Cause.CIRCLE if any(lack.room for lack in chain.lacks):
+        case RootCause.CIRCLE if any(lack.room for lack in chain.lacks):
             return (
                 "room comes with the end of a step, or where snapshots are written with the next checkpoint: see that "
                 "the disks take them, and resume the run with a larger queues.retain_bytes"
             )
-        case Cause.CIRCLE:
+        case RootCause.CIRCLE:
             return "this cannot be with a checked schedule: report it, and start the run again"
-        case Cause.BROKER:
+        case RootCause.BROKER:
             return "look at the broker's machine and its network: the workers train on without it"
         case _:
             return "nothing: the run gets on"
 
 
-def _start(scene: Scene, chain: Chain, prospect: Prospect) -> str:
+def _start(scene: ClusterView, chain: WaitChain, prospect: Prospect) -> str:
     gap = scene.gaps.get(chain.index) if chain.index is not None else None
     start = f"start `stageline worker CONFIG --broker URL --index {chain.index}`"
     if gap is None:
@@ -195,8 +196,8 @@ def _start(scene: Scene, chain: Chain, prospect: Prospect) -> str:
     return f"{start}; if nobody comes within {left:.0f} s, the run is given up"
 
 
-def _verdict(scene: Scene, chain: Chain, member: Member, prospect: Prospect) -> str:
-    since = member.heard if chain.cause is Cause.SILENT else member.progressed
+def _verdict(scene: ClusterView, chain: WaitChain, member: Member, prospect: Prospect) -> str:
+    since = member.heard if chain.cause is RootCause.SILENT else member.progressed
     left = max(0.0, prospect.lease - (scene.now - since))
     what = "another takes its place" if prospect.replaces else "the run ends"
     return f"in {left:.0f} s it counts as lost and {what} (recovery.lease is {prospect.lease:g} s)"

@@ -1,11 +1,11 @@
 """Says who stopped the line: the worker, its stages, what it held, since when, and why it is gone."""
 
-from .ledger import Held, Ledger
-from .loss import Loss
-from .member import Member
+from stageline.broker.ledger.ledger import Held, Ledger
+from stageline.broker.membership.failure_detector import WorkerLoss
+from stageline.broker.membership.member import Member
 
 
-def obituary(loss: Loss, ledger: Ledger, now: float) -> str:
+def failure_report(loss: WorkerLoss, ledger: Ledger, now: float) -> str:
     """The sentence that ends a run whose worker was found to be lost at `now` (seconds since the epoch)."""
     member = loss.member
     end = member.exited[0] if member.exited else now

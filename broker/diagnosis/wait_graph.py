@@ -7,20 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipeline.schedule import Schedule
-
-from .control import Wait
-from .ledger import Entry, Ledger, Place, State
-from .member import Member, Standing
-from .replacing import Gap
+from stageline.broker.control.protocol import Wait
+from stageline.broker.ledger.ledger import Ledger, LedgerEntry, MicrobatchState, WorkPosition
+from stageline.broker.membership.member import Member, MemberStatus
+from stageline.broker.membership.replacements import Replacement
+from stageline.pipeline.schedule import Schedule
 
 QUIET = 1.0  # seconds after which a worker that reports ten times a second is silent
 LATE = 1.0  # seconds that a message may be on its way, or two reports may be apart
 
-_SENT = {"forward": frozenset({State.STASHED, State.BACKWARD, State.DONE}), "backward": frozenset({State.DONE})}
+_SENT = {
+    "forward": frozenset({MicrobatchState.STASHED, MicrobatchState.BACKWARD, MicrobatchState.DONE}),
+    "backward": frozenset({MicrobatchState.DONE}),
+}
 
 
-class Cause(StrEnum):
+class RootCause(StrEnum):
     """What is at the root of a chain."""
 
     MISSING = "missing"  # nobody has the place
@@ -37,18 +39,18 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ClusterView:
     """The run as the broker sees it at `now`, in seconds since the epoch. `members` and `gaps` by index."""
 
     schedule: Schedule
     members: Mapping[int, Member]
-    gaps: Mapping[int, Gap]
+    gaps: Mapping[int, Replacement]
     ledger: Ledger
     now: float
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class WaitEdge:
     """Worker `index` waits, for `seconds`, for a message that its `stage` needs: the edge of a chain.
 
     `flow` is "forward", "backward" or "target". `source` is the stage that puts it, None if it comes from outside.
@@ -68,79 +70,79 @@ class Lack:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class WaitChain:
     """Who waits for whom, and what the last of them waits for: `index` is the worker at the root, if there is one."""
 
-    lacks: tuple[Lack, ...]
-    cause: Cause
+    lacks: tuple[WaitEdge, ...]
+    cause: RootCause
     index: int | None
 
     @property
-    def last(self) -> Lack | None:
+    def last(self) -> WaitEdge | None:
         return self.lacks[-1] if self.lacks else None
 
     @property
     def harmless(self) -> bool:
         """Whether the run gets on."""
-        just_sent = self.cause is Cause.ON_ITS_WAY and self.lacks[-1].seconds < LATE
-        just_closed = self.cause is Cause.CIRCLE and min(lack.seconds for lack in self.lacks) < LATE
-        return just_sent or just_closed or self.cause in (Cause.COMPUTING, Cause.RESTING)
+        just_sent = self.cause is RootCause.ON_ITS_WAY and self.lacks[-1].seconds < LATE
+        just_closed = self.cause is RootCause.CIRCLE and min(lack.seconds for lack in self.lacks) < LATE
+        return just_sent or just_closed or self.cause in (RootCause.COMPUTING, RootCause.RESTING)
 
 
-def longest(scene: Scene) -> Chain:
+def longest(scene: ClusterView) -> WaitChain:
     """The chain that says most: one with a root that holds up the run, the longest, the one that waits longest."""
     if _is_cut_off(scene):
-        return Chain((), Cause.BROKER, None)
+        return WaitChain((), RootCause.BROKER, None)
     chains = [follow(scene, index) for index in range(len(scene.schedule.placement))]
     return max(chains, key=lambda chain: (not chain.harmless, len(chain.lacks), _waited(chain)))
 
 
-def follow(scene: Scene, index: int) -> Chain:
+def follow(scene: ClusterView, index: int) -> WaitChain:
     """The chain that begins with worker `index`."""
-    lacks: list[Lack] = []
+    lacks: list[WaitEdge] = []
     while (lack := _lack(scene, index)) is not None:
         if _troubled(scene, index):
-            return Chain(tuple(lacks), Cause.SERVER, index)
+            return WaitChain(tuple(lacks), RootCause.SERVER, index)
         lacks.append(lack)
         if lack.source is None:
-            return Chain(tuple(lacks), Cause.SOURCE, None)
+            return WaitChain(tuple(lacks), RootCause.SOURCE, None)
         index = scene.schedule.owner(lack.source)
         if _is_on_its_way(scene, lack, index):
-            return Chain(tuple(lacks), Cause.SERVER if _troubled(scene, index) else Cause.ON_ITS_WAY, index)
+            return WaitChain(tuple(lacks), RootCause.SERVER if _troubled(scene, index) else RootCause.ON_ITS_WAY, index)
         if index in {each.index for each in lacks}:
-            return Chain(tuple(lacks), Cause.CIRCLE, index)
-    return Chain(tuple(lacks), _cause(scene, index), index)
+            return WaitChain(tuple(lacks), RootCause.CIRCLE, index)
+    return WaitChain(tuple(lacks), _cause(scene, index), index)
 
 
-def unheard(scene: Scene, member: Member) -> bool:
+def unheard(scene: ClusterView, member: Member) -> bool:
     """Whether `member` is gone, or silent: what it said last need not be so any more."""
     return member.exited is not None or silence(scene, member) >= QUIET
 
 
-def silence(scene: Scene, member: Member) -> float:
+def silence(scene: ClusterView, member: Member) -> float:
     """For how many seconds `member` was not heard."""
     return max(0.0, scene.now - member.heard)
 
 
-def held(scene: Scene, lack: Lack) -> Entry | None:
+def held(scene: ClusterView, lack: WaitEdge) -> LedgerEntry | None:
     """The microbatch that is lacked, if the stage that should give it has taken it and is at it."""
     if lack.source is None or lack.room:
         return None
-    entry = scene.ledger.entry(Place(lack.source, lack.step, lack.microbatch))
-    computing = State.FORWARD if lack.flow == "forward" else State.BACKWARD
+    entry = scene.ledger.entry(WorkPosition(lack.source, lack.step, lack.microbatch))
+    computing = MicrobatchState.FORWARD if lack.flow == "forward" else MicrobatchState.BACKWARD
     return entry if entry.state is computing else None
 
 
-def _is_cut_off(scene: Scene) -> bool:
+def _is_cut_off(scene: ClusterView) -> bool:
     reporting = [member for member in scene.members.values() if member.report is not None]
     return len(reporting) > 1 and all(silence(scene, member) >= QUIET for member in reporting)
 
 
-def _waited(chain: Chain) -> float:
+def _waited(chain: WaitChain) -> float:
     return max((lack.seconds for lack in chain.lacks), default=0.0)
 
 
-def _lack(scene: Scene, index: int) -> Lack | None:
+def _lack(scene: ClusterView, index: int) -> WaitEdge | None:
     """What worker `index` waits for, as far as it can be believed: not if it is not heard."""
     member = scene.members.get(index)
     if member is None or member.report is None or not member.report.waits or unheard(scene, member):
@@ -159,24 +161,24 @@ def _queue(wait: Wait, stages: int) -> tuple[str, int | None]:
     return flow, int(stage) if known and int(stage) < stages else None
 
 
-def _lack_of(scene: Scene, member: Member, wait: Wait, flow: str, stage: int) -> Lack:
+def _lack_of(scene: ClusterView, member: Member, wait: Wait, flow: str, stage: int) -> WaitEdge:
     step, microbatch = divmod(wait.number, scene.ledger.microbatches)
     source = _producer(scene, flow, stage)
     seconds = max(0.0, scene.now - member.changed)
-    return Lack(member.index, stage, wait.action, wait.queue, flow, step, microbatch, seconds, source)
+    return WaitEdge(member.index, stage, wait.action, wait.queue, flow, step, microbatch, seconds, source)
 
 
-def _lack_of_room(scene: Scene, member: Member, wait: Wait, flow: str, stage: int) -> Lack | None:
+def _lack_of_room(scene: ClusterView, member: Member, wait: Wait, flow: str, stage: int) -> WaitEdge | None:
     """None for a queue that no stage of the run fills."""
     producer = _producer(scene, flow, stage)
     if producer is None:
         return None
     step, microbatch = divmod(wait.number, scene.ledger.microbatches)
     source, seconds = _furthest_behind(scene, stage), max(0.0, scene.now - member.changed)
-    return Lack(member.index, producer, wait.action, wait.queue, flow, step, microbatch, seconds, source, room=True)
+    return WaitEdge(member.index, producer, wait.action, wait.queue, flow, step, microbatch, seconds, source, room=True)
 
 
-def _furthest_behind(scene: Scene, consumer: int) -> int:
+def _furthest_behind(scene: ClusterView, consumer: int) -> int:
     """The stage that room has to wait for, since a message is kept until all stages are past its step.
 
     Of several that have finished as few steps, one that waits for nothing, or else the one that takes from the queue.
@@ -188,18 +190,18 @@ def _furthest_behind(scene: Scene, consumer: int) -> int:
     )
 
 
-def _says_it_waits(scene: Scene, index: int) -> bool:
+def _says_it_waits(scene: ClusterView, index: int) -> bool:
     member = scene.members.get(index)
     return member is not None and member.idle and not unheard(scene, member)
 
 
-def _producer(scene: Scene, flow: str, stage: int) -> int | None:
+def _producer(scene: ClusterView, flow: str, stage: int) -> int | None:
     """The stage that puts into the queue; None if that comes from outside."""
     before = {"forward": stage - 1, "backward": stage + 1}.get(flow, -1)
     return before if 0 <= before < scene.schedule.stages else None
 
 
-def _troubled(scene: Scene, index: int) -> bool:
+def _troubled(scene: ClusterView, index: int) -> bool:
     """Whether the server of the worker's queues is away for it, as far as it can be believed."""
     member = scene.members.get(index)
     return (
@@ -207,26 +209,26 @@ def _troubled(scene: Scene, index: int) -> bool:
     )
 
 
-def _is_on_its_way(scene: Scene, lack: Lack, owner: int) -> bool:
+def _is_on_its_way(scene: ClusterView, lack: WaitEdge, owner: int) -> bool:
     """Whether the producer is there and has put the message; what a dead one had put, it has to put again."""
     member = scene.members.get(owner)
     if lack.source is None or lack.room or member is None or unheard(scene, member):
         return False
-    return scene.ledger.entry(Place(lack.source, lack.step, lack.microbatch)).state in _SENT[lack.flow]
+    return scene.ledger.entry(WorkPosition(lack.source, lack.step, lack.microbatch)).state in _SENT[lack.flow]
 
 
-def _cause(scene: Scene, index: int) -> Cause:
+def _cause(scene: ClusterView, index: int) -> RootCause:
     member = scene.members.get(index)
     if member is None:
-        return Cause.MISSING
+        return RootCause.MISSING
     if member.exited is None and not member.introduced:  # it loads what it needs, and says nothing meanwhile
-        return Cause.STARTING
+        return RootCause.STARTING
     if member.report is not None and unheard(scene, member):
-        return Cause.SILENT
+        return RootCause.SILENT
     if member.report is None:
-        return Cause.STARTING
+        return RootCause.STARTING
     if member.idle and _troubled(scene, index):
-        return Cause.SERVER
-    if member.idle or member.standing is Standing.FINISHED:
-        return Cause.RESTING
-    return Cause.STUCK if scene.now - member.progressed >= LATE else Cause.COMPUTING
+        return RootCause.SERVER
+    if member.idle or member.standing is MemberStatus.FINISHED:
+        return RootCause.RESTING
+    return RootCause.STUCK if scene.now - member.progressed >= LATE else RootCause.COMPUTING

@@ -4,11 +4,11 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.schedule import Action, Kind, Schedule
+from stageline.broker.control.protocol import StepRecord
+from stageline.broker.stores.base import Fact
+from stageline.pipeline.schedule import Action, Kind, Schedule
 
-from .control import StepRecord
-from .ledger import ACTION_BYTES, Entry, Ledger, Place
-from .store import Fact
+from .ledger import ACTION_BYTES, Ledger, LedgerEntry, WorkPosition
 
 Timed = tuple[Action, float, float]  # an action, its start and its end in seconds since the epoch
 
@@ -34,16 +34,16 @@ class Sources:
     ledger: Ledger
     schedule: Schedule
     record: Callable[[int, int], StepRecord | None]
-    attempts: Callable[[Place], list[Fact]]
+    attempts: Callable[[WorkPosition], list[Fact]]
     life: Callable[[int], int | None]
 
 
-def story(sources: Sources, step: int, microbatch: int) -> list[Fact]:
+def history(sources: Sources, step: int, microbatch: int) -> list[Fact]:
     """One entry per stage, as JSON's own types."""
-    return [_chapter(sources, Place(stage, step, microbatch)) for stage in range(sources.schedule.stages)]
+    return [_chapter(sources, WorkPosition(stage, step, microbatch)) for stage in range(sources.schedule.stages)]
 
 
-def _chapter(sources: Sources, place: Place) -> Fact:
+def _chapter(sources: Sources, place: WorkPosition) -> Fact:
     entry, record = sources.ledger.entry(place), sources.record(place.stage, place.step)
     timed = timed_actions(sources.schedule, record) if record else []
     own = [each for each in timed if each[0].microbatch == place.microbatch or each[0].kind is Kind.UPDATE]
@@ -58,7 +58,7 @@ def _chapter(sources: Sources, place: Place) -> Fact:
     }
 
 
-def _holder(entry: Entry, sources: Sources) -> Fact | None:
+def _holder(entry: LedgerEntry, sources: Sources) -> Fact | None:
     who = entry.holder
     return {"name": who.name, "life": sources.life(who.incarnation), "incarnation": who.incarnation} if who else None
 

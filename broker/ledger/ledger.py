@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
 
-from .control import Event, StepRecord
-from .errors import BrokerError
+from stageline.broker.control.protocol import Event, StepRecord
+from stageline.broker.errors import BrokerError
 
 ACTION_BYTES = 16  # of a step record's `times`: start and end of one action
 
 
-class State(StrEnum):
+class MicrobatchState(StrEnum):
     """Where a microbatch is at a stage."""
 
     QUEUED = "queued"  # its activation has not been taken
@@ -27,14 +27,14 @@ class State(StrEnum):
     DONE = "done"
 
 
-_NEXT: Mapping[State, frozenset[State]] = {
-    State.QUEUED: frozenset({State.FORWARD}),
-    State.FORWARD: frozenset({State.STASHED, State.DONE}),
-    State.STASHED: frozenset({State.BACKWARD}),
-    State.BACKWARD: frozenset({State.DONE}),
-    State.DONE: frozenset(),
+_NEXT: Mapping[MicrobatchState, frozenset[MicrobatchState]] = {
+    MicrobatchState.QUEUED: frozenset({MicrobatchState.FORWARD}),
+    MicrobatchState.FORWARD: frozenset({MicrobatchState.STASHED, MicrobatchState.DONE}),
+    MicrobatchState.STASHED: frozenset({MicrobatchState.BACKWARD}),
+    MicrobatchState.BACKWARD: frozenset({MicrobatchState.DONE}),
+    MicrobatchState.DONE: frozenset(),
 }
-_COMPUTED = {State.FORWARD: "F", State.BACKWARD: "B"}
+_COMPUTED = {MicrobatchState.FORWARD: "F", MicrobatchState.BACKWARD: "B"}
 
 
 class IllegalTransition(BrokerError):
@@ -50,16 +50,16 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """A microbatch's state at one stage, `since` seconds since the epoch. A queued one need not be known to anyone."""
 
-    state: State
+    state: MicrobatchState
     since: float | None = None
     holder: Holder | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkPosition:
     """A microbatch of a step, at a stage."""
 
     stage: int
@@ -71,8 +71,8 @@ class Place:
 class Held:
     """A microbatch that somebody has begun and not finished."""
 
-    place: Place
-    entry: Entry
+    place: WorkPosition
+    entry: LedgerEntry
 
     @property
     def computed(self) -> bool:
@@ -86,7 +86,7 @@ class Held:
         return f"microbatch {place.microbatch} of step {place.step}, {self.entry.state} at stage {place.stage}"
 
 
-_UNHEARD = Entry(State.QUEUED)
+_UNHEARD = LedgerEntry(MicrobatchState.QUEUED)
 
 
 class Ledger:
@@ -101,7 +101,9 @@ class Ledger:
         self.losses: dict[int, float | None] = {}
         self.last_loss: tuple[int, float | None] | None = None
         self._log_every = log_every
-        self._open: list[dict[int, dict[int, Entry]]] = [{} for _ in range(stages)]  # stage: step: microbatch: entry
+        self._open: list[dict[int, dict[int, LedgerEntry]]] = [
+            {} for _ in range(stages)
+        ]  # stage: step: microbatch: entry
 
     @property
     def finished_floor(self) -> int:
@@ -143,7 +145,7 @@ class Ledger:
         old = self.entry(place)
         if state in _after(old.state):
             step = self._open[event.stage].setdefault(event.step, {})
-            step[event.microbatch] = Entry(state, event.at, holder)
+            step[event.microbatch] = LedgerEntry(state, event.at, holder)
         elif old.since is not None and event.at > old.since:
             raise IllegalTransition(
                 f"microbatch {place.microbatch} of step {place.step} cannot go from {old.state} to {state} "
@@ -165,25 +167,25 @@ class Ledger:
         only_forward = self.microbatches * ACTION_BYTES
         return record.stage == len(self.finished) - 1 and len(record.times) != only_forward
 
-    def entry(self, place: Place) -> Entry:
+    def entry(self, place: WorkPosition) -> LedgerEntry:
         """Where a microbatch is at a stage; since when and with whom is known while its step is open."""
         if place.step < self.finished[self._known(place.stage)]:
-            return Entry(State.DONE)
+            return LedgerEntry(MicrobatchState.DONE)
         return self._open[place.stage].get(place.step, {}).get(place.microbatch, _UNHEARD)
 
     def held(self, stages: Iterable[int]) -> list[Held]:
         """What is begun and not finished at `stages`, by stage, step and microbatch."""
         begun = (held for stage in stages for held in self._entries(stage))
-        return [held for held in begun if held.entry.state not in (State.QUEUED, State.DONE)]
+        return [held for held in begun if held.entry.state not in (MicrobatchState.QUEUED, MicrobatchState.DONE)]
 
-    def begun_at(self, stage: int) -> list[tuple[Place, State]]:
+    def begun_at(self, stage: int) -> list[tuple[WorkPosition, MicrobatchState]]:
         """Where the microbatches are that `stage` has begun, of the steps that it has not finished."""
         return [(held.place, held.entry.state) for held in self._entries(stage)]
 
     def _entries(self, stage: int) -> Iterator[Held]:
         for step, entries in sorted(self._open[stage].items()):
             for microbatch, entry in sorted(entries.items()):
-                yield Held(Place(stage, step, microbatch), entry)
+                yield Held(WorkPosition(stage, step, microbatch), entry)
 
     def _close(self, stage: int, step: int) -> None:
         still_open = self._open[stage]
@@ -197,22 +199,22 @@ class Ledger:
         if self.last_loss is None or step > self.last_loss[0]:
             self.last_loss = step, number
 
-    def _place(self, event: Event) -> Place:
+    def _place(self, event: Event) -> WorkPosition:
         self._known(event.stage)
         if not 0 <= event.microbatch < self.microbatches:
             raise IllegalTransition(f"there is no microbatch {event.microbatch}: a step has {self.microbatches}")
-        return Place(event.stage, event.step, event.microbatch)
+        return WorkPosition(event.stage, event.step, event.microbatch)
 
     def _known(self, stage: int) -> int:
         if not 0 <= stage < len(self.finished):
             raise IllegalTransition(f"there is no stage {stage}: the plan has {len(self.finished)}")
         return stage
 
-    def _state(self, event: Event) -> State:
+    def _state(self, event: Event) -> MicrobatchState:
         try:
-            return State(event.state)
+            return MicrobatchState(event.state)
         except ValueError:
-            raise IllegalTransition(f"no microbatch can be {event.state!r}: {', '.join(State)}") from None
+            raise IllegalTransition(f"no microbatch can be {event.state!r}: {', '.join(MicrobatchState)}") from None
 
     def _check_times(self, record: StepRecord) -> None:
         if len(record.times) % ACTION_BYTES:
@@ -222,12 +224,12 @@ class Ledger:
             )
 
 
-def _after(state: State) -> frozenset[State]:
+def _after(state: MicrobatchState) -> frozenset[MicrobatchState]:
     return _AFTER[state]
 
 
-def _reachable(state: State) -> frozenset[State]:
+def _reachable(state: MicrobatchState) -> frozenset[MicrobatchState]:
     return _NEXT[state].union(*map(_reachable, _NEXT[state]))
 
 
-_AFTER = {state: _reachable(state) for state in State}
+_AFTER = {state: _reachable(state) for state in MicrobatchState}

@@ -3,7 +3,7 @@
 import signal
 from dataclasses import dataclass
 
-from .member import Member, Standing
+from .member import Member, MemberStatus
 
 LAST_WORDS = 0.5  # seconds that a process's last words may take longer than the news of its exit
 LAST_GASP = 0.1  # likewise for a process that was killed
@@ -12,7 +12,7 @@ BEGINNING = 60.0  # seconds that a worker may take from its first hello to its f
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class WorkerLoss:
     """A worker was lost: `why` continues a sentence about it; `status` is its process's exit status, if known."""
 
     member: Member
@@ -20,18 +20,18 @@ class Loss:
     status: int | None = None
 
 
-def loss_of(member: Member, lease: float, now: float) -> Loss | None:
+def loss_of(member: Member, lease: float, now: float) -> WorkerLoss | None:
     """The reason why `member` counts as lost at `now`; None if it does not. `lease` in seconds."""
     if member.exited is not None and now - member.exited[0] >= (LAST_WORDS if member.exited[1] >= 0 else LAST_GASP):
-        return Loss(member, exit_in_words(member.exited[1]), member.exited[1])
+        return WorkerLoss(member, exit_in_words(member.exited[1]), member.exited[1])
     silence = now - member.heard
     if member.succeeded and silence >= SUCCESSION:
-        return Loss(member, f"was started again, and not heard for {silence:.1f} s")
+        return WorkerLoss(member, f"was started again, and not heard for {silence:.1f} s")
     if silence >= _patience(member, lease):
-        return Loss(member, f"was not heard for {silence:.1f} s (recovery.lease is {lease:g} s)")
-    at_work = member.standing is Standing.PRESENT and member.introduced and member.report is not None
+        return WorkerLoss(member, f"was not heard for {silence:.1f} s (recovery.lease is {lease:g} s)")
+    at_work = member.standing is MemberStatus.PRESENT and member.introduced and member.report is not None
     if at_work and now - member.progressed >= lease:
-        return Loss(
+        return WorkerLoss(
             member,
             f"lives, but completed no action for {now - member.progressed:.1f} s; if one may take this long, "
             f"raise recovery.lease ({lease:g} s)",

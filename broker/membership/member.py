@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipeline.digest import TensorDigest
+from stageline.broker.control.protocol import WAITS, Hello, Report
+from stageline.broker.ledger.ledger import Holder
+from stageline.pipeline.digest import TensorDigest
 
-from .control import WAITS, Hello, Report
-from .ledger import Holder
 
-
-class Standing(StrEnum):
+class MemberStatus(StrEnum):
     """How a worker stands to the run."""
 
     PRESENT = "present"
@@ -39,7 +38,7 @@ class Member:
     aware: bool = False  # it has shown that it knows its incarnation
     called: bool = False  # it stood by when the place became free
     succeeded: bool = False  # another process of its name and host wants its place: it was started again
-    standing: Standing = Standing.PRESENT
+    standing: MemberStatus = MemberStatus.PRESENT
     report: Report | None = None
     progressed: float = 0.0  # when it last completed an action, or had none to compute
     changed: float = 0.0  # when it was first heard to do what it does now
@@ -63,7 +62,7 @@ class Member:
     @property
     def here(self) -> bool:
         """Whether it can be spoken to."""
-        return self.standing in (Standing.PRESENT, Standing.FINISHED)
+        return self.standing in (MemberStatus.PRESENT, MemberStatus.FINISHED)
 
     @property
     def idle(self) -> bool:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pipeline.schedule import Placement
+from stageline.broker.control.protocol import Hello, Refused, Report
+from stageline.broker.recovery.reconcile import Contact
+from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.schedule import Placement
 
-from .control import Hello, Refused, Report
-from .election import Voice
-from .exit import Exit
-from .loss import Loss, loss_of
+from .failure_detector import WorkerLoss, loss_of
 from .member import Member, stages_in_words
 
 
@@ -69,7 +69,7 @@ class Registry:
             return Refused(
                 f"incarnation {hello.incarnation} of {hello.name} is not current: its stages were given to another "
                 "process, or its run is over. Start the worker again",
-                code=Exit.FAILED,
+                code=ExitCode.FAILED,
             )
         index = self._free_index(hello, now)
         if isinstance(index, Refused):
@@ -97,7 +97,7 @@ class Registry:
         between = self.recorded < incarnation <= self.floor
         return not confirmed and (between or incarnation > max(self.incarnation, self.floor))
 
-    def settle(self, kept: Mapping[int, Voice], step: int, floor: int, now: float) -> None:
+    def settle(self, kept: Mapping[int, Contact], step: int, floor: int, now: float) -> None:
         """Begins anew, from incarnation `floor` on, with the workers `kept`, which go on with what they have."""
         self.members.clear()
         self.recorded = self.floor = floor
@@ -135,7 +135,7 @@ class Registry:
         for member in self.members.values():
             member.heard = member.progressed = now
 
-    def losses(self, now: float) -> list[Loss]:
+    def losses(self, now: float) -> list[WorkerLoss]:
         """Workers that should be at work and are not, each with the reason."""
         found = (loss_of(member, self.lease, now) for member in self.present())
         return [loss for loss in found if loss is not None]
@@ -143,7 +143,8 @@ class Registry:
     def facts(self) -> dict[str, object]:
         """What another broker needs in order to `adopt` the workers, as JSON's own types."""
         kept = [
-            msgspec.to_builtins(msgspec.convert(member, _Kept, from_attributes=True)) for member in self._in_order()
+            msgspec.to_builtins(msgspec.convert(member, _StoredMember, from_attributes=True))
+            for member in self._in_order()
         ]
         return {"incarnation": self.incarnation, "since": self.since, "begun": self.begun, "members": kept}
 
@@ -152,7 +153,7 @@ class Registry:
         self.recorded = self.incarnation = msgspec.convert(facts["incarnation"], int)
         self.since = msgspec.convert(facts.get("since", 0), int)
         self.begun = msgspec.convert(facts["begun"], bool)
-        for kept in msgspec.convert(facts["members"], list[_Kept]):
+        for kept in msgspec.convert(facts["members"], list[_StoredMember]):
             stages = self.placement[kept.index]
             member = Member(stages=stages, heard=now, progressed=now, **msgspec.structs.asdict(kept))
             self.members[kept.index] = member
@@ -174,14 +175,14 @@ class Registry:
     def _free_index(self, hello: Hello, now: float) -> int | Refused:
         if hello.claim is None:
             fit = [index for index in self.missing if self._has_snapshots_of(index, hello)]
-            return next(iter(fit or self.missing), Refused(self._full(), code=Exit.FAILED))
+            return next(iter(fit or self.missing), Refused(self._full(), code=ExitCode.FAILED))
         if hello.claim >= len(self.placement):
             return Refused(
                 f"there is no worker {hello.claim}: the plan has workers 0 to {len(self.placement) - 1}",
-                code=Exit.USAGE,
+                code=ExitCode.USAGE,
             )
         owner = self.members.get(hello.claim)
-        return hello.claim if owner is None else Refused(self._claimed(owner, now), code=Exit.FAILED)
+        return hello.claim if owner is None else Refused(self._claimed(owner, now), code=ExitCode.FAILED)
 
     def _has_snapshots_of(self, index: int, hello: Hello) -> bool:
         """Whether it has said that it can begin there in a resumed run."""
@@ -223,7 +224,7 @@ class Registry:
         return self.members[index]
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _StoredMember(msgspec.Struct, frozen=True):
     """What a store keeps of a `Member`."""
 
     index: int

@@ -10,7 +10,7 @@ from collections.abc import Collection
 import msgspec
 
 
-class Gap(msgspec.Struct):
+class Replacement(msgspec.Struct):
     """The place of a lost worker, `pid`. Times are seconds since the epoch."""
 
     index: int
@@ -20,11 +20,11 @@ class Gap(msgspec.Struct):
     awaited: float  # since when somebody who could take the place is waited for
 
 
-class Replacing:
+class Replacements:
     """`restarts` times in a row, a worker may be replaced; `patience` seconds, a place may be empty."""
 
     def __init__(self, restarts: int, patience: float) -> None:
-        self.gaps: dict[int, Gap] = {}
+        self.gaps: dict[int, Replacement] = {}
         self._restarts = restarts
         self._patience = patience
         self._in_a_row: Counter[int] = Counter()  # by index
@@ -52,11 +52,11 @@ class Replacing:
         self._in_a_row[index] += 1
         self._ever[index] += 1
 
-    def open(self, gap: Gap) -> None:
+    def open(self, gap: Replacement) -> None:
         """A place became empty."""
         self.gaps[gap.index] = gap
 
-    def close(self, index: int) -> Gap | None:
+    def close(self, index: int) -> Replacement | None:
         """The worker computes again."""
         return self.gaps.pop(index, None)
 
@@ -69,7 +69,7 @@ class Replacing:
         """A newer checkpoint is complete: the row begins anew."""
         self._in_a_row.clear()
 
-    def overdue(self, missing: Collection[int], now: float) -> list[Gap]:
+    def overdue(self, missing: Collection[int], now: float) -> list[Replacement]:
         """The places, of those `missing`, for which nobody came."""
         return [gap for gap in self.gaps.values() if gap.index in missing and now - gap.awaited >= self._patience]
 
@@ -80,19 +80,19 @@ class Replacing:
 
     def facts(self) -> dict[str, object]:
         """What another broker needs in order to `adopt`, as JSON's own types."""
-        kept = _Kept(list(self.gaps.values()), list(self._in_a_row.items()), list(self._ever.items()))
+        kept = _StoredReplacements(list(self.gaps.values()), list(self._in_a_row.items()), list(self._ever.items()))
         return msgspec.convert(msgspec.to_builtins(kept), dict[str, object])
 
     def adopt(self, facts: object, now: float) -> None:
         """Takes up what a former broker knew."""
-        kept = msgspec.convert(facts, _Kept)
+        kept = msgspec.convert(facts, _StoredReplacements)
         self.gaps = {gap.index: gap for gap in kept.gaps}
         self._in_a_row = Counter(dict(kept.in_a_row))
         self._ever = Counter(dict(kept.ever))
         self.grant_grace(now)
 
 
-class _Kept(msgspec.Struct):
-    gaps: list[Gap]
+class _StoredReplacements(msgspec.Struct):
+    gaps: list[Replacement]
     in_a_row: list[tuple[int, int]]
     ever: list[tuple[int, int]]

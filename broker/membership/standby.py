@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .control import Hello
+from stageline.broker.control.protocol import Hello
 
 SILENCE = 3.0  # seconds after which a worker that stands by, and should say hello every second, is gone
 

@@ -6,8 +6,9 @@ are, or the way that they should take.
 
 from collections.abc import Iterable
 
-from .control import WAITS
-from .member import Member, Standing
+from stageline.broker.control.protocol import WAITS
+
+from .member import Member, MemberStatus
 
 LEASES, LEAST = 6, 60.0  # a standstill ends the run after that many leases, and not before that many seconds
 
@@ -22,7 +23,7 @@ class Standstill:
 
     def lasts(self, members: Iterable[Member], now: float) -> float:
         """For how many seconds all have been waiting; 0 if somebody computes, has computed, or has yet to report."""
-        reports = [member.report for member in members if member.standing is Standing.PRESENT]
+        reports = [member.report for member in members if member.standing is MemberStatus.PRESENT]
         waiting = [report for report in reports if report is not None and report.now.startswith(WAITS)]
         actions = sum(report.actions for report in waiting)
         if not reports or len(waiting) < len(reports) or actions != self._actions:

@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-from .errors import EndpointTaken
+from stageline.broker.errors import EndpointTaken
 
 _REASONS = {
     errno.EADDRINUSE: "it is in use{by}; stop that process, or listen at another port (0 takes any that is free)",

@@ -24,10 +24,10 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from pipeline.plan.passwords import fault, masked
+from stageline.broker.errors import BrokerError
+from stageline.pipeline.plan.passwords import fault, masked
 
-from .errors import BrokerError
-from .redis_fitness import INQUIRY, RedisUnfit, check_fitness
+from .redis_requirements import INQUIRY, RedisUnfit, check_fitness
 
 Command: TypeAlias = tuple[bytes | memoryview, ...]
 Unit: TypeAlias = Sequence[Command]  # several commands are carried out together, or none of them

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from .errors import BrokerError
+from stageline.broker.errors import BrokerError
 
 OLDEST = (6, 2)  # knows XADD NOMKSTREAM and XTRIM MINID
 INQUIRY = ((b"INFO", b"server"), (b"INFO", b"memory"), (b"INFO", b"persistence"))

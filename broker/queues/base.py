@@ -7,7 +7,7 @@ Its messages are numbered by their place in the run: message `step * microbatche
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from .message import Flow, Message
+from stageline.broker.codec.message import Flow, Message
 
 
 class QueueKey(NamedTuple):

@@ -2,13 +2,14 @@
 
 from collections.abc import Hashable
 
-from ..errors import Disagreement
-from ..queue import QueueKey
+from stageline.broker.errors import Disagreement
+
+from .base import QueueKey
 
 REMEMBERED = 4096  # messages
 
 
-class Known:
+class Duplicates:
     """Fingerprints of the messages accepted last."""
 
     def __init__(self, key: QueueKey) -> None:

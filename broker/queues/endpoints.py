@@ -3,9 +3,10 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from ..message import LIMITS, Limits, Message
-from ..queue import Inbound, Outbound, QueueKey
-from .log import SPILL, UNLIMITED, Log, Shelf
+from stageline.broker.codec.message import LIMITS, Limits, Message
+
+from .base import Inbound, Outbound, QueueKey
+from .log import SPILL, UNLIMITED, Log, RetentionBudget
 from .memory import MemoryQueue
 
 Look = Callable[[], Message | None]
@@ -13,7 +14,7 @@ WaitFor = Callable[[Look, float], Message | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueTerms:
+class QueueOptions:
     """What a worker's queues are opened with.
 
     `microbatches`: of a step. `windows`: for each inbound queue, how many messages may be on their way ahead of what is
@@ -33,19 +34,19 @@ class QueueTerms:
     limits: Limits = LIMITS
 
 
-class Ends:
+class Endpoints:
     """Each end is made when it is first asked for; both ends of a queue that stays here are in memory.
 
     `wait` is called when a `put` finds no room, with the reason and the time at which it began; it returns whether to
     try again. `wait_for` serves the other queues until what it is given finds something, or for some seconds.
     """
 
-    def __init__(self, run: str, terms: QueueTerms, wait: Callable[[str, float], bool], wait_for: WaitFor) -> None:
+    def __init__(self, run: str, terms: QueueOptions, wait: Callable[[str, float], bool], wait_for: WaitFor) -> None:
         self._run = run
         self._terms = terms
         self._wait_for = wait_for
         spill_bytes = SPILL * terms.retain_bytes if terms.spill_bytes is None else terms.spill_bytes
-        self._shelf = Shelf(terms.retain_bytes, spill_bytes, terms.spill_folder, wait)
+        self._shelf = RetentionBudget(terms.retain_bytes, spill_bytes, terms.spill_folder, wait)
         self._outbounds: dict[QueueKey, Outbound] = {}
         self._inbounds: dict[QueueKey, Inbound] = {}
         self._loops: dict[QueueKey, MemoryQueue] = {}

@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..errors import Disagreement, Overwritten, QueueFull, QueueGap
-from ..message import LIMITS, Frame, Limits, Message, decode, encode, fingerprint, read_header
-from ..queue import QueueKey
+from stageline.broker.codec.message import LIMITS, Frame, Limits, Message, decode, encode, fingerprint, read_header
+from stageline.broker.errors import Disagreement, Overwritten, QueueFull, QueueGap
+
+from .base import QueueKey
 from .seal import Seal
 from .spill import Slot, Spill
 
@@ -23,7 +24,7 @@ def _never(reason: str, since: float) -> bool:
     return False
 
 
-class Shelf:
+class RetentionBudget:
     """The room that the logs of one worker share: `memory` bytes, and `disk` bytes for what does not fit there.
 
     `wait` is called when there is none, with the reason and the time of the `put`; it returns whether to try again.
@@ -46,7 +47,7 @@ class Shelf:
         return self.used + size > self.memory
 
 
-class _Kept(msgspec.Struct):
+class _RetainedMessage(msgspec.Struct):
     """One retained message: in memory it has frames and a seal, on the disk a slot. `since` is when it was put."""
 
     size: int
@@ -59,7 +60,9 @@ class _Kept(msgspec.Struct):
 class Log:
     """The retained messages of one queue of `run`; those before `first` are forgotten, `end` comes next."""
 
-    def __init__(self, run: str, key: QueueKey, microbatches: int, shelf: Shelf, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, run: str, key: QueueKey, microbatches: int, shelf: RetentionBudget, limits: Limits = LIMITS
+    ) -> None:
         self.run = run
         self.key = key
         self.first = 0
@@ -68,7 +71,7 @@ class Log:
         self._microbatches = microbatches
         self._shelf = shelf
         self._limits = limits
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _RetainedMessage] = {}
         self._in_memory = 0  # the lowest number that may still be in memory
         self._empty = True  # nothing was ever put
 
@@ -154,7 +157,7 @@ class Log:
 
     def _keep(self, number: int, message: Message, frames: list[Frame], now: float) -> None:
         size = sum(map(len, frames))
-        kept = _Kept(size, now, frames, Seal(message.payload))
+        kept = _RetainedMessage(size, now, frames, Seal(message.payload))
         shelf = self._shelf
         if shelf.used + size > shelf.memory:
             self._make_room(number, kept)
@@ -164,7 +167,7 @@ class Log:
         self.end = number + 1
         self.bytes += size
 
-    def _make_room(self, number: int, new: _Kept) -> None:
+    def _make_room(self, number: int, new: _RetainedMessage) -> None:
         """Until there is room in memory, or for `new` on the disk. Raises `QueueFull` when waiting is of no use."""
         while True:
             try:
@@ -177,7 +180,7 @@ class Log:
                 if not self._shelf.wait(reason, new.since):
                     raise QueueFull(f"{reason}. See which stage is behind, or raise queues.retain_bytes") from full
 
-    def _move_out(self, number: int, new: _Kept) -> None:
+    def _move_out(self, number: int, new: _RetainedMessage) -> None:
         """Moves messages to the disk: the oldest first, the least likely to be asked for, and `new` if it must be."""
         self._in_memory = max(self._in_memory, self.first)
         while self._shelf.lacks(new.size) and self._in_memory < self.end:
@@ -189,7 +192,7 @@ class Log:
         if self._shelf.lacks(new.size):
             self._spill(number, new)
 
-    def _spill(self, number: int, kept: _Kept) -> None:
+    def _spill(self, number: int, kept: _RetainedMessage) -> None:
         if kept.seal is not None and kept.seal.broken:
             raise self._overwritten(number)
         kept.slot = self._shelf.spill.write(kept.frames)
@@ -203,7 +206,7 @@ class Log:
         self.bytes -= kept.size
         self._release(kept)
 
-    def _release(self, kept: _Kept) -> None:
+    def _release(self, kept: _RetainedMessage) -> None:
         if kept.slot is None:
             self._shelf.used -= kept.size
         else:

@@ -5,10 +5,11 @@ it is taken, so that everybody has memory of their own and every transport carri
 import threading
 from time import monotonic
 
-from ..errors import QueueClosed, QueueGap
-from ..message import Message, decode
-from ..queue import Depth, QueueKey
-from .log import UNLIMITED, Log, Shelf
+from stageline.broker.codec.message import Message, decode
+from stageline.broker.errors import QueueClosed, QueueGap
+
+from .base import Depth, QueueKey
+from .log import UNLIMITED, Log, RetentionBudget
 
 
 class MemoryQueues:
@@ -20,7 +21,7 @@ class MemoryQueues:
     def __init__(self, run: str, microbatches: int, retain_bytes: int = UNLIMITED) -> None:
         self._run = run
         self._microbatches = microbatches
-        self._shelf = Shelf(retain_bytes, disk=0)
+        self._shelf = RetentionBudget(retain_bytes, disk=0)
         self._queues: dict[QueueKey, MemoryQueue] = {}
 
     def outbound(self, key: QueueKey) -> "MemoryQueue":

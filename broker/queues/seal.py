@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pipeline.tree import Tree, tensors
+from stageline.pipeline.tree import Tree, tensors
 
 
 class Seal:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from ..errors import QueueFull
-from ..message import Frame
+from stageline.broker.codec.message import Frame
+from stageline.broker.errors import QueueFull
 
 FILES = 64  # of about equal size, when the disk holds all it may
 

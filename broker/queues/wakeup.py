@@ -4,7 +4,7 @@ import socket
 from contextlib import suppress
 
 
-class Bell:
+class Wakeup:
     """`fileno` becomes readable when somebody rings, and stays so until `silence`."""
 
     def __init__(self) -> None:

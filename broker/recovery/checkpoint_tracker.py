@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 
-class Checkpoints:
+class CheckpointTracker:
     """Fed with snapshots; `complete` never goes back but in `settle`. Before any snapshot it is 0: a stage can be built
     afresh."""
 
@@ -53,7 +53,7 @@ class Checkpoints:
 
     def adopt(self, facts: object) -> None:
         """Takes up what a former broker knew."""
-        kept = msgspec.convert(facts, _Kept)
+        kept = msgspec.convert(facts, _StoredCheckpoints)
         self.complete, self._newer = kept.complete, kept.newer
 
 
@@ -67,6 +67,6 @@ def is_gone(step: int, stages: Iterable[int], snapshots: Collection[tuple[int, i
     return step > 0 and any(step not in steps and max(steps, default=0) > step for steps in kept)
 
 
-class _Kept(msgspec.Struct):
+class _StoredCheckpoints(msgspec.Struct):
     complete: int
     newer: list[set[int]]

@@ -14,13 +14,12 @@ been tried: it hands out incarnations twice, and begins stages at steps that oth
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.schedule import Placement
-
-from .control import Hello, Memory
+from stageline.broker.control.protocol import Hello, Memory
+from stageline.pipeline.schedule import Placement
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class Contact:
     """What a process has said of itself."""
 
     hello: Hello
@@ -28,14 +27,14 @@ class Voice:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReconciledState:
     """The run stands at `step`; the workers `kept`, by index, go on with the state they have."""
 
     step: int
-    kept: Mapping[int, Voice]
+    kept: Mapping[int, Contact]
 
 
-class Election:
+class Reconciliation:
     """Begun at `now`, in seconds since the epoch as all times here; it takes at least a `lease`.
 
     Or, if the run is `resumed` and nobody is at work, until everybody who is to be has said what there is on the disks.
@@ -46,7 +45,7 @@ class Election:
         self._placement = placement
         self.began = now
         self._ends = now + lease
-        self._voices: dict[tuple[str, str, int], Voice] = {}  # by process
+        self._voices: dict[tuple[str, str, int], Contact] = {}  # by process
 
     @property
     def incarnation(self) -> int:
@@ -65,22 +64,22 @@ class Election:
 
     def hear(self, hello: Hello, sender: bytes) -> None:
         """A process says who it is; the last that it says counts."""
-        self._voices[(hello.name, hello.host, hello.pid)] = Voice(hello, sender)
+        self._voices[(hello.name, hello.host, hello.pid)] = Contact(hello, sender)
 
-    def verdict(self, now: float) -> Verdict | None:
+    def verdict(self, now: float) -> ReconciledState | None:
         """The decision; None as long as somebody may still say something that matters."""
         if self.resumed and not self._owners:
-            return None if self.unknown else Verdict(self._newest, {})
+            return None if self.unknown else ReconciledState(self._newest, {})
         if now < self._ends or (self.unknown and not self._at_the_beginning):
             return None
         step, owners = self._newest, self._owners
         if step < self._announced:
-            return Verdict(step, {})
+            return ReconciledState(step, {})
         kept = {index: voice for index, voice in owners.items() if _memory(voice).step >= step}
-        return Verdict(step, kept)
+        return ReconciledState(step, kept)
 
     @property
-    def _owners(self) -> dict[int, Voice]:
+    def _owners(self) -> dict[int, Contact]:
         """By index; the highest incarnation of a place is the last in this order."""
         remembering = [voice for voice in self._voices.values() if voice.hello.memory is not None]
         remembering.sort(key=lambda voice: voice.hello.incarnation)
@@ -117,7 +116,7 @@ class Election:
         return known.issuperset(self._placement[index])
 
 
-def _memory(voice: Voice) -> Memory:
+def _memory(voice: Contact) -> Memory:
     if voice.hello.memory is None:
         raise ValueError(f"{voice.hello.name} has no memory of the run")
     return voice.hello.memory

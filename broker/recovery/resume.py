@@ -16,14 +16,13 @@ Once a stage has computed something it is too late: the others do not go back fo
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pipeline.schedule import Placement
-
-from .control import Hello
-from .member import stages_in_words
+from stageline.broker.control.protocol import Hello
+from stageline.broker.membership.member import stages_in_words
+from stageline.pipeline.schedule import Placement
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ResumePoint:
     """The run begins at `step`; None: nowhere. `damages`: what was wrong with the steps asked about first."""
 
     step: int | None
@@ -31,7 +30,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class RollCall:
+class CheckpointPoll:
     """Everybody is asked about the snapshots of `step`. `damages`: what was wrong with those of the steps `tried`."""
 
     placement: Placement
@@ -45,19 +44,19 @@ class RollCall:
         claims, anywhere = {hello.claim for hello in read}, sum(hello.claim is None for hello in read)
         return [index for index in range(len(self.placement)) if index not in claims][anywhere:]
 
-    def look(self, hellos: Iterable[Hello]) -> "Verdict | RollCall | None":
+    def look(self, hellos: Iterable[Hello]) -> "ResumePoint | CheckpointPoll | None":
         """The decision, or another question; None as long as somebody is absent. `hellos`: of all that are there."""
         read = [hello for hello in hellos if self._has_read(hello)]
         if self.absent(read):
             return None
         unusable = list(self._unusable(read))
         if not unusable:
-            return Verdict(self.step, self.damages)
+            return ResumePoint(self.step, self.damages)
         damages = (*self.damages, *dict.fromkeys([*_told(read), *self._unheard(unusable, read)]))
         other = max(self._others(read), default=None)
         if other is None:
-            return Verdict(None, damages)
-        return RollCall(self.placement, other, damages, self.tried | {self.step})
+            return ResumePoint(None, damages)
+        return CheckpointPoll(self.placement, other, damages, self.tried | {self.step})
 
     def _has_read(self, hello: Hello) -> bool:
         return hello.inspection is not None and hello.inspection.step == self.step

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .control import StepRecord
-from .errors import BrokerError
+from stageline.broker.control.protocol import StepRecord
+from stageline.broker.errors import BrokerError
 
 KEPT_STEPS = 100_000  # how many steps' times a store keeps for each stage, unless told otherwise
 
@@ -17,7 +17,7 @@ class StoreUnusable(BrokerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredRun:
     """All that a store knows, but for the times of single steps."""
 
     facts: Mapping[str, Fact] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Store(Protocol):
     def put(self, name: str, fact: Fact) -> None:
         """Keeps `fact` under `name` in place of the one before."""
 
-    def load(self) -> Kept:
+    def load(self) -> StoredRun:
         """All that is kept."""
 
     def record(self, stage: int, step: int) -> StepRecord | None:

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ..control import StepRecord
-from ..store import KEPT_STEPS, Fact, Kept
+from stageline.broker.control.protocol import StepRecord
+
+from .base import KEPT_STEPS, Fact, StoredRun
 
 
 class MemoryStore:
@@ -26,12 +27,12 @@ class MemoryStore:
     def put(self, name: str, fact: Fact) -> None:
         self._facts[name] = msgspec.json.encode(fact)  # what comes back is what any other store gives back
 
-    def load(self) -> Kept:
+    def load(self) -> StoredRun:
         facts = {name: msgspec.json.decode(text, type=Fact) for name, text in self._facts.items()}
         finished: dict[int, int] = {}
         for record in self._records.values():
             finished[record.stage] = max(finished.get(record.stage, 0), record.step + 1)
-        return Kept(facts, finished, dict(self._losses))
+        return StoredRun(facts, finished, dict(self._losses))
 
     def record(self, stage: int, step: int) -> StepRecord | None:
         record = self._records.get((stage, step % self._kept_steps))

@@ -17,10 +17,11 @@ from typing import TypeVar
 
 import msgspec
 
-from ..control import StepRecord
-from ..redis_fitness import RedisUnfit
-from ..redis_link import Command, RedisAway, RedisLink, RedisRefusal, sound
-from ..store import KEPT_STEPS, Fact, Kept, StoreUnusable
+from stageline.broker.control.protocol import StepRecord
+from stageline.broker.network.redis_connection import Command, RedisAway, RedisLink, RedisRefusal, sound
+from stageline.broker.network.redis_requirements import RedisUnfit
+
+from .base import KEPT_STEPS, Fact, StoredRun, StoreUnusable
 
 _Answer = TypeVar("_Answer")
 
@@ -60,7 +61,7 @@ class RedisStore:
     def put(self, name: str, fact: Fact) -> None:
         self._change(lambda: [(b"HSET", self._fact, name.encode(), msgspec.json.encode(fact))])
 
-    def load(self) -> Kept:
+    def load(self) -> StoredRun:
         return self._persist(self._load)
 
     def record(self, stage: int, step: int) -> StepRecord | None:
@@ -90,13 +91,13 @@ class RedisStore:
                 f"format {_FORMAT.decode()}"
             )
 
-    def _load(self) -> Kept:
+    def _load(self) -> StoredRun:
         facts = {name.decode(): msgspec.json.decode(text, type=Fact) for name, text in self._pairs(self._fact)}
         losses = {int(step): float(loss) if loss else None for step, loss in self._pairs(self._loss)}
         finished: dict[int, int] = {}
         for _, record in self._records():
             finished[record.stage] = max(finished.get(record.stage, 0), record.step + 1)
-        return Kept(facts, finished, losses)
+        return StoredRun(facts, finished, losses)
 
     def _new_steps(self, records: Sequence[StepRecord]) -> list[Command]:
         newest = {self._slot(record.stage, record.step): record for record in sorted(records, key=lambda r: r.step)}

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from ..control import StepRecord
-from ..store import KEPT_STEPS, Fact, Kept, StoreUnusable
+from stageline.broker.control.protocol import StepRecord
+
+from .base import KEPT_STEPS, Fact, StoredRun, StoreUnusable
 
 _FORMAT = 1  # of the tables below; kept as the file's user_version
 _TABLES = """
@@ -55,10 +56,10 @@ class SqliteStore:
         with self._transaction() as transaction:
             transaction.execute("INSERT OR REPLACE INTO fact VALUES (?, ?)", (name, msgspec.json.encode(fact)))
 
-    def load(self) -> Kept:
+    def load(self) -> StoredRun:
         facts = {name: msgspec.json.decode(text, type=Fact) for name, text in self._rows("SELECT * FROM fact")}
         finished = dict(self._rows("SELECT stage, max(step) + 1 FROM step GROUP BY stage"))
-        return Kept(facts, finished, dict(self._rows("SELECT step, loss FROM loss")))
+        return StoredRun(facts, finished, dict(self._rows("SELECT step, loss FROM loss")))
 
     def record(self, stage: int, step: int) -> StepRecord | None:
         where = stage, step % self._kept_steps, step

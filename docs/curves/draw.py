@@ -6,7 +6,7 @@
 import tempfile
 from pathlib import Path
 
-from workers import train
+from stageline.workers import train
 
 HERE = Path(__file__).parent
 PLAN = HERE.parent.parent / "examples" / "mlp" / "stageline-async.toml"

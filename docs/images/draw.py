@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from pipeline.check import Costs, check
-from pipeline.schedule import Schedule, make, window_for
-from pipeline.timetable import svg
+from stageline.pipeline.schedule import Schedule, make, window_for
+from stageline.pipeline.schedule.check import Costs, check
+from stageline.pipeline.timetable import svg
 
 FOUR = ((0,), (1,), (2,), (3,))
 AWAY = 2.0  # a one-way latency, in forwards

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipeline.data import Rows
+from stageline import Rows
 
 LIBRARY = Path(os.__file__).parent
 FILES = ("argparse", "difflib", "doctest", "inspect", "optparse", "pdb", "pydoc", "subprocess", "tarfile", "typing")

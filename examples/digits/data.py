@@ -4,7 +4,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from pipeline.data import Batch, Rows
+from stageline import Batch, Rows
 
 
 def batches(batch_size: int, seed: int) -> Rows:

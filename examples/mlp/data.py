@@ -2,7 +2,7 @@
 
 import torch
 
-from pipeline.data import Batch
+from stageline import Batch
 
 ROWS, FEATURES = 320, 16
 

@@ -4,9 +4,10 @@ from functools import lru_cache
 
 import msgspec
 
-from .data import DataError, Source, rows, share, split
-from .model import last_line
-from .tree import Tree, map_tensors
+from stageline.pipeline.model.load import last_line
+from stageline.pipeline.tree import Tree, map_tensors
+
+from .source import DataError, Source, rows, share, split
 
 
 class Microbatch(msgspec.Struct, frozen=True):

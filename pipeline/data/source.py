@@ -16,13 +16,17 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from .tree import Tree, map_tensors, tensors
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.tree import Tree, map_tensors, tensors
 
 Batch: TypeAlias = tuple[Tree, Tree]  # inputs, targets
 
 
-class DataError(ValueError):
+class DataError(StagelineError, ValueError):
     """The data source gives what no step can be made of."""
+
+    exit_code = ExitCode.REFUSED
 
 
 class Source(Protocol):

@@ -20,13 +20,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from .data import Source
-from .plan import Plan
-from .stage import LrSchedulerFactory, Stage
+from stageline.pipeline.data.source import Source
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.stage.stage import LrSchedulerFactory, Stage
 
 
-class ModelRefused(Exception):
+class ModelRefused(StagelineError):
     """What the plan says of model, data, loss or cut cannot be used; the text names the place and the way out."""
+
+    exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True, slots=True)

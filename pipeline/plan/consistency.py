@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import schedule
+from stageline.pipeline import schedule
 
 if TYPE_CHECKING:  # a name for the checks' argument: plan values call the checks
     from .value import Plan

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import schedule
+from stageline.pipeline import schedule
+
 from . import kinds, urls, value
 
 
@@ -17,7 +18,7 @@ class Table:
     """
 
     makes: type[Any]
-    keys: Mapping[str, kinds.Kind[Any]]
+    keys: Mapping[str, kinds.KeyKind[Any]]
     free: bool = False
     optional: bool = False
 

@@ -28,7 +28,7 @@ class Unfit(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class KeyKind(Generic[T]):
     """`read` takes a value of one of `types` and gives what the plan keeps of it, or raises `Unfit` with a hint."""
 
     wanted: str
@@ -76,24 +76,24 @@ def nearest(name: str, names: Collection[str]) -> str:
     return f'did you mean "{near[0]}"?' if near else ""
 
 
-def whole(least: int, most: int = _LARGEST) -> Kind[int]:
+def whole(least: int, most: int = _LARGEST) -> KeyKind[int]:
     """A whole number, at least `least` and at most `most`."""
 
     def read(value: int) -> int:
         _want(least <= value <= most)
         return value
 
-    return Kind(f"a whole number from {least} {'on' if most == _LARGEST else f'to {most}'}", (int,), read)
+    return KeyKind(f"a whole number from {least} {'on' if most == _LARGEST else f'to {most}'}", (int,), read)
 
 
-def choice(names: Collection[str]) -> Kind[str]:
+def choice(names: Collection[str]) -> KeyKind[str]:
     """One of `names`."""
 
     def read(value: str) -> str:
         _want(value in names, nearest(value, names))
         return value
 
-    return Kind(either([f'"{name}"' for name in names]), (str,), read)
+    return KeyKind(either([f'"{name}"' for name in names]), (str,), read)
 
 
 def either(names: Sequence[str]) -> str:
@@ -101,7 +101,7 @@ def either(names: Sequence[str]) -> str:
     return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
-def url(schemes: Mapping[str, str], *names: str) -> Kind[str]:
+def url(schemes: Mapping[str, str], *names: str) -> KeyKind[str]:
     """An address of one of `schemes`, each given with an example; or one of `names`."""
 
     def read(value: str) -> str:
@@ -109,27 +109,27 @@ def url(schemes: Mapping[str, str], *names: str) -> Kind[str]:
         _want(fault is None, fault or "")
         return value
 
-    return Kind(either([f'"{example}"' for example in (*names, *schemes.values())]), (str,), read)
+    return KeyKind(either([f'"{example}"' for example in (*names, *schemes.values())]), (str,), read)
 
 
-def several(each: Kind[T], wanted: str, *, least: int = 0) -> Kind[tuple[T, ...]]:
+def several(each: KeyKind[T], wanted: str, *, least: int = 0) -> KeyKind[tuple[T, ...]]:
     """A list of `each`, with at least `least` entries."""
 
     def read(values: Sequence[object]) -> tuple[T, ...]:
         _want(len(values) >= least)
         return tuple(each.fit(value) for value in values)
 
-    return Kind(wanted, (list, tuple), read)
+    return KeyKind(wanted, (list, tuple), read)
 
 
-def matching(pattern: re.Pattern[str], wanted: str) -> Kind[str]:
+def matching(pattern: re.Pattern[str], wanted: str) -> KeyKind[str]:
     """Text in which all of `pattern` is found."""
 
     def read(value: str) -> str:
         _want(pattern.fullmatch(value) is not None)
         return value
 
-    return Kind(wanted, (str,), read)
+    return KeyKind(wanted, (str,), read)
 
 
 def _want(true: bool, hint: str = "") -> None:
@@ -202,11 +202,11 @@ MICROBATCHES = whole(1, _MOST_MICROBATCHES)
 REFERENCE = matching(_REFERENCE, 'a name in a file or a package, such as "model.py:build" or "torch.optim.SGD",')
 REFERENCES = several(REFERENCE, 'a list such as ["metrics.py:accuracy"]')
 DEVICE = matching(_DEVICE, 'a device such as "cpu" or "cuda:0"')
-FOLDER = Kind("a folder", (str, Path), Path)
-SIZE = Kind('a size in bytes, such as 1048576 or "512MiB",', (int, str), _read_size)
-SECONDS = Kind('a time in seconds, such as 10, "10s" or "250ms",', (int, float, str), _read_seconds)
-CUT = Kind('"auto" or a list of ascending layer numbers from 1 on, such as [2, 4],', (str, list, tuple), _read_cut)
+FOLDER = KeyKind("a folder", (str, Path), Path)
+SIZE = KeyKind('a size in bytes, such as 1048576 or "512MiB",', (int, str), _read_size)
+SECONDS = KeyKind('a time in seconds, such as 10, "10s" or "250ms",', (int, float, str), _read_seconds)
+CUT = KeyKind('"auto" or a list of ascending layer numbers from 1 on, such as [2, 4],', (str, list, tuple), _read_cut)
 STAGES = several(whole(0, _MOST_STAGES - 1), "a list of stages such as [0, 2]", least=1)
 WINDOW = several(whole(1), "a list with one whole number from 1 on for each stage, such as [4, 2],", least=1)
-OPTIONS = Kind("a table of arguments", (Mapping,), _read_options)
-OPTION = Kind("an argument that TOML can write", (bool, object), _read_option)
+OPTIONS = KeyKind("a table of arguments", (Mapping,), _read_options)
+OPTION = KeyKind("an argument that TOML can write", (bool, object), _read_option)

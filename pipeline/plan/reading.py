@@ -8,7 +8,7 @@ from typing import Any
 
 from .consistency import problems
 from .keys import KEYS, TABLES, WORKER, Table
-from .kinds import OPTION, Kind, Unfit, nearest
+from .kinds import OPTION, KeyKind, Unfit, nearest
 from .layers import Setting, nested
 from .lines import place
 from .refusal import PlanError, PlanRefused, shown
@@ -79,13 +79,13 @@ class Reading:
         self._refuse(path, f"this is a table: write [{header}], and its keys below", given)
         return None
 
-    def _value(self, key: Key, kind: Kind[Any], given: Mapping[str, Any]) -> Any:
+    def _value(self, key: Key, kind: KeyKind[Any], given: Mapping[str, Any]) -> Any:
         try:
             return kind.fit(given[key[-1]])
         except Unfit as fault:
             return self._typed(key, kind, fault, given[key[-1]])
 
-    def _typed(self, key: Key, kind: Kind[Any], fault: Unfit, value: object) -> Any:
+    def _typed(self, key: Key, kind: KeyKind[Any], fault: Unfit, value: object) -> Any:
         """What was typed may be text that only looks like something else: `--set run.name=7`. An argument that is
         typed as nan or inf is a number, and refused: a factory would not know what to do with it as text."""
         if kind is OPTION and isinstance(value, float) and not math.isfinite(value):

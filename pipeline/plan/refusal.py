@@ -4,6 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.exit_code import ExitCode
+
 from .passwords import all_masked
 
 _LONGEST = 60  # characters of a value that an error shows
@@ -27,8 +30,10 @@ class PlanError:
         return ": ".join(part for part in (self.where, setting, self.reason) if part)
 
 
-class PlanRefused(Exception):
+class PlanRefused(StagelineError):
     """The plan cannot work; `errors` holds everything that was found wrong with it, at once."""
+
+    exit_code = ExitCode.REFUSED
 
     def __init__(self, errors: Sequence[PlanError]) -> None:
         super().__init__("\n".join(map(str, errors)))

@@ -6,7 +6,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
-from ..schedule import Mode, Placement
+from stageline.pipeline.schedule import Mode, Placement
+
 from .consistency import problems
 from .passwords import ADDRESSES, all_masked, masked
 from .refusal import PlanError, PlanRefused, shown

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Literal
 
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.exit_code import ExitCode
+
 from .action import Action, Kind
 from .alternating import alternate, one_f_one_b
 from .merge import Turn, merge
@@ -14,8 +17,10 @@ Placement = tuple[tuple[int, ...], ...]  # the stages of each worker
 Lists = tuple[tuple[Action, ...], ...]  # the actions of each worker in one step
 
 
-class ScheduleRefused(Exception):
+class ScheduleRefused(StagelineError):
     """A schedule cannot be made for a shape: the text names the schedule, the shape, the reason and the way out."""
+
+    exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True, slots=True)

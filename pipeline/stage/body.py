@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from stageline.pipeline.tree import Tree
+
 from .placing import copied
-from .tree import Tree
 
 Weights = Mapping[str, Tensor]
 

@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .tree import Tree, map_leaves
+from stageline.pipeline.tree import Tree, map_leaves
 
 
-class Inlets:
+class InputNodes:
     """The inlets of one microbatch: one for each tensor of the received `x` that requires a gradient."""
 
     __slots__ = ("_inlets", "_places")
 
     def __init__(self, x: Tree) -> None:
         self._places = _places(x)
-        self._inlets: list[Inlet] = []
+        self._inlets: list[InputNode] = []
 
     def enter(self, tensor: Tensor) -> Tensor:
         """The next of these tensors, in the order of `leaves`, as a node of the graph."""
-        self._inlets.append(Inlet())
+        self._inlets.append(InputNode())
         return enter(tensor, self._inlets[-1])
 
     def gradients(self) -> Tree:
@@ -35,7 +35,7 @@ class Inlets:
         return map_leaves(lambda place: self._inlets[place].gradient if isinstance(place, int) else None, self._places)
 
 
-class Inlet:
+class InputNode:
     """Keeps the gradient that has arrived at a received tensor; None before, and if there is none."""
 
     __slots__ = ("gradient",)
@@ -44,7 +44,7 @@ class Inlet:
         self.gradient: Tensor | None = None
 
 
-def enter(tensor: Tensor, inlet: Inlet) -> Tensor:
+def enter(tensor: Tensor, inlet: InputNode) -> Tensor:
     """`tensor`, without a copy, as a node of the graph; from now on it is the graph's own. Hand it in only once."""
     return _Enter.apply(tensor, _anchor, inlet)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -54,7 +54,7 @@ class _Enter(torch.autograd.Function):
     none, is what makes autograd come here."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, anchor: Tensor, inlet: Inlet) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, anchor: Tensor, inlet: InputNode) -> Tensor:
         ctx.mark_dirty(tensor)
         ctx.inlet = inlet
         return tensor

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from .errors import GradientMismatch
-from .tree import Leaf, Tree, describe, leaves
+from stageline.pipeline.errors import GradientMismatch
+from stageline.pipeline.tree import Leaf, Tree, describe, leaves
 
 
 def matched(outputs: Tree, gradient: Tree, stage: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -8,13 +8,14 @@ from functools import partial
 
 from torch import Tensor
 
+from stageline.pipeline.errors import StageError
+from stageline.pipeline.tree import Tree, leaves, map_tensors, tensors
+
 from .body import Body
-from .errors import StageError
 from .placing import copied
-from .tree import Tree, leaves, map_tensors, tensors
 
 
-class Outlet:
+class OutputGuard:
     """The way out of stage number `stage`. Knows where the weights and buffers of `body` lie as it is made."""
 
     def __init__(self, body: Body, stage: int) -> None:

@@ -21,16 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stageline.pipeline.errors import ForeignState, LossNotScalar, StageError
+from stageline.pipeline.tree import Tree, describe, map_tensors
+
 from .body import Body, Weights
-from .errors import ForeignState, LossNotScalar, StageError
-from .inlet import Inlets
+from .input_node import InputNodes
 from .matching import matched
-from .outlet import Outlet
+from .output_guard import OutputGuard
 from .placing import copied
 from .seeding import generators, layer_seed
 from .stash import Stash
 from .state import StageState, adopt, capture
-from .tree import Tree, describe, map_tensors
 from .versions import Version, Versions
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -82,7 +83,7 @@ class Stage:
         trainable = [p for p in self._body.parameters() if p.requires_grad]
         self.optimizer = optimizer(trainable) if optimizer is not None and trainable else None
         self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
-        self._outlet = Outlet(self._body, index)
+        self._outlet = OutputGuard(self._body, index)
         self._generators = generators(self.device)
         self._stash = Stash(index)
         self._versions = Versions(self._body) if stash_weights else None
@@ -124,7 +125,7 @@ class Stage:
         if not self._body.training:
             self._body.train()
         version = self._versions.of(key) if self._versions else None
-        inlets = Inlets(x)
+        inlets = InputNodes(x)
         output = self._run(map_tensors(partial(self._receive, inlets, owned), x), key, version)
         loss = self.loss if target is not None else None
         if loss is not None:
@@ -228,7 +229,7 @@ class Stage:
             raise ForeignState(f"stage {self.index} cannot go on from this state: {error}") from error
         if self._versions:
             self._versions.restore(state.in_flight)
-        self._outlet = Outlet(self._body, self.index)
+        self._outlet = OutputGuard(self._body, self.index)
 
     def buffers(self) -> Weights:
         """The layers' buffers by the unsplit model's names, in copies."""
@@ -251,7 +252,7 @@ class Stage:
             x = layer(x)
         return x
 
-    def _receive(self, inlets: Inlets, owned: bool, tensor: Tensor) -> Tensor:
+    def _receive(self, inlets: InputNodes, owned: bool, tensor: Tensor) -> Tensor:
         mine = self._own(owned, tensor)
         return inlets.enter(mine) if tensor.requires_grad else mine
 

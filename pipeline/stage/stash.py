@@ -6,9 +6,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from .errors import GradientMismatch, StageError
-from .inlet import Inlets
-from .tree import Tree, describe, leaves, map_tensors, tensors
+from stageline.pipeline.errors import GradientMismatch, StageError
+from stageline.pipeline.tree import Tree, describe, leaves, map_tensors, tensors
+
+from .input_node import InputNodes
 from .versions import Key, Version
 
 
@@ -18,7 +19,7 @@ class Stashed(msgspec.Struct):
 
     outputs: Tree
     share: float | None  # of a loss; None for an activation
-    inlets: Inlets
+    inlets: InputNodes
     version: Version | None
     requires_grad: bool  # whether any of the outputs does
 
@@ -51,7 +52,7 @@ class Stash:
                 f"stage {self._stage} already holds microbatch {key[1]} of step {key[0]}, not yet backward"
             )
 
-    def put(self, key: Key, outputs: Tree, share: float | None, inlets: Inlets, version: Version | None) -> None:
+    def put(self, key: Key, outputs: Tree, share: float | None, inlets: InputNodes, version: Version | None) -> None:
         """Keeps one forward, if it will go backward or used a version of the weights, which is in use until then."""
         requires_grad = _requires_grad(outputs)
         if requires_grad or version is not None:

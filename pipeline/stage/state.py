@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from stageline.pipeline.tree import describe
+
 from .body import Body, Weights
 from .placing import copied
-from .tree import describe
 
 Settings = dict[str, Any]  # what a `state_dict()` of torch.optim gives
 Part = TypeVar("Part", Optimizer, LRScheduler)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from stageline.pipeline.tree import Tree
+
 from .body import Body, Weights
 from .placing import copied
 from .state import InFlight
-from .tree import Tree
 
 Key = tuple[int, int]  # step, microbatch
 

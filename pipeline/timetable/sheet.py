@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..check import Timed
-from ..schedule import Kind
+from stageline.pipeline.schedule import Kind
+from stageline.pipeline.schedule.check import Timed
 
 WORDS = {
     Kind.FORWARD: "forward",

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 
-from ..check import Timed
-from ..schedule import Kind
+from stageline.pipeline.schedule import Kind
+from stageline.pipeline.schedule.check import Timed
+
 from .sheet import WORDS, Sheet
 from .theme import STYLE, TONES
 

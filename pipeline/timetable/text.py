@@ -9,8 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..check import Timed
-from ..schedule import Kind
+from stageline.pipeline.schedule import Kind
+from stageline.pipeline.schedule.check import Timed
+
 from .sheet import WORDS, Sheet
 
 _WIDEST = 400  # columns, where no width is given: beyond it nobody reads labels any more

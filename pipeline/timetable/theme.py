@@ -5,7 +5,7 @@ Blue and orange stay apart for eyes that do not see red or green. The page follo
 
 from dataclasses import dataclass
 
-from ..schedule import Kind
+from stageline.pipeline.schedule import Kind
 
 TONES = 4  # a worker's fifth stage looks like its first
 

@@ -1,13 +1,13 @@
 """The table of a sweep, and its place in docs/promises.md."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 
-from sweep import STAGES, TRANSPORTS, Trial
-from trial import Verdict
+from faults.sweep import STAGES, TRANSPORTS, Trial
+from faults.trial import Verdict
+from support.paths import DOCS
 
-PAGE = Path(__file__).parent.parent / "docs" / "promises.md"
+PAGE = DOCS / "promises.md"
 BEGIN, END = "<!-- make faults: begin -->", "<!-- make faults: end -->"
 COLUMNS = ("over", "stages", "trials", "kills that fired", "recovery, median", "longest", "actions done again", "most")
 

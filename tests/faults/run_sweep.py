@@ -22,12 +22,12 @@ from typing import Any
 
 import click
 
-import diary
-import promises
-from nursery import Nursery
-from redis_server import RedisServer
-from sweep import STAGES, TRANSPORTS, Trial, all_trials
-from trial import Verdict, judge, run
+from faults import promises_table as promises
+from faults.sweep import STAGES, TRANSPORTS, Trial, all_trials
+from faults.trial import Verdict, judge, run
+from support import action_log as diary
+from support.fork_server import ForkServer
+from support.redis_server import RedisServer
 
 KEPT = Path("runs") / "faults.jsonl"
 ENOUGH = 1000  # trials, a fair sample of all, after which the table is written
@@ -79,9 +79,9 @@ class Sweep:
     def __init__(self, redis: RedisServer, jobs: int) -> None:
         self._redis = redis
         self._pool = ThreadPoolExecutor(jobs)
-        self._nurseries: SimpleQueue[Nursery] = SimpleQueue()
+        self._nurseries: SimpleQueue[ForkServer] = SimpleQueue()
         for _ in range(jobs):
-            self._nurseries.put(Nursery())
+            self._nurseries.put(ForkServer())
 
     def go(self, trials: Iterable[Trial]) -> Iterator[Verdict]:
         """In the order in which they end."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
-from nursery import Kill
+from support.fork_server import Kill
 
 STEPS, MICROBATCHES, SNAPSHOT_EVERY = 6, 2, 2
 ACTIONS = STEPS * (2 * MICROBATCHES + 1) + MICROBATCHES  # of each worker; the last are an evaluation

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-import diary
-import reference
-import trial
-from nursery import Nursery
-from redis_server import shared_server
-from sweep import MICROBATCHES, STEPS, Trial, all_trials
+from faults import trial
+from faults.sweep import MICROBATCHES, STEPS, Trial, all_trials
+from support import action_log as diary
+from support import reference
+from support.fork_server import ForkServer
+from support.redis_server import shared_server
 
 SOME = """
     ipc/2/worker-0@1  ipc/2/worker-1@13  ipc/2/worker-0@32  tcp/4/worker-2@2  redis/2/worker-0@22  redis/4/worker-3@26
@@ -25,7 +25,7 @@ SOME = """
 
 
 @pytest.fixture(scope="module")
-def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def undisturbed(nursery: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return trial.run(nursery, Trial("ipc", 2, ()), tmp_path_factory.mktemp("undisturbed") / "tiny")
 
 
@@ -38,7 +38,7 @@ def test_the_undisturbed_run_is_what_plain_torch_computes(undisturbed: dict[str,
 
 @pytest.mark.parametrize("name", SOME.split())
 def test_whoever_is_killed_the_run_ends_as_if_nothing_had_been(
-    name: str, nursery: Nursery, undisturbed: dict[str, Any], tmp_path: Path
+    name: str, nursery: ForkServer, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     this = Trial.parse(name)
     redis = shared_server()

@@ -12,14 +12,14 @@ from contextlib import ExitStack, closing, suppress
 import pytest
 import torch
 
-from broker import redis_link
-from broker.errors import Fenced
-from broker.queues import sender as sender_module
-from broker.queues.ends import QueueTerms
-from broker.queues.redis import RedisQueues
-from lines import KEY, RUN, Line, wait_for
-from proxy import Proxy
-from redis_server import RedisServer
+from stageline.broker.errors import Fenced
+from stageline.broker.network import redis_connection as redis_link
+from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.redis import sender_thread as sender_module
+from stageline.broker.queues.redis.queues import RedisQueues
+from support.proxy import Proxy
+from support.queue_pair import KEY, RUN, Line, wait_for
+from support.redis_server import RedisServer
 
 MICROBATCHES = 4
 END = 200
@@ -126,7 +126,7 @@ class Chaos:
     def _worker(self) -> RedisQueues:
         self._incarnation += 1
         url = f"redis://{self._proxy.endpoint.removeprefix('tcp://')}"
-        terms = QueueTerms(microbatches=MICROBATCHES, windows={KEY: 6})
+        terms = QueueOptions(microbatches=MICROBATCHES, windows={KEY: 6})
         queues = RedisQueues(RUN, self._incarnation, url, terms)
         self._stack.callback(lambda: _close(queues))
         return queues

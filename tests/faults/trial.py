@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import diary
-from diary import Entry
-from nursery import Nursery
-from sweep import MICROBATCHES, SNAPSHOT_EVERY, STEPS, Trial
+from faults.sweep import MICROBATCHES, SNAPSHOT_EVERY, STEPS, Trial
+from support import action_log as diary
+from support.action_log import Entry
+from support.fork_server import ForkServer
+from support.paths import TESTS
 
-PLAN = Path(__file__).parent / "tiny" / "stageline.toml"
+PLAN = TESTS / "support" / "tiny" / "stageline.toml"
 CUTS = {2: [4], 4: [2, 4, 6]}
 
 
@@ -33,7 +34,7 @@ class Verdict:
         return asdict(self)
 
 
-def run(nursery: Nursery, trial: Trial, folder: Path, redis: str = "") -> dict[str, Any]:
+def run(nursery: ForkServer, trial: Trial, folder: Path, redis: str = "") -> dict[str, Any]:
     """The run of a trial, which leaves its diary in `folder`. `redis`: the address of an empty database."""
     url = {"ipc": "ipc://", "tcp": "tcp://127.0.0.1:0", "redis": redis}[trial.transport]
     sets = (

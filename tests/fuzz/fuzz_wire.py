@@ -18,14 +18,14 @@ import atheris
 with atheris.instrument_imports(include=["broker", "pipeline"]):
     import torch
 
-    from broker.checksum import sealed
-    from broker.control import Report, Stop, decode_from_broker, decode_to_broker, encode
-    from broker.errors import BadMessage
-    from broker.header import read_header
-    from broker.message import Flow, Limits, Message, decode
-    from broker.message import encode as frames_of
-    from broker.queues.requests import Standing, Take, pack, unpack_standing, unpack_take
-    from broker.queues.words import Position, read_word
+    from stageline.broker.codec.checksum import sealed
+    from stageline.broker.codec.header import read_header
+    from stageline.broker.codec.message import Flow, Limits, Message, decode
+    from stageline.broker.codec.message import encode as frames_of
+    from stageline.broker.control.protocol import Report, Stop, decode_from_broker, decode_to_broker, encode
+    from stageline.broker.errors import BadMessage
+    from stageline.broker.queues.redis.announcements import CreditEntry, read_announcement
+    from stageline.broker.queues.zeromq.requests import Credit, Retention, pack, unpack_credit, unpack_retention
 
 KEPT = Path("runs") / "fuzz"
 LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)
@@ -45,7 +45,7 @@ def header(data: bytes) -> None:
 
 def request(data: bytes) -> None:
     frame = zlib.crc32(data).to_bytes(4, "little") + data
-    for unpack in (unpack_take, unpack_standing):
+    for unpack in (unpack_credit, unpack_retention):
         with contextlib.suppress(BadMessage):
             unpack(frame)
 
@@ -53,7 +53,7 @@ def request(data: bytes) -> None:
 def word(data: bytes) -> None:
     key, _, rest = data.partition(b" ")
     with contextlib.suppress(BadMessage):
-        read_word([key, [b"w", rest, b"c", b"%d" % zlib.crc32(data)]], Position)
+        read_announcement([key, [b"w", rest, b"c", b"%d" % zlib.crc32(data)]], CreditEntry)
 
 
 def sentence(data: bytes) -> None:
@@ -69,7 +69,10 @@ def seeds() -> list[bytes]:
     """One input for each target, each read without complaint."""
     payload = {"x": torch.arange(6.0).reshape(2, 3).t(), "mask": (torch.tensor([True]), None, 0.5, "é")}
     frames = [bytes(frame) for frame in frames_of(Message("run", Flow.FORWARD, 7, 2, 1, 3, 30, payload))]
-    take, standing = Take("run", Flow.FORWARD, 1, 3, 9, 4, 8, False, True), Standing("run", Flow.FORWARD, 1, 3, 9, 0, 4)
+    take, standing = (
+        Credit("run", Flow.FORWARD, 1, 3, 9, 4, 8, False, True),
+        Retention("run", Flow.FORWARD, 1, 3, 9, 0, 4),
+    )
     joined = b"".join(len(frame).to_bytes(2, "little") + frame for frame in frames)
     inputs = [
         (whole, joined),

@@ -12,13 +12,13 @@ import zlib
 import pytest
 import zmq
 
-from broker.control import CONTROL_VERSION, Assigned, Hello, Refused, decode_from_broker, encode
-from broker.message import Flow
-from broker.queues.requests import Standing, pack
-from desk import free_port, until
-from pipeline.plan import read
-from workers.cli.program import run
-from workers.client import Client
+from stageline.broker.codec.message import Flow
+from stageline.broker.control.protocol import CONTROL_VERSION, Assigned, Hello, Refused, decode_from_broker, encode
+from stageline.broker.queues.zeromq.requests import Retention, pack
+from stageline.pipeline.plan import read
+from stageline.workers.cli.app import run
+from stageline.workers.control.client import Client
+from support.workspace import WAITS_FOR_EVER, free_port, until
 
 
 def change(name, before, after):
@@ -301,19 +301,6 @@ def test_an_interrupt_while_the_workers_start_stops_them(desk):
     assert train.wait() == 130
 
 
-WAITS_FOR_EVER = """
-import sys
-
-def {name}(*arguments, **options):
-    print("waits now", file=sys.stderr, flush=True)
-    while True:
-        try:
-            open("gate").read()
-        except BaseException:
-            pass
-"""
-
-
 @pytest.mark.parametrize("command", ["train", "worker", "plan"])
 def test_an_interrupt_while_the_plan_is_prepared_ends_it_at_once_whatever_the_users_code_catches(command, desk):
     os.mkfifo(desk.folder / "gate")
@@ -326,7 +313,9 @@ def test_an_interrupt_while_the_plan_is_prepared_ends_it_at_once_whatever_the_us
     assert stdout + errors == ""
 
 
-@pytest.mark.parametrize("moment", ["workers.cli.program", "click.core", "torch._utils", "torch.nn.modules.linear"])
+@pytest.mark.parametrize(
+    "moment", ["stageline.workers.cli.app", "click.core", "torch._utils", "torch.nn.modules.linear"]
+)
 def test_an_interrupt_while_modules_are_imported_is_quiet(moment, desk):
     process = desk.start("doctor", PYTHONVERBOSE="1")  # it tells of every import
     until(process.stderr, f"import '{moment}'")
@@ -364,7 +353,7 @@ def hanging(batch_size, seed):
 
 def answer(foreign, run):
     """What a producer of another run, or of another version, says to a consumer."""
-    standing = Standing("another-run" if foreign == "another run" else run, Flow.FORWARD, 1, 1, 0, 0, 0)
+    standing = Retention("another-run" if foreign == "another run" else run, Flow.FORWARD, 1, 1, 0, 0, 0)
     frame = bytearray(pack(standing))
     if foreign == "another wire version":
         frame[4] += 1

@@ -12,15 +12,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from desk import free_port, until
-from pipeline import schedule
-from pipeline.check import check
-from pipeline.plan import from_mapping, read
-from workers.cli.program import COMMANDS, run
-from workers.cli.schedule import ABOUT
-from workers.client import Client
+from stageline.pipeline import schedule
+from stageline.pipeline.plan import from_mapping, read
+from stageline.pipeline.schedule.check import check
+from stageline.workers.cli.app import COMMANDS, run
+from stageline.workers.cli.commands.schedule import ABOUT
+from stageline.workers.control.client import Client
+from support.workspace import free_port, until
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 TRAIN_1 = [
     "schema",
     "run",
@@ -135,7 +134,7 @@ def test_three_terminals_over_tcp_train_to_the_same_weights_and_can_be_asked_mea
 def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(desk):
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "workers.cli", "train", ".", "--set", "queues.url=memory://", "--json"],
+        [sys.executable, "-m", "stageline", "train", ".", "--set", "queues.url=memory://", "--json"],
         cwd=desk.folder,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
         stdin=subprocess.DEVNULL,
@@ -364,15 +363,15 @@ def test_the_shell_completes_commands_and_schedules(desk):
 
 @pytest.mark.parametrize("arguments", [["schedule", "list"], ["--help"], ["status", "--broker", "ipc:///nowhere"]])
 def test_what_needs_no_torch_does_not_wait_for_it(arguments):
-    code = "import sys; from workers.cli.program import run; run(sys.argv[1:]); print('torch' in sys.modules)"
+    code = "import sys; from stageline.workers.cli.app import run; run(sys.argv[1:]); print('torch' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "False"
 
 
 def test_a_bug_shows_its_traceback_and_asks_to_be_reported(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("workers.cli.questions.ask", None)
-    monkeypatch.setattr("workers.cli.status.ask", None)
+    monkeypatch.setattr("stageline.workers.cli.ask.ask", None)
+    monkeypatch.setattr("stageline.workers.cli.commands.status.ask", None)
     assert run(["status"]) == 1
     said = capsys.readouterr().err
     assert "Traceback" in said

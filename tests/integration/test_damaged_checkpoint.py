@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-import diary
-from broker.stores.sqlite import SqliteStore
-from nursery import Kill, Nursery
-from redis_server import shared_server
-from whole import WholeRun, expected, plan_in
-from workers import runs
-from workers.checkpoints import Checkpoints
-from workers.manifest import Origin
+from stageline.broker.stores.sqlite import SqliteStore
+from stageline.workers.checkpoint.directory import SnapshotDirectory
+from stageline.workers.checkpoint.manifest import Origin
+from stageline.workers.runs import folder as runs
+from support import action_log as diary
+from support.fork_server import ForkServer, Kill
+from support.redis_server import shared_server
+from support.whole_run import WholeRun, expected, plan_in
 
 STEPS = 16
 LENGTH = f"run.steps={STEPS}"
@@ -48,14 +48,14 @@ def unreadable(file: Path) -> None:
 
 
 def steps_of(run: WholeRun, stage: int) -> list[int]:
-    return Checkpoints(run.folder / "checkpoints", Origin("", "")).steps(stage)
+    return SnapshotDirectory(run.folder / "checkpoints", Origin("", "")).steps(stage)
 
 
 def snapshot(run: WholeRun, stage: int, step: int) -> Path:
     return run.folder / "checkpoints" / f"stage-{stage}" / f"step-{step:010d}"
 
 
-def stopped(nursery: Nursery, plan: Path, *sets: str, after: int = 4) -> tuple[WholeRun, int]:
+def stopped(nursery: ForkServer, plan: Path, *sets: str, after: int = 4) -> tuple[WholeRun, int]:
     """A run that was interrupted, and its newest complete checkpoint."""
     going = WholeRun(nursery, plan, LENGTH, *sets)
     going.until_checkpoint(after)
@@ -78,7 +78,7 @@ def came_to(outcome: dict[str, Any]) -> tuple[object, ...]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def undisturbed(nursery: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     @cache
     def run(*sets: str) -> tuple[object, ...]:
         return came_to(WholeRun(nursery, plan_in(tmp_path_factory.mktemp("undisturbed")), LENGTH, *sets).end())
@@ -97,7 +97,7 @@ def besides(run: WholeRun, newest: int) -> list[int]:
 
 
 def test_the_complete_checkpoint_before_the_newest_is_kept_and_what_is_older_is_not(
-    nursery: Nursery, tmp_path: Path
+    nursery: ForkServer, tmp_path: Path
 ) -> None:
     going = WholeRun(nursery, plan_in(tmp_path), "run.steps=100")
     going.wait_for(lambda: all(min(steps_of(going, stage), default=0) > 2 for stage in (0, 1)))
@@ -113,7 +113,7 @@ def lose_records(run: WholeRun) -> None:
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_resumed_run_without_records_goes_on_with_its_snapshots(
-    damaged: bool, nursery: Nursery, tmp_path: Path
+    damaged: bool, nursery: ForkServer, tmp_path: Path
 ) -> None:
     """It was refused, as if there were no run."""
     plan = plan_in(tmp_path)
@@ -129,7 +129,7 @@ def test_a_resumed_run_without_records_goes_on_with_its_snapshots(
 
 
 def test_a_run_whose_records_are_lost_after_its_last_step_knows_the_loss_of_that_step(
-    nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path
+    nursery: ForkServer, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     plan, seldom = plan_in(tmp_path), "run.log_every=10"
     before = WholeRun(nursery, plan, LENGTH, seldom)
@@ -145,7 +145,7 @@ def test_a_run_whose_records_are_lost_after_its_last_step_knows_the_loss_of_that
     [(flip, "weights.safetensors"), (unreadable, "training.safetensors"), (Path.unlink, "manifest.json")],
 )
 def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_begins_at_the_newest_other(
-    harm: Callable[[Path], None], name: str, nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path
+    harm: Callable[[Path], None], name: str, nursery: ForkServer, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path)
     run, newest = stopped(nursery, plan)
@@ -165,7 +165,7 @@ def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_beg
     assert outcome["facts"]["restarts"] == 0
 
 
-def test_with_all_others_damaged_too_the_run_does_not_go_on_and_names_all(nursery: Nursery, tmp_path: Path) -> None:
+def test_with_all_others_damaged_too_the_run_does_not_go_on_and_names_all(nursery: ForkServer, tmp_path: Path) -> None:
     plan = plan_in(tmp_path)
     run, newest = stopped(nursery, plan)
     others = besides(run, newest)
@@ -187,7 +187,7 @@ def test_with_all_others_damaged_too_the_run_does_not_go_on_and_names_all(nurser
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.faults)])
 def test_messages_of_before_do_not_stand_in_the_way(
-    url: str, mode: str, stage: int, nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path
+    url: str, mode: str, stage: int, nursery: ForkServer, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     queues = shared_server().own_database() if url == "redis" else url
     sets = (f"queues.url={queues}", *(("schedule.mode=async", "schedule.microbatches=1") if mode == "async" else ()))
@@ -201,7 +201,7 @@ def test_messages_of_before_do_not_stand_in_the_way(
 
 @pytest.mark.parametrize("kills", [[("worker-1", 3), ("worker-0", 9)], [("broker", 5)], [("broker", 60)]])
 def test_a_run_that_has_gone_back_loses_processes_like_any_other(
-    kills: list[Kill], nursery: Nursery, undisturbed: Undisturbed, tmp_path: Path
+    kills: list[Kill], nursery: ForkServer, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path)
     run, newest = stopped(nursery, plan)
@@ -211,7 +211,7 @@ def test_a_run_that_has_gone_back_loses_processes_like_any_other(
 
 
 def test_a_worker_that_is_replaced_does_not_bring_the_others_back_and_says_what_does(
-    nursery: Nursery, tmp_path: Path
+    nursery: ForkServer, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path)
     model = plan.parent / "model.py"

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from nursery import Nursery
-from whole import WholeRun, expected, plan_in
+from support.fork_server import ForkServer
+from support.whole_run import WholeRun, expected, plan_in
 
 STEPS = 12
 
@@ -29,7 +29,7 @@ sleep = _fill_the_disk
 
 
 def test_a_disk_that_is_full_ends_the_run_with_its_name_and_what_is_there_can_be_used(
-    nursery: Nursery, tmp_path: Path
+    nursery: ForkServer, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path)
     model = plan.parent / "model.py"

@@ -5,9 +5,10 @@ import sys
 
 import torch
 
-from pipeline.model import build, load_function, load_source
-from pipeline.plan import Plan, read
-from reference import EXAMPLES, Result, recipe, train
+from stageline.pipeline.model.load import build, load_function, load_source
+from stageline.pipeline.plan import Plan, read
+from support.paths import EXAMPLES
+from support.reference import Result, recipe, train
 
 
 def measured(plan: Plan, trained: Result, metric: str) -> float:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from desk import Desk, free_port, until
-from nursery import Nursery
-from whole import WholeRun, expected, plan_in
+from support.fork_server import ForkServer
+from support.whole_run import WholeRun, expected, plan_in
+from support.workspace import Workspace, free_port, until
 
 HANGS = """
 import ctypes
@@ -27,7 +27,7 @@ sleep = _sleep
 
 
 def test_a_hang_that_holds_the_interpreter_is_named_within_the_lease_and_replaced(
-    nursery: Nursery, tmp_path: Path
+    nursery: ForkServer, tmp_path: Path
 ) -> None:
     """Nobody killed a worker that hung so: its place stayed empty until the run was given up."""
     plan = plan_in(tmp_path)
@@ -42,7 +42,7 @@ def test_a_hang_that_holds_the_interpreter_is_named_within_the_lease_and_replace
     assert going.end()["facts"]["restarts"] == 1
 
 
-def test_a_hanging_worker_whose_place_a_spare_has_is_ended(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_hanging_worker_whose_place_a_spare_has_is_ended(nursery: ForkServer, tmp_path: Path) -> None:
     """Nobody looked at it any more once its place was taken, and it kept its memory until the run was over."""
     plan = plan_in(tmp_path)
     with (plan.parent / "model.py").open("a") as file:
@@ -59,7 +59,7 @@ def test_a_hanging_worker_whose_place_a_spare_has_is_ended(nursery: Nursery, tmp
 
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_worker_that_is_told_to_go_is_replaced_like_one_that_is_killed(
-    spares: int, nursery: Nursery, tmp_path: Path
+    spares: int, nursery: ForkServer, tmp_path: Path
 ) -> None:
     """It ended the whole run, though a machine that is wanted back begins with this signal."""
     going = WholeRun(nursery, plan_in(tmp_path), "run.steps=60", spares=spares)
@@ -72,7 +72,7 @@ def test_a_worker_that_is_told_to_go_is_replaced_like_one_that_is_killed(
 @pytest.mark.faults
 def test_a_worker_that_was_stopped_for_longer_than_its_lease_wakes_up_as_a_zombie(tmp_path: Path) -> None:
     plan = plan_in(tmp_path)
-    with Desk(tmp_path) as desk:
+    with Workspace(tmp_path) as desk:
         options = ("--set", "run.steps=30", "--set", "recovery.lease=2", "--set", f"run.dir={tmp_path}")
         at = f"tcp://127.0.0.1:{free_port()}"
         work = ("worker", str(plan), *options, "--broker", at)

@@ -7,7 +7,7 @@ from time import sleep
 
 import pytest
 
-from desk import Desk, free_port, until
+from support.workspace import Workspace, free_port, until
 
 SETS = (
     "--set", "run.steps=600", "--set", "run.log_every=100", "--set", "recovery.restarts=3",
@@ -17,7 +17,7 @@ RUN = "lost"
 
 
 @pytest.mark.faults
-def test_workers_go_on_under_a_broker_that_has_lost_its_records(desk: Desk, tmp_path: Path):
+def test_workers_go_on_under_a_broker_that_has_lost_its_records(desk: Workspace, tmp_path: Path):
     undisturbed = json.loads(desk.command("train", ".", "--json", *SETS).stdout.splitlines()[-1])
     url = f"tcp://127.0.0.1:{free_port()}"
     broker = ("broker", ".", "--bind", url, "--run", RUN, "--parent", str(os.getpid()), *SETS)

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import reference
-from pipeline.plan import Plan, PlanRefused, read
-from redis_server import RedisServer
-from workers.job import prepare
-from workers.local import run_memory
+from stageline.pipeline.plan import Plan, PlanRefused, read
+from stageline.workers.process.in_process import run_memory
+from stageline.workers.runtime.job import prepare
+from support import reference
+from support.redis_server import RedisServer
 
 SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b")
 PLACEMENTS = {  # by name: the stages of each worker

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.redis_fitness import RedisUnfit
-from broker.redis_link import RedisLink
-from desk import Desk, until
-from pipeline.plan import PlanRefused, differences, read
-from pipeline.plan.passwords import masked
-from redis_server import RedisServer
-from workers import runs
-from workers.result import keep
+from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.network.redis_requirements import RedisUnfit
+from stageline.pipeline.plan import PlanRefused, differences, read
+from stageline.pipeline.plan.passwords import masked
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.result import keep
+from support.redis_server import RedisServer
+from support.workspace import Workspace, until
 
 SECRET = "open-sesame"  # noqa: S105  # nobody's
 URL = f"redis://trainer:{SECRET}@redis.example:6379/0"
@@ -26,8 +26,8 @@ UNCLEAR = "redis://..."
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with Desk(tmp_path) as desk:
+def desk(tmp_path: Path) -> Iterator[Workspace]:
+    with Workspace(tmp_path) as desk:
         yield desk
 
 
@@ -65,7 +65,7 @@ def test_whatever_the_password_is_it_is_not_shown(password: str) -> None:
     assert masked(f"redis://trainer:{password}@host:6379/0") in ("redis://trainer@host:6379/0", UNCLEAR)
 
 
-def test_a_plan_gives_its_addresses_away_without_passwords(desk: Desk) -> None:
+def test_a_plan_gives_its_addresses_away_without_passwords(desk: Workspace) -> None:
     plan = read(desk.folder, sets=[f"queues.url={URL}"])
     assert plan.queues.url == URL
     assert SECRET not in json.dumps(plan.as_mapping())
@@ -83,14 +83,14 @@ def test_a_plan_gives_its_addresses_away_without_passwords(desk: Desk) -> None:
         "redis://:secret@host",
     ],
 )
-def test_what_is_wrong_with_a_plan_is_said_without_passwords(desk: Desk, sets: str) -> None:
+def test_what_is_wrong_with_a_plan_is_said_without_passwords(desk: Workspace, sets: str) -> None:
     with pytest.raises(PlanRefused) as refused:
         read(desk.folder, sets=[sets])
     assert "secret" not in str(refused.value)
     assert "sec/ret" not in str(refused.value)
 
 
-def test_a_password_with_signs_that_cut_an_address_is_refused_with_the_way_to_write_them(desk: Desk) -> None:
+def test_a_password_with_signs_that_cut_an_address_is_refused_with_the_way_to_write_them(desk: Workspace) -> None:
     """A part of it stood in the error: no port was to be made of it."""
     with pytest.raises(PlanRefused, match="%2F"):
         read(desk.folder, sets=["queues.url=redis://:sec/ret@host:6379/0"])
@@ -109,7 +109,7 @@ def test_differences_between_plans_name_no_passwords() -> None:
     assert SECRET not in str(differences(here, there)[0])
 
 
-def test_a_run_is_the_same_run_with_the_password_that_its_folder_does_not_hold(desk: Desk) -> None:
+def test_a_run_is_the_same_run_with_the_password_that_its_folder_does_not_hold(desk: Workspace) -> None:
     plan = read(desk.folder, environment={"STAGELINE_QUEUES__URL": URL})
     keep(desk.folder, runs.PLAN, plan.as_mapping())
     runs.demand_same(plan, desk.folder)
@@ -118,7 +118,7 @@ def test_a_run_is_the_same_run_with_the_password_that_its_folder_does_not_hold(d
         runs.demand_same(other, desk.folder)
 
 
-def test_a_password_on_a_command_line_is_warned_of_and_the_way_out_named(desk: Desk, capsys) -> None:
+def test_a_password_on_a_command_line_is_warned_of_and_the_way_out_named(desk: Workspace, capsys) -> None:
     assert desk.here("plan", ".", "--set", f"queues.url={URL}") == 0
     shown = capsys.readouterr()
     assert "redis://trainer@redis.example:6379/0" in shown.out
@@ -127,7 +127,7 @@ def test_a_password_on_a_command_line_is_warned_of_and_the_way_out_named(desk: D
     assert read(desk.folder, environment={"STAGELINE_QUEUES__URL": URL}).warnings == ()
 
 
-def test_a_broker_tells_how_to_start_workers_without_the_password(desk: Desk) -> None:
+def test_a_broker_tells_how_to_start_workers_without_the_password(desk: Workspace) -> None:
     broker = desk.start(
         "broker", ".", "--set", f"queues.url={URL}", "--set", "run.steps=4", "--bind", "tcp://127.0.0.1:*"
     )
@@ -148,7 +148,7 @@ def test_where_the_broker_is_only_its_user_can_read(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [runs.BROKER]
 
 
-def test_a_password_in_the_environment_reaches_all_workers_and_nothing_else(desk: Desk) -> None:
+def test_a_password_in_the_environment_reaches_all_workers_and_nothing_else(desk: Workspace) -> None:
     """Not a command line, where `ps` shows it, nor a file of the run, before it is interrupted and after."""
     settings = ("--set", "run.steps=300", "--set", "recovery.restarts=1", "--set", "recovery.snapshot_every=20")
     with RedisServer(appendfsync="no") as server, closing(server.client()) as client:
@@ -171,7 +171,7 @@ def test_a_password_in_the_environment_reaches_all_workers_and_nothing_else(desk
 
 
 def test_a_password_in_the_brokers_address_on_a_command_line_is_warned_of(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+    desk: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert desk.here("status", "--broker", f"redis://:{SECRET}@127.0.0.1:1/0") == 3
     said = capsys.readouterr().err

@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from desk import free_port, until
-from talk import Talk, name, report
-from workers.cli.program import run
-from workers.client import Client
+from stageline.workers.cli.app import run
+from stageline.workers.control.client import Client
+from support.conversation import Talk, name, report
+from support.workspace import free_port, until
 
 
 def test_a_waiting_run_says_whom_it_waits_for_and_a_finished_one_tells_each_microbatchs_story(desk, capsys):
@@ -60,7 +60,7 @@ def test_the_status_of_a_run_shows_a_metric_that_is_no_finite_number(monkeypatch
     for index in range(2):
         talk.join(index)
     talk.say(name(1), report(1, metrics={"accuracy": 0.5, "lost": float("nan")}))
-    monkeypatch.setattr("workers.cli.status.ask", lambda *where, **of: talk.status())
+    monkeypatch.setattr("stageline.workers.cli.commands.status.ask", lambda *where, **of: talk.status())
     assert run(["status", "--broker", "ipc://asked"]) == 0
     assert capsys.readouterr().out.splitlines()[2:4] == ["  accuracy 0.5", "  lost nan"]
 

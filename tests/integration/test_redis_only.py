@@ -11,9 +11,9 @@ from time import monotonic, sleep
 
 import pytest
 
-from desk import Desk
-from redis_server import RedisServer
-from whole import expected, plan_in
+from support.redis_server import RedisServer
+from support.whole_run import expected, plan_in
+from support.workspace import Workspace
 
 STEPS = 16
 PATIENCE = 100.0  # seconds in which anything that is waited for has happened, also where much else runs
@@ -23,7 +23,7 @@ RUN = "together"
 class Party:
     """A broker and two workers, started one by one."""
 
-    def __init__(self, desk: Desk, plan: Path, server: RedisServer) -> None:
+    def __init__(self, desk: Workspace, plan: Path, server: RedisServer) -> None:
         self.server = server
         self._desk = desk
         self._plan = str(plan)
@@ -117,7 +117,7 @@ def the_server_is_away(party: Party) -> None:
 def test_the_weights_are_those_of_the_unsplit_model_when(
     happens: Callable[[Party], None], server: RedisServer, tmp_path: Path
 ) -> None:
-    with Desk(tmp_path) as desk:
+    with Workspace(tmp_path) as desk:
         party = Party(desk, plan_in(tmp_path), server)
         party.until_step(3)
         happens(party)

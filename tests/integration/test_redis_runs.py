@@ -9,10 +9,10 @@ from time import monotonic, sleep
 
 import pytest
 
-from desk import Desk, until
-from nursery import Nursery
-from redis_server import RedisServer
-from whole import WholeRun, expected, plan_in
+from support.fork_server import ForkServer
+from support.redis_server import RedisServer
+from support.whole_run import WholeRun, expected, plan_in
+from support.workspace import Workspace, until
 
 STEPS = 12
 Disturbance = Callable[[RedisServer], None]
@@ -64,7 +64,7 @@ def cut_off_from_all(server: RedisServer) -> None:
     ids=lambda happens: happens.__name__,
 )
 def test_the_run_ends_as_if_nothing_had_been_when_its_server_is(
-    happens: Disturbance, nursery: Nursery, server: RedisServer, tmp_path: Path
+    happens: Disturbance, nursery: ForkServer, server: RedisServer, tmp_path: Path
 ) -> None:
     going = WholeRun(nursery, plan_in(tmp_path), f"queues.url={server.url}", f"run.steps={STEPS}", "recovery.lease=2")
     going.until_checkpoint(4)
@@ -74,7 +74,7 @@ def test_the_run_ends_as_if_nothing_had_been_when_its_server_is(
 
 
 def test_a_server_that_forgot_and_a_producer_that_died_with_what_it_kept(
-    nursery: Nursery, server: RedisServer, tmp_path: Path
+    nursery: ForkServer, server: RedisServer, tmp_path: Path
 ) -> None:
     """What nobody has any more is computed again, from the newest checkpoint on."""
     plan, kill = plan_in(tmp_path), ("worker-0", 33)
@@ -86,7 +86,7 @@ def test_a_server_that_forgot_and_a_producer_that_died_with_what_it_kept(
 
 
 def test_a_server_that_begins_to_throw_keys_away_ends_the_run_by_name(
-    nursery: Nursery, server: RedisServer, tmp_path: Path
+    nursery: ForkServer, server: RedisServer, tmp_path: Path
 ) -> None:
     going = WholeRun(nursery, plan_in(tmp_path), f"queues.url={server.url}", "run.steps=500")
     going.until_checkpoint(2)
@@ -104,7 +104,7 @@ def test_a_server_that_begins_to_throw_keys_away_ends_the_run_by_name(
     ],
 )
 def test_a_server_that_cannot_be_used_is_named_at_once(
-    settings: dict[str, str], password: str, why: str, nursery: Nursery, tmp_path: Path
+    settings: dict[str, str], password: str, why: str, nursery: ForkServer, tmp_path: Path
 ) -> None:
     """With recovery on, workers were started again and again until there were too many."""
     with RedisServer(**settings) as server:
@@ -119,7 +119,7 @@ def test_a_server_that_cannot_be_used_is_named_at_once(
 def test_a_server_that_is_away_is_what_the_run_waits_for_by_name(
     server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Desk(tmp_path) as desk:
+    with Workspace(tmp_path) as desk:
         train = desk.start("train", ".", "--set", f"queues.url={server.url}", "--set", "run.steps=100000")
         until(train.stderr, "running")
         server.kill()
@@ -136,7 +136,7 @@ def test_a_server_that_is_not_there_yet_is_what_the_run_waits_for_by_name(
 ) -> None:
     """For a minute, only "waiting for the workers to connect their queues" was said."""
     server.kill()
-    with Desk(tmp_path) as desk:
+    with Workspace(tmp_path) as desk:
         train = desk.start("train", ".", "--set", f"queues.url={server.url}")
         until(train.stderr, f"waits for the server of its queues: Redis at {server.url} cannot be reached: ")
         assert "what to do: start that server" in _why(desk, capsys, server)
@@ -145,7 +145,7 @@ def test_a_server_that_is_not_there_yet_is_what_the_run_waits_for_by_name(
     assert train.returncode == 0, said
 
 
-def _why(desk: Desk, capsys: pytest.CaptureFixture[str], server: RedisServer) -> str:
+def _why(desk: Workspace, capsys: pytest.CaptureFixture[str], server: RedisServer) -> str:
     """What `why` says as soon as it names the server."""
     named = rf"waits for the server of its queues, for \d+ s now: Redis at {server.url} cannot be reached: "
     end = monotonic() + 20

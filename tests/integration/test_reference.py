@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reference import EXAMPLES, Recipe, recipe, reference_digest, train, train_pipedream, weights_sha256
+from support.paths import EXAMPLES
+from support.reference import Recipe, recipe, reference_digest, train, train_pipedream, weights_sha256
 
 CUTS: list[list[int]] = [[], [2], [1, 3], [1, 2, 3]]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import reference
-from desk import MODEL
-from nursery import Nursery
-from workers.records import NotRecorded, Records
-from workers.replay import Wanted, replay
+from stageline.workers.replay.directory import NotRecorded, RecordDirectory
+from stageline.workers.replay.replay import Wanted, replay
+from support import reference
+from support.fork_server import ForkServer
+from support.workspace import MODEL
 
 STEPS, EVERY = 12, 3
 PICKY = f"""{MODEL}
@@ -34,7 +34,7 @@ def loss(outputs, targets):
 """
 
 
-def recorded(nursery: Nursery, folder: Path, mode: str, **kills: int) -> Path:
+def recorded(nursery: ForkServer, folder: Path, mode: str, **kills: int) -> Path:
     """The folder of a run of three stages on two workers that recorded all."""
     sets = (
         f"run.steps={STEPS}",
@@ -75,7 +75,7 @@ def test_every_microbatch_since_the_last_but_one_checkpoint_has_its_bits_again(n
 
 def test_what_is_older_than_the_checkpoint_before_the_last_is_forgotten(nursery, tmp_path):
     run = recorded(nursery, tmp_path, "sync")
-    begins = [begin for begin, _ in Records(run, 1).segments()]
+    begins = [begin for begin, _ in RecordDirectory(run, 1).segments()]
     assert begins[-1] == STEPS - EVERY
     assert begins[0] > 0
     with pytest.raises(NotRecorded, match=f"recorded are messages of the steps {begins[0]} to {STEPS - 1}"):
@@ -95,7 +95,7 @@ def test_other_code_gives_other_bits_and_that_is_said(desk, capsys):
     assert other.returncode == 1
     assert json.loads(other.stdout)["outcomes"][0]["same"] is False
     assert "the bits are not the recorded ones" in other.stderr
-    (segment,) = Records(run, 1).folder.glob("step-0000000003.*")
+    (segment,) = RecordDirectory(run, 1).folder.glob("step-0000000003.*")
     segment.write_bytes(b"?" + segment.read_bytes())
     assert desk.here("replay", str(run), *place) == 1
     assert f"{segment.name}, byte 0: the file is damaged" in capsys.readouterr().err

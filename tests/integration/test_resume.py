@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from subprocess import Popen
 
-from broker.stores.sqlite import SqliteStore
-from desk import free_port, until
+from stageline.broker.stores.sqlite import SqliteStore
+from support.workspace import free_port, until
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=40")
 STEPS = ("--set", "run.steps=500", "--set", "run.log_every=100")

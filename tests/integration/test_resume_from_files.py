@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import MultiStepLR
 
-from states import difference
-from test_state import drive, last_stage, middle_stage, mixed, train
-from workers.checkpoints import Checkpoints
-from workers.manifest import Origin
+from stageline.workers.checkpoint.directory import SnapshotDirectory
+from stageline.workers.checkpoint.manifest import Origin
+from support.paths import importing_tests
+from support.states import difference
+from support.training_stages import drive, last_stage, middle_stage, mixed, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -20,12 +21,12 @@ ORIGIN = Origin("digits-1", "5fa0" * 16)
 
 DYING = """
 import os, signal, sys
-from test_going_on import *
-from workers.keeper import Keeper
-from workers.snapshot import Snapshot
+from integration.test_resume_from_files import *
+from stageline.workers.checkpoint.writer import SnapshotWriter
+from stageline.workers.checkpoint.snapshot import Snapshot
 
 torch.set_num_threads(1)
-keeper = Keeper(Checkpoints(Path(sys.argv[1]), ORIGIN), (1,), lambda stage, step: None)
+keeper = SnapshotWriter(SnapshotDirectory(Path(sys.argv[1]), ORIGIN), (1,), lambda stage, step: None)
 for snapshot in {snapshots}:
     keeper.room(1, 60)
     keeper.keep(snapshot)
@@ -44,13 +45,13 @@ new_last = partial(
 new_middle = partial(middle_stage, mixed)
 
 
-def die(folder: Path, snapshots: str) -> Checkpoints:
+def die(folder: Path, snapshots: str) -> SnapshotDirectory:
     """Lets a process write these snapshots and be killed."""
     ended = subprocess.run(
-        [sys.executable, "-c", DYING.replace("{snapshots}", snapshots), folder], cwd=Path(__file__).parent
+        [sys.executable, "-c", DYING.replace("{snapshots}", snapshots), folder], env=importing_tests()
     )
     assert ended.returncode == -9
-    return Checkpoints(folder, ORIGIN)
+    return SnapshotDirectory(folder, ORIGIN)
 
 
 def test_synchronous_training_goes_on_with_the_same_bits(tmp_path):

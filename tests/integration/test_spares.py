@@ -8,14 +8,24 @@ import threading
 import pytest
 import zmq
 
-import reference
-from broker.control import Assigned, Hello, Refused, Report, Standby, Stop, ToBroker, decode_to_broker, encode
-from desk import until
-from workers import runs
-from workers.client import Client
-from workers.correspondence import Introduction, TurnedAway
-from workers.link import Link
-from workers.reserve import Reserve
+from stageline.broker.control.protocol import (
+    Assigned,
+    Hello,
+    Refused,
+    Report,
+    Standby,
+    Stop,
+    ToBroker,
+    decode_to_broker,
+    encode,
+)
+from stageline.workers.control.client import Client
+from stageline.workers.control.control_thread import ControlThread
+from stageline.workers.control.session import TurnedAway, WorkerIdentity
+from stageline.workers.launch.prefork import Prefork
+from stageline.workers.runs import folder as runs
+from support import reference
+from support.workspace import until
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=50", "--set", "recovery.record=all")
 STEPS = ("--set", "run.steps=600", "--set", "run.log_every=100")
@@ -71,7 +81,7 @@ def test_where_nobody_is_replaced_a_spare_is_refused(desk, capsys):
 
 
 def test_one_that_stands_by_waits_longer_than_its_patience(tmp_path):
-    link, broker = Link(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
+    link, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     answers = [Standby("the run has not begun"), Standby("no place is free"), Assigned("run", 1, 7, 20)]
     with broker.answering(answers) as hellos:
         assert link.join(1.5) == Assigned("run", 1, 7, 20)
@@ -80,7 +90,7 @@ def test_one_that_stands_by_waits_longer_than_its_patience(tmp_path):
 
 
 def test_one_that_is_called_says_so_at_once_since_loading_may_take_longer_than_a_lease(tmp_path):
-    link, broker = Link(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
+    link, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     with broker.answering([Assigned("run", 1, 7, 20)]):
         link.join(1.5)
         thanks = broker.hear()
@@ -90,7 +100,7 @@ def test_one_that_is_called_says_so_at_once_since_loading_may_take_longer_than_a
 
 
 def test_one_that_stands_by_in_a_resumed_run_leaves_if_the_others_do_not_come(tmp_path):
-    link, broker = Link(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
+    link, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     waits = Standby("it waits for worker 1 (stage 1)", "run", 20)
     with broker.answering([waits]), pytest.raises(TurnedAway, match=r"stage 1.*nobody came") as left:
         link.join(1.5, company=0.0)
@@ -100,7 +110,7 @@ def test_one_that_stands_by_in_a_resumed_run_leaves_if_the_others_do_not_come(tm
 
 @pytest.mark.parametrize("farewell", [Stop("all steps are done", 0), Refused("the run is over", 1)])
 def test_one_that_stands_by_leaves_with_the_run(tmp_path, farewell):
-    link, broker = Link(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
+    link, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     with broker.answering([Standby("no place is free"), farewell]), pytest.raises(TurnedAway) as left:
         link.join(1.5)
     link.close()
@@ -108,11 +118,11 @@ def test_one_that_stands_by_leaves_with_the_run(tmp_path, farewell):
 
 
 def test_the_reserve_becomes_the_worker_that_is_started_next(tmp_path):
-    with Reserve() as reserve, (tmp_path / "log").open("a") as log:
+    with Prefork() as reserve, (tmp_path / "log").open("a") as log:
         reserve.fill()
         told = reserve(["worker", "--help"], log)
         assert told.wait(60) == 0
-        assert "workers.reserve" in told.args
+        assert "stageline.workers.launch.prefork" in told.args
         reserve.fill()
         killed = reserve._ready
         killed.kill(), killed.wait()
@@ -124,8 +134,8 @@ def test_the_reserve_becomes_the_worker_that_is_started_next(tmp_path):
     assert (tmp_path / "log").read_text().count("Usage: stageline worker") == 2
 
 
-def introduction() -> Introduction:
-    return Introduction("d" * 64, "spare-1", "desk", 1, None, {}, spare=True)
+def introduction() -> WorkerIdentity:
+    return WorkerIdentity("d" * 64, "spare-1", "desk", 1, None, {}, spare=True)
 
 
 class Broker:

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from broker.control import Refused, Stop
-from broker.standstill import Standstill
-from talk import Talk, hello, name, report
+from stageline.broker.control.protocol import Refused, Stop
+from stageline.broker.membership.standstill import Standstill
+from support.conversation import Talk, hello, name, report
 
 BOUND = 60.0
 

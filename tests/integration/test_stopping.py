@@ -1,21 +1,18 @@
 """Somebody stops a run: the exit code says whether it can go on, and a run that can is taken up again."""
 
-from dataclasses import replace
-
 import pytest
 
-from broker.control import Exited, Goodbye, Refused, Report, Stop, StopRun
-from broker.core import Core
-from broker.run import OtherRun, Phase, Terms, run_of
-from broker.stopping import DELAY, Stopper
-from broker.stores.memory import MemoryStore
-from talk import PLAN, TERMS, Talk, finished, having_read, name, steps
+from stageline.broker.control.protocol import Exited, Goodbye, Refused, Report, Stop, StopRun
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.run import OtherRun, RunConfig, RunPhase, run_of
+from stageline.broker.coordinator.shutdown import DELAY, Shutdown
+from stageline.broker.stores.memory import MemoryStore
+from support.conversation import PLAN, SNAPSHOTS, TERMS, Talk, finished, having_read, name, steps
 
-SNAPSHOTS = replace(TERMS, restarts=2, snapshots=True)
 INTERRUPT = StopRun("interrupted", 130, at_step_end=True)
 
 
-def talk_at(done: int, *, snapshot: int = 0, terms: Terms = SNAPSHOTS) -> Talk:
+def talk_at(done: int, *, snapshot: int = 0, terms: RunConfig = SNAPSHOTS) -> Talk:
     """Both stages have finished the steps before `done`, and have a snapshot of step `snapshot`."""
     talk = Talk(terms=terms)
     for index in (0, 1):
@@ -66,7 +63,7 @@ def test_a_checkpoint_that_workers_leave_behind_makes_the_outcome_better():
     stop_of(talk)
     tell(talk, 8, snapshot=8)
     assert (talk.status()["code"], talk.status()["reason"]) == (75, "interrupted; the state after 8 steps is saved")
-    assert Core(SNAPSHOTS, talk.store, "run-1", talk.now).outcome == talk.core.outcome
+    assert Coordinator(SNAPSHOTS, talk.store, "run-1", talk.now).outcome == talk.core.outcome
 
 
 def test_a_failure_is_not_made_better():
@@ -145,7 +142,7 @@ def test_who_stops_twice_does_not_wait_for_a_step():
 
 
 def test_nobody_has_to_stop_a_run():
-    stopper = Stopper(snapshots=True)
+    stopper = Shutdown(snapshots=True)
     assert not stopper.is_due(1e9, running=True)
     assert stopper.outcome(0, 0, None, 1e9) is None
 
@@ -157,7 +154,7 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_under_new_incarnations():
     talk = talk_at(37, snapshot=20)
     stop_of(talk)
     again = resumed(talk)
-    assert (again.core.run, again.core.phase, again.core.outcome) == ("run-1", Phase.WAITING, None)
+    assert (again.core.run, again.core.phase, again.core.outcome) == ("run-1", RunPhase.WAITING, None)
     assert again.core.ledger.finished == [20, 20]
     for index in (0, 1):
         again.say(name(index), having_read(index, 20))
@@ -207,7 +204,7 @@ def test_losses_in_a_row_are_counted_anew_and_all_restarts_on():
 def test_a_finished_run_stays_finished():
     talk = talk_at(37)
     talk.say(name(0), finished(0)), talk.say(name(1), finished(1))
-    assert resumed(talk).core.phase is Phase.FINISHED
+    assert resumed(talk).core.phase is RunPhase.FINISHED
 
 
 def test_a_run_goes_on_with_its_own_plan_only():

@@ -3,11 +3,10 @@
 import msgspec
 import pytest
 
-from broker.control import Answer, Ask, Assigned, Memory, Refused, Report, Standby, StopRun
-from broker.run import Phase, run_of
-from broker.stores.memory import MemoryStore
-from talk import PLAN, TERMS, Talk, finished, having_read, hello, name, steps
-from test_rollcall import SNAPSHOTS
+from stageline.broker.control.protocol import Answer, Ask, Assigned, Memory, Refused, Report, Standby, StopRun
+from stageline.broker.coordinator.run import RunPhase, run_of
+from stageline.broker.stores.memory import MemoryStore
+from support.conversation import PLAN, SNAPSHOTS, TERMS, Talk, finished, having_read, hello, name, steps
 
 MEMORY = Memory("run-1", 0, 40, 47)
 
@@ -59,7 +58,7 @@ def test_workers_that_are_still_at_work_keep_their_places_and_what_they_have(tal
 
 def test_if_nobody_is_all_begin_anew_once_they_have_had_a_lease_to_say_so(talk):
     talk.after(9.0)
-    assert talk.core.phase is Phase.RUNNING
+    assert talk.core.phase is RunPhase.RUNNING
     assert len(talk.core.registry.members) == 2
     talk.after(2.0)
     assert talk.core.registry.members == {}
@@ -148,7 +147,7 @@ def test_where_nobody_is_replaced_a_part_of_the_workers_is_of_no_use():
     for turn in range(12):
         talk.say(name(0), working(0, turn))
         talk.after(1.0)
-    assert (talk.core.registry.members, talk.core.phase) == ({}, Phase.WAITING)
+    assert (talk.core.registry.members, talk.core.phase) == ({}, RunPhase.WAITING)
 
 
 @pytest.mark.parametrize("at_step_end", [False, True])
@@ -156,7 +155,7 @@ def test_it_can_be_stopped_meanwhile_and_stays_stopped(talk, at_step_end: bool):
     talk.say(b"me", StopRun("enough", 130, at_step_end))
     talk.after(2.0)
     assert talk.core.outcome is not None
-    assert (talk.core.phase, talk.core.outcome.code) == (Phase.FAILED, 75)
+    assert (talk.core.phase, talk.core.outcome.code) == (RunPhase.FAILED, 75)
     assert again(talk, resume=False).core.outcome == talk.core.outcome
     resumed = again(talk)
     assert (resumed.core.registry.members, resumed.core.outcome) == ({}, None)
@@ -166,9 +165,9 @@ def test_it_can_be_stopped_meanwhile_and_stays_stopped(talk, at_step_end: bool):
 def test_a_run_that_ends_before_it_was_known_who_is_at_work_has_ended(talk):
     for index in (0, 1):
         talk.say(name(index), finished(index))
-    assert talk.core.phase is Phase.FINISHED
+    assert talk.core.phase is RunPhase.FINISHED
     for resume in (False, True):
-        assert again(talk, resume=resume).core.phase is Phase.FINISHED
+        assert again(talk, resume=resume).core.phase is RunPhase.FINISHED
 
 
 def test_a_worker_that_knows_more_than_the_records_is_asked_like_everyone_and_the_end_of_that_run_lasts(talk):
@@ -182,8 +181,8 @@ def test_a_worker_that_knows_more_than_the_records_is_asked_like_everyone_and_th
     talk.after(11.0)
     for index, member in enumerate(talk.core.registry.present()):
         talk.say(name(index), msgspec.structs.replace(finished(index), incarnation=member.incarnation))
-    assert talk.core.phase is Phase.FINISHED
-    assert again(talk).core.phase is Phase.FINISHED
+    assert talk.core.phase is RunPhase.FINISHED
+    assert again(talk).core.phase is RunPhase.FINISHED
 
 
 def test_nobody_is_listened_for_if_the_run_was_stopped_or_the_broker_is_alone():

@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from desk import until
-from test_bad_input import WAITS_FOR_EVER
-from workers.cli.program import run
+from stageline.workers.cli.app import run
+from support.workspace import WAITS_FOR_EVER, until
 
 MEMORY = ("--set", "queues.url=memory://")
 
@@ -48,7 +47,7 @@ def test_a_picture_that_cannot_be_written_is_named(capsys):
 
 def test_output_that_takes_nothing_more_is_told_in_a_sentence():
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-P", "-m", "workers.cli", "schedule", "list"]
+        command = [sys.executable, "-P", "-m", "stageline", "schedule", "list"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 1
     assert ended.stderr == "stageline: cannot write to stdout, or to the run's folder: No space left on device\n"

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from bad_wire import KINDS, BadWire
-from nursery import Nursery
-from proxy import Proxy
-from redis_server import shared_server
-from whole import WholeRun, expected, plan_in
+from support.fork_server import ForkServer
+from support.paths import TESTS
+from support.proxy import Proxy
+from support.redis_server import shared_server
+from support.whole_run import WholeRun, expected, plan_in
+from support.wire_damage import KINDS, BadWire
 
 pytestmark = pytest.mark.faults
 
@@ -18,34 +19,34 @@ THROUGH_A_PROXY = """
 import sys
 from pathlib import Path
 
-import workers.process
+from stageline.workers.process import worker_process
 
 sys.path.append({tests!r})
 
-from bad_wire import BadWire
-from proxy import Proxy
+from support.wire_damage import BadWire
+from support.proxy import Proxy
 
-def _through_a_proxy(endpoint, broker, plain=workers.process.reachable):
+def _through_a_proxy(endpoint, broker, plain=worker_process.reachable):
     proxy = Proxy(plain(endpoint, broker))
     BadWire(proxy, {kind!r}, lambda: (Path(__file__).parent / "fired").open("a").write("x"))
     return proxy.endpoint
 
-workers.process.reachable = _through_a_proxy
+worker_process.reachable = _through_a_proxy
 """
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_between_workers_a_bad_wire_changes_nothing(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_between_workers_a_bad_wire_changes_nothing(kind: str, nursery: ForkServer, tmp_path: Path) -> None:
     plan = plan_in(tmp_path)
     with (plan.parent / "model.py").open("a") as file:
-        file.write(THROUGH_A_PROXY.format(tests=str(Path(__file__).parent), kind=kind))
+        file.write(THROUGH_A_PROXY.format(tests=str(TESTS), kind=kind))
     going = WholeRun(nursery, plan, "queues.url=tcp://127.0.0.1:0", f"run.steps={STEPS}")
     assert going.digest() == expected(STEPS)
     assert len((plan.parent / "fired").read_text()) > 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_to_a_redis_server_a_bad_wire_changes_nothing(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_to_a_redis_server_a_bad_wire_changes_nothing(kind: str, nursery: ForkServer, tmp_path: Path) -> None:
     server, fired = shared_server(), []
     with Proxy(f"tcp://127.0.0.1:{server.port}") as proxy:
         BadWire(proxy, kind, lambda: fired.append(kind))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.digest import tensor_digests, weights_sha256
+from stageline.pipeline.digest import tensor_digests, weights_sha256
 
 
 def by_the_definition(state_dict: Mapping[str, Tensor]) -> str:
@@ -75,8 +75,8 @@ def test_an_entry_that_is_not_a_tensor_is_named():
 
 def test_combining_digests_needs_no_torch():
     lines = [
-        "import sys, pipeline.digest",
-        "pipeline.digest.weights_sha256({'a': ('float32', (1,), 'ab' * 32)})",
+        "import sys, stageline.pipeline.digest",
+        "stageline.pipeline.digest.weights_sha256({'a': ('float32', (1,), 'ab' * 32)})",
         "sys.exit('torch' in sys.modules)",
     ]
     assert subprocess.run([sys.executable, "-c", "\n".join(lines)], check=False).returncode == 0

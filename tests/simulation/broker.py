@@ -4,17 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from broker.control import Answer, Ask, StepRecord, ToBroker
-from broker.core import Core
-from broker.crew import Send
-from broker.run import Terms, run_of
-from broker.store import Fact
-from broker.stores.memory import MemoryStore
-
-from .clock import Clock, Deed
-from .network import Line, Network
-from .process import Process
-from .surroundings import PLAN, RUN, Listener
+from simulation.clock import Clock, Deed
+from simulation.environment import PLAN, RUN, Listener
+from simulation.network import Line, Network
+from simulation.process import Process
+from stageline.broker.control.protocol import Answer, Ask, StepRecord, ToBroker
+from stageline.broker.coordinator.assignments import Outgoing
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.run import RunConfig, run_of
+from stageline.broker.stores.base import Fact
+from stageline.broker.stores.memory import MemoryStore
 
 TICK = 0.1  # seconds
 
@@ -60,8 +59,8 @@ class Broker(Process):
         clock: Clock,
         network: Network,
         store: FragileStore,
-        terms: Terms,
-        watch: Callable[[list[Send]], None],
+        terms: RunConfig,
+        watch: Callable[[list[Outgoing]], None],
         ended: Callable[[int], None],
         fired: Counter[str],
         *,
@@ -69,7 +68,7 @@ class Broker(Process):
         alone: bool,
     ) -> None:
         super().__init__(clock, "broker", ended)
-        self.core = Core(terms, store, run_of(store, PLAN, RUN, resume=resume, alone=alone), clock.now)
+        self.core = Coordinator(terms, store, run_of(store, PLAN, RUN, resume=resume, alone=alone), clock.now)
         self._fired = fired
         self._network = network
         self._watch = watch
@@ -97,7 +96,7 @@ class Broker(Process):
         self._decide(lambda: self.core.tick(self.clock.now))
         self.later(TICK, self._tick)
 
-    def _decide(self, decide: Callable[[], list[Send]]) -> None:
+    def _decide(self, decide: Callable[[], list[Outgoing]]) -> None:
         listened = self.core.reception.listening
         try:
             sends = decide()

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
 
-from pipeline.digest import TensorDigest
-from pipeline.schedule import Kind, Schedule
-from pipeline.tree import Tree
-from workers.machine import Instruction, Route, program
+from stageline.pipeline.digest import TensorDigest
+from stageline.pipeline.schedule import Kind, Schedule
+from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.machine import Instruction, Route, program
 
 Key = tuple[int, int]  # step, microbatch
 

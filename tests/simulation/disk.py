@@ -7,12 +7,11 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from broker.checkpoints import is_gone
-from broker.control import Assigned, Inspection
-from pipeline.schedule import Placement
-
-from .chain import State
-from .process import Process
+from simulation.chain import State
+from simulation.process import Process
+from stageline.broker.control.protocol import Assigned, Inspection
+from stageline.broker.recovery.checkpoint_tracker import is_gone
+from stageline.pipeline.schedule import Placement
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,21 +8,20 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from broker.message import Frame, Message, assemble, check_run, fingerprint, read_header
-from broker.queue import QueueKey
-from broker.queues.consumer import Consumer, Verdict
-from broker.queues.log import Log, Shelf
-from broker.queues.memory import MemoryQueue
-from broker.queues.producer import Producer
-from broker.queues.requests import Standing, Take
-
-from .clock import Deed
-from .network import Line, Network
-from .process import Process
+from simulation.clock import Deed
+from simulation.network import Line, Network
+from simulation.process import Process
+from stageline.broker.codec.message import Frame, Message, assemble, check_run, fingerprint, read_header
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.log import Log, RetentionBudget
+from stageline.broker.queues.memory import MemoryQueue
+from stageline.broker.queues.zeromq.consumer import Acceptance, Consumer
+from stageline.broker.queues.zeromq.producer import Producer
+from stageline.broker.queues.zeromq.requests import Credit, Retention
 
 RECONNECT = 0.05  # seconds between two attempts
 
-Item = Take | Standing | tuple[Frame, bool]  # a message: its header, which holds all, and whether it counts as whole
+Item = Credit | Retention | tuple[Frame, bool]  # a message: its header, which holds all, and whether it counts as whole
 
 
 @dataclass(eq=False)
@@ -126,9 +125,9 @@ class Ends:
         while self.mail:
             line, item = self.mail.popleft()
             match item:
-                case Take():
+                case Credit():
                     self._answer(line, item)
-                case Standing():
+                case Retention():
                     self._hear(line, item)
                 case frame, whole:
                     self._receive(line, frame, whole)
@@ -161,7 +160,7 @@ class Ends:
             self._send(line, (producer.frames(number)[0], number >= producer.taken))
             producer.did_send(number)
 
-    def _answer(self, line: Line, take: Take) -> None:
+    def _answer(self, line: Line, take: Credit) -> None:
         producer = self.producers.get(take.key)
         if producer is None:  # its worker had another place in its former life
             return
@@ -171,7 +170,7 @@ class Ends:
         if take.ask:
             self._send(line, producer.standing(take))
 
-    def _hear(self, line: Line, standing: Standing) -> None:
+    def _hear(self, line: Line, standing: Retention) -> None:
         consumer = self._consumer(line, standing.key)
         if consumer is not None:
             consumer.hear(standing)
@@ -181,7 +180,7 @@ class Ends:
         check_run(header, self._run)
         consumer = self._consumer(line, QueueKey(header.flow, header.stage))
         number, marks = header.step * self._microbatches + header.microbatch, fingerprint(header)
-        if consumer is not None and consumer.judge(number, marks, whole=whole) is Verdict.ACCEPT:
+        if consumer is not None and consumer.judge(number, marks, whole=whole) is Acceptance.ACCEPT:
             consumer.accept(assemble(header, []), marks, self.process.clock.now)
 
     def _consumer(self, line: Line, key: QueueKey) -> Consumer | None:
@@ -189,7 +188,7 @@ class Ends:
         dealer = self._dealer_of[line]
         return dealer.consumers.get(key) if self._dealers.get(dealer.endpoint) is dealer else None
 
-    def _say(self, dealer: Dealer, take: Take) -> bool:
+    def _say(self, dealer: Dealer, take: Credit) -> bool:
         if dealer.line is None or dealer.line.broken:
             dealer.line = self._connection(dealer)
         if dealer.line is not None:
@@ -209,4 +208,4 @@ class Ends:
         self._network.carry(line, peer.process, partial(peer.arrive, line, item), doubtful=True)
 
     def _log(self, key: QueueKey) -> Log:
-        return Log(self._run, key, self._microbatches, Shelf())
+        return Log(self._run, key, self._microbatches, RetentionBudget())

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from broker.control import FromBroker, ToBroker
-
-from .clock import Clock
-from .disk import Disk
-from .ends import Ends
-from .network import Line, Network
-from .process import Process
-from .scenario import Scenario
+from simulation.clock import Clock
+from simulation.disk import Disk
+from simulation.endpoints import Ends
+from simulation.network import Line, Network
+from simulation.process import Process
+from simulation.scenario import Scenario
+from stageline.broker.control.protocol import FromBroker, ToBroker
 
 RUN = "simulated"
 LOG_EVERY = 3

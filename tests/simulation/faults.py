@@ -3,10 +3,10 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .scenario import Blow, Fault
+from simulation.scenario import Blow, Fault
 
 if TYPE_CHECKING:
-    from .world import World
+    from simulation.world import World
 
 
 def strike(world: "World", blow: Blow) -> bool:

@@ -7,7 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from broker.control import (
+from simulation.chain import Executor, digest, named
+from simulation.disk import Snapshot, Torn, Writer
+from simulation.endpoints import Ends
+from simulation.environment import LOG_EVERY, RUN, Surroundings, Wrong
+from simulation.process import Process
+from stageline.broker.codec.message import Message
+from stageline.broker.control.protocol import (
     Assigned,
     Failed,
     Finished,
@@ -18,19 +24,12 @@ from broker.control import (
     Stop,
     Trim,
 )
-from broker.errors import BrokerError
-from broker.message import Message
-from broker.queue import QueueKey
-from pipeline.schedule import Kind
-from pipeline.tree import Tree
-from workers.machine import Compute, Finish, Instruction, Machine, Route, Take, program
-from workers.progress import Progress
-
-from .chain import Executor, digest, named
-from .disk import Snapshot, Torn, Writer
-from .ends import Ends
-from .process import Process
-from .surroundings import LOG_EVERY, RUN, Surroundings, Wrong
+from stageline.broker.errors import BrokerError
+from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.schedule import Kind
+from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.machine import Compute, Finish, Instruction, Machine, Route, Take, program
+from stageline.workers.runtime.progress import Progress
 
 ACTION = 0.02  # seconds that an action takes on the average
 LOADING = 0.1  # likewise a snapshot

@@ -7,8 +7,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .clock import Clock, Deed
-from .process import Process
+from simulation.clock import Clock, Deed
+from simulation.process import Process
 
 
 @dataclass(frozen=True, slots=True)

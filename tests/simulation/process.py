@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from .clock import Clock, Deed
+from simulation.clock import Clock, Deed
 
 
 class Process:

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 
-from pipeline.schedule import Placement, Schedule, ScheduleRefused, make
-
-from .network import Weather
+from simulation.network import Weather
+from stageline.pipeline.schedule import Placement, Schedule, ScheduleRefused, make
 
 PLACEMENTS: tuple[Placement, ...] = (
     ((0,), (1,)),

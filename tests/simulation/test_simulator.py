@@ -3,37 +3,35 @@
 Each counterexample switches one rule off, and shows how the simulation finds it.
 """
 
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
 
-import broker.crew
-from broker.checkpoints import Checkpoints
-from broker.control import Assigned
-from broker.crew import Crew
-from broker.ledger import Ledger
-from broker.member import Member
-from broker.queues.consumer import Consumer, Verdict
-from broker.queues.log import Log
-from broker.queues.requests import Take
-from broker.reception import Reception
-from broker.registry import Registry
 from simulation.broker import BEGIN_ANEW, GO_ON
 from simulation.chain import Chain, State, mixed, undisturbed
 from simulation.disk import Disk, Snapshot
 from simulation.loop import Loop
+from simulation.run_seeds import simulate
 from simulation.scenario import Fault, drawn
 from simulation.worker import Worker
-from simulator import simulate
+from stageline.broker.control.protocol import Assigned
+from stageline.broker.coordinator import assignments
+from stageline.broker.coordinator.assignments import Assignments
+from stageline.broker.coordinator.registration import Registration
+from stageline.broker.ledger.ledger import Ledger
+from stageline.broker.membership.member import Member
+from stageline.broker.membership.registry import Registry
+from stageline.broker.queues.log import Log
+from stageline.broker.queues.zeromq.consumer import Acceptance, Consumer
+from stageline.broker.queues.zeromq.requests import Credit
+from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
+from support.paths import importing_tests
 
-SIMULATOR = Path(__file__).with_name("simulator.py")
 CHUNK = 200  # seeds; ten chunks, which several processes may share
 EVERY_CHUNK_HAS = {*Fault, "drop", "repeat", "overtake", "late words", "lost words", "exit unheard",
                    "a zombie is fenced", "a spare takes a place",
@@ -64,8 +62,8 @@ def test_without_faults_the_result_does_not_depend_on_the_schedule():
 
 def run_simulator(*flags: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, SIMULATOR, *flags],
-        env={**os.environ, "PYTHONHASHSEED": "7"},
+        [sys.executable, "-m", "simulation.run_seeds", *flags],
+        env={**importing_tests(), "PYTHONHASHSEED": "7"},
         capture_output=True,
         text=True,
         check=True,
@@ -96,7 +94,7 @@ def test_a_failing_seed_says_how_to_run_it_again(monkeypatch):
 
 
 def test_snapshots_of_a_former_owner_that_count_complete_a_checkpoint_that_its_successor_has_yet_to_reach(monkeypatch):
-    monkeypatch.setattr(Checkpoints, "forget", lambda checkpoints, stages: None)
+    monkeypatch.setattr(CheckpointTracker, "forget", lambda checkpoints, stages: None)
     monkeypatch.setattr(Ledger, "go_back", lambda ledger, stages, step: None)
     assert "having done" in first_wrong(without(Fault.RESUME))
 
@@ -114,25 +112,25 @@ def test_a_replacement_that_begins_at_its_own_newest_snapshot_skips_what_the_oth
 
 
 def test_a_replacement_that_begins_at_the_beginning_wants_what_is_forgotten(monkeypatch):
-    monkeypatch.setattr(Crew, "start_of", lambda crew, member: 0)
+    monkeypatch.setattr(Assignments, "start_of", lambda crew, member: 0)
     assert first_wrong() != "nothing"
 
 
 def test_a_checkpoint_that_is_announced_before_it_is_stored_is_forgotten_by_the_next_broker(monkeypatch):
-    keep = Crew._keep
+    keep = Assignments._keep
 
-    def note_without_storing(crew: Crew, *of: object, note=Crew.note_snapshots) -> object:
-        monkeypatch.setattr(Crew, "_keep", lambda crew: None)
+    def note_without_storing(crew: Assignments, *of: object, note=Assignments.note_snapshots) -> object:
+        monkeypatch.setattr(Assignments, "_keep", lambda crew: None)
         wrong = note(crew, *of)
-        monkeypatch.setattr(Crew, "_keep", keep)
+        monkeypatch.setattr(Assignments, "_keep", keep)
         return wrong
 
-    monkeypatch.setattr(Crew, "note_snapshots", note_without_storing)
+    monkeypatch.setattr(Assignments, "note_snapshots", note_without_storing)
     assert "went back" in first_wrong()
 
 
 def test_queues_that_are_trimmed_to_what_is_finished_and_not_to_what_is_saved_lack_messages(monkeypatch):
-    monkeypatch.setattr(Crew, "trimmable", property(lambda crew: crew._ledger.finished_floor))
+    monkeypatch.setattr(Assignments, "trimmable", property(lambda crew: crew._ledger.finished_floor))
     assert "not on the disk" in first_wrong()
 
 
@@ -160,7 +158,7 @@ def test_snapshots_that_are_deleted_before_a_newer_checkpoint_is_announced_are_m
 
 
 def test_a_resumed_run_whose_snapshots_nobody_reads_first_begins_at_a_damaged_checkpoint(monkeypatch):
-    monkeypatch.setattr(Crew, "begins_anew", False)
+    monkeypatch.setattr(Assignments, "begins_anew", False)
     assert "has no snapshot of step" in first_wrong()
 
 
@@ -183,9 +181,9 @@ def test_a_zombie_whose_reports_count_ruins_the_run(monkeypatch):
 def test_duplicates_that_are_taken_are_computed_twice(monkeypatch):
     judge = Consumer.judge
 
-    def accept_duplicates(consumer: Consumer, number: int, fingerprint: bytes, *, whole: bool) -> Verdict:
+    def accept_duplicates(consumer: Consumer, number: int, fingerprint: bytes, *, whole: bool) -> Acceptance:
         verdict = judge(consumer, number, fingerprint, whole=whole)
-        return Verdict.ACCEPT if whole and number < consumer.next else verdict
+        return Acceptance.ACCEPT if whole and number < consumer.next else verdict
 
     monkeypatch.setattr(Consumer, "judge", accept_duplicates)
     assert "OutOfPlace" in first_wrong()
@@ -194,7 +192,7 @@ def test_duplicates_that_are_taken_are_computed_twice(monkeypatch):
 def test_a_request_that_is_said_only_once_may_be_lost_for_ever(monkeypatch):
     request = Consumer.request
 
-    def request_once(consumer: Consumer, now: float) -> Take | None:
+    def request_once(consumer: Consumer, now: float) -> Credit | None:
         return request(consumer, now) if consumer.wants else None
 
     monkeypatch.setattr(Consumer, "request", request_once)
@@ -202,22 +200,22 @@ def test_a_request_that_is_said_only_once_may_be_lost_for_ever(monkeypatch):
 
 
 def test_old_records_that_are_trusted_place_workers_where_nothing_is_left(monkeypatch):
-    monkeypatch.setattr(Reception, "_shows_a_loss", lambda reception, hello: False)
+    monkeypatch.setattr(Registration, "_shows_a_loss", lambda reception, hello: False)
     assert first_wrong(having(Fault.OLD_RECORDS)) != "nothing"
 
 
 def test_if_all_who_knew_better_are_gone_old_records_place_workers_where_nothing_is_left_too(monkeypatch):
-    monkeypatch.setattr(Crew, "lacks_its_beginning", lambda crew, hello: False)
+    monkeypatch.setattr(Assignments, "lacks_its_beginning", lambda crew, hello: False)
     assert "no end in sight" in first_wrong(having(Fault.POWER))
 
 
 def test_a_broker_with_old_records_that_heeds_no_newer_checkpoint_ruins_the_run(monkeypatch):
-    monkeypatch.setattr(Crew, "is_behind", lambda crew, complete, incarnation: False)
+    monkeypatch.setattr(Assignments, "is_behind", lambda crew, complete, incarnation: False)
     assert first_wrong(having(Fault.OLD_RECORDS)) != "nothing"
 
 
 def test_incarnations_that_are_handed_out_twice_let_a_zombie_speak_for_its_successor(monkeypatch):
-    monkeypatch.setattr(broker.crew, "_never_used", lambda now: 0)
+    monkeypatch.setattr(assignments, "_never_used", lambda now: 0)
     assert first_wrong(having(Fault.LOSE_RECORDS, Fault.PARTITION)) != "nothing"
 
 

@@ -4,14 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from broker.control import Assigned, FromBroker, Refused, ToBroker
-from workers.correspondence import BEAT, JOIN, Correspondence, Introduction, Joining, TurnedAway
-
-from .disk import View
-from .loop import Farewell, Loop
-from .network import Line
-from .process import Process
-from .surroundings import PLAN, Surroundings
+from simulation.disk import View
+from simulation.environment import PLAN, Surroundings
+from simulation.loop import Farewell, Loop
+from simulation.network import Line
+from simulation.process import Process
+from stageline.broker.control.protocol import Assigned, FromBroker, Refused, ToBroker
+from stageline.workers.control.session import BEAT, JOIN, Joining, Session, TurnedAway, WorkerIdentity
 
 STARTING = 0.1  # seconds, on the average
 
@@ -36,11 +35,11 @@ class Worker(Process):
         self.loop: Loop | None = None
         self._around = around
         view = View(around.disk, around.scenario.sees(name.claim))
-        self._introduction = Introduction(
+        self._introduction = WorkerIdentity(
             PLAN, name.name, name.host, name.pid, name.claim, {}, view, spare=name.claim is None
         )
         self._joining = Joining(self._introduction)
-        self._letters: Correspondence | None = None
+        self._letters: Session | None = None
         self._line: Line | None = None
         self.later(around.soon(STARTING), self._join)
 
@@ -73,7 +72,7 @@ class Worker(Process):
         else:
             self._around.fired["a place cannot be taken"] += isinstance(sentence, Assigned)
 
-    def _hear(self, letters: Correspondence, sentence: FromBroker) -> None:
+    def _hear(self, letters: Session, sentence: FromBroker) -> None:
         before = letters.incarnation
         heard = letters.hear(sentence, self.clock.now)
         self._around.fired["a worker goes on though the records are lost"] += letters.incarnation > before
@@ -93,7 +92,7 @@ class Worker(Process):
         self.loop = loop = Loop(self, around, assigned, self._take_leave)
         around.bound[endpoint] = loop.ends
         steps, now = around.scenario.steps, self.clock.now
-        self._letters = Correspondence(self._introduction, assigned, endpoint, loop.progress, steps=steps, now=now)
+        self._letters = Session(self._introduction, assigned, endpoint, loop.progress, steps=steps, now=now)
         self._beat(self._letters)
 
     def _take_leave(self, sentence: Farewell) -> None:
@@ -103,7 +102,7 @@ class Worker(Process):
             for last in self._letters.last_words():
                 self._say(last)
 
-    def _beat(self, letters: Correspondence) -> None:
+    def _beat(self, letters: Session) -> None:
         self._connection()
         for sentence in letters.due(self.clock.now):
             self._say(sentence)

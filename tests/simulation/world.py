@@ -9,21 +9,20 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from broker.control import Assigned, Exited, Trim
-from broker.core import Core
-from broker.crew import Send
-from broker.run import Phase, Terms, run_of
-from pipeline.digest import weights_sha256
-
-from .blows import strike
-from .broker import Broker, FragileStore
-from .chain import named, undisturbed
-from .clock import Clock
-from .disk import Disk
-from .network import Network
-from .scenario import Blow, Scenario
-from .surroundings import LOG_EVERY, PLAN, RUN, Surroundings, Wrong
-from .worker import Name, Worker
+from simulation.broker import Broker, FragileStore
+from simulation.chain import named, undisturbed
+from simulation.clock import Clock
+from simulation.disk import Disk
+from simulation.environment import LOG_EVERY, PLAN, RUN, Surroundings, Wrong
+from simulation.faults import strike
+from simulation.network import Network
+from simulation.scenario import Blow, Scenario
+from simulation.worker import Name, Worker
+from stageline.broker.control.protocol import Assigned, Exited, Trim
+from stageline.broker.coordinator.assignments import Outgoing
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of
+from stageline.pipeline.digest import weights_sha256
 
 LONGEST = 200.0  # seconds that a run may last after the last blow
 DOWN = 0.5  # seconds until the broker is started again, on the average
@@ -44,7 +43,7 @@ class World:
         self.around = Surroundings(scenario, clock, dice, network, Disk(schedule.placement), fired, worked=self._worked)
         self.store = FragileStore()
         self.workers: list[Worker] = []
-        self._terms = Terms(
+        self._terms = RunConfig(
             RUN, PLAN, {}, schedule, scenario.lease, log_every=LOG_EVERY, restarts=10**6, snapshots=True
         )
         self._started = 0
@@ -58,7 +57,7 @@ class World:
         self._start_broker()
 
     @property
-    def core(self) -> Core:
+    def core(self) -> Coordinator:
         return self.broker.core
 
     @property
@@ -182,7 +181,7 @@ class World:
 
     def _over(self) -> bool:
         outcome = self.core.outcome
-        if outcome is not None and outcome.phase is not Phase.FINISHED:
+        if outcome is not None and outcome.phase is not RunPhase.FINISHED:
             raise Wrong(f"the run has {outcome.phase}: {outcome.reason}")
         return outcome is not None and not self.workers
 
@@ -207,10 +206,10 @@ class World:
             raise Wrong(f"the last loss is {self.core.ledger.last_loss}, and {last} in the undisturbed run")
         self.store.fuse = 0
         run_of(self.store, PLAN, RUN, resume=True)
-        if Core(self._terms, self.store, RUN, self.around.clock.now).phase is not Phase.FINISHED:
+        if Coordinator(self._terms, self.store, RUN, self.around.clock.now).phase is not RunPhase.FINISHED:
             raise Wrong("the run has finished, and is begun again if somebody resumes it")
 
-    def _watch(self, sends: list[Send]) -> None:
+    def _watch(self, sends: list[Outgoing]) -> None:
         """What the broker announces is on the disk, and never goes back while its records are not tampered with."""
         for _, sentence in sends:
             match sentence:

@@ -50,7 +50,7 @@ def keep(folder: Path, who: str, life: int, on_done: Callable[[], None]) -> Call
 
 
 def _watch_worker(write: Callable[..., None], on_done: Callable[[], None]) -> None:
-    from workers.progress import Progress
+    from stageline.workers.runtime.progress import Progress
 
     computing, done = Progress.computing, Progress.done
 
@@ -67,11 +67,11 @@ def _watch_worker(write: Callable[..., None], on_done: Callable[[], None]) -> No
 
 
 def _watch_broker(write: Callable[..., None], on_done: Callable[[], None]) -> None:
-    from broker.core import Core
+    from stageline.broker.coordinator.coordinator import Coordinator
 
-    handle, complete = Core.handle, -1
+    handle, complete = Coordinator.handle, -1
 
-    def handled(self: Core, *arguments: Any) -> Any:
+    def handled(self: Coordinator, *arguments: Any) -> Any:
         nonlocal complete
         answer = handle(self, *arguments)
         if complete < 0:
@@ -82,4 +82,4 @@ def _watch_broker(write: Callable[..., None], on_done: Callable[[], None]) -> No
         on_done()
         return answer
 
-    Core.handle = handled  # type: ignore[method-assign]
+    Coordinator.handle = handled  # type: ignore[method-assign]

@@ -3,10 +3,11 @@
 import json
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
-from broker.control import (
+from stageline.broker.control.protocol import (
     CONTROL_VERSION,
     Answer,
     Ask,
@@ -19,27 +20,28 @@ from broker.control import (
     StepRecord,
     ToBroker,
 )
-from broker.core import Core
-from broker.run import Terms, run_of
-from broker.store import Store
-from broker.stores.memory import MemoryStore
-from pipeline.schedule import make
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.run import RunConfig, run_of
+from stageline.broker.stores.base import Store
+from stageline.broker.stores.memory import MemoryStore
+from stageline.pipeline.schedule import make
 
 PLAN = "d" * 64
 SETTINGS: Mapping[str, object] = {"schedule": {"name": "1f1b", "microbatches": 4}}
 SCHEDULE = make("1f1b", ((0,), (1,)), 4)
-TERMS = Terms("digits", PLAN, SETTINGS, SCHEDULE, lease=10.0, log_every=10)
+TERMS = RunConfig("digits", PLAN, SETTINGS, SCHEDULE, lease=10.0, log_every=10)
+SNAPSHOTS = replace(TERMS, restarts=2, snapshots=True)
 WAITING = "waits for forward-1 message 0"
 
 
 class Talk:
     """A core, the time, and workers 0 and 1 by the names of their places."""
 
-    def __init__(self, store: Store | None = None, now: float | None = None, terms: Terms = TERMS) -> None:
+    def __init__(self, store: Store | None = None, now: float | None = None, terms: RunConfig = TERMS) -> None:
         # Where workers may be replaced, incarnations count from the time on: from 0, so that they are 1, 2, 3, ...
         self.now = now if now is not None else 0.0 if terms.restarts else 1000.0
         self.store = store or MemoryStore()
-        self.core = Core(terms, self.store, run_of(self.store, PLAN, "run-1"), self.now)
+        self.core = Coordinator(terms, self.store, run_of(self.store, PLAN, "run-1"), self.now)
 
     def say(self, sender: bytes, sentence: ToBroker) -> list[tuple[bytes, FromBroker]]:
         return self.core.handle(sender, sentence, self.now)

@@ -13,13 +13,13 @@ from itertools import count
 
 import torch
 
-from broker.errors import BadMessage
-from broker.message import Flow, Message, allocate, assemble, fingerprint, read_header
-from broker.queue import QueueKey
-from broker.queues.consumer import Consumer, Verdict
-from broker.queues.log import Log, Shelf
-from broker.queues.producer import Producer
-from broker.queues.requests import Take, pack, unpack_standing, unpack_take
+from stageline.broker.codec.message import Flow, Message, allocate, assemble, fingerprint, read_header
+from stageline.broker.errors import BadMessage
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.log import Log, RetentionBudget
+from stageline.broker.queues.zeromq.consumer import Acceptance, Consumer
+from stageline.broker.queues.zeromq.producer import Producer
+from stageline.broker.queues.zeromq.requests import Credit, pack, unpack_credit, unpack_retention
 
 RUN = "wire-run"
 KEY = QueueKey(Flow.FORWARD, 1)
@@ -74,7 +74,7 @@ class World:
         """A producer that begins with `step`, in place of the one there was; connections to that are gone."""
         self._incarnation = incarnation
         self._put = step * MICROBATCHES
-        self.producer = Producer(Log(RUN, KEY, MICROBATCHES, Shelf()))
+        self.producer = Producer(Log(RUN, KEY, MICROBATCHES, RetentionBudget()))
         self.cut()
 
     def start_consumer(self, incarnation: int, step: int) -> None:
@@ -112,7 +112,7 @@ class World:
             assert isinstance(message.payload, torch.Tensor)
             self.delivered.append((message.sequence, message.payload.numpy().tobytes()))
 
-    def say(self, take: Take) -> None:
+    def say(self, take: Credit) -> None:
         """Any consumer's word to the producer, over the wire."""
         self._send([pack(take)], self._connection, to_producer=True)
 
@@ -171,7 +171,7 @@ class World:
 
     def _producer_hears(self, frames: list[bytes], connection: int) -> None:
         try:
-            take = unpack_take(frames[0])
+            take = unpack_credit(frames[0])
         except BadMessage:
             return
         self.producer.hear(connection.to_bytes(4, "little"), take)
@@ -184,14 +184,14 @@ class World:
             if frames[0]:
                 self._message(frames)
             else:
-                self.consumer.hear(unpack_standing(frames[1]))
+                self.consumer.hear(unpack_retention(frames[1]))
         except BadMessage:
             self.consumer.lost()
 
     def _message(self, frames: list[bytes]) -> None:
         header = read_header(frames[0])
         number, marks = header.step * MICROBATCHES + header.microbatch, fingerprint(header)
-        if self.consumer.judge(number, marks, whole=len(frames) > 1) is Verdict.DROP:
+        if self.consumer.judge(number, marks, whole=len(frames) > 1) is Acceptance.DROP:
             return
         buffers = allocate(header)
         for buffer, frame in zip(buffers, frames[1:], strict=True):

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
-import diary
+from support import action_log as diary
+from support.paths import importing_tests
 
 TRIAL = 60  # seconds after which a trial is ended, and says so
 
@@ -29,12 +30,16 @@ Kill = tuple[str, int]  # "worker-1" and after how many actions, or "broker" and
 _SUBREAPER = 36  # of prctl(2): processes that lose their parent become children of this one
 
 
-class Nursery:
+class ForkServer:
     """A test's handle on the nursery process."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "support.fork_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=importing_tests(),
         )
         self._temporary = Path(tempfile.mkdtemp(prefix="nursery-", dir="/tmp"))  # short: sockets go there
         atexit.register(self.close)
@@ -78,7 +83,7 @@ class Nursery:
 
 
 class Forked:
-    """A forked process, as `workers.processes.Process` wants it."""
+    """A forked process, as `children.Process` wants it."""
 
     kills: ClassVar[dict[str, list[int]]] = {}  # what is yet to be killed, and when: one for each life
     lives: ClassVar[Counter[str]] = Counter()
@@ -123,7 +128,7 @@ def _keep_diary(folder: Path, name: str, life: int, kill_after: int) -> None:
 
 def _be_command(arguments: Sequence[str], log: TextIO) -> None:
     """The child's whole life. Never returns: what the parent's frames still have to do is not the child's."""
-    from workers.cli.program import run
+    from stageline.workers.cli.app import run
 
     code = 1
     try:
@@ -143,10 +148,10 @@ def _be_command(arguments: Sequence[str], log: TextIO) -> None:
 
 
 def _trial(request: dict[str, Any]) -> dict[str, Any]:
-    from pipeline.plan import read
-    from workers.job import prepare
-    from workers.processes import Local
-    from workers.supervise import run
+    from stageline.pipeline.plan import read
+    from stageline.workers.launch.children import LocalRun
+    from stageline.workers.launch.supervisor import run
+    from stageline.workers.runtime.job import prepare
 
     tempfile.tempdir = request["temporary"]
     Forked.kills = defaultdict(list)
@@ -158,7 +163,7 @@ def _trial(request: dict[str, Any]) -> dict[str, Any]:
     plan = prepare(read(Path(request["config"]), sets=sets, environment={})).plan
     words = [request["config"], *(word for each in sets for word in ("--set", each))]
     recovers, resume, spares = plan.recovery.restarts > 0, request["resume"], request["spares"]
-    outcome = run(Local(words, len(plan.workers), Forked.folder, recovers, Forked, resume=resume, spares=spares))
+    outcome = run(LocalRun(words, len(plan.workers), Forked.folder, recovers, Forked, resume=resume, spares=spares))
     pending = [name for name, left in Forked.kills.items() if left]
     return {"code": outcome.code, "reason": outcome.reason, "facts": outcome.facts, "not killed": pending}
 
@@ -205,8 +210,8 @@ def main() -> None:
     import sklearn.datasets  # noqa: F401  # loaded once for all
     import torch
 
-    import workers.cli.program
-    import workers.process  # noqa: F401
+    import stageline.workers.cli.app
+    import stageline.workers.process.worker_process  # noqa: F401
 
     torch.set_num_threads(1)  # before any thread is started: a fork would not have it
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer loads the compiler, for a second

@@ -8,10 +8,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from broker.dtypes import DTYPES
-from broker.message import Flow, Message
-from pipeline.placing import skew_of
-from pipeline.tree import Tree
+from stageline.broker.codec.dtypes import DTYPES
+from stageline.broker.codec.message import Flow, Message
+from stageline.pipeline.stage.placing import skew_of
+from stageline.pipeline.tree import Tree
 
 
 def message(payload: Tree, **others: Any) -> Message:

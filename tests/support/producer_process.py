@@ -6,13 +6,13 @@ python producer_process.py URL INCARNATION STEP END
 import sys
 import threading
 
-from broker.queues.ends import QueueTerms
-from broker.queues.zeromq import ZeroMQQueues
-from lines import KEY, Line
+from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from support.queue_pair import KEY, Line
 
 
 def main(url: str, incarnation: int, step: int, end: int) -> None:
-    queues = ZeroMQQueues("line-run", incarnation, url, QueueTerms(microbatches=4, windows={}))
+    queues = ZeroMQQueues("line-run", incarnation, url, QueueOptions(microbatches=4, windows={}))
     line = Line(queues, queues, 4)
     print(queues.endpoint, flush=True)
     for number in range(4 * step, end):

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from broker.message import Flow, Message
-from broker.queue import Inbound, Outbound, QueueKey, Queues
-from broker.queues.ends import QueueTerms
-from broker.queues.memory import MemoryQueues
-from broker.queues.redis import RedisQueues
-from broker.queues.zeromq import ZeroMQQueues
-from pipeline.tree import Tree
-from redis_server import shared_server
+from stageline.broker.codec.message import Flow, Message
+from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
+from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.memory import MemoryQueues
+from stageline.broker.queues.redis.queues import RedisQueues
+from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.pipeline.tree import Tree
+from support.redis_server import shared_server
 
 KEY = QueueKey(Flow.FORWARD, 1)
 RUN = "line-run"
@@ -100,7 +100,7 @@ def tcp_line(folder: Path, **terms: Any) -> Line:
 
 
 def _zeromq_line(url: Callable[[int], str], *, microbatches: int = 4, window: int = 8, **retention: Any) -> Line:
-    terms = QueueTerms(microbatches=microbatches, windows={KEY: window})
+    terms = QueueOptions(microbatches=microbatches, windows={KEY: window})
     producer = ZeroMQQueues(RUN, 1, url(0), replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention}))
     consumer = ZeroMQQueues(RUN, 2, url(1), terms)
     consumer.connect({KEY: producer.endpoint})
@@ -109,7 +109,7 @@ def _zeromq_line(url: Callable[[int], str], *, microbatches: int = 4, window: in
 
 def redis_line(folder: Path, *, microbatches: int = 4, window: int = 8, **retention: Any) -> Line:
     url = shared_server().own_database()
-    terms = QueueTerms(microbatches=microbatches, windows={KEY: window})
+    terms = QueueOptions(microbatches=microbatches, windows={KEY: window})
     producer = RedisQueues(RUN, 1, url, replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention}))
     consumer = RedisQueues(RUN, 2, url, terms)
     return Line(producer, consumer, microbatches)

@@ -5,13 +5,13 @@ python redis_producer.py URL INCARNATION STEP END
 
 import sys
 
-from broker.queues.ends import QueueTerms
-from broker.queues.redis import RedisQueues
-from lines import KEY, RUN, Line
+from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.redis.queues import RedisQueues
+from support.queue_pair import KEY, RUN, Line
 
 
 def main(url: str, incarnation: int, step: int, end: int) -> None:
-    queues = RedisQueues(RUN, incarnation, url, QueueTerms(microbatches=4, windows={}))
+    queues = RedisQueues(RUN, incarnation, url, QueueOptions(microbatches=4, windows={}))
     line = Line(queues, queues, 4)
     for number in range(4 * step, end):
         queues.outbound(KEY).put(line.message(number, incarnation=incarnation))

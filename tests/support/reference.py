@@ -23,8 +23,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
 
 @dataclass(frozen=True)
 class Recipe:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from pipeline.check import Costs, Timed, Verdict, check
-from pipeline.schedule import Action, Kind, Placement, Schedule, ScheduleRefused, make
+from stageline.pipeline.schedule import Action, Kind, Placement, Schedule, ScheduleRefused, make
+from stageline.pipeline.schedule.check import Costs, Timed, Verdict, check
 
 
 def line(stages: int) -> Placement:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from pipeline.state import StageState
-from states import make_state
-from workers.checkpoints import Checkpoints
-from workers.manifest import Origin
-from workers.snapshot import Snapshot
+from stageline.pipeline.stage.state import StageState
+from stageline.workers.checkpoint.directory import SnapshotDirectory
+from stageline.workers.checkpoint.manifest import Origin
+from stageline.workers.checkpoint.snapshot import Snapshot
+from support.states import make_state
 
 ORIGIN = Origin("run", "0" * 64)
 CALLS = ("open", "os.", "shutil.")  # of the audit events
@@ -31,7 +31,7 @@ LARGE = StageState({"0.weight": torch.randn(2**20)})
 
 def live(folder: Path, newest: StageState) -> None:
     """All that a writer does: new snapshots, one that is there already, one in place of a damaged one, deletions."""
-    checkpoints = Checkpoints(folder, ORIGIN)
+    checkpoints = SnapshotDirectory(folder, ORIGIN)
     for stage in (0, 1):
         checkpoints.tidy(stage)
     for step, state in zip((0, 20), (STATES[0], newest), strict=True):
@@ -73,7 +73,7 @@ def living_on(folder: Path) -> None:
 
 def report(folder: Path, status: int) -> dict[str, object]:
     """What a killed writer has left, and what is there after the next one has begun."""
-    checkpoints = Checkpoints(folder, ORIGIN)
+    checkpoints = SnapshotDirectory(folder, ORIGIN)
     steps = checkpoints.steps(0)
     found = {
         "killed": os.WIFSIGNALED(status),

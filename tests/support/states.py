@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.placing import skew_of
-from pipeline.state import InFlight, StageState
+from stageline.pipeline.stage.placing import skew_of
+from stageline.pipeline.stage.state import InFlight, StageState
 
 
 def difference(one: Any, other: Any, path: str = "") -> str:

@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import nn
 
-import diary
-import reference
-from diary import Entry
-from nursery import Kill, Nursery
-from workers import runs
-from workers.cli.program import run
-from workers.client import Client
+from stageline.workers.cli.app import run
+from stageline.workers.control.client import Client
+from stageline.workers.runs import folder as runs
+from support import action_log as diary
+from support import reference
+from support.action_log import Entry
+from support.fork_server import ForkServer, Kill
 
 TINY = Path(__file__).parent / "tiny"
 PATIENCE = 50.0  # seconds in which anything that a test waits for has happened
@@ -49,7 +49,7 @@ class WholeRun:
 
     def __init__(
         self,
-        nursery: Nursery,
+        nursery: ForkServer,
         plan: Path,
         *sets: str,
         kills: Sequence[Kill] = (),
@@ -120,7 +120,7 @@ class WholeRun:
         assert broker is not None
         return Client(broker)
 
-    def _train(self, nursery: Nursery, plan: Path, sets: tuple[str, ...], options: dict[str, Any]) -> None:
+    def _train(self, nursery: ForkServer, plan: Path, sets: tuple[str, ...], options: dict[str, Any]) -> None:
         try:
             sets = (f"run.dir={self.folder.parent}", *sets)
             self._outcome = nursery.train(plan, *sets, folder=self.folder, **options)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from time import sleep
 
-from proxy import Lost, Proxy
+from support.proxy import Lost, Proxy
 
 KINDS = ("cuts", "delays", "corrupts", "truncates")
 EVERY = 9  # pieces, of which one is harmed

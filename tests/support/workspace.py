@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from workers.cli.program import run
+from stageline.workers.cli.app import run
 
 PLAN = """
 [run]
@@ -51,7 +51,7 @@ def accuracy(outputs, targets):
 
 DATA = """
 import torch
-from pipeline.data import Rows
+from stageline import Rows
 
 def batches(batch_size, seed):
     x = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
@@ -59,10 +59,22 @@ def batches(batch_size, seed):
     return Rows(x[:32], y[:32], batch_size, seed, held_out=(x[32:], y[32:]))
 """
 
+WAITS_FOR_EVER = """
+import sys
+
+def {name}(*arguments, **options):
+    print("waits now", file=sys.stderr, flush=True)
+    while True:
+        try:
+            open("gate").read()
+        except BaseException:
+            pass
+"""
+
 _MARK = "STAGELINE_TEST"  # in the environment of every process that a test starts, and of those that these start
 
 
-class Desk:
+class Workspace:
     """A folder with a plan (`stageline.toml`, `model.py`, `data.py`) to run commands in.
 
     On leaving, no process that was started here may be left, and no file in the folder for temporary ones: a socket.
@@ -96,7 +108,7 @@ class Desk:
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
         """A command in a process of its own."""
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "workers.cli", *arguments],
+            [sys.executable, "-P", "-m", "stageline", *arguments],
             cwd=self.folder,
             env={**os.environ, "TMPDIR": str(self.temporary), _MARK: self._mark, **environment},
             stdin=subprocess.DEVNULL,

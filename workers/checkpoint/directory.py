@@ -11,10 +11,12 @@ import secrets
 import shutil
 from pathlib import Path
 
+from stageline.pipeline.errors import StagelineError
+
 from .manifest import Manifest, Origin, SnapshotDamaged, read_manifest
-from .skeleton import Unsaveable
 from .snapshot import Snapshot, problems, read_snapshot, write_snapshot
-from .tensorfile import sync
+from .state_tree import Unsaveable
+from .tensor_file import sync
 
 FOLDER = "checkpoints"
 
@@ -23,7 +25,7 @@ _NAME = re.compile(r"step-(\d{10,})")
 _ASIDE = re.compile(rf"\.{_NAME.pattern}-[0-9a-f]+")
 
 
-class SnapshotFailed(Exception):
+class SnapshotFailed(StagelineError):
     """A snapshot could not be written; the text names stage, step, folder and reason."""
 
 
@@ -31,7 +33,7 @@ class SnapshotsDiffer(SnapshotFailed):
     """The stage was at this step before, with other bits: something in the run is not deterministic."""
 
 
-class Checkpoints:
+class SnapshotDirectory:
     """The snapshots of the run `origin` in `folder`, which several machines may share."""
 
     def __init__(self, folder: Path, origin: Origin) -> None:

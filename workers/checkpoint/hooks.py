@@ -9,24 +9,24 @@ from time import monotonic
 from types import TracebackType
 from typing import Protocol, Self
 
-from broker.checkpoints import is_gone
-from broker.control import Assigned, Inspection
-from pipeline.plan import Plan
+from stageline.broker.control.protocol import Assigned, Inspection
+from stageline.broker.recovery.checkpoint_tracker import is_gone
+from stageline.pipeline.plan import Plan
+from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.loop import PATIENCE
+from stageline.workers.runtime.progress import Progress
 
-from . import runs
-from .checkpoints import FOLDER, Checkpoints, SnapshotFailed
-from .executor import Executor
-from .job import Job
-from .keeper import Keeper
+from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
 from .manifest import Origin, SnapshotDamaged
-from .progress import Progress
 from .snapshot import Snapshot
-from .worker import PATIENCE
+from .writer import SnapshotWriter
 
 LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before it gives up
 
 
-class Recovery(Protocol):
+class CheckpointHooks(Protocol):
     """What a worker does between steps so that another can take its place."""
 
     def __enter__(self) -> Self: ...
@@ -47,7 +47,7 @@ class Recovery(Protocol):
         """The run is to be left with the checkpoint of `step`."""
 
 
-class NoRecovery:
+class NoCheckpoints:
     """Of a run in which losing a worker is the end."""
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class NoRecovery:
         return
 
 
-class Disk:
+class LocalSnapshots:
     """What a worker that has no place yet finds of the snapshots of a run."""
 
     def __init__(self, plan: Plan) -> None:
@@ -105,7 +105,7 @@ class Disk:
             checkpoints.abandon(stage, assigned.step)
 
 
-class Snapshots:
+class SnapshotHooks:
     """Recovery by snapshots, of one worker's stages. From a step on: their state is that of the checkpoint `start`.
 
     Raises `SnapshotDamaged` and `ForeignState` if that cannot be used.
@@ -123,7 +123,7 @@ class Snapshots:
         self._checkpoints = _checkpoints(job.plan, run)
         if start:
             self._restore(start)
-        self._keeper = Keeper(self._checkpoints, executor.stages, progress.durable)
+        self._keeper = SnapshotWriter(self._checkpoints, executor.stages, progress.durable)
 
     def __enter__(self) -> Self:
         return self
@@ -177,5 +177,5 @@ class Snapshots:
         return SnapshotFailed(f"after {LONGEST_WRITE:g} s, the disk is still busy with {self._keeper.doing}")
 
 
-def _checkpoints(plan: Plan, run: str) -> Checkpoints:
-    return Checkpoints(runs.folder(plan, run) / FOLDER, Origin(run, plan.digest()))
+def _checkpoints(plan: Plan, run: str) -> SnapshotDirectory:
+    return SnapshotDirectory(runs.folder(plan, run) / FOLDER, Origin(run, plan.digest()))

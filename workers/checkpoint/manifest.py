@@ -9,8 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from .skeleton import Json
-from .tensorfile import FileRecord, Note, sync
+from stageline.pipeline.errors import StagelineError
+
+from .state_tree import Json
+from .tensor_file import FileRecord, Note, sync
 
 FORMAT = "snapshot/1"
 MANIFEST = "manifest.json"
@@ -18,7 +20,7 @@ MANIFEST = "manifest.json"
 _UNSEALED = "0" * 64  # stands in place of the seal while that is computed
 
 
-class SnapshotDamaged(Exception):
+class SnapshotDamaged(StagelineError):
     """A snapshot is not what was written, or is of another run; `problems` says all that is wrong with it."""
 
     def __init__(self, folder: Path, problems: list[str]) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.state import InFlight, StageState
+from stageline.pipeline.stage.state import InFlight, StageState
 
 from .manifest import Manifest, Origin, SnapshotDamaged, read_manifest, write_manifest
-from .skeleton import BadSkeleton, put_together, take_apart
-from .tensorfile import FileRecord, read, record, sync, write
+from .state_tree import BadStateTree, put_together, take_apart
+from .tensor_file import FileRecord, read, record, sync, write
 
 WEIGHTS = "weights.safetensors"
 TRAINING = "training.safetensors"
@@ -84,7 +84,7 @@ def read_snapshot(folder: Path, stage: int, step: int, origin: Origin) -> Snapsh
         weights = read(folder / WEIGHTS, manifest.notes)
         tensors = read(folder / TRAINING, manifest.notes)
         state = _state(weights, {name: put_together(each, tensors) for name, each in manifest.training.items()})
-    except (OSError, ValueError, TypeError, RecursionError, BadSkeleton) as error:
+    except (OSError, ValueError, TypeError, RecursionError, BadStateTree) as error:
         raise SnapshotDamaged(folder, [f"its checksums are right, its contents are not: {error}"]) from error
     return Snapshot(stage, step, manifest.incarnation, state, manifest.losses)
 

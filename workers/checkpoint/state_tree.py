@@ -23,7 +23,7 @@ class Unsaveable(Exception):
     """A value is of a type that a snapshot has no form for; the text says where it lies."""
 
 
-class BadSkeleton(Exception):
+class BadStateTree(Exception):
     """The JSON is not what `take_apart` gives, or its tensors are missing."""
 
 
@@ -56,7 +56,7 @@ def take_apart(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
 
 
 def put_together(skeleton: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """What `take_apart` was given. Raises `BadSkeleton`."""
+    """What `take_apart` was given. Raises `BadStateTree`."""
     match skeleton:
         case None | bool() | str() | int() | float():
             return skeleton
@@ -119,5 +119,5 @@ def _paired(pairs: list[Json], tensors: Mapping[str, Tensor]) -> dict[Any, Any]:
         raise _meaningless(pairs) from error
 
 
-def _meaningless(skeleton: Json) -> BadSkeleton:
-    return BadSkeleton(f"{str(skeleton)[:200]} stands for nothing")
+def _meaningless(skeleton: Json) -> BadStateTree:
+    return BadStateTree(f"{str(skeleton)[:200]} stands for nothing")

@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pipeline.layout import layout
-from pipeline.placing import empty, skew_of
+from stageline.pipeline.stage.layout import layout
+from stageline.pipeline.stage.placing import empty, skew_of
 
-from .skeleton import Unsaveable
+from .state_tree import Unsaveable
 
 _CHUNK = 4 * 2**20  # bytes read at once
 

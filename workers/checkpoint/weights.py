@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pipeline.digest import TensorDigest, tensor_digests
-from pipeline.stage import Stage
+from stageline.pipeline.digest import TensorDigest, tensor_digests
+from stageline.pipeline.stage.stage import Stage
 
 
 def save_weights(stages: Mapping[int, Stage], folder: Path) -> dict[str, TensorDigest]:

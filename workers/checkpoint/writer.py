@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
-from .checkpoints import Checkpoints, SnapshotFailed
+from .directory import SnapshotDirectory, SnapshotFailed
 from .snapshot import Snapshot
 
 
@@ -20,7 +20,7 @@ class NoRoom(Exception):
     """A snapshot was handed over while one of the same stage still waits to be written."""
 
 
-class Keeper:
+class SnapshotWriter:
     """The only writer of the snapshots of `stages`, until it is closed.
 
     `durable(stage, step)` is called for each snapshot that is on disk and was read back from there; `failed(error)` at
@@ -29,7 +29,7 @@ class Keeper:
 
     def __init__(
         self,
-        checkpoints: Checkpoints,
+        checkpoints: SnapshotDirectory,
         stages: Iterable[int],
         durable: Callable[[int, int], None],
         failed: Callable[[SnapshotFailed], None] = lambda error: None,

@@ -16,7 +16,7 @@ def main() -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
-    from .program import run
+    from .app import run
 
     sys.exit(run(sys.argv[1:]))
 

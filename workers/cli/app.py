@@ -7,24 +7,24 @@ from typing import Any
 
 import click
 
-from broker.exit import Exit
+from stageline.pipeline.exit_code import ExitCode
 
-from .failure import Failure, explained
+from .errors import CommandFailed, explained
 from .suggestion import suggestion
 
-COMMANDS = {
-    "train": "train:train",
-    "worker": "worker:worker",
-    "broker": "broker:broker",
-    "status": "status:status",
-    "why": "why:why",
-    "story": "story:story",
-    "replay": "replay:replay",
-    "queue": "queue:queue",
-    "schedule": "schedule:schedule",
-    "plan": "plan:plan",
-    "doctor": "doctor:doctor",
-}
+COMMANDS = (  # each is the file of this name in commands/
+    "train",
+    "worker",
+    "broker",
+    "status",
+    "why",
+    "story",
+    "replay",
+    "queue",
+    "schedule",
+    "plan",
+    "doctor",
+)
 _BUG = (
     "stageline: this is a bug in stageline. Please report it with the traceback above and the logs in the run's folder."
 )
@@ -39,8 +39,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(import_module(f".{module}", __package__), name)
+        command: click.Command = getattr(import_module(f".commands.{cmd_name}", __package__), cmd_name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -48,7 +47,9 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except SystemExit as error:  # click has its own exception to exit with: this is a user's code
             code = "" if error.code is None else repr(error.code)
-            raise Failure(f"the model, the data or a metric has raised SystemExit({code})", Exit.REFUSED) from error
+            raise CommandFailed(
+                f"the model, the data or a metric has raised SystemExit({code})", ExitCode.REFUSED
+            ) from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -70,8 +71,8 @@ def run(arguments: Sequence[str]) -> int:
     """Runs one command; returns the exit code."""
     try:
         with explained():
-            return stageline.main(list(arguments), prog_name="stageline", standalone_mode=False) or Exit.OK
-    except Failure as failure:
+            return stageline.main(list(arguments), prog_name="stageline", standalone_mode=False) or ExitCode.OK
+    except CommandFailed as failure:
         if "--debug" in arguments:
             traceback.print_exception(failure)
         click.echo(f"stageline: {failure}", err=True)
@@ -80,11 +81,11 @@ def run(arguments: Sequence[str]) -> int:
         _explain_usage(error)
         return error.exit_code
     except click.Abort:
-        return Exit.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - a bug, whatever it is
         traceback.print_exception(error)
         click.echo(_BUG, err=True)
-        return Exit.FAILED
+        return ExitCode.FAILED
 
 
 def _explain_usage(error: click.ClickException) -> None:

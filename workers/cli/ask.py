@@ -7,13 +7,13 @@ from typing import Any
 import click
 import msgspec
 
-from broker.exit import Exit
-from pipeline.plan import read
-from pipeline.plan.value import BrokerPlan
+from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.plan import read
+from stageline.pipeline.plan.value import BrokerPlan
+from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.runs import folder as runs
 
-from .. import runs
-from ..client import BrokerUnreachable, Client
-from .failure import Failure
+from .errors import CommandFailed
 
 PATIENCE = 3.0  # seconds that the broker gets to answer
 
@@ -21,14 +21,14 @@ PATIENCE = 3.0  # seconds that the broker gets to answer
 def ask(what: str, where: str | None, broker: str | None, *, as_json: bool, **of: str) -> dict[str, Any] | None:
     """The broker's facts, for a table; with `as_json` they are printed as they are, and None is returned.
 
-    Raises `BrokerUnreachable`, and `Failure` if the broker will not answer this.
+    Raises `BrokerUnreachable`, and `CommandFailed` if the broker will not answer this.
     """
     where = where if broker else place(where)
     try:
         with Client(broker or _address(where)) as client:
             facts = client.ask(what, PATIENCE, **of)
     except ValueError as refusal:
-        raise Failure(str(refusal), Exit.USAGE) from refusal
+        raise CommandFailed(str(refusal), ExitCode.USAGE) from refusal
     except BrokerUnreachable as error:
         if broker or where is None or not runs.is_run(Path(where)):
             raise

@@ -5,10 +5,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from broker.exit import Exit
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.exit_code import ExitCode
 
 
-class Failure(Exception):
+class CommandFailed(Exception):
     """Ends the command with a sentence for the user, and `code`."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -16,41 +17,21 @@ class Failure(Exception):
         self.code = code
 
 
-_EXPECTED = {
-    ("pipeline.plan", "PlanRefused"): Exit.REFUSED,
-    ("pipeline.schedule", "ScheduleRefused"): Exit.REFUSED,
-    ("pipeline.model", "ModelRefused"): Exit.REFUSED,
-    ("pipeline.data", "DataError"): Exit.REFUSED,
-    ("workers.runs", "NoSuchRun"): Exit.USAGE,
-    ("workers.replay", "NoSuchMicrobatch"): Exit.USAGE,
-    ("workers.records", "NotRecorded"): Exit.USAGE,
-    ("workers.recordfile", "RecordDamaged"): Exit.FAILED,
-    ("workers.manifest", "SnapshotDamaged"): Exit.FAILED,
-    ("workers.executor", "ComputeFailed"): Exit.FAILED,
-    ("pipeline.errors", "ForeignState"): Exit.FAILED,
-    ("workers.runs", "FolderUnusable"): Exit.REFUSED,
-    ("workers.sockets", "TooDeep"): Exit.FAILED,
-    ("workers.client", "BrokerUnreachable"): Exit.NO_BROKER,
-    ("broker.errors", "BrokerError"): Exit.FAILED,
-    ("zmq.error", "ZMQError"): Exit.FAILED,
-}
-
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turns what is expected to go wrong into a `Failure`; bugs pass."""
+    """Turns what is expected to go wrong into a `CommandFailed`; bugs pass."""
     try:
         yield
     except Exception as error:
-        for (module, name), code in _EXPECTED.items():
-            # An error of a module that was never loaded cannot have been raised; loading it may take seconds.
-            if module in sys.modules and isinstance(error, getattr(sys.modules[module], name)):
-                raise Failure(str(error), code) from error
+        if isinstance(error, StagelineError):
+            raise CommandFailed(str(error), error.exit_code) from error
+        if "zmq" in sys.modules and isinstance(error, sys.modules["zmq"].ZMQError):  # else it cannot be one
+            raise CommandFailed(str(error), ExitCode.FAILED) from error
         if isinstance(error, OSError):
-            raise Failure(_of_the_system(error), Exit.FAILED) from error
+            raise CommandFailed(_of_the_system(error), ExitCode.FAILED) from error
         raise
 
 

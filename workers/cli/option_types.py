@@ -7,9 +7,9 @@ from typing import Any
 import click
 import msgspec
 
-from broker.control import RunId
-from pipeline.plan import urls
-from pipeline.plan.passwords import masked
+from stageline.broker.control.protocol import RunId
+from stageline.pipeline.plan import urls
+from stageline.pipeline.plan.passwords import masked
 
 _SEEN = (
     "was given with a password, and everybody on this machine can read a command line (ps). Leave the option out, and "

@@ -9,10 +9,10 @@ from typing import Any, TextIO
 
 import click
 
-from pipeline.plan import Plan, read
-from pipeline.plan.passwords import masked
+from stageline.pipeline.plan import Plan, read
+from stageline.pipeline.plan.passwords import masked
 
-from . import kinds
+from . import option_types as kinds
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -4,14 +4,28 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from broker.control import Answer, Ask, Exited, FromBroker, Refused, StopRun, ToBroker, decode_from_broker, encode
-from broker.errors import AddressUnusable, BadMessage
-from broker.post import open_box
-from pipeline.plan.passwords import masked
+from stageline.broker.control.channel import open_client
+from stageline.broker.control.protocol import (
+    Answer,
+    Ask,
+    Exited,
+    FromBroker,
+    Refused,
+    StopRun,
+    ToBroker,
+    decode_from_broker,
+    encode,
+)
+from stageline.broker.errors import AddressUnusable, BadMessage
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.plan.passwords import masked
 
 
-class BrokerUnreachable(Exception):
+class BrokerUnreachable(StagelineError):
     """No broker answers where one was looked for."""
+
+    exit_code = ExitCode.NO_BROKER
 
 
 class Client:
@@ -20,7 +34,7 @@ class Client:
     def __init__(self, url: str) -> None:
         self._url = url
         try:
-            self._box = open_box(url, keeps=True)
+            self._box = open_client(url, keeps=True)
         except AddressUnusable as error:
             raise BrokerUnreachable(str(error)) from error
 

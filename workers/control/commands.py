@@ -4,15 +4,15 @@ from time import monotonic
 
 import structlog
 
-from broker.control import Assigned, Peers, Refused, Stop, Trim
-from broker.exit import Exit
+from stageline.broker.control.protocol import Assigned, Peers, Refused, Stop, Trim
+from stageline.pipeline.exit_code import ExitCode
+from stageline.workers.checkpoint.hooks import CheckpointHooks
+from stageline.workers.process.open_queues import WorkerQueues
+from stageline.workers.process.signals import ExitWatch, Stopped
+from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.loop import PATIENCE, WorkerLoop
 
-from .job import Job
-from .leaving import Stopped, Watch
-from .link import Link
-from .recovery import Recovery
-from .transport import WorkerQueues
-from .worker import PATIENCE, Worker
+from .control_thread import ControlThread
 
 STEP_END = 5.0  # seconds that finishing a step may take when the run is stopped
 SAY = 1.0  # seconds that the broker may take to hear of the last snapshot
@@ -20,18 +20,18 @@ SAY = 1.0  # seconds that the broker may take to hear of the last snapshot
 log = structlog.get_logger()
 
 
-class Ear:
+class CommandHandler:
     """Listens to the broker between two turns of the compute loop."""
 
     def __init__(
         self,
         job: Job,
         assigned: Assigned,
-        link: Link,
-        watch: Watch,
+        link: ControlThread,
+        watch: ExitWatch,
         queues: WorkerQueues,
-        recovery: Recovery,
-        worker: Worker,
+        recovery: CheckpointHooks,
+        worker: WorkerLoop,
     ) -> None:
         self._job = job
         self._assigned = assigned
@@ -99,7 +99,7 @@ class Ear:
         while not self._joined:
             if monotonic() > deadline:
                 raise Stopped(
-                    f"the other workers did not come within {timeout:g} s: see `stageline status`", Exit.NO_WORKER
+                    f"the other workers did not come within {timeout:g} s: see `stageline status`", ExitCode.NO_WORKER
                 )
             self._queues.pump(PATIENCE)
             self.listen()

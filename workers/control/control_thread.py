@@ -15,7 +15,8 @@ from time import monotonic, sleep, time
 
 import structlog
 
-from broker.control import (
+from stageline.broker.control.channel import open_client
+from stageline.broker.control.protocol import (
     Assigned,
     Failed,
     Finished,
@@ -28,32 +29,31 @@ from broker.control import (
     decode_from_broker,
     encode,
 )
-from broker.errors import BadMessage
-from broker.exit import Exit
-from broker.post import open_box
-from pipeline.plan.passwords import masked
+from stageline.broker.errors import BadMessage
+from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.plan.passwords import masked
+from stageline.workers.runtime.progress import Progress
 
 from .client import BrokerUnreachable
-from .correspondence import BEAT, JOIN, Correspondence, Introduction, Joining, TurnedAway, thanks
-from .progress import Progress
+from .session import BEAT, JOIN, Joining, Session, TurnedAway, WorkerIdentity, acknowledgement
 
 log = structlog.get_logger()
 
 IGNORED = 12.0  # seconds that the compute loop gets to leave when the broker says so; finishing a step takes part of it
 
 
-class Link:
+class ControlThread:
     """`join` first; then `start`, whose thread owns the line and fills `inbox` with the broker's words."""
 
-    def __init__(self, url: str, introduction: Introduction) -> None:
+    def __init__(self, url: str, introduction: WorkerIdentity) -> None:
         self.inbox: deque[FromBroker] = deque()
         self._url = url
         self._introduction = introduction
-        self._box = open_box(url)
+        self._box = open_client(url)
         self._outbox: deque[Failed | Finished | Goodbye] = deque()
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
-        self._letters: Correspondence | None = None
+        self._letters: Session | None = None
         self._told: tuple[float, Stop | Refused] | None = None  # when the broker said first that this worker is to go
 
     def join(
@@ -76,12 +76,12 @@ class Link:
                 sentence = self._receive(left)
                 assigned = joining.hear(sentence) if sentence is not None else None
                 if assigned is not None:
-                    self._send(thanks(assigned, time()))
+                    self._send(acknowledgement(assigned, time()))
                     return assigned
                 if isinstance(sentence, Standby):
                     deadline = monotonic() + patience
                     if sentence.step and monotonic() > alone:
-                        raise TurnedAway(f"{sentence.reason}, and nobody came within {company:g} s", Exit.NO_WORKER)
+                        raise TurnedAway(f"{sentence.reason}, and nobody came within {company:g} s", ExitCode.NO_WORKER)
                     if sentence.reason != reason:
                         reason = sentence.reason
                         log.info("standing by", reason=reason)
@@ -102,7 +102,7 @@ class Link:
         ring: Callable[[], None],
     ) -> None:
         """Begin to report on `progress`. `ring` is called when something has come into the inbox."""
-        letters = Correspondence(self._introduction, assigned, endpoint, progress, steps=steps, now=monotonic())
+        letters = Session(self._introduction, assigned, endpoint, progress, steps=steps, now=monotonic())
         self._letters = letters
         self._thread = threading.Thread(target=self._serve, args=(letters, ring), name="link", daemon=True)
         self._thread.start()
@@ -132,7 +132,7 @@ class Link:
             self._say_the_rest()
         self._box.close()
 
-    def _serve(self, letters: Correspondence, ring: Callable[[], None]) -> None:
+    def _serve(self, letters: Session, ring: Callable[[], None]) -> None:
         try:
             self._converse(letters, ring)
         except Exception as error:  # the compute loop must not go on deaf, whatever it was
@@ -140,7 +140,7 @@ class Link:
             self.inbox.append(Stop(f"the line to the broker broke: {type(error).__name__}: {error}", 1))
             ring()
 
-    def _converse(self, letters: Correspondence, ring: Callable[[], None]) -> None:
+    def _converse(self, letters: Session, ring: Callable[[], None]) -> None:
         while not self._leaving.is_set():
             now = monotonic()
             if self._box.renewed():
@@ -158,11 +158,11 @@ class Link:
         while self._outbox:
             self._send(self._outbox.popleft())
 
-    def _hand_over(self, letters: Correspondence) -> None:
+    def _hand_over(self, letters: Session) -> None:
         while self._outbox:
             letters.say(self._outbox.popleft())
 
-    def _listen(self, letters: Correspondence, until: float, ring: Callable[[], None]) -> None:
+    def _listen(self, letters: Session, until: float, ring: Callable[[], None]) -> None:
         """Takes in what comes before `until`."""
         while (left := until - monotonic()) > 0 and not self._outbox and not self._leaving.is_set():
             said = self._receive(left)

@@ -3,12 +3,11 @@
 from collections import deque
 from time import time
 
-from broker.control import WAITS, Event, Report, StepRecord, Wait
-from broker.ledger import State
-from broker.queue import Trouble
-from pipeline.schedule import Kind
-
-from .progress import Done, Progress
+from stageline.broker.control.protocol import WAITS, Event, Report, StepRecord, Wait
+from stageline.broker.ledger.ledger import MicrobatchState
+from stageline.broker.queues.base import Trouble
+from stageline.pipeline.schedule import Kind
+from stageline.workers.runtime.progress import Done, Progress
 
 AGAIN = 1.0  # seconds without confirmation after which finished steps and snapshots are said again
 FULLEST = 2000  # finished steps in one report at most, so that a broker that comes back is not swamped
@@ -134,14 +133,17 @@ class Reporter:
         instruction = progress.instruction
         if instruction is None or progress.waits or instruction.action.kind is Kind.UPDATE:
             return done
-        begun = State.FORWARD if instruction.action.kind is Kind.FORWARD else State.BACKWARD
+        begun = MicrobatchState.FORWARD if instruction.action.kind is Kind.FORWARD else MicrobatchState.BACKWARD
         action = instruction.action
         return [*done, Event(action.stage, instruction.step, action.microbatch, begun, progress.since)]
 
 
 def _entered(done: Done) -> list[Event]:
     action, step = done.instruction.action, done.instruction.step
-    states = {Kind.FORWARD: (State.FORWARD, State.STASHED), Kind.BACKWARD: (State.BACKWARD, State.DONE)}
+    states = {
+        Kind.FORWARD: (MicrobatchState.FORWARD, MicrobatchState.STASHED),
+        Kind.BACKWARD: (MicrobatchState.BACKWARD, MicrobatchState.DONE),
+    }
     times = (done.start, done.end)
     entered = zip(states.get(action.kind, ()), times, strict=False)
     return [Event(action.stage, step, action.microbatch, state, at) for state, at in entered]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from broker.control import (
+from stageline.broker.control.protocol import (
     CONTROL_VERSION,
     WAITS,
     Assigned,
@@ -30,8 +30,8 @@ from broker.control import (
     Stop,
     ToBroker,
 )
+from stageline.workers.runtime.progress import Progress
 
-from .progress import Progress
 from .reporter import Reporter
 
 JOIN = 0.5  # seconds between two Hellos of a worker that has no place
@@ -48,7 +48,7 @@ class TurnedAway(Exception):
         self.code = code
 
 
-class Disk(Protocol):
+class SnapshotInventory(Protocol):
     """What a worker finds of a run's snapshots."""
 
     def snapshots(self, run: str) -> list[tuple[int, int]] | None:
@@ -65,7 +65,7 @@ class Disk(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Introduction:
+class WorkerIdentity:
     """What a worker says of itself: see `broker.control.Hello`. `disk`: None where nobody is replaced."""
 
     plan: str
@@ -74,7 +74,7 @@ class Introduction:
     pid: int
     claim: int | None
     settings: dict[str, object]
-    disk: Disk | None = None
+    disk: SnapshotInventory | None = None
     spare: bool = False
 
     def hello(
@@ -106,7 +106,7 @@ class Introduction:
 class Joining:
     """Asks for a place, and stands by for one. `urgent`: there is something to say at once."""
 
-    def __init__(self, introduction: Introduction) -> None:
+    def __init__(self, introduction: WorkerIdentity) -> None:
         self.urgent = False
         self._introduction = introduction
         self._inspection: Inspection | None = None  # the newest, and the highest step of all
@@ -152,18 +152,18 @@ class Joining:
         self.urgent = True
 
 
-def thanks(assigned: Assigned, now: float) -> Report:
+def acknowledgement(assigned: Assigned, now: float) -> Report:
     """What a worker says at once that was given a place, at `now` (seconds since the epoch): it may take longer than a
     lease until it has loaded what it needs and reports regularly."""
     return Report(assigned.incarnation, 0, f"{WAITS} for its queues and its model", since=now, idle=1.0)
 
 
-class Correspondence:
+class Session:
     """Of a worker that is `assigned` its place, and whose queues are at `endpoint`. `heard`: when the broker spoke."""
 
     def __init__(
         self,
-        introduction: Introduction,
+        introduction: WorkerIdentity,
         assigned: Assigned,
         endpoint: str,
         progress: Progress,

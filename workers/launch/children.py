@@ -33,7 +33,7 @@ Spawn = Callable[[Sequence[str], TextIO], Process]  # arguments of the command `
 def spawn(arguments: Sequence[str], log: TextIO) -> Process:
     """Starts the command in a process and a session of its own."""
     return subprocess.Popen(  # noqa: S603  # our own command, with arguments that our own command was given
-        [sys.executable, "-P", "-m", "workers.cli", *arguments],  # -P: a user's own workers.py is not ours
+        [sys.executable, "-P", "-m", "stageline", *arguments],  # -P: nothing of the user's folder shadows a library
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
@@ -42,7 +42,7 @@ def spawn(arguments: Sequence[str], log: TextIO) -> Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalRun:
     """What to run, and where: `plan` is the command line's part that names the plan (file and --set options).
 
     `restarts`: a worker that dies is started again. `resume`: the run in `folder` goes on where it was stopped.
@@ -58,13 +58,13 @@ class Local:
     spares: int = 0
 
 
-class Crew:
+class Children:
     """The processes of a local run: the broker, one for each worker of the plan, and spare ones, by their names.
 
     All are ended on leaving the context, at once when `hurry` says so.
     """
 
-    def __init__(self, local: Local, sockets: Path, hurry: Callable[[], bool]) -> None:
+    def __init__(self, local: LocalRun, sockets: Path, hurry: Callable[[], bool]) -> None:
         self.url = f"ipc://{sockets}/broker"
         self._sockets = sockets
         self._local = local
@@ -75,7 +75,7 @@ class Crew:
         self.indexes: dict[str, int] = {}  # which worker of the plan each is; spares are none, until the broker says so
         self._spares = 0  # started so far
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "Children":
         self.start_broker(resume=self._local.resume)
         for index in range(self._local.workers):
             self._start_worker(index)

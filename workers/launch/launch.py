@@ -8,19 +8,21 @@ from pathlib import Path
 from time import monotonic
 from types import FrameType
 
-from pipeline.check import Timed
-from pipeline.plan import Plan
-from pipeline.schedule import Schedule
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.schedule.check import Timed
+from stageline.workers.preflight.estimate import estimate_of
+from stageline.workers.process import socket_paths as sockets
+from stageline.workers.process.in_process import run_memory
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs import measured_timetable as measured
+from stageline.workers.runs.open_store import kept_store
+from stageline.workers.runs.result import Result, keep, result_of
+from stageline.workers.runtime.job import prepare
 
-from . import measured, runs, sockets
-from .forecast import forecast_of
-from .job import prepare
-from .local import run_memory
-from .processes import Local, Spawn
-from .reserve import Reserve
-from .result import Result, keep, result_of
-from .stores import kept_store
-from .supervise import Facts, Outcome, run
+from .children import LocalRun, Spawn
+from .prefork import Prefork
+from .supervisor import Facts, LaunchOutcome, run
 
 IN_MEMORY = "memory://"
 SETTLED = 15.0  # seconds of a run after which a process is kept ready for the next loss
@@ -66,7 +68,7 @@ def ready(plan: Plan, resume: str | None = None, spares: int = 0) -> Launch:
     job = prepare(plan)
     if resume is not None:
         runs.demand_same(job.plan, runs.folder(plan, name))
-    expected = forecast_of(job)
+    expected = estimate_of(job)
     folder = runs.make_folder(plan, name)
     if resume is None:  # a run that goes on has its own plan there
         keep(folder, runs.PLAN, job.plan.as_mapping())
@@ -85,21 +87,21 @@ def go(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None])
     return Ended(0, outcome.reason, result, measured.of_run(store, launch.schedule, launch.steps))
 
 
-def _outcome(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None]) -> Outcome:
+def _outcome(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None]) -> LaunchOutcome:
     plan = launch.plan
     if plan.queues.url != IN_MEMORY:
-        with Reserve() as reserve:
+        with Prefork() as reserve:
             return run(_local(launch, words, reserve), _filling(reserve, launch, on_status))
     with _first_interrupt() as interrupted:
         return run_memory(prepare(plan), launch.run, launch.folder, on_status, interrupted)
 
 
-def _local(launch: Launch, words: Sequence[str], spawn: Spawn) -> Local:
+def _local(launch: Launch, words: Sequence[str], spawn: Spawn) -> LocalRun:
     recovers, workers = launch.plan.recovery.on, len(launch.plan.workers)
-    return Local(words, workers, launch.folder, recovers, spawn, launch.resumes, launch.spares)
+    return LocalRun(words, workers, launch.folder, recovers, spawn, launch.resumes, launch.spares)
 
 
-def _filling(reserve: Reserve, launch: Launch, on_status: Callable[[Facts], None]) -> Callable[[Facts], None]:
+def _filling(reserve: Prefork, launch: Launch, on_status: Callable[[Facts], None]) -> Callable[[Facts], None]:
     """`on_status`, which also has a process made ready for the next loss whenever there is nothing more urgent: not at
     the beginning, where loading torch once more would take time from a run that may be short."""
     started = monotonic()

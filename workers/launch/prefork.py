@@ -1,6 +1,6 @@
 """A process that has loaded torch and waits to be told what to be: a worker that is started again is there sooner.
 
-train  ──starts──>  python -m workers.reserve        once the run is running, and again when one was used
+train  ──starts──>  python -m stageline.workers.launch.prefork      once the run is running, and again when one was used
    └── the command's arguments, as a line of JSON ──> its standard input;  closed without a line: it is not needed
 """
 
@@ -13,12 +13,12 @@ from typing import Self, TextIO
 
 import msgspec
 
-from . import processes
+from . import children as processes
 
 Running = subprocess.Popen[bytes]
 
 
-class Reserve:
+class Prefork:
     """A `processes.Spawn` that has one process ready for the next worker, if `fill` was called in time."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Reserve:
         """Starts a process that will be ready in some seconds, unless there is one."""
         if self._ready is None:
             self._ready = subprocess.Popen(
-                [sys.executable, "-P", "-m", "workers.reserve"],
+                [sys.executable, "-P", "-m", "stageline.workers.launch.prefork"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -77,12 +77,12 @@ class _Order(msgspec.Struct, frozen=True):
 
 def main() -> int:
     """What the process does; returns its exit code. It is told by its parent alone, over a pipe."""
-    from .cli import worker  # noqa: F401  # what the command loads
-    from .cli.program import run
-    from .process import run_worker  # noqa: F401  # likewise
-    from .warmth import start
+    from stageline.workers.cli.app import run
+    from stageline.workers.cli.commands import worker  # noqa: F401  # what the command loads
+    from stageline.workers.process.warmup import warm_up_device
+    from stageline.workers.process.worker_process import run_worker  # noqa: F401  # likewise
 
-    start("cpu")
+    warm_up_device("cpu")
     line = sys.stdin.buffer.read()
     if not line:
         return 0

@@ -19,17 +19,19 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any
 
-from broker.exit import Exit
+from stageline.pipeline.exit_code import ExitCode
+from stageline.workers.control.client import BrokerUnreachable, Client
 
-from .client import BrokerUnreachable, Client
-from .processes import Crew, Local
+from .children import Children, LocalRun
 
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
 ANSWER = 0.5  # seconds that the broker gets to answer; one that was killed is not noticed meanwhile
 _BEFORE_IT_SPOKE = ("had not begun", "before it joined")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is started again, doubling each time
 # Exit codes after which a worker is not started again.
-_FINAL = frozenset({Exit.OK, Exit.USAGE, Exit.NO_BROKER, Exit.NO_WORKER, Exit.SAVED, Exit.REFUSED})
+_FINAL = frozenset(
+    {ExitCode.OK, ExitCode.USAGE, ExitCode.NO_BROKER, ExitCode.NO_WORKER, ExitCode.SAVED, ExitCode.REFUSED}
+)
 SAVING = 5.5  # seconds that the workers of an interrupted run get to finish and save a step
 RESTARTS = 5  # of a broker that does not stay up
 FAREWELL = 1.0  # seconds that a worker which has lost its place gets to leave by itself
@@ -39,7 +41,7 @@ Facts = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LaunchOutcome:
     """How a local run ended: exit code, the reason in words, and the broker's last word on the run."""
 
     code: int
@@ -47,7 +49,7 @@ class Outcome:
     facts: Facts
 
 
-def run(local: Local, on_status: Callable[[Facts], None] = lambda facts: None) -> Outcome:
+def run(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts: None) -> LaunchOutcome:
     """Runs to the end and returns how it ended; `on_status` is called with every new status of the broker.
 
     The first SIGINT or SIGTERM asks everyone to stop, the second ends them at once.
@@ -56,7 +58,7 @@ def run(local: Local, on_status: Callable[[Facts], None] = lambda facts: None) -
     with ExitStack() as stack:
         interrupts = stack.enter_context(_interrupts())  # first: from here on there is something to clean up
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-")))
-        crew = stack.enter_context(Crew(local, sockets, lambda: interrupts.now))
+        crew = stack.enter_context(Children(local, sockets, lambda: interrupts.now))
         client = stack.enter_context(Client(crew.url))
         return _watch(crew, client, interrupts, on_status)
 
@@ -86,17 +88,19 @@ def _interrupts() -> Iterator[_Interrupts]:
             signal.signal(number, handler)
 
 
-def _watch(crew: Crew, client: Client, interrupts: _Interrupts, on_status: Callable[[Facts], None]) -> Outcome:
-    watch = _Watch(crew, client)
+def _watch(
+    crew: Children, client: Client, interrupts: _Interrupts, on_status: Callable[[Facts], None]
+) -> LaunchOutcome:
+    watch = _Supervisor(crew, client)
     while True:
         facts = watch.look()
         if facts:
             on_status(facts)
         if facts.get("phase") in ("finished", "failed") and not watch.still_saving:
-            client.stop_run("the run is over", Exit.OK)  # nobody will ask the broker again: it may leave
-            return Outcome(int(facts.get("code") or 0), watch.reason(str(facts.get("reason") or "")), facts)
+            client.stop_run("the run is over", ExitCode.OK)  # nobody will ask the broker again: it may leave
+            return LaunchOutcome(int(facts.get("code") or 0), watch.reason(str(facts.get("reason") or "")), facts)
         if interrupts.now:
-            return Outcome(Exit.INTERRUPTED, "interrupted twice: ended at once", watch.facts)
+            return LaunchOutcome(ExitCode.INTERRUPTED, "interrupted twice: ended at once", watch.facts)
         if interrupts.count and watch.stopped is None:
             watch.stop()
         if (outcome := watch.hopeless()) is not None:
@@ -104,10 +108,10 @@ def _watch(crew: Crew, client: Client, interrupts: _Interrupts, on_status: Calla
         sleep(POLL)
 
 
-class _Watch:
+class _Supervisor:
     """Looks at the processes and the broker's status in turn, and keeps what it has seen."""
 
-    def __init__(self, crew: Crew, client: Client) -> None:
+    def __init__(self, crew: Children, client: Client) -> None:
         self.facts: Facts = {}
         self._crew = crew
         self._client = client
@@ -139,7 +143,7 @@ class _Watch:
         """Ends the run because somebody wants it to."""
         self.stopped = monotonic()
         reason = "interrupted" if self._crew.restarts else "interrupted, nothing saved"
-        self._client.stop_run(reason, Exit.INTERRUPTED, at_step_end=self._crew.restarts)
+        self._client.stop_run(reason, ExitCode.INTERRUPTED, at_step_end=self._crew.restarts)
 
     def look(self) -> Facts:
         """The broker's status, {} if it does not answer now. Gone workers are reported, a gone broker is restarted, and
@@ -155,19 +159,21 @@ class _Watch:
         self._kill_the_lost()
         return self.facts
 
-    def hopeless(self) -> Outcome | None:
+    def hopeless(self) -> LaunchOutcome | None:
         """The end of a run that the broker cannot end: a worker left before it joined, or the broker will not stay."""
         if self._broker_restarts > RESTARTS:
-            return Outcome(Exit.FAILED, f"the broker does not stay up: {self._crew.last_words('broker')}", self.facts)
+            return LaunchOutcome(
+                ExitCode.FAILED, f"the broker does not stay up: {self._crew.last_words('broker')}", self.facts
+            )
         for name, when in self._left.items():
             status = self._crew.workers[name].returncode
             if status and not self._comes_back(status) and monotonic() - when > VERDICT:
                 words = f"{_in_words(name)} has left: {self._crew.last_words(name)}"
-                if status == Exit.NO_BROKER:  # it was started here, so the cause is there
-                    return Outcome(
-                        Exit.FAILED, f"{words}\nThe broker said last: {self._crew.last_words('broker')}", self.facts
+                if status == ExitCode.NO_BROKER:  # it was started here, so the cause is there
+                    return LaunchOutcome(
+                        ExitCode.FAILED, f"{words}\nThe broker said last: {self._crew.last_words('broker')}", self.facts
                     )
-                return Outcome(status if status > 0 else Exit.FAILED, words, self.facts)
+                return LaunchOutcome(status if status > 0 else ExitCode.FAILED, words, self.facts)
         return None
 
     def _note_exits(self) -> None:

@@ -17,19 +17,19 @@ import msgspec
 import torch
 import zmq
 
-from broker.binding import listening
-from broker.errors import BrokerError
-from broker.post import REDIS, open_office
-from broker.redis_link import RedisLink
-from pipeline.data import DataError
-from pipeline.model import ModelRefused
-from pipeline.plan import Plan, PlanRefused
-from pipeline.plan.passwords import masked
+from stageline.broker.control.channel import REDIS, open_server
+from stageline.broker.errors import BrokerError
+from stageline.broker.network.bind import listening
+from stageline.broker.network.redis_connection import RedisLink
+from stageline.pipeline.data.source import DataError
+from stageline.pipeline.model.load import ModelRefused
+from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.plan.passwords import masked
+from stageline.workers.process import socket_paths as sockets
+from stageline.workers.process.in_process import run_memory
+from stageline.workers.runtime.job import prepare
 
-from . import sockets
-from .forecast import forecast
-from .job import prepare
-from .local import run_memory
+from .estimate import estimate
 
 OURS = ("pipeline", "broker", "workers")
 DISTRIBUTION = "stageline"
@@ -135,7 +135,7 @@ def _server(url: str) -> str:
 
 
 def _free(url: str) -> str:
-    with closing(open_office(url)) as office:
+    with closing(open_server(url)) as office:
         return masked(office.endpoint)
 
 
@@ -152,7 +152,7 @@ def _threads(plan: Plan) -> Finding:
 
 
 def _works(plan: Plan) -> str:
-    found = forecast(plan)
+    found = estimate(plan)
     return f"{len(found.stages)} stages, {found.steps} steps; digest {found.digest[:12]}"
 
 

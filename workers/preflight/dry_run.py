@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from broker.errors import Unsendable
-from broker.message import Message, encode
-from broker.queue import QueueKey
-from pipeline.model import ModelRefused
-from pipeline.schedule import Action, Kind
-from pipeline.stage import Stage
-from pipeline.tree import Tree, map_leaves, tensors
-
-from .executor import ComputeFailed, Executor
-from .job import Job
-from .machine import Instruction
+from stageline.broker.codec.message import Message, encode
+from stageline.broker.errors import Unsendable
+from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.model.load import ModelRefused
+from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.tree import Tree, map_leaves, tensors
+from stageline.workers.runtime.executor import ComputeFailed, Executor
+from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.machine import Instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Sizes:
     messages: dict[QueueKey, int]
 
 
-def trial(job: Job) -> Sizes:
+def dry_run(job: Job) -> Sizes:
     """Runs the first microbatch of `job`, whose stages are used up by it: prepare the job again to train it.
 
     Raises `ModelRefused` or `DataError` for what could not be trained.

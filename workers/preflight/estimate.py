@@ -5,16 +5,16 @@ from math import ceil
 
 import msgspec
 
-from broker.queue import QueueKey
-from broker.queues.log import SPILL
-from pipeline.check import Unsound, Verdict, check
-from pipeline.plan import Plan, PlanError, PlanRefused
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.log import SPILL
+from stageline.pipeline.plan import Plan, PlanError, PlanRefused
+from stageline.pipeline.schedule.check import UnsoundSchedule, Verdict, check
+from stageline.workers.runtime.job import Job, prepare
 
-from .job import Job, prepare
-from .trial import Sizes, trial
+from .dry_run import Sizes, dry_run
 
 
-class StageForecast(msgspec.Struct, frozen=True):
+class StageEstimate(msgspec.Struct, frozen=True):
     """One stage. `in_flight` microbatches are held at most; `bytes` says what takes how much, `total` all of it."""
 
     stage: int
@@ -26,7 +26,7 @@ class StageForecast(msgspec.Struct, frozen=True):
     total: int
 
 
-class QueueForecast(msgspec.Struct, frozen=True):
+class QueueEstimate(msgspec.Struct, frozen=True):
     """One queue. `retained` is what the messages take that its producer keeps until they are trimmed: those of one
     step, or, with recovery, of all steps from one complete checkpoint to the next."""
 
@@ -38,7 +38,7 @@ class QueueForecast(msgspec.Struct, frozen=True):
     retained: int  # bytes
 
 
-class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Schema plan/1. `idle` is each worker's share of a step, if a backward takes twice a forward, messages no time."""
 
     schema: str = "plan/1"
@@ -47,25 +47,25 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     origins: dict[str, str]
     warnings: tuple[str, ...]
     steps: int
-    stages: list[StageForecast]
-    queues: list[QueueForecast]
+    stages: list[StageEstimate]
+    queues: list[QueueEstimate]
     idle: tuple[float, ...]
 
 
-def forecast(plan: Plan) -> Forecast:
+def estimate(plan: Plan) -> Estimate:
     """Loads model and data and tries them. Raises `PlanRefused`, `ModelRefused` or `DataError` if it cannot work."""
-    return forecast_of(prepare(plan))
+    return estimate_of(prepare(plan))
 
 
-def forecast_of(job: Job) -> Forecast:
-    """The same for a job, which is used up by it: see `trial`. Raises as `forecast` does."""
+def estimate_of(job: Job) -> Estimate:
+    """The same for a job, which is used up by it: see `dry_run`. Raises as `estimate` does."""
     plan = job.plan
     verdict = _verdict(job)
-    sizes = trial(job)
+    sizes = dry_run(job)
     queues = [_queue(job, verdict, key, size) for key, size in sorted(sizes.messages.items())]
     if errors := list(_overflows(job, queues)):
         raise PlanRefused(errors)
-    return Forecast(
+    return Estimate(
         digest=plan.digest(),
         plan=plan.as_mapping(),
         origins=dict(plan.origins),
@@ -80,11 +80,11 @@ def forecast_of(job: Job) -> Forecast:
 def _verdict(job: Job) -> Verdict:
     try:
         return check(job.schedule)
-    except Unsound as error:  # a bug in the catalogue, found before it costs anything
+    except UnsoundSchedule as error:  # a bug in the catalogue, found before it costs anything
         raise PlanRefused([PlanError("schedule.name", str(error))]) from error
 
 
-def _stage(job: Job, verdict: Verdict, sizes: Sizes, index: int) -> StageForecast:
+def _stage(job: Job, verdict: Verdict, sizes: Sizes, index: int) -> StageEstimate:
     size, in_flight = sizes.stages[index], verdict.stage_peak[index]
     versions = in_flight if job.schedule.mode == "async" and index < job.route.stages - 1 else 0
     held = {
@@ -94,7 +94,7 @@ def _stage(job: Job, verdict: Verdict, sizes: Sizes, index: int) -> StageForecas
         "activations": size.activations * in_flight,
         "stashed_weights": size.gradients * versions,  # only what is trained has versions
     }
-    return StageForecast(
+    return StageEstimate(
         stage=index,
         worker=job.schedule.owner(index),
         layers=job.segments[index].names,
@@ -105,8 +105,8 @@ def _stage(job: Job, verdict: Verdict, sizes: Sizes, index: int) -> StageForecas
     )
 
 
-def _queue(job: Job, verdict: Verdict, key: QueueKey, message: int) -> QueueForecast:
-    return QueueForecast(
+def _queue(job: Job, verdict: Verdict, key: QueueKey, message: int) -> QueueEstimate:
+    return QueueEstimate(
         queue=str(key),
         producer=job.route.producer(key),
         consumer=key.stage,
@@ -126,7 +126,7 @@ def _steps_kept(job: Job) -> int:
     return min(plan.recovery.snapshot_every + ahead, job.steps)
 
 
-def _spills(job: Job, queues: list[QueueForecast]) -> Iterator[str]:
+def _spills(job: Job, queues: list[QueueEstimate]) -> Iterator[str]:
     """Messages are kept until they are trimmed: what has no room in memory goes to the disk."""
     limit = job.plan.queues.retain_bytes
     for worker, needed in enumerate(_by_worker(job, queues)):
@@ -137,7 +137,7 @@ def _spills(job: Job, queues: list[QueueForecast]) -> Iterator[str]:
             )
 
 
-def _overflows(job: Job, queues: list[QueueForecast]) -> Iterator[PlanError]:
+def _overflows(job: Job, queues: list[QueueEstimate]) -> Iterator[PlanError]:
     """Where snapshots are written, only a checkpoint lets messages go: all since the last one must have room.
 
     Without room for the next one's step too, every worker would wait for a checkpoint that none comes to write.
@@ -159,6 +159,6 @@ def _overflows(job: Job, queues: list[QueueForecast]) -> Iterator[PlanError]:
             )
 
 
-def _by_worker(job: Job, queues: list[QueueForecast]) -> list[int]:
+def _by_worker(job: Job, queues: list[QueueEstimate]) -> list[int]:
     """The bytes of messages that each worker keeps at most."""
     return [sum(queue.retained for queue in queues if queue.producer in stages) for stages in job.plan.placement]

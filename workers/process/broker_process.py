@@ -11,27 +11,26 @@ from types import FrameType
 
 import structlog
 
-from broker.control import Answer, Ask, StopRun
-from broker.core import Core
-from broker.errors import BrokerError
-from broker.exit import Exit
-from broker.post import REDIS, open_office
-from broker.run import Phase, Terms, run_of
-from broker.service import LINGER, attend
-from broker.store import StoreUnusable
-from pipeline.plan import Plan
-from pipeline.plan.passwords import masked
-from pipeline.schedule import Schedule, make
-
-from . import runs
-from .result import keep, result_of
-from .stores import open_store
+from stageline.broker.control.channel import REDIS, open_server
+from stageline.broker.control.protocol import Answer, Ask, StopRun
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of
+from stageline.broker.coordinator.server import LINGER, attend
+from stageline.broker.errors import BrokerError
+from stageline.broker.stores.base import StoreUnusable
+from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.passwords import masked
+from stageline.pipeline.schedule import Schedule, make
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.open_store import open_store
+from stageline.workers.runs.result import keep, result_of
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BrokerOptions:
     """Where a broker serves which run. `parent`: a process without which it will not go on (0: none). `resume`: the run
     goes on however it was stopped."""
 
@@ -41,7 +40,7 @@ class Place:
     resume: bool = False
 
 
-def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambda endpoint: None) -> int:
+def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None] = lambda endpoint: None) -> int:
     """Serves the run until it has ended and its workers have left; returns the run's exit code.
 
     The run's records are where `broker.store` says: a broker of the same `run` goes on where the one before was killed.
@@ -54,13 +53,13 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
     folder = runs.make_folder(plan, place.run)
     signals = _Signals()
     # First the address: a broker that does not get it must leave the records to the one that has it.
-    with closing(open_office(place.url)) as office, closing(open_store(plan, place.run, signals.note_waiting)) as store:
-        terms = Terms.of(plan, schedule)
+    with closing(open_server(place.url)) as office, closing(open_store(plan, place.run, signals.note_waiting)) as store:
+        terms = RunConfig.of(plan, schedule)
         if place.resume and not store.load().facts:  # else they tell of which plan the run is
             runs.demand_same(plan, folder)
         run = run_of(store, terms.plan, place.run, resume=place.resume, alone=bool(place.parent))
         keep(folder, runs.PLAN, plan.as_mapping())  # not before: another plan's broker must leave this run's alone
-        core = Core(terms, store, run, time())
+        core = Coordinator(terms, store, run, time())
         host = _Host(core, plan, folder, place.parent, signals)
         runs.keep_broker(folder, office.endpoint)
         try:
@@ -75,7 +74,7 @@ def run_broker(plan: Plan, place: Place, on_bound: Callable[[str], None] = lambd
 def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
     """The plan with its number of stages, and its schedule. The model is loaded only if nothing else tells them."""
     if plan.model.stages is None:
-        from .job import prepare
+        from stageline.workers.runtime.job import prepare
 
         job = prepare(plan)
         return job.plan, job.schedule
@@ -83,11 +82,11 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
     return plan, make(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
 
 
-def _clear_queues(core: Core, url: str) -> None:
+def _clear_queues(core: Coordinator, url: str) -> None:
     """Removes a finished run's queues from their server. Those of a stopped run are needed to go on with it."""
-    if not url.startswith(REDIS) or core.phase is not Phase.FINISHED:
+    if not url.startswith(REDIS) or core.phase is not RunPhase.FINISHED:
         return
-    from broker.queues.inspector import QueueInspector  # takes time to load
+    from stageline.broker.queues.redis.inspector import QueueInspector  # takes time to load
 
     if not core.everyone_left:  # whoever is still there could put again what it keeps
         log.warning("the queues stay at the server", address=masked(url), reason="not every worker has left")
@@ -99,10 +98,10 @@ def _clear_queues(core: Core, url: str) -> None:
         log.warning("the queues stay at the server", address=masked(url), reason=str(error))
 
 
-def _told(core: Core) -> int:
+def _told(core: Coordinator) -> int:
     if core.outcome is None:
         log.error("left", reason=f"run {core.run} has not ended; start a broker with --run {core.run} to go on")
-        return Exit.INTERRUPTED
+        return ExitCode.INTERRUPTED
     if core.outcome.code:
         log.error("the run has failed", reason=core.outcome.reason)
     return core.outcome.code
@@ -111,7 +110,7 @@ def _told(core: Core) -> int:
 class _Host:
     """What the process around a core does: minds signals and its parent, and keeps the run's files."""
 
-    def __init__(self, core: Core, plan: Plan, folder: Path, parent: int, signals: "_Signals") -> None:
+    def __init__(self, core: Coordinator, plan: Plan, folder: Path, parent: int, signals: "_Signals") -> None:
         self._core = core
         self._plan = plan
         self._folder = folder
@@ -124,7 +123,7 @@ class _Host:
         """Asked again and again. After a signal it stops the run: workers are told when they next report. A run that is
         over keeps the broker no longer then."""
         if self._signals.count and not self._core.dismissed:
-            self._core.handle(b"", StopRun("the broker was interrupted", Exit.INTERRUPTED), time())
+            self._core.handle(b"", StopRun("the broker was interrupted", ExitCode.INTERRUPTED), time())
         if not self._over and self._core.outcome is not None:
             self._over = True
             self._keep_result()

@@ -12,30 +12,30 @@ from time import monotonic, time
 
 import torch
 
-from broker.control import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, ToBroker, Trim
-from broker.core import Core
-from broker.errors import BrokerError
-from broker.exit import Exit
-from broker.queue import Queues
-from broker.queues.memory import MemoryQueues
-from broker.run import Terms
-from broker.stores.memory import MemoryStore
+from stageline.broker.control.protocol import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, ToBroker, Trim
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.run import RunConfig
+from stageline.broker.errors import BrokerError
+from stageline.broker.queues.base import Queues
+from stageline.broker.queues.memory import MemoryQueues
+from stageline.broker.stores.memory import MemoryStore
+from stageline.pipeline.exit_code import ExitCode
+from stageline.workers.checkpoint.weights import save_weights
+from stageline.workers.control.reporter import Reporter
+from stageline.workers.launch.supervisor import Facts, LaunchOutcome
+from stageline.workers.replay.bad_microbatch import told
+from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.executor import ComputeFailed, Executor
+from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.skipping import SkipLog, skipping
 
-from . import runs
-from .bad import told
-from .executor import ComputeFailed, Executor
-from .job import Job
-from .reporter import Reporter
-from .skipping import SkipLog, skipping
-from .supervise import Facts, Outcome
 from .turns import Stuck, take_turns
-from .weights import save_weights
-from .worker import Worker
 
 NEWS_EVERY = 0.1  # seconds between two reports to the broker's decisions
 
 
-class Interrupted(Exception):
+class InProcessInterrupted(Exception):
     """Somebody wants the run to end."""
 
 
@@ -45,18 +45,18 @@ def run_memory(
     folder: Path,
     on_status: Callable[[Facts], None] = lambda facts: None,
     interrupted: Callable[[], bool] = lambda: False,
-) -> Outcome:
+) -> LaunchOutcome:
     """Runs `job` to the end under the run id `run`; saves weights in `folder`. `interrupted` is asked in between."""
     torch.set_num_threads(job.plan.workers[0].threads)
     local = _Local(job, run)
     try:
         local.run(on_status, interrupted)
-    except Interrupted:
-        return Outcome(Exit.INTERRUPTED, "interrupted, nothing saved", local.status())
+    except InProcessInterrupted:
+        return LaunchOutcome(ExitCode.INTERRUPTED, "interrupted, nothing saved", local.status())
     except ComputeFailed as error:
-        return Outcome(Exit.FAILED, local.told(error), local.status())
+        return LaunchOutcome(ExitCode.FAILED, local.told(error), local.status())
     except (BrokerError, Stuck) as error:
-        return Outcome(Exit.FAILED, str(error), local.status())
+        return LaunchOutcome(ExitCode.FAILED, str(error), local.status())
     return local.finish(folder)
 
 
@@ -67,7 +67,7 @@ class _Place:
     sender: bytes
     incarnation: int
     executor: Executor
-    worker: Worker
+    worker: WorkerLoop
     reporter: Reporter
 
 
@@ -76,7 +76,7 @@ class _Local:
 
     def __init__(self, job: Job, run: str) -> None:
         self._job = job
-        self._core = Core(Terms.of(job.plan, job.schedule), MemoryStore(), run, time())
+        self._core = Coordinator(RunConfig.of(job.plan, job.schedule), MemoryStore(), run, time())
         self._queues: Queues = MemoryQueues(run, job.schedule.microbatches)
         self._decisions = SkipLog(runs.folder(job.plan, run))
         self._places = [self._place(index) for index in range(len(job.plan.workers))]
@@ -84,14 +84,14 @@ class _Local:
     def run(self, on_status: Callable[[Facts], None], interrupted: Callable[[], bool]) -> None:
         due = 0.0
 
-        def until(worker: Worker) -> bool:
+        def until(worker: WorkerLoop) -> bool:
             nonlocal due
             if monotonic() >= due:
                 due = monotonic() + NEWS_EVERY
                 self._report()
                 on_status(self.status())
                 if interrupted():
-                    raise Interrupted
+                    raise InProcessInterrupted
             return worker.finished
 
         take_turns([place.worker for place in self._places], until)
@@ -103,11 +103,11 @@ class _Local:
         place = self._places[self._job.schedule.owner(stage)]
         return told(self._job, place.executor, self._queues, error, self._core.run, place.incarnation)
 
-    def finish(self, folder: Path) -> Outcome:
+    def finish(self, folder: Path) -> LaunchOutcome:
         for place in self._places:
             self._tell(place, Finished(place.incarnation, save_weights(place.executor.stages, folder)))
         facts = self.status()
-        return Outcome(int(facts["code"] or 0), str(facts["reason"]), facts)
+        return LaunchOutcome(int(facts["code"] or 0), str(facts["reason"]), facts)
 
     def status(self) -> Facts:
         for _, answer in self._core.handle(b"local", Ask("status"), time()):

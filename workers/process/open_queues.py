@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
-from broker.control import Assigned
-from broker.post import REDIS
-from broker.queue import QueueKey, Queues, Trouble
-from broker.queues.ends import QueueTerms
-from broker.queues.zeromq import ZeroMQQueues
-
-from .job import Job
+from stageline.broker.control.channel import REDIS
+from stageline.broker.control.protocol import Assigned
+from stageline.broker.queues.base import QueueKey, Queues, Trouble
+from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.workers.runtime.job import Job
 
 if TYPE_CHECKING:
-    from broker.queues.redis import RedisQueues
+    from stageline.broker.queues.redis.queues import RedisQueues
 
 _REDIS_PORT = 6379  # where an address names none
 
@@ -49,7 +48,7 @@ def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[s
         assigned.run,
         assigned.incarnation,
         f"ipc://{folder}/queues" if url.startswith("ipc://") else url,
-        QueueTerms(
+        QueueOptions(
             microbatches=job.schedule.microbatches,
             windows=job.windows(),
             local=local_queues(job, assigned.index),
@@ -62,7 +61,7 @@ def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[s
 def _kind(url: str, assigned: Assigned) -> "Callable[..., RedisQueues | ZeroMQQueues]":
     if not url.startswith(REDIS):
         return ZeroMQQueues
-    from broker.queues.redis import RedisQueues  # takes time to load
+    from stageline.broker.queues.redis.queues import RedisQueues  # takes time to load
 
     return partial(RedisQueues, since=assigned.since)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 from types import FrameType
 
-from broker.exit import Exit
+from stageline.pipeline.exit_code import ExitCode
 
 ORPHANED = 0.25  # seconds after which a worker notices that its supervisor is gone
 
@@ -23,10 +23,10 @@ class Stopped(Exception):
 def demand_parent(parent: int) -> None:
     """Raises `Stopped` if `parent` (0: none) is not the parent any more."""
     if parent and os.getppid() != parent:
-        raise Stopped(f"the supervisor (pid {parent}) is gone", Exit.FAILED)
+        raise Stopped(f"the supervisor (pid {parent}) is gone", ExitCode.FAILED)
 
 
-class Watch:
+class ExitWatch:
     """Notices that the process should go: a signal came, or its parent is gone."""
 
     def __init__(self, parent: int) -> None:
@@ -40,13 +40,13 @@ class Watch:
     def check(self) -> None:
         """Raises `Stopped` if it should."""
         if self._signal:
-            raise Stopped(f"interrupted by {signal.Signals(self._signal).name}", Exit.INTERRUPTED)
+            raise Stopped(f"interrupted by {signal.Signals(self._signal).name}", ExitCode.INTERRUPTED)
         if monotonic() >= self._look:
             self._look = monotonic() + ORPHANED
             demand_parent(self._parent)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self._signal:  # the second: at once, whatever the compute loop is in
-            os._exit(Exit.INTERRUPTED)
+            os._exit(ExitCode.INTERRUPTED)
         self._signal = number
         self.on_signal()

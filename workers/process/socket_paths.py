@@ -5,11 +5,13 @@ import tempfile
 
 import zmq
 
+from stageline.pipeline.errors import StagelineError
+
 # What a worker that `train` started adds: a folder of the run's, one of its own in it, a socket.
 _DEEPEST = "stageline-xxxxxxxx/stageline-xxxxxxxx/queues"
 
 
-class TooDeep(Exception):
+class TooDeep(StagelineError):
     """The folder for temporary files has too long a path for sockets in it."""
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-from .worker import Worker
+from stageline.workers.runtime.loop import WorkerLoop
 
 
 class Stuck(Exception):
     """No worker can go on: they wait for each other in a circle. The text says what each one waits for."""
 
 
-def take_turns(workers: Sequence[Worker], until: Callable[[Worker], bool]) -> None:
+def take_turns(workers: Sequence[WorkerLoop], until: Callable[[WorkerLoop], bool]) -> None:
     """Gives a turn to each worker that is not there yet, again and again until `until` holds for all of them.
 
     Raises `Stuck` when a whole round changes nothing: in one process, nothing can still be on its way.

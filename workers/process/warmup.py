@@ -5,7 +5,7 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from pipeline.plan import Plan
+from stageline.pipeline.plan import Plan
 
 
 def warm_up(plan: Plan, worker: int | None) -> None:
@@ -18,10 +18,10 @@ def warm_up(plan: Plan, worker: int | None) -> None:
     torch.set_num_threads(mine[0].threads if mine else 1)
     for device in sorted({each.device for each in mine}):
         with suppress(RuntimeError, AssertionError):  # torch asserts that it was built for the device
-            start(device)
+            warm_up_device(device)
 
 
-def start(device: str) -> None:
+def warm_up_device(device: str) -> None:
     """One step of a small layer there."""
     layer = nn.Linear(8, 8, device=device)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)

@@ -14,34 +14,34 @@ from pathlib import Path
 import structlog
 import torch
 
-from broker.control import Assigned, Failed, Finished, Goodbye
-from broker.errors import BrokerError, EndpointTaken
-from broker.exit import Exit
-from pipeline.data import DataError
-from pipeline.errors import ForeignState
-from pipeline.model import ModelRefused
-from pipeline.plan import Plan, PlanRefused
+from stageline.broker.control.protocol import Assigned, Failed, Finished, Goodbye
+from stageline.broker.errors import BrokerError, EndpointTaken
+from stageline.pipeline.data.source import DataError
+from stageline.pipeline.errors import ForeignState
+from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.model.load import ModelRefused
+from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.workers.checkpoint.directory import SnapshotFailed
+from stageline.workers.checkpoint.hooks import CheckpointHooks, LocalSnapshots, NoCheckpoints, SnapshotHooks
+from stageline.workers.checkpoint.manifest import SnapshotDamaged
+from stageline.workers.checkpoint.weights import save_weights
+from stageline.workers.control.client import BrokerUnreachable
+from stageline.workers.control.commands import CommandHandler
+from stageline.workers.control.control_thread import ControlThread
+from stageline.workers.control.session import TurnedAway, WorkerIdentity
+from stageline.workers.replay.bad_microbatch import told
+from stageline.workers.replay.capture import RecordingExecutor, RecordingHooks, recorder_of
+from stageline.workers.replay.recorder import RecordWriter
+from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.executor import ComputeFailed, Executor
+from stageline.workers.runtime.job import Job, prepare
+from stageline.workers.runtime.loop import ActionExecutor
+from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.skipping import SkipLog, skipping
 
-from . import runs
-from .bad import told
-from .checkpoints import SnapshotFailed
-from .client import BrokerUnreachable
-from .correspondence import Introduction, TurnedAway
-from .ear import Ear
-from .executor import ComputeFailed, Executor
-from .job import Job, prepare
-from .leaving import Stopped, Watch, demand_parent
-from .link import Link
-from .manifest import SnapshotDamaged
-from .progress import Progress
-from .recorder import Recorder
-from .recording import Recording, RecordingExecutor, recorder_of
-from .recovery import Disk, NoRecovery, Recovery, Snapshots
-from .skipping import SkipLog, skipping
-from .transport import WorkerQueues, open_queues, reachable
-from .warmth import warm_up
-from .weights import save_weights
-from .worker import Carrier
+from .open_queues import WorkerQueues, open_queues, reachable
+from .signals import ExitWatch, Stopped, demand_parent
+from .warmup import warm_up
 
 ALONE = (
     "The other stages do not go back for one of them: resume the run as a whole (--resume), and all begin at an older "
@@ -52,7 +52,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class WorkerOptions:
     """How a worker process is to behave. Times in seconds.
 
     `claim`: the worker of the plan it wants to be (None: any). `patience`: how long it looks for the broker.
@@ -72,7 +72,7 @@ class Terms:
     spare: bool = False
 
 
-def run_worker(plan: Plan, terms: Terms) -> int:
+def run_worker(plan: Plan, terms: WorkerOptions) -> int:
     """Runs one worker to the end of the run; returns the exit code. A reason to stop early is logged, and told.
 
     Once it is assigned, SIGINT and SIGTERM end it between two actions, with exit code 130.
@@ -81,44 +81,47 @@ def run_worker(plan: Plan, terms: Terms) -> int:
         return _run(plan, terms)
     except (PlanRefused, ModelRefused, DataError) as error:
         log.error("refused", reason=str(error))
-        return Exit.REFUSED
+        return ExitCode.REFUSED
     except BrokerUnreachable as error:
         log.error("no broker", reason=str(error))
-        return Exit.NO_BROKER
+        return ExitCode.NO_BROKER
     except TurnedAway as error:
         (log.error if error.code else log.info)("turned away", reason=str(error))
         return error.code
     except Stopped as stop:
-        (log.info if stop.code == Exit.OK else log.error)("stopped", reason=str(stop))
+        (log.info if stop.code == ExitCode.OK else log.error)("stopped", reason=str(stop))
         return stop.code
     except (ComputeFailed, BrokerError, SnapshotFailed, SnapshotDamaged, ForeignState) as error:
         # Of the user's own code it is told where; what else is expected to happen has its sentence.
         log.error("failed", reason=str(error), exc_info=error.__cause__ if isinstance(error, ComputeFailed) else None)
-        return Exit.FAILED
+        return ExitCode.FAILED
 
 
-def _run(plan: Plan, terms: Terms) -> int:
+def _run(plan: Plan, terms: WorkerOptions) -> int:
     job = prepare(plan)
     if terms.spare:
         warm_up(job.plan, terms.claim)
-    link = Link(terms.broker, _introduction(job.plan, terms))
+    link = ControlThread(terms.broker, _introduction(job.plan, terms))
     try:
         assigned = link.join(terms.patience, lambda: demand_parent(terms.parent), company=terms.company)
         if assigned.index >= len(job.plan.workers):
             raise TurnedAway(
-                f"the broker gave place {assigned.index} of a plan with {len(job.plan.workers)} workers", Exit.FAILED
+                f"the broker gave place {assigned.index} of a plan with {len(job.plan.workers)} workers",
+                ExitCode.FAILED,
             )
-        watch = Watch(terms.parent)  # not before: until here, a signal may end the process at once
+        watch = ExitWatch(terms.parent)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
         with tempfile.TemporaryDirectory(prefix="stageline-", dir=terms.sockets) as folder:
             _work(job, assigned, link, watch, terms, Path(folder))
     finally:
         link.close()
-    return Exit.OK
+    return ExitCode.OK
 
 
-def _work(job: Job, assigned: Assigned, link: Link, watch: Watch, terms: Terms, folder: Path) -> None:
+def _work(
+    job: Job, assigned: Assigned, link: ControlThread, watch: ExitWatch, terms: WorkerOptions, folder: Path
+) -> None:
     def make_room(reason: str) -> None:
         if worker.progress.full is None:
             log.warning("waiting", reason=reason)
@@ -141,7 +144,7 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: Watch, terms: Terms, 
         here = reachable(queues.endpoint, terms.broker)
         link.start(assigned, here, worker.progress, steps=job.steps, ring=queues.ring)
         with _recovery(job, assigned, executor, worker.progress, recorder) as recovery:
-            ear = Ear(job, assigned, link, watch, queues, recovery, worker)
+            ear = CommandHandler(job, assigned, link, watch, queues, recovery, worker)
             ear.go_on_from(start)
             ear.wait_for_company(terms.company)
             worker.run(ear.listen, recovery.stepped)
@@ -153,7 +156,7 @@ def _work(job: Job, assigned: Assigned, link: Link, watch: Watch, terms: Terms, 
 
 @contextmanager
 def _last_words(
-    link: Link, incarnation: int, blame: Callable[[ComputeFailed], str], *, replaced: bool
+    link: ControlThread, incarnation: int, blame: Callable[[ComputeFailed], str], *, replaced: bool
 ) -> Iterator[None]:
     """Tells the broker why the work within ends early; of what the user's own code raised, what `blame` says.
 
@@ -162,24 +165,26 @@ def _last_words(
     try:
         yield
     except ComputeFailed as error:
-        link.say(Failed(incarnation, blame(error), Exit.FAILED))
+        link.say(Failed(incarnation, blame(error), ExitCode.FAILED))
         raise
     except SnapshotDamaged as damage:
-        link.say(Failed(incarnation, f"{damage}. {ALONE}", Exit.FAILED))
+        link.say(Failed(incarnation, f"{damage}. {ALONE}", ExitCode.FAILED))
         raise
     except (BrokerError, DataError, SnapshotFailed, ForeignState) as error:
-        link.say(Failed(incarnation, str(error), Exit.REFUSED if isinstance(error, DataError) else Exit.FAILED))
+        link.say(Failed(incarnation, str(error), ExitCode.REFUSED if isinstance(error, DataError) else ExitCode.FAILED))
         raise
     except Stopped as stop:
-        leaves = stop.told or (stop.code == Exit.INTERRUPTED and replaced)
+        leaves = stop.told or (stop.code == ExitCode.INTERRUPTED and replaced)
         link.say(Goodbye(incarnation, str(stop)) if leaves else Failed(incarnation, str(stop), stop.code))
         raise
     except BaseException as bug:  # the run must end, and say why, whatever it was
-        link.say(Failed(incarnation, f"a bug in stageline: {type(bug).__name__}: {bug}", Exit.FAILED))
+        link.say(Failed(incarnation, f"a bug in stageline: {type(bug).__name__}: {bug}", ExitCode.FAILED))
         raise
 
 
-def _open(job: Job, assigned: Assigned, link: Link, folder: Path, make_room: Callable[[str], None]) -> WorkerQueues:
+def _open(
+    job: Job, assigned: Assigned, link: ControlThread, folder: Path, make_room: Callable[[str], None]
+) -> WorkerQueues:
     """The worker's queues. If they cannot be had, the broker is told: a replacement could do no better, unless a
     predecessor that hangs still has the address."""
     try:
@@ -188,12 +193,14 @@ def _open(job: Job, assigned: Assigned, link: Link, folder: Path, make_room: Cal
         reason = f"its queues cannot be opened: {error}"
         later_free = isinstance(error, EndpointTaken) and assigned.step > 0
         link.say(
-            Goodbye(assigned.incarnation, reason) if later_free else Failed(assigned.incarnation, reason, Exit.FAILED)
+            Goodbye(assigned.incarnation, reason)
+            if later_free
+            else Failed(assigned.incarnation, reason, ExitCode.FAILED)
         )
         raise
 
 
-def _carrier(job: Job, assigned: Assigned, executor: Executor, recorder: Recorder | None) -> Carrier:
+def _carrier(job: Job, assigned: Assigned, executor: Executor, recorder: RecordWriter | None) -> ActionExecutor:
     carrier = skipping(executor, job.plan, _skip_log(job.plan, assigned.run), job.route.stages - 1)
     if recorder is None:
         return carrier
@@ -208,17 +215,17 @@ def _skip_log(plan: Plan, run: str) -> SkipLog:
 
 
 def _recovery(
-    job: Job, assigned: Assigned, executor: Executor, progress: Progress, recorder: Recorder | None
-) -> Recovery:
+    job: Job, assigned: Assigned, executor: Executor, progress: Progress, recorder: RecordWriter | None
+) -> CheckpointHooks:
     progress.layers = lambda instruction: executor.stages[instruction.action.stage].at_layer
     if not job.plan.recovery.on:
-        return NoRecovery()
+        return NoCheckpoints()
     run, incarnation, start = assigned.run, assigned.incarnation, assigned.step
-    snapshots = Snapshots(job, executor, progress, run=run, incarnation=incarnation, start=start)
-    return snapshots if recorder is None else Recording(snapshots, recorder, start)
+    snapshots = SnapshotHooks(job, executor, progress, run=run, incarnation=incarnation, start=start)
+    return snapshots if recorder is None else RecordingHooks(snapshots, recorder, start)
 
 
-def _introduction(plan: Plan, terms: Terms) -> Introduction:
-    disk = Disk(plan) if plan.recovery.on else None
+def _introduction(plan: Plan, terms: WorkerOptions) -> WorkerIdentity:
+    disk = LocalSnapshots(plan) if plan.recovery.on else None
     host, settings = socket.gethostname(), plan.as_mapping()
-    return Introduction(plan.digest(), terms.name, host, os.getpid(), terms.claim, settings, disk, terms.spare)
+    return WorkerIdentity(plan.digest(), terms.name, host, os.getpid(), terms.claim, settings, disk, terms.spare)

@@ -10,22 +10,22 @@ from pathlib import Path
 from shlex import quote
 from time import monotonic
 
-from broker.errors import BrokerError
-from broker.message import Message, encode
-from broker.queue import QueueKey, Queues
-from pipeline.schedule import Action, Kind
+from stageline.broker.codec.message import Message, encode
+from stageline.broker.errors import BrokerError
+from stageline.broker.queues.base import QueueKey, Queues
+from stageline.pipeline.schedule import Action, Kind
+from stageline.workers.checkpoint.manifest import Origin
+from stageline.workers.checkpoint.snapshot import Snapshot, write_snapshot
+from stageline.workers.checkpoint.state_tree import Unsaveable
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.result import keep
+from stageline.workers.runtime.executor import ComputeFailed, Culprit, Executor
+from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.loop import PATIENCE
 
-from . import runs
-from .executor import ComputeFailed, Culprit, Executor
-from .job import Job
-from .manifest import Origin
-from .recordfile import Way, write_entry
-from .recording import gives
-from .records import MESSAGES, REASON, Reason, Records
-from .result import keep
-from .skeleton import Unsaveable
-from .snapshot import Snapshot, write_snapshot
-from .worker import PATIENCE
+from .capture import gives
+from .directory import MESSAGES, REASON, Reason, RecordDirectory
+from .record_file import Direction, write_entry
 
 LONGEST = 5.0  # seconds that the producers get to deliver the messages again
 
@@ -49,7 +49,7 @@ def _keep(
 ) -> Path:
     """Returns the run's folder."""
     stage, step, plan = culprit.action.stage, culprit.step, job.plan
-    records = Records(runs.folder(plan, run), stage)
+    records = RecordDirectory(runs.folder(plan, run), stage)
     folder = records.bad(step, culprit.action.microbatch)
     draft = folder.with_name(f".{folder.name}")
     shutil.rmtree(draft, ignore_errors=True)
@@ -58,11 +58,11 @@ def _keep(
     write_snapshot(draft, Snapshot(stage, step, incarnation, state), Origin(run, plan.digest()))
     with (draft / MESSAGES).open("wb") as file:
         for message in _messages(queues, _taken(job, culprit.action), step, culprit.action.microbatch):
-            write_entry(file, Way.TAKEN, encode(message))
+            write_entry(file, Direction.TAKEN, encode(message))
         if culprit.gave is not None and (key := gives(culprit.action)) is not None:
             number = step * job.schedule.microbatches + culprit.action.microbatch
             place = run, key.flow, step, culprit.action.microbatch, key.stage, incarnation, number
-            write_entry(file, Way.GIVEN, encode(Message(*place, culprit.gave))[:1])
+            write_entry(file, Direction.GIVEN, encode(Message(*place, culprit.gave))[:1])
     keep(draft, REASON, Reason(action=str(culprit.action), raised=culprit.gave is None, reason=reason))
     records.describe(run, plan)
     shutil.rmtree(folder, ignore_errors=True)

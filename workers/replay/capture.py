@@ -10,31 +10,33 @@ from typing import Self
 
 from torch import Tensor
 
-from broker.message import Flow, Message
-from broker.queue import QueueKey
-from pipeline.placing import copied
-from pipeline.plan import Plan
-from pipeline.schedule import Action, Kind
-from pipeline.tree import Tree, map_tensors
+from stageline.broker.codec.message import Flow, Message
+from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.stage.placing import copied
+from stageline.pipeline.tree import Tree, map_tensors
+from stageline.workers.checkpoint.hooks import CheckpointHooks
+from stageline.workers.runtime.loop import PATIENCE, ActionExecutor
+from stageline.workers.runtime.machine import Instruction
 
-from .machine import Instruction
-from .recorder import Recorder
-from .recordfile import Way
-from .recovery import Recovery
-from .worker import PATIENCE, Carrier
+from .record_file import Direction
+from .recorder import RecordWriter
 
 
-def recorder_of(plan: Plan, worker: int, run: str, incarnation: int, start: int) -> Recorder | None:
+def recorder_of(plan: Plan, worker: int, run: str, incarnation: int, start: int) -> RecordWriter | None:
     """The recorder of a worker that begins at step `start`, if the plan wants every microbatch recorded."""
     if plan.recovery.record != "all":
         return None
-    return Recorder(plan, run, plan.workers[worker].stages, incarnation, start)
+    return RecordWriter(plan, run, plan.workers[worker].stages, incarnation, start)
 
 
 class RecordingExecutor:
     """An `executor` that is watched. `run`, `incarnation` and `microbatches` are those of the messages."""
 
-    def __init__(self, executor: Carrier, recorder: Recorder, *, run: str, incarnation: int, microbatches: int) -> None:
+    def __init__(
+        self, executor: ActionExecutor, recorder: RecordWriter, *, run: str, incarnation: int, microbatches: int
+    ) -> None:
         self._executor = executor
         self._recorder = recorder
         self._run = run
@@ -52,23 +54,25 @@ class RecordingExecutor:
         if instruction.evaluates or instruction.action.kind is Kind.UPDATE:
             return self._executor.carry_out(instruction, received)
         for key, payload in zip(instruction.takes, received, strict=True):
-            self._keep(instruction, Way.TAKEN, key, map_tensors(_copied, payload))  # a layer may write to its input
+            self._keep(
+                instruction, Direction.TAKEN, key, map_tensors(_copied, payload)
+            )  # a layer may write to its input
         result = self._executor.carry_out(instruction, received)
         if (place := gives(instruction.action)) is not None:
-            self._keep(instruction, Way.GIVEN, place, result)
+            self._keep(instruction, Direction.GIVEN, place, result)
         return result
 
-    def _keep(self, instruction: Instruction, way: Way, key: QueueKey, payload: Tree) -> None:
+    def _keep(self, instruction: Instruction, way: Direction, key: QueueKey, payload: Tree) -> None:
         step, microbatch = instruction.step, instruction.action.microbatch
         number = step * self._microbatches + microbatch
         message = Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
         self._recorder.keep(instruction.action.stage, way, message)
 
 
-class Recording:
-    """A `Recovery` that records besides; what is no recording, `recovery` does. It begins at checkpoint `start`."""
+class RecordingHooks:
+    """Records beside what the checkpoint hooks `recovery` do, from checkpoint `start` on."""
 
-    def __init__(self, recovery: Recovery, recorder: Recorder, start: int) -> None:
+    def __init__(self, recovery: CheckpointHooks, recorder: RecordWriter, start: int) -> None:
         self._recovery = recovery
         self._recorder = recorder
         self._newest = start

@@ -15,11 +15,13 @@ from typing import TypeVar
 
 import msgspec
 
-from broker.queue import QueueKey
-from pipeline.plan import Plan
+from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.plan import Plan
+from stageline.workers.runs.result import keep
 
-from .recordfile import Entry, RecordDamaged, Way, read_entries
-from .result import keep
+from .record_file import Direction, RecordDamaged, RecordedMessage, read_entries
 
 FOLDER = "recorded"
 ABOUT = "about.json"
@@ -30,11 +32,13 @@ FORMAT = "record/1"
 _NAME = re.compile(r"step-(\d{10,})\.(\d+)")
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
-Place = tuple[Way, QueueKey, int, int]  # of a message: way, queue, step, microbatch
+Place = tuple[Direction, QueueKey, int, int]  # of a message: way, queue, step, microbatch
 
 
-class NotRecorded(Exception):
+class NotRecorded(StagelineError):
     """What is wanted is not in the record; the text says what is, or how to have it there."""
+
+    exit_code = ExitCode.USAGE
 
 
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -56,7 +60,7 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class RecordDirectory:
     """The record of one stage in the folder of a run."""
 
     run: Path
@@ -94,16 +98,16 @@ class Records:
         found = sorted((int(name[1]), int(name[2]), path) for name, path in names if name)
         return [(begin, path) for begin, _, path in found]
 
-    def messages(self) -> dict[Place, Entry]:
+    def messages(self) -> dict[Place, RecordedMessage]:
         """What is recorded of all steps. Raises `RecordDamaged`."""
         return by_place(entry for _, path in self.segments() for entry in read_entries(path))
 
-    def messages_of_bad(self, step: int, microbatch: int) -> dict[Place, Entry]:
+    def messages_of_bad(self, step: int, microbatch: int) -> dict[Place, RecordedMessage]:
         """What is recorded of a bad microbatch. Raises `RecordDamaged`."""
         return by_place(read_entries(self.bad(step, microbatch) / MESSAGES))
 
 
-def by_place(entries: Iterator[Entry]) -> dict[Place, Entry]:
+def by_place(entries: Iterator[RecordedMessage]) -> dict[Place, RecordedMessage]:
     """Entries by what they hold. What was recorded twice has the same bits both times, or the later ones count: a run
     may have been resumed with other software."""
     headers = ((entry, entry.header) for entry in entries)

@@ -14,9 +14,10 @@ from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
-from broker.checksum import crc32
-from broker.errors import BadMessage, ForeignMessage
-from broker.message import Frame, Header, Message, decode, read_header
+from stageline.broker.codec.checksum import crc32
+from stageline.broker.codec.message import Frame, Header, Message, decode, read_header
+from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.pipeline.errors import StagelineError
 
 MAGIC = b"SLRE"
 
@@ -25,11 +26,11 @@ _SIZE = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 
 
-class RecordDamaged(Exception):
+class RecordDamaged(StagelineError):
     """A file of recorded messages is not what was written; the text names the file, the place and what is wrong."""
 
 
-class Way(IntEnum):
+class Direction(IntEnum):
     """How a message met the stage whose record this is."""
 
     TAKEN = 0  # from its queues, or what would have come from there
@@ -37,10 +38,10 @@ class Way(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RecordedMessage:
     """One message in `file`: its frames begin at byte `offset` and have these `sizes`."""
 
-    way: Way
+    way: Direction
     header: Header
     file: Path
     offset: int
@@ -56,7 +57,7 @@ class Entry:
             raise RecordDamaged(f"{self.file}, byte {self.offset}: {error}") from error
 
 
-def write_entry(file: BinaryIO, way: Way, frames: Sequence[Frame]) -> None:
+def write_entry(file: BinaryIO, way: Direction, frames: Sequence[Frame]) -> None:
     """Appends a message and hands it to the system, where a killed writer cannot take it along. Raises `OSError`."""
     start = _START.pack(MAGIC, way, len(frames).to_bytes(3, "little"))
     sizes = b"".join(_SIZE.pack(memoryview(frame).nbytes) for frame in frames)
@@ -65,7 +66,7 @@ def write_entry(file: BinaryIO, way: Way, frames: Sequence[Frame]) -> None:
     file.flush()
 
 
-def read_entries(path: Path) -> Iterator[Entry]:
+def read_entries(path: Path) -> Iterator[RecordedMessage]:
     """All entries of a file in the order in which they were written, without their tensors; one that is cut off ends
     the list. Raises `RecordDamaged`."""
     try:
@@ -77,7 +78,7 @@ def read_entries(path: Path) -> Iterator[Entry]:
         raise RecordDamaged(f"{path}: {error}") from error
 
 
-def _entry(file: BinaryIO, path: Path, length: int) -> Entry | None:
+def _entry(file: BinaryIO, path: Path, length: int) -> RecordedMessage | None:
     """The entry that begins here, None if it is not there as a whole."""
     place = file.tell()
     start = _checked(file, path, _START.size)
@@ -87,7 +88,7 @@ def _entry(file: BinaryIO, path: Path, length: int) -> Entry | None:
     sizes = _checked(file, path, _SIZE.size * int.from_bytes(count, "little"))
     if sizes is None:
         return None
-    if magic != MAGIC or way not in list(Way) or not sizes:
+    if magic != MAGIC or way not in list(Direction) or not sizes:
         raise RecordDamaged(f"{path}, byte {place}: this is no entry of ours")
     each = tuple(size for (size,) in _SIZE.iter_unpack(sizes))
     offset = file.tell()
@@ -95,7 +96,7 @@ def _entry(file: BinaryIO, path: Path, length: int) -> Entry | None:
         return None
     header = read_header(file.read(each[0]))
     file.seek(offset + sum(each))
-    return Entry(Way(way), header, path, offset, each)
+    return RecordedMessage(Direction(way), header, path, offset, each)
 
 
 def _checked(file: BinaryIO, path: Path, size: int) -> bytes | None:

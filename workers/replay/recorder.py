@@ -14,29 +14,29 @@ from typing import BinaryIO
 
 import structlog
 
-from broker.errors import Unsendable
-from broker.message import Message, encode
-from pipeline.plan import Plan
-from pipeline.tree import tensors
+from stageline.broker.codec.message import Message, encode
+from stageline.broker.errors import Unsendable
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.tree import tensors
+from stageline.workers.runs import folder as runs
 
-from . import runs
-from .recordfile import Way, write_entry
-from .records import Records
+from .directory import RecordDirectory
+from .record_file import Direction, write_entry
 
 BACKLOG = 256 * 2**20  # bytes that wait while others are written; then the compute loop waits too
 
 log = structlog.get_logger()
 
-_Item = tuple[int, Way, Message]
+_Item = tuple[int, Direction, Message]
 
 
-class Recorder:
+class RecordWriter:
     """The only writer under `incarnation` of the records of `stages`, from step `start` on, until it is closed."""
 
     def __init__(self, plan: Plan, run: str, stages: Iterable[int], incarnation: int, start: int) -> None:
         self._plan = plan
         self._run_id = run
-        self._records = {stage: Records(runs.folder(plan, run), stage) for stage in stages}
+        self._records = {stage: RecordDirectory(runs.folder(plan, run), stage) for stage in stages}
         self._incarnation = incarnation
         self._start = start
         self._every = plan.recovery.snapshot_every  # a file holds the steps between two snapshots
@@ -49,9 +49,9 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
-    def keep(self, stage: int, way: Way, message: Message) -> None:
+    def keep(self, stage: int, way: Direction, message: Message) -> None:
         """Hands a message over; returns at once unless the disk is far behind."""
-        size = sum(tensor.nbytes for tensor in tensors(message.payload)) if way is Way.TAKEN else 0
+        size = sum(tensor.nbytes for tensor in tensors(message.payload)) if way is Direction.TAKEN else 0
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._bytes <= BACKLOG)
             if self._over:
@@ -102,9 +102,9 @@ class Recorder:
             self._delete_before(complete)
         return bool(items) or not self._closing
 
-    def _write(self, stage: int, way: Way, message: Message) -> None:
+    def _write(self, stage: int, way: Direction, message: Message) -> None:
         frames = encode(message)
-        write_entry(self._file(stage, message.step), way, frames if way is Way.TAKEN else frames[:1])
+        write_entry(self._file(stage, message.step), way, frames if way is Direction.TAKEN else frames[:1])
 
     def _file(self, stage: int, step: int) -> BinaryIO:
         path = self._records[stage].segment(max(self._start, step - step % self._every), self._incarnation)

@@ -14,28 +14,32 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from broker.message import Message, encode, fingerprint, read_header
-from broker.queue import QueueKey
-from pipeline.plan import Plan, from_mapping
-from pipeline.schedule import Action, Kind
-from pipeline.state import StageState
-from pipeline.tree import Tree, describe
+from stageline.broker.codec.message import Message, encode, fingerprint, read_header
+from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.plan import Plan, from_mapping
+from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.stage.state import StageState
+from stageline.pipeline.tree import Tree, describe
+from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
+from stageline.workers.checkpoint.manifest import Origin, SnapshotDamaged
+from stageline.workers.checkpoint.snapshot import read_snapshot
+from stageline.workers.runtime.executor import ComputeFailed
+from stageline.workers.runtime.job import Job, prepare
+from stageline.workers.runtime.machine import Instruction, program
+from stageline.workers.runtime.skipping import SkipLog, skipping
 
-from .checkpoints import FOLDER, Checkpoints
-from .executor import ComputeFailed
-from .job import Job, prepare
-from .machine import Instruction, program
-from .manifest import Origin, SnapshotDamaged
-from .recordfile import Entry, Way
-from .recording import gives
-from .records import ABOUT, About, NotRecorded, Place, Reason, Records
-from .records import FOLDER as RECORDED
-from .skipping import SkipLog, skipping
-from .snapshot import read_snapshot
+from .capture import gives
+from .directory import ABOUT, About, NotRecorded, Place, Reason, RecordDirectory
+from .directory import FOLDER as RECORDED
+from .record_file import Direction, RecordedMessage
 
 
-class NoSuchMicrobatch(Exception):
+class NoSuchMicrobatch(StagelineError):
     """The run has no such stage, step or microbatch."""
+
+    exit_code = ExitCode.USAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayOutcome:
     """What an action on the microbatch came to: `found` in words; `same` as recorded, None if nothing is recorded."""
 
     action: str
@@ -73,7 +77,7 @@ class Replayed:
     run: str
     start: int | None
     before: int
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ReplayOutcome]
     reason: Reason | None = None
     error: ComputeFailed | None = None
 
@@ -93,7 +97,7 @@ class _Path:
     start: int | None
     state: StageState | None  # None: as the model is made
     instructions: Sequence[Instruction]
-    messages: Mapping[Place, Entry]
+    messages: Mapping[Place, RecordedMessage]
 
 
 def replay(run: Path, wanted: Wanted, plan: Plan | None = None) -> Replayed:
@@ -110,7 +114,7 @@ def replay(run: Path, wanted: Wanted, plan: Plan | None = None) -> Replayed:
     job = prepare(plan or recorded)
     _demand_existence(job, wanted)
     torch.set_num_threads(job.plan.workers[job.schedule.owner(wanted.stage)].threads)
-    records = Records(run, wanted.stage)
+    records = RecordDirectory(run, wanted.stage)
     path = _path(job, records, wanted, Origin(about.run, job.plan.digest()))
     place = (wanted.stage, wanted.step, wanted.microbatch)
     decisions = SkipLog(run, again=place)
@@ -126,7 +130,7 @@ def _reason_of(skipped: str | None, wanted: Wanted) -> Reason | None:
 def _about(run: Path, stage: int) -> About:
     """Of this stage, or of any that can say what stages there are."""
     try:
-        return Records(run, stage).about()
+        return RecordDirectory(run, stage).about()
     except NotRecorded:
         others = sorted((run / RECORDED).glob(f"stage-*/{ABOUT}"))
         if not others:
@@ -134,7 +138,7 @@ def _about(run: Path, stage: int) -> About:
                 f'run {run.resolve().name} has recorded nothing. recovery.record = "bad" records what stops a run, '
                 '"all" every microbatch since the last but one checkpoint'
             ) from None
-        return Records(run, int(others[0].parent.name.partition("-")[2])).about()
+        return RecordDirectory(run, int(others[0].parent.name.partition("-")[2])).about()
 
 
 def _demand_existence(job: Job, wanted: Wanted) -> None:
@@ -144,9 +148,9 @@ def _demand_existence(job: Job, wanted: Wanted) -> None:
             raise NoSuchMicrobatch(f"there is no {name} {getattr(wanted, name)}: the run has {name}s 0 to {count - 1}")
 
 
-def _path(job: Job, records: Records, wanted: Wanted, origin: Origin) -> _Path:
+def _path(job: Job, records: RecordDirectory, wanted: Wanted, origin: Origin) -> _Path:
     messages = records.messages()
-    checkpoints = Checkpoints(records.run / FOLDER, origin)
+    checkpoints = SnapshotDirectory(records.run / FOLDER, origin)
     damages: list[str] = []
     starts = [step for step in checkpoints.steps(wanted.stage) if 0 < step <= wanted.step]
     for start in [*reversed(starts), 0]:
@@ -164,7 +168,7 @@ def _path(job: Job, records: Records, wanted: Wanted, origin: Origin) -> _Path:
     raise NotRecorded("; ".join([_absence(records, wanted, messages), *damages]))
 
 
-def _path_of_bad(job: Job, records: Records, wanted: Wanted, reason: Reason, origin: Origin) -> _Path:
+def _path_of_bad(job: Job, records: RecordDirectory, wanted: Wanted, reason: Reason, origin: Origin) -> _Path:
     """Its messages and the stage's state were kept with it."""
     state = read_snapshot(records.bad(wanted.step, wanted.microbatch), wanted.stage, wanted.step, origin).state
     forward = Action(Kind.FORWARD, wanted.stage, wanted.microbatch)
@@ -177,7 +181,7 @@ def _path_of_bad(job: Job, records: Records, wanted: Wanted, reason: Reason, ori
     return _Path(None, state, instructions, messages)
 
 
-def _reach(job: Job, wanted: Wanted, start: int, messages: Mapping[Place, Entry]) -> list[Instruction]:
+def _reach(job: Job, wanted: Wanted, start: int, messages: Mapping[Place, RecordedMessage]) -> list[Instruction]:
     """What the stage does from `start` to its last action on the microbatch of which all is recorded, none if it does
     not come to its forward."""
     worker, last = job.schedule.owner(wanted.stage), Kind.FORWARD
@@ -198,15 +202,15 @@ def _reach(job: Job, wanted: Wanted, start: int, messages: Mapping[Place, Entry]
     return reached[:end]
 
 
-def _is_recorded(instruction: Instruction, messages: Mapping[Place, Entry]) -> bool:
-    return all(_place(Way.TAKEN, key, instruction) in messages for key in instruction.takes)
+def _is_recorded(instruction: Instruction, messages: Mapping[Place, RecordedMessage]) -> bool:
+    return all(_place(Direction.TAKEN, key, instruction) in messages for key in instruction.takes)
 
 
-def _place(way: Way, key: QueueKey, instruction: Instruction) -> Place:
+def _place(way: Direction, key: QueueKey, instruction: Instruction) -> Place:
     return way, key, instruction.step, instruction.action.microbatch
 
 
-def _absence(records: Records, wanted: Wanted, messages: Mapping[Place, Entry]) -> str:
+def _absence(records: RecordDirectory, wanted: Wanted, messages: Mapping[Place, RecordedMessage]) -> str:
     what = f"microbatch {wanted.microbatch} of step {wanted.step} of stage {wanted.stage}"
     steps = [step for _, _, step, _ in messages]
     there = f"messages of the steps {min(steps)} to {max(steps)}" if steps else "no messages"
@@ -221,9 +225,11 @@ def _walk(job: Job, path: _Path, wanted: Wanted, run: str, reason: Reason | None
     if path.state is not None:
         executor.stages[wanted.stage].restore(path.state)
     before = sum(not wanted.is_of(instruction) for instruction in path.instructions)
-    outcomes: list[Outcome] = []
+    outcomes: list[ReplayOutcome] = []
     for instruction in path.instructions:
-        received = [path.messages[_place(Way.TAKEN, key, instruction)].load().payload for key in instruction.takes]
+        received = [
+            path.messages[_place(Direction.TAKEN, key, instruction)].load().payload for key in instruction.takes
+        ]
         if not wanted.is_of(instruction):
             with _in_silence():
                 carrier.carry_out(instruction, received)
@@ -236,14 +242,16 @@ def _walk(job: Job, path: _Path, wanted: Wanted, run: str, reason: Reason | None
     return Replayed(run, path.start, before, outcomes, reason)
 
 
-def _outcome(instruction: Instruction, result: Tree, run: str, messages: Mapping[Place, Entry]) -> Outcome:
+def _outcome(
+    instruction: Instruction, result: Tree, run: str, messages: Mapping[Place, RecordedMessage]
+) -> ReplayOutcome:
     key, action = gives(instruction.action), str(instruction.action)
     if key is None:
-        return Outcome(action, "nothing: no stage is before it", None)
-    entry = messages.get(_place(Way.GIVEN, key, instruction))
+        return ReplayOutcome(action, "nothing: no stage is before it", None)
+    entry = messages.get(_place(Direction.GIVEN, key, instruction))
     place = run, key.flow, instruction.step, instruction.action.microbatch, key.stage, 0, 0
     bits = fingerprint(read_header(encode(Message(*place, result))[0]))
-    return Outcome(action, _in_words(result), None if entry is None else bits == fingerprint(entry.header))
+    return ReplayOutcome(action, _in_words(result), None if entry is None else bits == fingerprint(entry.header))
 
 
 def _in_words(result: Tree) -> str:

@@ -1,5 +1,9 @@
 """Names runs and the files in their folders."""
 
+from stageline.pipeline.errors import StagelineError
+
+from stageline.pipeline.exit_code import ExitCode
+
 import os
 import secrets
 from datetime import datetime
@@ -7,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.plan import Plan, PlanError, PlanRefused, differences
+from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 
 from .result import Result
 
@@ -23,12 +27,16 @@ def new_id(plan: Plan) -> str:
     return f"{plan.run.name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-class FolderUnusable(Exception):
+class FolderUnusable(StagelineError):
     """A run cannot leave its files where its plan says."""
 
+    exit_code = ExitCode.REFUSED
 
-class NoSuchRun(Exception):
+
+class NoSuchRun(StagelineError):
     """There is no run to go on with."""
+
+    exit_code = ExitCode.USAGE
 
 
 def to_resume(plan: Plan, run: str) -> str:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from broker.errors import BrokerError
-from broker.store import Store
-from broker.stores.sqlite import SqliteStore
-from pipeline.plan import Plan
+from stageline.broker.errors import BrokerError
+from stageline.broker.stores.base import Store
+from stageline.broker.stores.sqlite import SqliteStore
+from stageline.pipeline.plan import Plan
 
-from . import runs
+from . import folder as runs
 
 AWAY = 600.0  # seconds that a broker waits for the server that keeps its records
 
@@ -16,7 +16,7 @@ def open_store(plan: Plan, run: str, waiting: Callable[[str], None] = lambda rea
     """The records of `run`. `waiting` hears why a server that keeps them is waited for. Raises `StoreUnusable`."""
     if plan.broker.store == runs.IN_FOLDER:
         return SqliteStore(runs.folder(plan, run) / runs.STORE)
-    from broker.stores.redis import RedisStore  # takes time to load
+    from stageline.broker.stores.redis import RedisStore  # takes time to load
 
     return RedisStore(plan.broker.store, run, patience=AWAY, waiting=waiting)
 

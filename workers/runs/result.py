@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pipeline.plan import Plan
+from stageline.pipeline.plan import Plan
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

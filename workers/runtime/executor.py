@@ -7,11 +7,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pipeline.data import DataError
-from pipeline.feed import Microbatch
-from pipeline.schedule import Action, Kind
-from pipeline.stage import LOSS, Stage
-from pipeline.tree import Tree, describe, map_tensors
+from stageline.pipeline.data.feed import Microbatch
+from stageline.pipeline.data.source import DataError
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.stage.stage import LOSS, Stage
+from stageline.pipeline.tree import Tree, describe, map_tensors
 
 from .machine import Instruction
 
@@ -27,7 +28,7 @@ class Culprit:
     gave: Tree = None
 
 
-class ComputeFailed(Exception):
+class ComputeFailed(StagelineError):
     """The user's model, loss or data raised; the text names the stage, the action and the layer."""
 
     def __init__(self, reason: str, culprit: Culprit | None = None) -> None:

@@ -3,18 +3,18 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.message import Flow
-from broker.queue import QueueKey, Queues
-from pipeline.check import Verdict, check
-from pipeline.feed import Feed
-from pipeline.model import Segment, base, build, first_trainable, load_function, load_source, make_stage
-from pipeline.plan import Plan
-from pipeline.schedule import Schedule, make
-from pipeline.stage import Stage
+from stageline.broker.codec.message import Flow
+from stageline.broker.queues.base import QueueKey, Queues
+from stageline.pipeline.data.feed import Feed
+from stageline.pipeline.model.load import Segment, base, build, first_trainable, load_function, load_source, make_stage
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.schedule import Schedule, make
+from stageline.pipeline.schedule.check import Verdict, check
+from stageline.pipeline.stage.stage import Stage
 
 from .executor import Executor, Metric
+from .loop import ActionExecutor, WorkerLoop
 from .machine import Machine, Route, program
-from .worker import Carrier, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Job:
         return Executor(made, self.feed, self.route.stages - 1, self.metrics)
 
     def worker(
-        self, worker: int, executor: Carrier, queues: Queues, *, run: str, incarnation: int, start: int = 0
-    ) -> Worker:
+        self, worker: int, executor: ActionExecutor, queues: Queues, *, run: str, incarnation: int, start: int = 0
+    ) -> WorkerLoop:
         """The loop of one worker, from step `start` on."""
         instructions = program(self.schedule, self.route, worker, range(start, self.steps), self.evaluation)
-        return Worker(
+        return WorkerLoop(
             Machine(instructions, self.schedule.microbatches),
             executor,
             queues,

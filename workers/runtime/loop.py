@@ -9,10 +9,10 @@ from functools import cache
 from time import time
 from typing import Protocol
 
-from broker.message import Message
-from broker.queue import Outbound, QueueKey, Queues
-from pipeline.schedule import Kind
-from pipeline.tree import Tree
+from stageline.broker.codec.message import Message
+from stageline.broker.queues.base import Outbound, QueueKey, Queues
+from stageline.pipeline.schedule import Kind
+from stageline.pipeline.tree import Tree
 
 from .machine import Command, Compute, Finish, Instruction, Machine, Take
 from .progress import Progress
@@ -22,7 +22,7 @@ OnStep = Callable[[int, int, float | None], None]
 PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker looks around
 
 
-class Carrier(Protocol):
+class ActionExecutor(Protocol):
     """Carries out instructions: an `Executor`, or one that is watched."""
 
     @property
@@ -36,13 +36,13 @@ class Carrier(Protocol):
         """The metrics over all rows evaluated so far."""
 
 
-class Worker:
+class WorkerLoop:
     """Runs one worker's program. `run` and `incarnation` are written into the messages it puts."""
 
     def __init__(
         self,
         machine: Machine,
-        executor: Carrier,
+        executor: ActionExecutor,
         queues: Queues,
         *,
         run: str,

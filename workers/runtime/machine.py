@@ -22,12 +22,12 @@ from functools import cache
 
 import msgspec
 
-from broker.message import Flow
-from broker.queue import QueueKey
-from pipeline.schedule import Action, Kind, Schedule, forward_only
+from stageline.broker.codec.message import Flow
+from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.schedule import Action, Kind, Schedule, forward_only
 
 
-class State(StrEnum):
+class MachineState(StrEnum):
     IDLE = "idle"
     WAITING = "waiting"
     COMPUTING = "computing"
@@ -134,18 +134,18 @@ class Machine:
         self._microbatches = microbatches
         self._lacking: list[Take] = []  # what the instruction at hand still waits for, the next one last
         self.instruction: Instruction | None = None
-        self.state = State.IDLE
+        self.state = MachineState.IDLE
 
     def begin(self) -> Command:
         """The worker is ready for its first action."""
-        if self.state is not State.IDLE:
-            raise self._out_of_place("the beginning", State.IDLE)
+        if self.state is not MachineState.IDLE:
+            raise self._out_of_place("the beginning", MachineState.IDLE)
         return self._next()
 
     def arrived(self, key: QueueKey, step: int, microbatch: int) -> Command:
         """The message of (`step`, `microbatch`) was taken from `key`."""
-        if self.state is not State.WAITING:
-            raise self._out_of_place("a message", State.WAITING)
+        if self.state is not MachineState.WAITING:
+            raise self._out_of_place("a message", MachineState.WAITING)
         wanted = self._lacking.pop()
         if key != wanted.key or step * self._microbatches + microbatch != wanted.number:
             action = wanted.instruction.action
@@ -155,33 +155,33 @@ class Machine:
             )
         if self._lacking:
             return self._lacking[-1]
-        self.state = State.COMPUTING
+        self.state = MachineState.COMPUTING
         return Compute(wanted.instruction)
 
     def timed_out(self) -> Command:
         """Nothing arrived yet: wait on."""
-        if self.state is not State.WAITING:
-            raise self._out_of_place("a time-out", State.WAITING)
+        if self.state is not MachineState.WAITING:
+            raise self._out_of_place("a time-out", MachineState.WAITING)
         return self._lacking[-1]
 
     def computed(self) -> Command:
         """The instruction was carried out and what it gives was put."""
-        if self.state is not State.COMPUTING:
-            raise self._out_of_place("a result", State.COMPUTING)
+        if self.state is not MachineState.COMPUTING:
+            raise self._out_of_place("a result", MachineState.COMPUTING)
         return self._next()
 
     def _next(self) -> Command:
         instruction = self.instruction = next(self._instructions, None)
         if instruction is None:
-            self.state = State.FINISHED
+            self.state = MachineState.FINISHED
             return Finish()
         if not instruction.takes:
-            self.state = State.COMPUTING
+            self.state = MachineState.COMPUTING
             return Compute(instruction)
         number = instruction.step * self._microbatches + instruction.action.microbatch
         self._lacking = [Take(key, number, instruction) for key in reversed(instruction.takes)]
-        self.state = State.WAITING
+        self.state = MachineState.WAITING
         return self._lacking[-1]
 
-    def _out_of_place(self, event: str, wanted: State) -> OutOfPlace:
+    def _out_of_place(self, event: str, wanted: MachineState) -> OutOfPlace:
         return OutOfPlace(f"{event} came while the machine was {self.state}, not {wanted}")

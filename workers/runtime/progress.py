@@ -12,8 +12,8 @@ from time import time
 
 import msgspec
 
-from broker.control import Memory, StepRecord
-from broker.queue import Depth, Trouble
+from stageline.broker.control.protocol import Memory, StepRecord
+from stageline.broker.queues.base import Depth, Trouble
 
 from .machine import Instruction, Take
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import structlog
 
-from pipeline.plan import Plan
-from pipeline.schedule import Kind
-from pipeline.tree import Tree
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.schedule import Kind
+from stageline.pipeline.tree import Tree
+from stageline.workers.checkpoint.tensor_file import sync
 
 from .executor import BadMicrobatch, ComputeFailed, Culprit, Executor
+from .loop import ActionExecutor
 from .machine import Instruction
-from .tensorfile import sync
-from .worker import Carrier
 
 FOLDER = "skipped"
 MARK: Tree = {"stageline": "skip"}  # travels in an activation's place
@@ -153,7 +153,7 @@ class SkippingExecutor:
         return None
 
 
-def skipping(executor: Executor, plan: Plan, decisions: SkipLog, last: int) -> Carrier:
+def skipping(executor: Executor, plan: Plan, decisions: SkipLog, last: int) -> ActionExecutor:
     """The executor as the plan wants it."""
     if plan.recovery.on_bad_microbatch == "halt":
         return executor

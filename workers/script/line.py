@@ -13,19 +13,18 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from broker.message import Flow, Message
-from broker.queue import QueueKey
-from broker.queues.memory import MemoryQueues
-from pipeline.feed import cut as cut_batch
-from pipeline.model import Segment, first_trainable, segment
-from pipeline.schedule import make
-from pipeline.stage import Loss, LrSchedulerFactory, OptimizerFactory, Stage
-from pipeline.tree import Tree
-
-from .executor import ComputeFailed, Executor, delivery
-from .machine import Machine, Route, program
-from .turns import take_turns
-from .worker import Worker
+from stageline.broker.codec.message import Flow, Message
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.memory import MemoryQueues
+from stageline.pipeline.data.feed import cut as cut_batch
+from stageline.pipeline.model.load import Segment, first_trainable, segment
+from stageline.pipeline.schedule import make
+from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory, Stage
+from stageline.pipeline.tree import Tree
+from stageline.workers.process.turns import take_turns
+from stageline.workers.runtime.executor import ComputeFailed, Executor, delivery
+from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.machine import Machine, Route, program
 
 RUN = "line"
 ENDLESS = range(2**62)
@@ -123,9 +122,9 @@ class Line:
         """Lets the queues go; the weights can still be had."""
         self._queues.close()
 
-    def _worker(self, index: int) -> Worker:
+    def _worker(self, index: int) -> WorkerLoop:
         microbatches, last = self._schedule.microbatches, len(self._stages) - 1
-        return Worker(
+        return WorkerLoop(
             Machine(program(self._schedule, self._route, index, ENDLESS), microbatches),
             self._executors[index],
             self._queues,

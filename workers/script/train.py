@@ -11,15 +11,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pipeline.plan import read
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.plan import read
+from stageline.workers.checkpoint.weights import load_weights
+from stageline.workers.launch.launch import go, ready
+from stageline.workers.launch.supervisor import Facts
+from stageline.workers.runs.result import Result
 
-from .launch import go, ready
-from .result import Result
-from .supervise import Facts
-from .weights import load_weights
 
-
-class RunFailed(Exception):
+class RunFailed(StagelineError):
     """The run did not finish; `code` is what `stageline train` would exit with, `folder` holds the logs."""
 
     def __init__(self, reason: str, code: int, folder: Path) -> None:

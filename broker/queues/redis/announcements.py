@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
-from ..checksum import crc32
-from ..errors import BadMessage, Fenced
-from ..redis_link import Command, sound
+from stageline.broker.codec.checksum import crc32
+from stageline.broker.errors import BadMessage, Fenced
+from stageline.broker.network.redis_connection import Command, sound
+
 from .entries import EntryId, read_id
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class CreditEntry:
     """A consumer's word: it has taken all messages before `taken`, those before `credit` may be added, and `missing`
     is not where it should be (-1: nothing is missing)."""
 
@@ -25,17 +26,17 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RetentionEntry:
     """A producer's word: it still has the messages from `first` on, and has added those before `sent`."""
 
     first: int
     sent: int
 
 
-Word = TypeVar("Word", Position, Standing)
+Announcement = TypeVar("Announcement", CreditEntry, RetentionEntry)
 
 
-class Voice:
+class Announcer:
     """One end's voice in the stream `key`. `role` is what only one incarnation does: "forward-1 is taken".
 
     `wants` says that it must speak again: what it said is not there, or may not be.
@@ -49,7 +50,7 @@ class Voice:
         self._serial = 0
         self._garbled = False
 
-    def say(self, word: Position | Standing) -> list[Command]:
+    def say(self, word: CreditEntry | RetentionEntry) -> list[Command]:
         """The commands that say it, in place of what was said before. `hear` gets their answers."""
         self._serial += 1
         self.wants = False
@@ -87,7 +88,7 @@ def newest(key: bytes) -> Command:
     return (b"XREVRANGE", key, b"+", b"-", b"COUNT", b"1")
 
 
-def read_word(raw: Any, kind: type[Word]) -> tuple[EntryId, Word]:
+def read_announcement(raw: Any, kind: type[Announcement]) -> tuple[EntryId, Announcement]:
     """A word and its id. Raises `BadMessage` for an entry that is none, or not any more."""
     word_id, numbers = _read(raw)
     try:

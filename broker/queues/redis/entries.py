@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..errors import BadMessage
-from ..message import Frame
-from ..queue import QueueKey
-from ..redis_link import Command
+from stageline.broker.codec.message import Frame
+from stageline.broker.errors import BadMessage
+from stageline.broker.network.redis_connection import Command
+from stageline.broker.queues.base import QueueKey
 
 LAYOUT = 1
 PIECE = 2**20  # bytes of tensors in an entry; larger and smaller ones are slower (measured, 64 KiB to 16 MiB)
@@ -42,7 +42,7 @@ class EntryId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StreamEntry:
     """Part of a message; the last part has its header."""
 
     id: EntryId
@@ -95,13 +95,13 @@ def creating(command: Command) -> Command:
     return command[:2] + command[3:]
 
 
-def read_entry(raw: Any) -> Entry:
+def read_entry(raw: Any) -> StreamEntry:
     """Raises `BadMessage` for an entry that is not of ours."""
     try:
         id_text, [_, time, *fields] = raw
         header = fields[-1] if fields[-2:-1] == [b"h"] else None
         data = tuple(fields[1 : None if header is None else -2 : 2])
-        return Entry(read_id(id_text), int(time), data, header)
+        return StreamEntry(read_id(id_text), int(time), data, header)
     except (TypeError, ValueError) as error:
         raise BadMessage(f"an entry of a stream is not one of ours: {error}") from error
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..redis_link import Unit
+from stageline.broker.network.redis_connection import Unit
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Exchange:
     """What to ask of the server as a whole, and who hears the answers."""
 
     unit: Unit

@@ -3,12 +3,13 @@
 from time import time
 from typing import Any
 
-from ..errors import BadMessage
-from ..message import LIMITS, Flow, Limits, Message, allocate, assemble, read_header
-from ..queue import Depth, QueueKey
-from ..redis_link import RedisLink
-from .entries import Entry, Keys, pour, prefix, read_entry
-from .words import Position, newest, read_word
+from stageline.broker.codec.message import LIMITS, Flow, Limits, Message, allocate, assemble, read_header
+from stageline.broker.errors import BadMessage
+from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.queues.base import Depth, QueueKey
+
+from .announcements import CreditEntry, newest, read_announcement
+from .entries import Keys, StreamEntry, pour, prefix, read_entry
 
 _MANY = b"1000"  # keys looked at in one go
 
@@ -63,14 +64,14 @@ class QueueInspector:
     def close(self) -> None:
         self._link.close()
 
-    def _end(self, command: bytes, keys: Keys) -> Entry | None:
+    def _end(self, command: bytes, keys: Keys) -> StreamEntry | None:
         ends = (b"-", b"+") if command == b"XRANGE" else (b"+", b"-")
         found = self._link.ask(command, keys.entries, *ends, b"COUNT", b"1")
         return read_entry(found[0]) if found else None
 
     def _taken(self, keys: Keys) -> int:
         found = self._link.ask(*newest(keys.taken))
-        return read_word(found[0], Position)[1].taken if found else 0
+        return read_announcement(found[0], CreditEntry)[1].taken if found else 0
 
     def _message(self, keys: Keys, number: int, limits: Limits) -> Message | None:
         entries = [read_entry(raw) for raw in self._link.ask(b"XRANGE", keys.entries, *2 * [b"%d" % number])]

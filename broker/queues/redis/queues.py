@@ -14,18 +14,18 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import TypeVar
 
-from pipeline.plan.passwords import masked
+from stageline.broker.codec.message import Message
+from stageline.broker.errors import QueueClosed
+from stageline.broker.network.redis_connection import RedisLink
+from stageline.broker.queues.base import Depth, Inbound, Outbound, QueueKey, Trouble
+from stageline.broker.queues.endpoints import Endpoints, QueueOptions
+from stageline.broker.queues.log import Log
+from stageline.broker.queues.wakeup import Wakeup
+from stageline.pipeline.plan.passwords import masked
 
-from ..errors import QueueClosed
-from ..message import Message
-from ..queue import Depth, Inbound, Outbound, QueueKey, Trouble
-from ..redis_link import RedisLink
-from .bell import Bell
-from .ends import Ends, QueueTerms
-from .log import Log
 from .reader import Reader
-from .receiver import Receiver
-from .sender import Sender
+from .receiver_thread import ReceiverThread
+from .sender_thread import SenderThread
 from .writer import Writer
 
 TURN = 0.25  # seconds after which somebody who waits for room is called again
@@ -45,23 +45,23 @@ class RedisQueues:
     whoever uses it later gets `RedisAway` if the server never came, `RedisUnfit` if it cannot be used as it is.
     """
 
-    def __init__(self, run: str, incarnation: int, url: str, terms: QueueTerms, *, since: int = 0) -> None:
+    def __init__(self, run: str, incarnation: int, url: str, terms: QueueOptions, *, since: int = 0) -> None:
         self.endpoint = masked(url)
         self._run = run
         self._incarnation = incarnation
         self._terms = terms
         self._since = since
-        self._ends = Ends(run, terms, self._wait_for_room, self.wait_for)
+        self._ends = Endpoints(run, terms, self._wait_for_room, self.wait_for)
         self._failure: Exception | None = None
         self._rung = self._waits = self._closed = False
         self.changed = threading.Condition()
         self._links = RedisLink(url), RedisLink(url)
-        self._bell = Bell()
+        self._bell = Wakeup()
         self._poll = select.poll()
         self._poll.register(self._bell.fileno(), select.POLLIN)
-        self._sender = Sender(self._links[0], self.changed, run, terms.microbatches, terms.patience)
+        self._sender = SenderThread(self._links[0], self.changed, run, terms.microbatches, terms.patience)
         self.kick = self._sender.kick
-        self._receiver = Receiver(self._links[1], self.changed, self._sender.kick, self._wake)
+        self._receiver = ReceiverThread(self._links[1], self.changed, self._sender.kick, self._wake)
         duties = {"sender": self._sender.run, "receiver": self._receiver.run}
         self._threads = [
             self._start(name, work, link) for (name, work), link in zip(duties.items(), self._links, strict=True)

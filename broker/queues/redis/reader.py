@@ -9,21 +9,31 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import BadMessage, ForeignMessage, QueueGap
-from ..message import LIMITS, Limits, Message, allocate, assemble, check_run, fingerprint, read_header
-from ..queue import QueueKey
-from .consumer import TOO_OFTEN
-from .entries import Entry, EntryId, Keys, pour, read_entry
-from .known import Known
-from .task import Task
-from .words import Position, Standing, Voice
+from stageline.broker.codec.message import (
+    LIMITS,
+    Limits,
+    Message,
+    allocate,
+    assemble,
+    check_run,
+    fingerprint,
+    read_header,
+)
+from stageline.broker.errors import BadMessage, ForeignMessage, QueueGap
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.duplicates import Duplicates
+from stageline.broker.queues.zeromq.consumer import TOO_OFTEN
+
+from .announcements import Announcer, CreditEntry, RetentionEntry
+from .entries import EntryId, Keys, StreamEntry, pour, read_entry
+from .exchange import Exchange
 
 AGAIN = 0.1  # seconds before what was passed over or damaged is read again
 HOPELESS = 3  # times that the same message was read in vain, after which its producer is told
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeMessage:
     """All entries of a message, not yet looked into. `place` says since which rewind it was wanted."""
 
     number: int
@@ -51,7 +61,7 @@ class Reader:
     ) -> None:
         self.key = key
         self.keys = Keys(run, key)
-        self.voice = Voice(self.keys.taken, f"{key} is taken", incarnation)
+        self.voice = Announcer(self.keys.taken, f"{key} is taken", incarnation)
         self.next = 0
         self.begun = False  # somebody wants messages
         self.wants = True
@@ -64,12 +74,12 @@ class Reader:
         self._microbatches = microbatches
         self._limits = limits
         self._since = since
-        self._known = Known(key)
+        self._known = Duplicates(key)
         self._told = 0
         self._credit = 0
         self._turn = 0  # counts rewinds and rereadings: what was asked for before them is dropped
         self._after = EntryId(0, 0)
-        self._parts: list[Entry] = []
+        self._parts: list[StreamEntry] = []
         self._vain = 0
         self._missing = -1
         self._rest = 0.0  # until when not to read
@@ -110,9 +120,9 @@ class Reader:
         readable = self.room > 0 and now >= self._rest and self.gap is None
         return (self._turn, self._after) if readable else None
 
-    def hear(self, turn: int, raw: Sequence[Any], now: float) -> list[Whole]:
+    def hear(self, turn: int, raw: Sequence[Any], now: float) -> list[WholeMessage]:
         """Takes in what was read. The whole messages in it, to be opened by `open_message`."""
-        whole: list[Whole] = []
+        whole: list[WholeMessage] = []
         if turn != self._turn:
             return whole
         for entry in map(_entry, raw):
@@ -126,11 +136,11 @@ class Reader:
             self.largest = max(self.largest // 2, sum(map(len, entry.data)))
             if entry.header is not None:
                 data = tuple([piece for part in self._parts for piece in part.data])
-                whole.append(Whole(entry.id.number, turn, entry.header, data))
+                whole.append(WholeMessage(entry.id.number, turn, entry.header, data))
                 self._parts.clear()
         return whole
 
-    def open_message(self, whole: Whole) -> tuple[Message, Hashable]:
+    def open_message(self, whole: WholeMessage) -> tuple[Message, Hashable]:
         """The message and its fingerprint. Raises `BadMessage` if it is damaged, `ForeignMessage` if not of this run.
 
         Needs no lock.
@@ -146,7 +156,7 @@ class Reader:
         pour(whole.data, buffers)
         return assemble(header, buffers), fingerprint(header)
 
-    def accept(self, whole: Whole, message: Message, marks: Hashable) -> None:
+    def accept(self, whole: WholeMessage, message: Message, marks: Hashable) -> None:
         """`message` is whole and undamaged. Raises `Disagreement` if it has come before with other bits."""
         if whole.place != self._turn or whole.number != self.next:
             return
@@ -157,7 +167,7 @@ class Reader:
             self._missing, self.wants = -1, True
         self._vain, self.doubts, self.gap = 0, False, None
 
-    def damaged(self, whole: Whole, reason: str, now: float) -> None:
+    def damaged(self, whole: WholeMessage, reason: str, now: float) -> None:
         """A message cannot be opened. Raises `BadMessage` when that has happened too often."""
         if whole.place != self._turn or whole.number != self.next:
             return
@@ -172,7 +182,7 @@ class Reader:
         """Nothing came for a while."""
         self.doubts = self.begun and not self.ready
 
-    def hear_standing(self, said: EntryId, standing: Standing, *, nothing: bool) -> None:
+    def hear_standing(self, said: EntryId, standing: RetentionEntry, *, nothing: bool) -> None:
         """What the producer `said` of itself. `nothing` was read after that: so whatever it had sent is not there.
 
         Sets `gap` if the next message cannot be had any more.
@@ -188,20 +198,20 @@ class Reader:
         elif nothing and standing.sent > self.next:
             self._miss()
 
-    def task(self, *, idle: bool) -> Task | None:
+    def task(self, *, idle: bool) -> Exchange | None:
         """What to say to the producer, if anything. `idle`: see whether it is still there as it was said."""
         stale = self.taken != self._told or self._missing >= 0
         if self.wants or self.voice.wants or (idle and stale):
-            return Task(self.voice.say(self._position()), self.voice.hear)
-        return Task([self.voice.see()], self.voice.hear) if idle else None
+            return Exchange(self.voice.say(self._position()), self.voice.hear)
+        return Exchange([self.voice.see()], self.voice.hear) if idle else None
 
-    def _position(self) -> Position:
+    def _position(self) -> CreditEntry:
         self._told = self.taken
         self._credit = self.taken + self._window
         self.wants = False
-        return Position(self.taken, self._credit, self._missing)
+        return CreditEntry(self.taken, self._credit, self._missing)
 
-    def _passed(self, found: Entry | None, now: float) -> None:
+    def _passed(self, found: StreamEntry | None, now: float) -> None:
         """Something else is where the next entry should be."""
         if found is not None and found.id.number > self.next:
             self._vain = HOPELESS - 1  # reading again will not help
@@ -225,7 +235,7 @@ class Reader:
         self._parts.clear()
 
 
-def _entry(raw: Any) -> Entry | None:
+def _entry(raw: Any) -> StreamEntry | None:
     """None: not one of ours, or not any more."""
     try:
         return read_entry(raw)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from ..errors import BadMessage, ForeignMessage
-from ..redis_link import Command, RedisAway, RedisLink, RedisRefusal, sound
+from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.broker.network.redis_connection import Command, RedisAway, RedisLink, RedisRefusal, sound
+
+from .announcements import CreditEntry, RetentionEntry, newest, read_announcement
 from .entries import EntryId
-from .reader import Reader, Whole
-from .sender import LATE, NONSENSE, SOON
-from .words import Position, Standing, newest, read_word
+from .reader import Reader, WholeMessage
+from .sender_thread import LATE, NONSENSE, SOON
 from .writer import Writer
 
 BLOCK = 0.1  # seconds that the server holds an answer back when there is nothing
@@ -20,7 +21,7 @@ GLANCE = 0.01  # the same while some queue waits for room or rests, and may be w
 AHEAD = 16 * 2**20  # bytes read at once, about
 
 
-class Receiver:
+class ReceiverThread:
     """Serves `writers` and `readers`, which `changed` guards. It calls `kick` when one has something to say to the
     server, and `arrived` when a message is ready or will not come."""
 
@@ -79,7 +80,9 @@ class Receiver:
 
     def _hear_standing(self, reader: Reader, said: list[Any], *, nothing: bool) -> None:
         try:
-            word_id, standing = read_word(said[0], Standing) if said else (EntryId(0, 0), Standing(0, 0))
+            word_id, standing = (
+                read_announcement(said[0], RetentionEntry) if said else (EntryId(0, 0), RetentionEntry(0, 0))
+            )
         except BadMessage:  # its producer will see it and say it again
             return
         with self._changed:
@@ -92,7 +95,7 @@ class Receiver:
         for writer in self.writers:
             for raw in found.get(writer.keys.taken, ()):
                 try:
-                    said, position = read_word(raw, Position)
+                    said, position = read_announcement(raw, CreditEntry)
                 except BadMessage:  # its consumer will see it and say it again
                     self._wait(BLOCK)
                     continue
@@ -109,7 +112,7 @@ class Receiver:
         for message in whole:
             self._open(reader, message)
 
-    def _open(self, reader: Reader, whole: Whole) -> None:
+    def _open(self, reader: Reader, whole: WholeMessage) -> None:
         try:
             message, marks = reader.open_message(whole)
         except ForeignMessage:

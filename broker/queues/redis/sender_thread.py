@@ -13,13 +13,14 @@ from typing import Any
 
 import structlog
 
-from ..errors import QueueFull
-from ..queue import Trouble
-from ..redis_fitness import INQUIRY, RedisUnfit
-from ..redis_link import RedisAway, RedisLink, RedisRefusal, pack, sound
+from stageline.broker.errors import QueueFull
+from stageline.broker.network.redis_connection import RedisAway, RedisLink, RedisRefusal, pack, sound
+from stageline.broker.network.redis_requirements import INQUIRY, RedisUnfit
+from stageline.broker.queues.base import Trouble
+
 from .entries import layout_key, layout_value
+from .exchange import Exchange
 from .reader import Reader
-from .task import Task
 from .writer import Writer
 
 IDLE = 1.0  # seconds without anything to say after which it is seen whether the server still has everything
@@ -38,7 +39,7 @@ log = structlog.get_logger()
 class Batch:
     """What goes out together."""
 
-    tasks: list[Task]
+    tasks: list[Exchange]
     packed: list[bytes | memoryview]
     sent: bool = False
 
@@ -48,7 +49,7 @@ class Batch:
         return len(self.packed) == 1 and 0 < len(self.packed[0]) <= SMALL
 
 
-class Sender:
+class SenderThread:
     """Serves `writers` and `readers`, which `changed` guards.
 
     `patience`: seconds that the server may refuse, or, before it was met for the first time, be away.
@@ -133,7 +134,7 @@ class Sender:
         with suppress(RedisAway):  # the thread will find out
             self._link.send(batch.packed)
 
-    def _tasks(self) -> Iterator[Task]:
+    def _tasks(self) -> Iterator[Exchange]:
         now = monotonic()
         idle = now - self._looked >= IDLE
         if idle:
@@ -141,7 +142,7 @@ class Sender:
             yield self._check_layout()
         if now - self._fitness >= FITNESS:
             self._fitness = now
-            yield Task(INQUIRY, self._link.check)
+            yield Exchange(INQUIRY, self._link.check)
         for reader in self.readers:
             if task := reader.task(idle=idle):
                 yield task
@@ -194,9 +195,9 @@ class Sender:
         for reader in self.readers:
             reader.wants = True
 
-    def _check_layout(self) -> Task:
+    def _check_layout(self) -> Exchange:
         key, value = self._layout
-        return Task([(b"SET", key, value, b"NX"), (b"GET", key)], self._hear_layout)
+        return Exchange([(b"SET", key, value, b"NX"), (b"GET", key)], self._hear_layout)
 
     def _hear_layout(self, answers: list[Any]) -> None:
         _, found = sound(answers)

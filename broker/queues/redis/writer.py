@@ -14,14 +14,15 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ..errors import BadMessage, Disagreement, ForeignMessage
-from ..message import Frame, Header, fingerprint, read_header
-from ..queue import Depth
-from ..redis_link import Command, Unit, sound
+from stageline.broker.codec.message import Frame, Header, fingerprint, read_header
+from stageline.broker.errors import BadMessage, Disagreement, ForeignMessage
+from stageline.broker.network.redis_connection import Command, Unit, sound
+from stageline.broker.queues.base import Depth
+from stageline.broker.queues.log import Log
+
+from .announcements import Announcer, CreditEntry, RetentionEntry
 from .entries import EntryId, Keys, additions, creating, read_entry, read_id
-from .log import Log
-from .task import Task
-from .words import Position, Standing, Voice
+from .exchange import Exchange
 
 BATCH = 4 * 2**20  # bytes of the messages in one transaction; one message at least
 HANDFUL = 64  # messages in one transaction
@@ -35,7 +36,7 @@ class Writer:
     def __init__(self, log: Log, incarnation: int) -> None:
         self.log = log
         self.keys = Keys(log.run, log.key)
-        self.voice = Voice(self.keys.kept, f"{log.key} is filled", incarnation)
+        self.voice = Announcer(self.keys.kept, f"{log.key} is filled", incarnation)
         self.taken = 0
         self.said = EntryId(0, 0)  # the newest that the consumer has said
         self.forgotten = 0  # messages that the server had and forgot
@@ -48,14 +49,14 @@ class Writer:
         self._least = 0  # entries that it must have, if it still has its newest
         self._passed = -1  # a message that the server refused: it had a newer one, or once had
         self._trimmed = 0
-        self._told = Standing(0, 0)
+        self._told = RetentionEntry(0, 0)
 
     def lose(self) -> None:
         """The connection broke: it is not known what was carried out, nor what the server still has."""
         self._length = None
         self.voice.wants = True
 
-    def hear(self, said: EntryId, position: Position) -> None:
+    def hear(self, said: EntryId, position: CreditEntry) -> None:
         """Takes in what the consumer says."""
         if said <= self.said:
             return
@@ -64,7 +65,7 @@ class Writer:
         if position.missing >= self.log.first:
             self._broken = True
 
-    def task(self, milliseconds: int, *, idle: bool) -> Task | None:
+    def task(self, milliseconds: int, *, idle: bool) -> Exchange | None:
         """What to do next; nothing if all is done. `idle`: see whether everything is as it was left.
 
         Raises `Overwritten` if a message's tensor was written to after it was put.
@@ -76,13 +77,13 @@ class Writer:
             return self._begin_again()
         if self._trimmed < self.log.first:
             return self._trim(self.log.first)
-        standing = Standing(self.log.first, self._sent)
+        standing = RetentionEntry(self.log.first, self._sent)
         if self.voice.wants or standing.first > self._told.first or (idle and standing != self._told):
             self._told = standing
-            return Task(self.voice.say(standing), self.voice.hear)
+            return Exchange(self.voice.say(standing), self.voice.hear)
         if self._due():
             return self._compare() if self._sent <= self._newest else self._add(milliseconds)
-        return Task([(b"XLEN", self.keys.entries), self.voice.see()], self._checked) if idle else None
+        return Exchange([(b"XLEN", self.keys.entries), self.voice.see()], self._checked) if idle else None
 
     @property
     def settled(self) -> bool:
@@ -103,10 +104,10 @@ class Writer:
     def _due(self) -> bool:
         return max(self._sent, self.log.first) < min(self.log.end, self._credit)
 
-    def _look(self) -> Task:
+    def _look(self) -> Exchange:
         key = self.keys.entries
         unit = [(b"EXISTS", key), (b"XLEN", key), (b"XREVRANGE", key, b"+", b"-", b"COUNT", b"1"), self.voice.see()]
-        return Task(unit, self._looked)
+        return Exchange(unit, self._looked)
 
     def _looked(self, answers: list[Any]) -> None:
         exists, length, newest, _ = sound(answers)
@@ -125,17 +126,17 @@ class Writer:
         self.forgotten += max(0, self._sent - number)
         self._sent = min(self._sent, number)
 
-    def _trim(self, floor: int) -> Task:
+    def _trim(self, floor: int) -> Exchange:
         key = self.keys.entries
         unit: Unit = [(b"XLEN", key), (b"XTRIM", key, b"MINID", b"=", b"%d" % floor)]
-        return Task(unit, partial(self._did_trim, floor))
+        return Exchange(unit, partial(self._did_trim, floor))
 
     def _did_trim(self, floor: int, answers: list[Any]) -> None:
         length, removed = sound(answers)
         self._trimmed = floor
         self._check_length(length, removed)
 
-    def _add(self, milliseconds: int) -> Task:
+    def _add(self, milliseconds: int) -> Exchange:
         key = self.keys.entries
         numbers, batch = self._batch()
         commands = [
@@ -145,7 +146,7 @@ class Writer:
         ]
         if not self._exists:
             commands[0] = creating(commands[0])
-        return Task(commands, partial(self._added, numbers))
+        return Exchange(commands, partial(self._added, numbers))
 
     def _added(self, numbers: range, ids: list[Any]) -> None:
         if any(id_text is None or (isinstance(id_text, ResponseError) and _PASSED in str(id_text)) for id_text in ids):
@@ -160,11 +161,11 @@ class Writer:
         self._sent = numbers.stop
         self._newest = numbers.stop - 1
 
-    def _compare(self) -> Task:
+    def _compare(self) -> Exchange:
         numbers, _ = self._batch()
         numbers = numbers[: self._newest + 1 - numbers.start]
         unit = [_last_entry(self.keys.entries, number) for number in numbers]
-        return Task(unit, partial(self._compared, numbers))
+        return Exchange(unit, partial(self._compared, numbers))
 
     def _compared(self, numbers: range, answers: list[Any]) -> None:
         for number, found in zip(numbers, sound(answers), strict=True):
@@ -184,9 +185,9 @@ class Writer:
                 "thread count are the same wherever the stage runs"
             )
 
-    def _begin_again(self) -> Task:
-        self._told = Standing(self.log.first, self.log.first)
-        return Task([(b"DEL", self.keys.entries), *self.voice.say(self._told)], self._deleted)
+    def _begin_again(self) -> Exchange:
+        self._told = RetentionEntry(self.log.first, self.log.first)
+        return Exchange([(b"DEL", self.keys.entries), *self.voice.say(self._told)], self._deleted)
 
     def _deleted(self, answers: list[Any]) -> None:
         self.voice.hear(answers)

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Hashable
 from enum import Enum, auto
 
-from ..errors import BadMessage, Disagreement, Fenced, QueueGap
-from ..message import Message
-from ..queue import QueueKey
-from .requests import Standing, Take
+from stageline.broker.codec.message import Message
+from stageline.broker.errors import BadMessage, Disagreement, Fenced, QueueGap
+from stageline.broker.queues.base import QueueKey
+
+from .requests import Credit, Retention
 
 PATIENCE = 0.5  # seconds without an arrival after which a consumer asks again
 LONGEST = 5.0  # seconds; the pause between two questions doubles up to this
@@ -19,7 +20,7 @@ REMEMBERED = 4096  # accepted messages whose checksums are kept for comparison w
 TOO_OFTEN = 8  # the same message arriving damaged
 
 
-class Verdict(Enum):
+class Acceptance(Enum):
     """What to do with a message that has arrived."""
 
     ACCEPT = auto()
@@ -51,13 +52,13 @@ class Consumer:
         self._pause = PATIENCE
         self._due = 0.0
 
-    def judge(self, number: int, fingerprint: Hashable, *, whole: bool) -> Verdict:
+    def judge(self, number: int, fingerprint: Hashable, *, whole: bool) -> Acceptance:
         """What to do with message `number`; `whole` says whether its tensors came with it.
 
         Raises `Disagreement` if it has arrived before with other bits.
         """
         if number == self.next and whole and number not in self._known:
-            return Verdict.ACCEPT
+            return Acceptance.ACCEPT
         if self._known.get(number, fingerprint) != fingerprint:
             raise Disagreement(
                 f"message {number} of {self.key} came twice with different bits: what computed it was not "
@@ -65,12 +66,12 @@ class Consumer:
                 "the same wherever the stage runs"
             )
         if number == self.next and whole:
-            return Verdict.ACCEPT
+            return Acceptance.ACCEPT
         if number >= self.next:
             self._miss()
         elif whole:
             self.wants = True  # the producer does not know how far we are
-        return Verdict.DROP
+        return Acceptance.DROP
 
     def accept(self, message: Message, fingerprint: Hashable, now: float) -> None:
         """The next message is here, whole and undamaged."""
@@ -119,12 +120,12 @@ class Consumer:
         self.wants = self._ask = True
         self._pause = PATIENCE
 
-    def request(self, now: float) -> Take | None:
+    def request(self, now: float) -> Credit | None:
         """What to tell the producer now, if anything; `did_say` when it could be sent."""
         late = now >= self._due
         if not self.wants and not late:
             return None
-        return Take(
+        return Credit(
             self._run,
             self.key.flow,
             self.key.stage,
@@ -136,7 +137,7 @@ class Consumer:
             ask=self._ask or late,
         )
 
-    def did_say(self, take: Take, now: float) -> None:
+    def did_say(self, take: Credit, now: float) -> None:
         self._serial, self._granted = take.serial, take.credit
         if take.resend:
             self._resent = take.serial
@@ -150,7 +151,7 @@ class Consumer:
         """When to look at `request` again though nothing has happened."""
         return self._due
 
-    def hear(self, standing: Standing) -> None:
+    def hear(self, standing: Retention) -> None:
         """What the producer answers. It came after all that was sent before it, so what is not here now is lost.
 
         Raises `Fenced` if the producer serves a newer incarnation, `QueueGap` if it has forgotten the next message.

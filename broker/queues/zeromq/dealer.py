@@ -8,12 +8,13 @@ from time import monotonic
 
 import zmq
 
-from ..errors import BadMessage, ForeignMessage
-from ..message import Flow, Limits, Message, check_run, complete, fingerprint, read_header
-from . import options
-from .consumer import TOO_OFTEN, Consumer, Verdict
-from .greeting import Greeting
-from .requests import Take, pack, unpack_standing
+from stageline.broker.codec.message import Flow, Limits, Message, check_run, complete, fingerprint, read_header
+from stageline.broker.errors import BadMessage, ForeignMessage
+
+from . import socket_options as options
+from .consumer import TOO_OFTEN, Acceptance, Consumer
+from .handshake import Handshake
+from .requests import Credit, pack, unpack_retention
 
 UNANSWERED = 30.0  # seconds without any answer after which a connection is made anew; doubles up to LONGEST
 LONGEST = 600.0
@@ -114,7 +115,7 @@ class Dealer:
         self._greeting.close()
         self.socket.close()
 
-    def _say(self, consumer: Consumer, take: Take, now: float) -> None:
+    def _say(self, consumer: Consumer, take: Credit, now: float) -> None:
         try:
             self.socket.send(pack(take), _AT_ONCE)
         except zmq.Again:
@@ -127,7 +128,7 @@ class Dealer:
     def _connect(self) -> options.Socket:
         socket = self._context.socket(zmq.DEALER)
         options.for_dealer(socket, self._hwm, self._limits.message_bytes)
-        self._greeting = Greeting(self._context, socket)
+        self._greeting = Handshake(self._context, socket)
         socket.connect(self.endpoint)
         return socket
 
@@ -160,7 +161,7 @@ class Dealer:
             )
         number, marks = header.step * self._microbatches + header.microbatch, fingerprint(header)
         whole = len(frames) > 1 or not header.tensors
-        if consumer.judge(number, marks, whole=whole) is Verdict.DROP:
+        if consumer.judge(number, marks, whole=whole) is Acceptance.DROP:
             return
         try:
             message = complete(header, frames[1:])
@@ -170,7 +171,7 @@ class Dealer:
             consumer.accept(message, marks, now)
 
     def _standing(self, frame: bytes) -> None:
-        standing = unpack_standing(frame)
+        standing = unpack_retention(frame)
         if standing.run != self._run:
             raise ForeignMessage(
                 f"the worker at {self.endpoint} belongs to run {standing.run!r}, this one to run {self._run!r}; "

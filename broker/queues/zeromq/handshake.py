@@ -13,12 +13,12 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from .options import Context, Socket
+from .socket_options import Context, Socket
 
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
-class Greeting:
+class Handshake:
     """Watches the connection of `socket`, which has not been made yet. Times are monotonic, in seconds."""
 
     def __init__(self, context: Context, socket: Socket) -> None:

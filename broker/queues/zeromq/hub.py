@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 import zmq
 
-from ..errors import EndpointTaken
-from ..message import Limits, Message
-from .bell import Bell
+from stageline.broker.codec.message import Limits, Message
+from stageline.broker.errors import EndpointTaken
+from stageline.broker.queues.wakeup import Wakeup
+
 from .consumer import Consumer
 from .dealer import Dealer
-from .options import Context
 from .router import Router
+from .socket_options import Context
 
 _Found = TypeVar("_Found")
 
@@ -33,7 +34,7 @@ class Hub:
         self._hwm = hwm
         self._limits = limits
         self._dealers: dict[str, Dealer] = {}
-        self._bell = Bell()
+        self._bell = Wakeup()
         self._context: Context = zmq.Context()
         self.router = self._bind(url)
 

@@ -1,14 +1,15 @@
 """The producing end of a queue without its transport: who is to get which message next.
 
-It sends what the newest `Take` allows, from its own log, to the consumer that said it. Of a message that the consumer
+It sends what the newest `Credit` allows, from its own log, to the consumer that said it. Of a message that the consumer
 already has (a replacement puts its predecessor's messages again) only the header goes: the consumer compares its
 checksums with what it got then, so that a producer that is not deterministic does not stay unnoticed.
 """
 
-from ..message import Frame
-from ..queue import Depth
-from .log import Log
-from .requests import Standing, Take
+from stageline.broker.codec.message import Frame
+from stageline.broker.queues.base import Depth
+from stageline.broker.queues.log import Log
+
+from .requests import Credit, Retention
 
 
 class Producer:
@@ -25,7 +26,7 @@ class Producer:
         self.taken = 0  # all before it have arrived
         self._credit = 0
 
-    def hear(self, peer: bytes, take: Take) -> None:
+    def hear(self, peer: bytes, take: Credit) -> None:
         """Takes in what a consumer says; what a newer one, or the same one later, has overruled changes nothing.
 
         Over a new connection everything not yet taken is sent again: what the old one held is gone with it.
@@ -64,9 +65,9 @@ class Producer:
         self._sent = number + 1
         return self.due() if self._sent < self.log.end else None
 
-    def standing(self, take: Take) -> Standing:
+    def standing(self, take: Credit) -> Retention:
         """The answer to `take`, true if whatever was due has been sent before."""
-        return Standing(
+        return Retention(
             self.log.run,
             self.log.key.flow,
             self.log.key.stage,

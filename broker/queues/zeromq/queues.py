@@ -12,14 +12,15 @@ message until it is trimmed, and the consumer says which one it wants next, agai
 from collections.abc import Mapping
 from time import monotonic
 
-from ..errors import QueueClosed
-from ..message import Message
-from ..queue import Depth, Inbound, Outbound, QueueKey, Trouble
+from stageline.broker.codec.message import Message
+from stageline.broker.errors import QueueClosed
+from stageline.broker.queues.base import Depth, Inbound, Outbound, QueueKey, Trouble
+from stageline.broker.queues.endpoints import Endpoints, QueueOptions
+from stageline.broker.queues.log import Log
+
 from .consumer import Consumer
 from .dealer import Dealer
-from .ends import Ends, QueueTerms
 from .hub import Hub
-from .log import Log
 from .producer import Producer
 
 TURN = 0.25  # seconds after which somebody who waits for room is called again
@@ -33,7 +34,7 @@ class ZeroMQQueues:
     Only the thread that made it may use it, but for `ring`. Raises `EndpointTaken` if `bind_url` cannot be had.
     """
 
-    def __init__(self, run: str, incarnation: int, bind_url: str, terms: QueueTerms) -> None:
+    def __init__(self, run: str, incarnation: int, bind_url: str, terms: QueueOptions) -> None:
         self._run = run
         self._incarnation = incarnation
         self._terms = terms
@@ -42,7 +43,7 @@ class ZeroMQQueues:
         hwm = 2 * sum(terms.windows.values()) + 16  # a resend may double what is under way
         self.hub = Hub(run, bind_url, microbatches=terms.microbatches, hwm=hwm, limits=terms.limits)
         self.endpoint = self.hub.router.endpoint
-        self._ends = Ends(run, terms, self._wait_for_room, self.hub.wait_for)
+        self._ends = Endpoints(run, terms, self._wait_for_room, self.hub.wait_for)
 
     def outbound(self, key: QueueKey) -> Outbound:
         return self._ends.outbound(key, self._new_outbound)

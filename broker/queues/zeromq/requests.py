@@ -1,7 +1,7 @@
 """What the two ends of a queue say to each other beside its messages.
 
     consumer -> producer   Take       from which message on to send, and how far
-    producer -> consumer   Standing   an answer to a `Take` that asks: what has been sent, what can be had
+    producer -> consumer   Standing   an answer to a `Credit` that asks: what has been sent, what can be had
 
 A frame: CRC-32 of the rest, u32 little-endian | version, u8 | msgpack array.
 """
@@ -10,11 +10,11 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from ..checksum import checked, sealed
-from ..errors import BadMessage, ForeignMessage
-from ..header import MOST
-from ..message import Flow
-from ..queue import QueueKey
+from stageline.broker.codec.checksum import checked, sealed
+from stageline.broker.codec.header import MOST
+from stageline.broker.codec.message import Flow
+from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.broker.queues.base import QueueKey
 
 VERSION = 1
 
@@ -33,10 +33,10 @@ class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return QueueKey(self.flow, self.stage)
 
 
-class Take(_Request, frozen=True):
+class Credit(_Request, frozen=True):
     """All messages before `next` have arrived; the producer may send those before `credit`.
 
-    `resend`: what was sent from `next` on is lost, send it again. `ask`: answer with a `Standing`.
+    `resend`: what was sent from `next` on is lost, send it again. `ask`: answer with a `Retention`.
     """
 
     next: _Count
@@ -45,7 +45,7 @@ class Take(_Request, frozen=True):
     ask: bool
 
 
-class Standing(_Request, frozen=True):
+class Retention(_Request, frozen=True):
     """Messages before `first` are forgotten; those before `sent` went out ahead of this, over this connection."""
 
     first: _Count
@@ -53,22 +53,22 @@ class Standing(_Request, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_take = msgspec.msgpack.Decoder(Take)
-_decode_standing = msgspec.msgpack.Decoder(Standing)
+_decode_take = msgspec.msgpack.Decoder(Credit)
+_decode_standing = msgspec.msgpack.Decoder(Retention)
 _VERSION = bytes([VERSION])
-_AnyRequest = TypeVar("_AnyRequest", Take, Standing)
+_AnyRequest = TypeVar("_AnyRequest", Credit, Retention)
 
 
-def pack(request: Take | Standing) -> bytes:
+def pack(request: Credit | Retention) -> bytes:
     return sealed(_VERSION + _encode(request))
 
 
-def unpack_take(frame: bytes) -> Take:
+def unpack_credit(frame: bytes) -> Credit:
     """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it has another version."""
     return _unpack(frame, _decode_take)
 
 
-def unpack_standing(frame: bytes) -> Standing:
+def unpack_retention(frame: bytes) -> Retention:
     """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it has another version."""
     return _unpack(frame, _decode_standing)
 

@@ -10,13 +10,14 @@ from contextlib import suppress
 
 import zmq
 
-from ..binding import bind
-from ..errors import BadMessage, ForeignMessage
-from ..message import Flow, Frame
-from ..queue import QueueKey
-from . import options
+from stageline.broker.codec.message import Flow, Frame
+from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.broker.network.bind import bind
+from stageline.broker.queues.base import QueueKey
+
+from . import socket_options as options
 from .producer import Producer
-from .requests import Standing, Take, pack, unpack_take
+from .requests import Credit, Retention, pack, unpack_credit
 
 # Bytes of a frame from which on its memory is handed over and not copied. To give memory back, pyzmq wakes a thread of
 # its own, which costs as much as copying half a megabyte (measured over ipc and tcp, 16 KB to 16 MB).
@@ -35,7 +36,7 @@ class Router:
     def __init__(self, context: options.Context, url: str, run: str, hwm: int) -> None:
         self._run = run
         self._producers: dict[QueueKey, Producer] = {}
-        self._early: dict[QueueKey, tuple[bytes, Take]] = {}
+        self._early: dict[QueueKey, tuple[bytes, Credit]] = {}
         self.socket = context.socket(zmq.ROUTER)
         options.for_router(self.socket, hwm)
         self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
@@ -94,7 +95,7 @@ class Router:
 
     def _hear(self, peer: bytes, frame: bytes) -> None:
         try:
-            take = unpack_take(frame)
+            take = unpack_credit(frame)
         except ForeignMessage:
             self._introduce(peer)
             return
@@ -107,7 +108,7 @@ class Router:
         elif len(self._early) < HANDFUL:
             self._early[take.key] = peer, take
 
-    def _answer(self, producer: Producer, peer: bytes, take: Take) -> None:
+    def _answer(self, producer: Producer, peer: bytes, take: Credit) -> None:
         producer.hear(peer, take)
         self.flush(producer)
         if take.ask:
@@ -115,8 +116,8 @@ class Router:
 
     def _introduce(self, peer: bytes) -> None:
         """Lets a consumer of another run or version know by whose producer it has been heard."""
-        self._say(peer, Standing(self._run, Flow.FORWARD, 0, 0, 0, 0, 0))
+        self._say(peer, Retention(self._run, Flow.FORWARD, 0, 0, 0, 0, 0))
 
-    def _say(self, peer: bytes, standing: Standing) -> None:
+    def _say(self, peer: bytes, standing: Retention) -> None:
         with suppress(zmq.ZMQError):  # a peer that is gone or full will ask again
             self._send(peer, [b"", pack(standing)])

@@ -1,8 +1,8 @@
 """Checks schedules: complete, in order, free of deadlock; and how long they take and how much they hold."""
 
 from .costs import Costs
-from .replay import Timed
-from .unsound import Deadlock, Disordered, Incomplete, Unsound
+from .errors import Deadlock, Disordered, Incomplete, UnsoundSchedule
+from .timing import Timed
 from .verdict import Verdict, check
 
-__all__ = ["Costs", "Deadlock", "Disordered", "Incomplete", "Timed", "Unsound", "Verdict", "check"]
+__all__ = ["Costs", "Deadlock", "Disordered", "Incomplete", "Timed", "UnsoundSchedule", "Verdict", "check"]

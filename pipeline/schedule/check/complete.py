@@ -6,8 +6,9 @@ What it needs from other workers is not looked at here.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ..schedule import Action, Kind, Schedule
-from .unsound import Disordered, Incomplete
+from stageline.pipeline.schedule import Action, Kind, Schedule
+
+from .errors import Disordered, Incomplete
 
 Program = Sequence[tuple[int, Action]]  # a worker's actions, each after its step
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from ..schedule import Action, Kind
+from stageline.pipeline.schedule import Action, Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ Hop h is between stages h and h+1; queues are named by what they carry and the s
 
 from collections.abc import Mapping
 
-from ..schedule import Action, Kind, Schedule
+from stageline.pipeline.schedule import Action, Kind, Schedule
+
 from .costs import Costs
 
 

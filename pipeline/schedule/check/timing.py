@@ -7,10 +7,11 @@ goes to has a window, for room in it. Nothing here depends on the order in which
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..schedule import Action, Schedule
+from stageline.pipeline.schedule import Action, Schedule
+
 from .costs import Costs
+from .errors import Deadlock
 from .hops import check_fit, consumer_of, hops, inbound, latency, needed, outbound
-from .unsound import Deadlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Timed:
     step: int = 0
 
 
-def replay(
+def timed_run(
     schedule: Schedule, costs: Costs, steps: range, windows: Mapping[str, int]
 ) -> tuple[list[Timed], dict[str, int]]:
     """Every action with its times, and for each queue the most messages that can be put and not yet taken.

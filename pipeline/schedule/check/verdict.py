@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..schedule import Kind, Schedule
+from stageline.pipeline.schedule import Kind, Schedule
+
 from .complete import Program, check_complete, check_order
 from .costs import Costs
-from .replay import Timed, replay
+from .timing import Timed, timed_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def check(
     for worker, program in enumerate(programs):
         check_complete(schedule, worker, program, over)
         check_order(schedule, worker, program)
-    timed, queue_bound = replay(schedule, costs or Costs.even(schedule.stages), over, windows or {})
+    timed, queue_bound = timed_run(schedule, costs or Costs.even(schedule.stages), over, windows or {})
     return Verdict(
         timed=tuple(timed),
         span=max(each.end for each in timed),

@@ -3,7 +3,6 @@
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from broker.dtypes import DTYPES
-from broker.errors import Unsendable
-from broker.message import (
+from stageline.broker.codec.dtypes import DTYPES
+from stageline.broker.codec.message import (
     Flow,
     Limits,
     Message,
@@ -27,13 +25,15 @@ from broker.message import (
     fingerprint,
     read_header,
 )
-from payloads import bits, message, noise, raw, tensors, trees
-from pipeline.tree import Tree
+from stageline.broker.errors import Unsendable
+from stageline.pipeline.tree import Tree
+from support.paths import DOCS
+from support.payloads import bits, message, noise, raw, tensors, trees
 
 # torch says so whenever a complex32 tensor is made; it only has to travel here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-DOCUMENT = (Path(__file__).parent.parent / "docs" / "messages.md").read_text()
+DOCUMENT = (DOCS / "messages.md").read_text()
 MATRIX = Message("digits-7f3a", Flow.FORWARD, 2, 1, 1, 4, 9, torch.tensor([[1.0, -0.0], [float("inf"), 3.5]]))
 NESTED = Message(
     "r",

@@ -14,17 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from broker.errors import BadMessage
-from broker.message import (
-    Frame,
-    Limits,
-    allocate,
-    check_run,
-    decode,
-    encode,
-    read_header,
-)
-from payloads import bits, message, noise, raw, trees
+from stageline.broker.codec.message import Frame, Limits, allocate, check_run, decode, encode, read_header
+from stageline.broker.errors import BadMessage
+from support.payloads import bits, message, noise, raw, trees
 
 # torch says so whenever a complex32 tensor is made; it only has to travel here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from broker.message import decode, encode
-from payloads import message
+from stageline.broker.codec.message import decode, encode
+from support.payloads import message
 
 
 def convolutions() -> nn.Sequential:

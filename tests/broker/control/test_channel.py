@@ -13,17 +13,17 @@ from time import monotonic
 
 import pytest
 
-from broker.errors import AddressUnusable, EndpointTaken
-from broker.post import Box, Office, open_box, open_office
-from broker.posts import redis as through_redis
-from broker.redis_fitness import RedisUnfit
-from redis_server import RedisServer, shared_server
+from stageline.broker.control import redis_channel as through_redis
+from stageline.broker.control.channel import ClientChannel, ServerChannel, open_client, open_server
+from stageline.broker.errors import AddressUnusable, EndpointTaken
+from stageline.broker.network.redis_requirements import RedisUnfit
+from support.redis_server import RedisServer, shared_server
 
 BROKER = """
 import sys
-from broker.post import open_office
+from stageline.broker.control.channel import open_server
 
-office = open_office(sys.argv[1])
+office = open_server(sys.argv[1])
 print(flush=True)
 sys.stdin.read()
 """
@@ -47,19 +47,19 @@ def redis_url() -> str:
 
 
 @pytest.fixture
-def office(url: str) -> Iterator[Office]:
-    with closing(open_office(url)) as office:
+def office(url: str) -> Iterator[ServerChannel]:
+    with closing(open_server(url)) as office:
         yield office
     assert not Path(url.removeprefix("ipc://")).exists()
 
 
 @pytest.fixture
-def box(office: Office) -> Iterator[Box]:
-    with closing(open_box(office.endpoint, keeps=True)) as box:
+def box(office: ServerChannel) -> Iterator[ClientChannel]:
+    with closing(open_client(office.endpoint, keeps=True)) as box:
         yield box
 
 
-def hear(office: Office, count: int = 1) -> list[tuple[bytes, bytes | None]]:
+def hear(office: ServerChannel, count: int = 1) -> list[tuple[bytes, bytes | None]]:
     found: list[tuple[bytes, bytes | None]] = []
     until = monotonic() + PATIENCE
     while len(found) < count and monotonic() < until:
@@ -67,14 +67,14 @@ def hear(office: Office, count: int = 1) -> list[tuple[bytes, bytes | None]]:
     return found
 
 
-def send(box: Box, sentence: bytes) -> None:
+def send(box: ClientChannel, sentence: bytes) -> None:
     until = monotonic() + PATIENCE
     while not box.send(sentence):
         assert monotonic() < until, "there is no broker"
 
 
 @contextmanager
-def at_work(office: Office) -> Iterator[None]:
+def at_work(office: ServerChannel) -> Iterator[None]:
     """Somebody listens in the office."""
     done = threading.Event()
 
@@ -89,7 +89,7 @@ def at_work(office: Office) -> Iterator[None]:
     listener.join()
 
 
-def test_a_sentence_arrives_and_its_answer_finds_the_way_back(office: Office, box: Box) -> None:
+def test_a_sentence_arrives_and_its_answer_finds_the_way_back(office: ServerChannel, box: ClientChannel) -> None:
     send(box, b"hello")
     [(sender, sentence)] = hear(office)
     assert sentence == b"hello"
@@ -97,15 +97,18 @@ def test_a_sentence_arrives_and_its_answer_finds_the_way_back(office: Office, bo
     assert [box.receive(PATIENCE), box.receive(PATIENCE)] == [b"welcome", b"sit down"]
 
 
-def test_sentences_of_one_sender_come_in_order_and_whole(office: Office, box: Box) -> None:
+def test_sentences_of_one_sender_come_in_order_and_whole(office: ServerChannel, box: ClientChannel) -> None:
     said = [bytes([n]) * (1 + 50_000 * n) for n in range(12)]
     for sentence in said:
         send(box, sentence)
     assert [sentence for _, sentence in hear(office, len(said))] == said
 
 
-def test_everyone_gets_their_own_answers(office: Office) -> None:
-    with closing(open_box(office.endpoint, keeps=True)) as one, closing(open_box(office.endpoint, keeps=True)) as other:
+def test_everyone_gets_their_own_answers(office: ServerChannel) -> None:
+    with (
+        closing(open_client(office.endpoint, keeps=True)) as one,
+        closing(open_client(office.endpoint, keeps=True)) as other,
+    ):
         send(one, b"one")
         send(other, b"other")
         office.say([(sender, b"to " + (sentence or b"")) for sender, sentence in hear(office, 2)])
@@ -114,44 +117,44 @@ def test_everyone_gets_their_own_answers(office: Office) -> None:
         assert one.receive(0.01) is None
 
 
-def test_what_nobody_says_is_waited_for_no_longer_than_asked(office: Office, box: Box) -> None:
+def test_what_nobody_says_is_waited_for_no_longer_than_asked(office: ServerChannel, box: ClientChannel) -> None:
     assert office.heard(0.01) == []
     assert box.receive(0.01) is None
 
 
-def test_a_recipient_that_is_gone_is_passed_over(office: Office, box: Box) -> None:
+def test_a_recipient_that_is_gone_is_passed_over(office: ServerChannel, box: ClientChannel) -> None:
     send(box, b"hello")
     [(sender, _)] = hear(office)
     office.say([(b"\0gone", b"?"), (sender, b"welcome")])
     assert box.receive(PATIENCE) == b"welcome"
 
 
-def test_a_line_notices_that_there_is_another_broker(url: str, office: Office, box: Box) -> None:
+def test_a_line_notices_that_there_is_another_broker(url: str, office: ServerChannel, box: ClientChannel) -> None:
     send(box, b"hello")
     hear(office)
     assert box.renewed()
     assert not box.renewed()
     office.close()
-    with closing(open_office(office.endpoint)):
+    with closing(open_server(office.endpoint)):
         until = monotonic() + PATIENCE
         while not box.renewed():
             assert monotonic() < until, "it has not noticed"
             box.receive(0.05)
 
 
-def test_the_place_of_a_broker_that_is_there_is_not_to_be_had(office: Office) -> None:
+def test_the_place_of_a_broker_that_is_there_is_not_to_be_had(office: ServerChannel) -> None:
     with at_work(office), pytest.raises(EndpointTaken, match=r"in use|a broker \(pid \d+ on host .+\) is there"):
-        open_office(office.endpoint)
+        open_server(office.endpoint)
 
 
 def test_without_a_broker_nothing_is_sent(redis_url: str) -> None:
-    with closing(open_box(redis_url)) as box:
+    with closing(open_client(redis_url)) as box:
         assert not box.send(b"hello")
 
 
 def test_brokers_of_different_names_share_a_server(redis_url: str) -> None:
-    with closing(open_office(f"{redis_url}#one")) as one, closing(open_office(f"{redis_url}#other")) as other:
-        with closing(open_box(f"{redis_url}#other")) as box:
+    with closing(open_server(f"{redis_url}#one")) as one, closing(open_server(f"{redis_url}#other")) as other:
+        with closing(open_client(f"{redis_url}#other")) as box:
             send(box, b"hello")
         assert [sentence for _, sentence in hear(other)] == [b"hello"]
         assert one.heard(0.01) == []
@@ -161,43 +164,42 @@ def test_brokers_of_different_names_share_a_server(redis_url: str) -> None:
 def test_every_kind_of_address_takes_a_name(name: str) -> None:
     server, number = shared_server(), shared_server().own_number()
     for url in (server.url_of(number), server.tcp_url_of(number)):
-        with closing(open_office(url + name)) as office, closing(open_box(url + name)) as box:
+        with closing(open_server(url + name)) as office, closing(open_client(url + name)) as box:
             send(box, b"hello")
             assert [sentence for _, sentence in hear(office)] == [b"hello"]
 
 
 def test_why_a_server_cannot_be_reached_is_known() -> None:
-    with closing(open_box("redis://127.0.0.1:1/0#desk")) as box:
+    with closing(open_client("redis://127.0.0.1:1/0#desk")) as box:
         assert not box.send(b"hello")
         assert "Connection refused" in box.trouble
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
 def test_a_name_that_cannot_be_resolved_is_known(host: str) -> None:
-    with closing(open_box(f"tcp://{host}:5600")) as box:
+    with closing(open_client(f"tcp://{host}:5600")) as box:
         assert box.trouble.startswith(f"the name '{host}' in tcp://{host}:5600 cannot be resolved")
 
 
 def test_the_place_of_a_killed_broker_is_free_after_its_tenure(redis_url: str) -> None:
-    program = (
-        "import sys\nfrom broker.post import open_office\nopen_office(sys.argv[1])\nprint(flush=True)\nsys.stdin.read()"
-    )
+    imports = "import sys\nfrom stageline.broker.control.channel import open_server"
+    program = f"{imports}\nopen_server(sys.argv[1])\nprint(flush=True)\nsys.stdin.read()"
     words = [sys.executable, "-c", program, redis_url]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as killed:
         assert killed.stdout is not None
         killed.stdout.readline()
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
-    with closing(open_box(redis_url)) as box:
+    with closing(open_client(redis_url)) as box:
         assert box.send(b"said to the dead")
-        with closing(open_office(redis_url)) as office:
+        with closing(open_server(redis_url)) as office:
             send(box, b"hello")
             assert [sentence for _, sentence in hear(office)] == [b"hello"]
 
 
 def test_a_broker_whose_place_was_taken_meanwhile_stops(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(through_redis, "_SAID", 0.0)
-    with closing(open_office(redis_url)) as office:
+    with closing(open_server(redis_url)) as office:
         with closing(shared_server().client(int(redis_url.rpartition("/")[2]))) as client:
             client.set("stageline:{broker}:broker", "elsewhere/7/x")
         with pytest.raises(EndpointTaken, match=r"a broker \(pid 7 on host elsewhere\)"):
@@ -205,7 +207,7 @@ def test_a_broker_whose_place_was_taken_meanwhile_stops(redis_url: str, monkeypa
 
 
 def test_nothing_stays_on_the_server(redis_url: str) -> None:
-    with closing(open_office(redis_url)) as office, closing(open_box(redis_url)) as box:
+    with closing(open_server(redis_url)) as office, closing(open_client(redis_url)) as box:
         send(box, b"hello")
         [(sender, _)] = hear(office)
         office.say([(sender, b"never read")])
@@ -218,14 +220,14 @@ def test_nothing_stays_on_the_server(redis_url: str) -> None:
 
 @pytest.mark.parametrize("word", [b"", b"short", b"0123456789abcdef"])
 def test_what_no_line_of_ours_can_have_brought_is_passed_on_as_unreadable(word: bytes, redis_url: str) -> None:
-    with closing(open_office(redis_url)) as office:
+    with closing(open_server(redis_url)) as office:
         with closing(shared_server().client(int(redis_url.rpartition("/")[2]))) as client:
             client.rpush("stageline:{broker}:to-broker", word)
         assert [sentence for _, sentence in hear(office)] == [None]
 
 
 def test_a_server_that_goes_and_comes_back_is_waited_for() -> None:
-    with RedisServer() as server, closing(open_office(server.url)) as office, closing(open_box(server.url)) as box:
+    with RedisServer() as server, closing(open_server(server.url)) as office, closing(open_client(server.url)) as box:
         send(box, b"hello")
         [(sender, _)] = hear(office)
         server.kill()
@@ -243,14 +245,14 @@ def test_a_server_that_goes_and_comes_back_is_waited_for() -> None:
 
 def test_a_server_that_lets_nobody_in_is_named(redis_url: str) -> None:
     url = redis_url.replace("redis://", "redis://nobody:wrong@")
-    with closing(open_box(url)) as box, pytest.raises(AddressUnusable, match="does not let this run in") as refused:
+    with closing(open_client(url)) as box, pytest.raises(AddressUnusable, match="does not let this run in") as refused:
         box.send(b"hello")
     assert "wrong@" not in str(refused.value)
     with pytest.raises(RedisUnfit, match="does not let this run in"):
-        open_office(url)
+        open_server(url)
 
 
 @pytest.mark.parametrize("url", ["tcp://nowhere", "redis://127.0.0.1:6379/0?nonsense=1"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(AddressUnusable, match=r"cannot use tcp://nowhere|cannot reach the broker"):
-        open_box(url)
+        open_client(url)

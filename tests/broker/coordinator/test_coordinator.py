@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.control import (
+from stageline.broker.control.protocol import (
     CONTROL_VERSION,
     Answer,
     Ask,
@@ -23,11 +23,11 @@ from broker.control import (
     StopRun,
     Trim,
 )
-from broker.core import Core
-from broker.loss import LAST_WORDS
-from broker.run import OtherRun, Phase, run_of
-from pipeline.digest import weights_sha256
-from talk import PLAN, SETTINGS, TERMS, WAITING, Talk, finished, hello, name, report, steps
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.run import OtherRun, RunPhase, run_of
+from stageline.broker.membership.failure_detector import LAST_WORDS
+from stageline.pipeline.digest import weights_sha256
+from support.conversation import PLAN, SETTINGS, TERMS, WAITING, Talk, finished, hello, name, report, steps
 
 
 @pytest.fixture
@@ -48,11 +48,11 @@ def test_workers_are_assigned_and_hear_of_each_other_when_all_are_there():
     talk = Talk()
     assert talk.say(b"a", hello(0)) == [(b"a", Assigned("run-1", 0, 1, 0))]
     assert talk.join(1)[1:] == []
-    assert talk.core.phase is Phase.WAITING
+    assert talk.core.phase is RunPhase.WAITING
     peers = Peers({0: (1, "ipc://a"), 1: (2, "ipc://1")})
     sends = talk.say(b"a", hello(0, incarnation=1, endpoint="ipc://a"))
     assert sends == [(b"a", Assigned("run-1", 0, 1, 0)), (b"a", peers), (name(1), peers)]
-    assert talk.core.phase is Phase.RUNNING
+    assert talk.core.phase is RunPhase.RUNNING
 
 
 def test_who_says_hello_again_hears_again_where_the_others_are(talk: Talk):
@@ -64,7 +64,7 @@ def test_a_worker_that_names_its_endpoint_at_once_need_not_say_it_again():
     talk = Talk()
     for index in (0, 1):
         talk.say(name(index), hello(index, endpoint="memory://"))
-    assert talk.core.phase is Phase.RUNNING
+    assert talk.core.phase is RunPhase.RUNNING
 
 
 def test_an_incarnation_is_stored_before_it_is_handed_out():
@@ -196,7 +196,7 @@ def test_a_silent_worker_ends_the_run_naming_what_it_held(talk: Talk):
         "worker 1 (stage 1), worker-1 (pid 101, host desk), was not heard for 10.0 s (recovery.lease is 10 s). "
         "It held 1F3 of step 118 since 9.8 s; microbatch 2 of step 118, stashed at stage 1"
     )
-    assert (talk.core.phase, talk.status()["code"]) == (Phase.FAILED, 1)
+    assert (talk.core.phase, talk.status()["code"]) == (RunPhase.FAILED, 1)
 
 
 def test_a_killed_process_ends_the_run_naming_its_signal(talk: Talk):
@@ -219,7 +219,7 @@ def test_a_processs_last_words_say_more_than_its_exit(talk: Talk):
 def test_the_exit_of_a_former_process_is_no_news(talk: Talk):
     talk.say(b"supervisor", Exited(1, 55, 1))
     assert talk.after(1.0) == []
-    assert talk.core.phase is Phase.RUNNING
+    assert talk.core.phase is RunPhase.RUNNING
 
 
 def test_a_process_that_exits_before_it_joined_ends_the_run_with_its_code():
@@ -245,7 +245,7 @@ def test_while_the_run_waits_a_lost_worker_only_leaves_its_place():
     talk = Talk()
     talk.join(0)
     assert talk.after(10.5) == []
-    assert (talk.core.phase, talk.status()["missing"]) == (Phase.WAITING, [0, 1])
+    assert (talk.core.phase, talk.status()["missing"]) == (RunPhase.WAITING, [0, 1])
     ((_, assigned), *_) = talk.say(b"b", hello(0))
     assert assigned == Assigned("run-1", 0, 2, 0)
 
@@ -255,7 +255,7 @@ def test_a_stopped_run_stops_every_worker_with_its_code(talk: Talk):
     sends = talk.say(b"train", StopRun("interrupted, nothing saved", 130, at_step_end=True))
     assert sends == [(name(0), stop), (name(1), stop)]
     assert talk.say(name(0), report(0)) == [(name(0), stop)]
-    assert (talk.core.phase, talk.status()["code"]) == (Phase.FAILED, 130)
+    assert (talk.core.phase, talk.status()["code"]) == (RunPhase.FAILED, 130)
 
 
 def test_a_second_stop_does_not_wait_for_the_steps_end(talk: Talk):
@@ -294,17 +294,17 @@ def test_a_broker_that_was_away_gives_everyone_a_new_lease(talk: Talk):
 
 def test_a_lease_shorter_than_the_brokers_turn_still_ends():
     talk = Talk()
-    talk.core = Core(replace(TERMS, lease=0.05), talk.store, "run-1", talk.now)
+    talk.core = Coordinator(replace(TERMS, lease=0.05), talk.store, "run-1", talk.now)
     talk.join(0), talk.join(1)
     talk.after(0.2)
-    assert talk.core.phase is Phase.FAILED
+    assert talk.core.phase is RunPhase.FAILED
 
 
 def test_a_restarted_broker_goes_on_with_the_run(talk: Talk):
     talk.say(name(0), report(0, steps=steps(0, *range(5))))
     talk.say(name(1), report(1, steps=steps(1, *range(3), loss=0.5)))
     again = Talk(talk.store, now=talk.now + 3.0)
-    assert (again.core.run, again.core.phase, again.core.ledger.finished) == ("run-1", Phase.RUNNING, [5, 3])
+    assert (again.core.run, again.core.phase, again.core.ledger.finished) == ("run-1", RunPhase.RUNNING, [5, 3])
     assert again.say(b"new", report(0, number=9)) == [(b"new", Heard(9))]
     assert again.say(b"new", hello(1, incarnation=2, endpoint="ipc://1"))[0] == (b"new", Assigned("run-1", 1, 2, 3))
     assert again.status()["losses"] == {"0": 0.5}
@@ -319,7 +319,7 @@ def test_workers_that_do_not_return_to_a_restarted_broker_are_lost(talk: Talk):
 
 def test_a_restarted_broker_knows_how_the_run_ended(talk: Talk):
     talk.say(name(0), finished(0)), talk.say(name(1), finished(1))
-    again = Core(TERMS, talk.store, "run-1", 2000.0)
+    again = Coordinator(TERMS, talk.store, "run-1", 2000.0)
     assert again.outcome == talk.core.outcome
     assert again.handle(b"a", finished(0), 2000.0) == [(b"a", Stop("all steps are done", 0))]
 

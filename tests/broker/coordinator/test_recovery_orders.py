@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.control import (
+from stageline.broker.control.protocol import (
     CONTROL_VERSION,
     Assigned,
     Exited,
@@ -23,10 +23,10 @@ from broker.control import (
     StepRecord,
     Trim,
 )
-from broker.run import Phase
-from broker.stores.memory import MemoryStore
-from pipeline.schedule import make
-from talk import PLAN, TERMS, Talk
+from stageline.broker.coordinator.run import RunPhase
+from stageline.broker.stores.memory import MemoryStore
+from stageline.pipeline.schedule import make
+from support.conversation import PLAN, TERMS, Talk
 
 PLACEMENT = ((0, 2), (1,))
 STAGES = 3
@@ -322,7 +322,7 @@ class Orders(RuleBasedStateMachine):
     @invariant()
     def only_a_place_that_nobody_takes_ends_the_run(self) -> None:
         outcome = self.talk.core.outcome
-        assert outcome is None or (outcome.phase is Phase.FAILED and outcome.code == 69)
+        assert outcome is None or (outcome.phase is RunPhase.FAILED and outcome.code == 69)
 
 
 TestOrders = Orders.TestCase

@@ -17,8 +17,8 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.checksum import sealed
-from broker.control import (
+from stageline.broker.codec.checksum import sealed
+from stageline.broker.control.protocol import (
     CONTROL_VERSION,
     Answer,
     Ask,
@@ -42,15 +42,15 @@ from broker.control import (
     decode_from_broker,
     encode,
 )
-from broker.core import Core
-from broker.errors import BadMessage, EndpointTaken, ForeignMessage
-from broker.run import Terms
-from broker.service import serve
-from broker.stores.memory import MemoryStore
-from pipeline.schedule import make
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.run import RunConfig
+from stageline.broker.coordinator.server import serve
+from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
+from stageline.broker.stores.memory import MemoryStore
+from stageline.pipeline.schedule import make
 
 PATIENCE = 10_000  # milliseconds after which a test gives up waiting
-TERMS = Terms("digits", "plan", {}, make("1f1b", ((0,), (1,)), 4), lease=10.0, log_every=1)
+TERMS = RunConfig("digits", "plan", {}, make("1f1b", ((0,), (1,)), 4), lease=10.0, log_every=1)
 
 
 class Line:
@@ -96,7 +96,9 @@ def connect() -> Iterator[Connect]:
 
 
 @contextmanager
-def served(core: Core, url: str = "tcp://127.0.0.1:*", linger: float = 60.0) -> Iterator[tuple[str, threading.Thread]]:
+def served(
+    core: Coordinator, url: str = "tcp://127.0.0.1:*", linger: float = 60.0
+) -> Iterator[tuple[str, threading.Thread]]:
     """A broker in a thread: its endpoint, and the thread, which has ended when the block is left."""
     bound, stop, endpoints = threading.Event(), threading.Event(), []
 
@@ -116,8 +118,8 @@ def served(core: Core, url: str = "tcp://127.0.0.1:*", linger: float = 60.0) -> 
         assert not thread.is_alive()
 
 
-def core() -> Core:
-    return Core(TERMS, MemoryStore(), "run-1", time())
+def core() -> Coordinator:
+    return Coordinator(TERMS, MemoryStore(), "run-1", time())
 
 
 def hello(index: int, incarnation: int = 0, plan: str = "plan") -> Hello:
@@ -247,7 +249,7 @@ def test_no_order_of_sentences_stops_the_core_and_all_it_says_can_be_sent(
     restarts: int, talk: list[tuple[bytes, object, float]]
 ):
     terms = replace(TERMS, restarts=restarts, snapshots=restarts > 0)
-    broker, now, phases = Core(terms, MemoryStore(), "run-1", 0.0), 0.0, []
+    broker, now, phases = Coordinator(terms, MemoryStore(), "run-1", 0.0), 0.0, []
     for sender, sentence, passes in talk:
         now += passes
         for _, said in [*broker.handle(sender, sentence, now), *broker.tick(now)]:  # type: ignore[arg-type]
@@ -317,7 +319,7 @@ def test_a_broker_whose_run_is_over_leaves_by_itself():
 
 
 def test_a_broker_waits_for_workers_that_finish_their_step_and_no_longer(connect: Connect):
-    stopped = Core(replace(TERMS, restarts=1, snapshots=True), MemoryStore(), "run-1", time())
+    stopped = Coordinator(replace(TERMS, restarts=1, snapshots=True), MemoryStore(), "run-1", time())
     with served(stopped, linger=0.0) as (endpoint, thread):
         worker, train = connect(endpoint).say(hello(0)), connect(endpoint)
         worker.hear_of(Assigned)
@@ -334,11 +336,11 @@ def test_a_broker_waits_for_workers_that_finish_their_step_and_no_longer(connect
 BROKER = """
 import pathlib, sys
 from time import time
-from broker.core import Core
-from broker.run import Terms, run_of
-from broker.service import serve
-from broker.stores.sqlite import SqliteStore
-from pipeline.schedule import make
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.run import RunConfig, run_of
+from stageline.broker.coordinator.server import serve
+from stageline.broker.stores.sqlite import SqliteStore
+from stageline.pipeline.schedule import make
 
 store = SqliteStore(pathlib.Path(sys.argv[1]))
 terms = Terms("digits", "plan", {}, make("1f1b", ((0,), (1,)), 4), 10.0, 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.control import (
+from stageline.broker.control.protocol import (
     CONTROL_VERSION,
     Answer,
     Ask,
@@ -19,10 +19,10 @@ from broker.control import (
     StopRun,
     Wait,
 )
-from broker.loss import LAST_WORDS
-from broker.waiting import LATE, QUIET
-from pipeline.schedule import make
-from talk import PLAN, TERMS, Talk
+from stageline.broker.diagnosis.wait_graph import LATE, QUIET
+from stageline.broker.membership.failure_detector import LAST_WORDS
+from stageline.pipeline.schedule import make
+from support.conversation import PLAN, TERMS, Talk
 
 M = 8
 LINE = replace(TERMS, schedule=make("1f1b", ((0,), (1,), (2,), (3,)), M))

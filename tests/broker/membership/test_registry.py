@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.control import CONTROL_VERSION, Hello, Refused, Report
-from broker.loss import BEGINNING, LAST_WORDS, exit_in_words
-from broker.member import Member, Standing, stages_in_words
-from broker.registry import Registry
+from stageline.broker.control.protocol import CONTROL_VERSION, Hello, Refused, Report
+from stageline.broker.membership.failure_detector import BEGINNING, LAST_WORDS, exit_in_words
+from stageline.broker.membership.member import Member, MemberStatus, stages_in_words
+from stageline.broker.membership.registry import Registry
 
 PLACEMENT = ((0, 2), (1,))
 LEASE = 10.0
@@ -161,7 +161,7 @@ def test_a_worker_that_waits_or_gets_on_is_not_lost(registry: Registry):
 
 def test_a_finished_worker_need_not_get_on(registry: Registry):
     anna = introduced(registry, "anna")
-    anna.standing = Standing.FINISHED
+    anna.standing = MemberStatus.FINISHED
     beats(registry, anna, (1.0, 5, "0U"), (9.0, 5, "0U"), (15.0, 5, "0U"))
     assert registry.losses(15.0) == []
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker.control import (
+from stageline.broker.control.protocol import (
     CONTROL_VERSION,
     Answer,
     Ask,
@@ -26,19 +26,19 @@ from broker.control import (
     StopRun,
     Trim,
 )
-from broker.core import Core
-from broker.loss import LAST_WORDS
-from broker.run import Phase, Terms
-from broker.spares import SILENCE
-from broker.store import Store
-from talk import TERMS, Talk, finished, hello, name, report, steps
-from workers.correspondence import thanks
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.run import RunConfig, RunPhase
+from stageline.broker.membership.failure_detector import LAST_WORDS
+from stageline.broker.membership.standby import SILENCE
+from stageline.broker.stores.base import Store
+from stageline.workers.control.session import acknowledgement
+from support.conversation import TERMS, Talk, finished, hello, name, report, steps
 
 REPLACING = replace(TERMS, restarts=2, snapshots=True)
 Sends = list[tuple[bytes, FromBroker]]
 
 
-def talk_of(store: Store | None = None, terms: Terms = REPLACING) -> Talk:
+def talk_of(store: Store | None = None, terms: RunConfig = REPLACING) -> Talk:
     """A run that has just begun: both workers are there, under incarnations 1 and 2."""
     talk = Talk(store, terms=terms)
     talk.join(0), talk.join(1)
@@ -170,7 +170,7 @@ def test_a_lost_workers_place_goes_to_the_next_at_the_newest_complete_checkpoint
     reach(talk, 20)
     talk.say(name(1), said(2, upto=37))
     assert stops(kill(talk, 1, 101)) == []
-    assert talk.core.phase is Phase.RUNNING
+    assert talk.core.phase is RunPhase.RUNNING
     assert talk.say(b"new", replacement(1, 201)) == [(b"new", Assigned("run-1", 1, 3, 20)), (b"new", Trim(20))]
     assert talk.core.journal.news[-1].endswith("is worker-1 (pid 201, host desk), life 2, incarnation 3")
 
@@ -237,7 +237,7 @@ def test_a_worker_that_hangs_is_replaced_and_refused_when_it_wakes(talk: Talk):
         ((_, refused),) = talk.say(name(1), words)
         assert isinstance(refused, Refused)
         assert refused.code == 1
-    assert (talk.core.phase, talk.core.ledger.finished) == (Phase.RUNNING, [0, 0])
+    assert (talk.core.phase, talk.core.ledger.finished) == (RunPhase.RUNNING, [0, 0])
 
 
 def test_a_replacement_may_take_its_time_to_load(talk: Talk):
@@ -245,12 +245,12 @@ def test_a_replacement_may_take_its_time_to_load(talk: Talk):
     talk.assigned(b"new", replacement(1, 201))
     for _ in range(40):
         talk.say(name(0), report(0)), talk.after(1.0)
-    assert (talk.core.phase, talk.core.registry.missing) == (Phase.RUNNING, [])
+    assert (talk.core.phase, talk.core.registry.missing) == (RunPhase.RUNNING, [])
     talk.say(b"new", replacement(1, 201, incarnation=3, endpoint="ipc://new"))
     for _ in range(40):
         talk.say(name(0), report(0)), talk.after(1.0)
         talk.say(b"new", Report(3, 0, "waits for its snapshot to be read", 0.0, 0.0))
-    assert (talk.core.phase, talk.core.registry.missing) == (Phase.RUNNING, [])
+    assert (talk.core.phase, talk.core.registry.missing) == (RunPhase.RUNNING, [])
 
 
 def test_a_finished_worker_that_is_lost_has_to_finish_again(talk: Talk):
@@ -292,7 +292,7 @@ def test_the_story_of_a_microbatch_tells_the_attempts_that_were_lost(talk: Talk)
     [first, second] = attempts(talk, 22, 1)
     assert (first["name"], first["life"], first["why"]) == ("worker-1", 1, "was killed by SIGKILL")
     assert (second["name"], second["life"], second["why"]) == ("worker-1", 2, "exited with status 3")
-    talk.core = Core(REPLACING, talk.store, "run-1", talk.now)
+    talk.core = Coordinator(REPLACING, talk.store, "run-1", talk.now)
     assert attempts(talk, 22, 1) == [first, second]
 
 
@@ -318,7 +318,7 @@ def test_a_spare_leaves_the_places_to_others_before_the_run_has_begun():
     ((_, standby),) = talk.say(b"spare", spare(1))
     assert standby == Standby("the run has not begun; a spare takes the place of a worker that is lost")
     talk.join(0), talk.join(1)
-    assert talk.core.phase is Phase.RUNNING
+    assert talk.core.phase is RunPhase.RUNNING
 
 
 def test_spares_are_called_in_turn_and_only_to_places_that_they_want(talk: Talk):
@@ -362,7 +362,7 @@ def test_loading_for_longer_than_a_lease_is_no_lack_of_progress_once_it_is_done(
     """What a worker says at once after its call counted as its last progress: it was lost as soon as it was ready."""
     talk.say(b"spare", spare(1))
     kill(talk, 1, 101)
-    talk.say(b"spare", thanks(Assigned("run-1", 1, 3, 0), talk.now))
+    talk.say(b"spare", acknowledgement(Assigned("run-1", 1, 3, 0), talk.now))
     for _ in range(30):
         talk.say(name(0), report(0)), talk.after(1.0)
     talk.say(b"spare", msgspec.structs.replace(spare(1), endpoint="tcp://cloud:5555", incarnation=3))
@@ -505,7 +505,7 @@ def test_a_restarted_broker_knows_checkpoint_snapshots_gaps_and_counts(talk: Tal
     talk.say(name(1), said(2, upto=37))
     kill(talk, 1, 101)
     again = Talk(talk.store, now=talk.now + 3.0, terms=REPLACING)
-    assert (again.core.phase, again.core.registry.missing) == (Phase.RUNNING, [1])
+    assert (again.core.phase, again.core.registry.missing) == (RunPhase.RUNNING, [1])
     assert again.core.ledger.finished == [40, 20]
     given = again.assigned(b"new", replacement(1, 201))
     assert (given.index, given.step) == (1, 20)

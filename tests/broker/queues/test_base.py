@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.errors import Disagreement, Overwritten, QueueClosed, QueueFull, QueueGap
-from broker.message import Flow
-from broker.queue import QueueKey
-from lines import LINES, Line
-from payloads import bits, trees
+from stageline.broker.codec.message import Flow
+from stageline.broker.errors import Disagreement, Overwritten, QueueClosed, QueueFull, QueueGap
+from stageline.broker.queues.base import QueueKey
+from support.payloads import bits, trees
+from support.queue_pair import LINES, Line
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from broker.errors import Overwritten, QueueFull
-from broker.message import Flow, Message, decode
-from broker.queue import QueueKey
-from broker.queues import spill as spill_module
-from broker.queues.log import Log, Shelf
-from broker.queues.spill import Spill
+from stageline.broker.codec.message import Flow, Message, decode
+from stageline.broker.errors import Overwritten, QueueFull
+from stageline.broker.queues import spill as spill_module
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.log import Log, RetentionBudget
+from stageline.broker.queues.spill import Spill
 
 KEY = QueueKey(Flow.TARGET, 3)
-MakeShelf = Callable[[int], Shelf]
+MakeShelf = Callable[[int], RetentionBudget]
 SIZE = 400  # bytes of a test message's tensor; its header has a few dozen more
 
 
@@ -29,10 +29,10 @@ def message(number: int, payload: torch.Tensor | None = None) -> Message:
 @pytest.fixture
 def shelf_of(tmp_path: Path) -> Iterator[MakeShelf]:
     """Makes shelves with so much memory and plenty of disk."""
-    shelves: list[Shelf] = []
+    shelves: list[RetentionBudget] = []
 
-    def make(memory: int) -> Shelf:
-        shelves.append(Shelf(memory, disk=1000 * SIZE, folder=str(tmp_path)))
+    def make(memory: int) -> RetentionBudget:
+        shelves.append(RetentionBudget(memory, disk=1000 * SIZE, folder=str(tmp_path)))
         return shelves[-1]
 
     yield make
@@ -40,7 +40,7 @@ def shelf_of(tmp_path: Path) -> Iterator[MakeShelf]:
         shelf.spill.close()
 
 
-def log_on(shelf: Shelf, count: int = 0, key: QueueKey = KEY) -> Log:
+def log_on(shelf: RetentionBudget, count: int = 0, key: QueueKey = KEY) -> Log:
     log = Log("run", key, 2, shelf)
     for number in range(count):
         log.put(message(number), now=float(number))
@@ -115,7 +115,7 @@ def test_trimming_gives_disk_space_back_file_by_file(shelf_of: MakeShelf, monkey
 
 def test_what_is_trimmed_takes_no_room_from_what_is_put_though_its_file_is_still_needed(tmp_path: Path) -> None:
     # It did: a run whose messages lie on the disk in every step waited in vain, since no file was ever all trimmed.
-    shelf = Shelf(3 * SIZE, disk=12 * SIZE, folder=str(tmp_path))
+    shelf = RetentionBudget(3 * SIZE, disk=12 * SIZE, folder=str(tmp_path))
     log = log_on(shelf)
     for number in range(200):
         log.put(message(number), now=0.0)
@@ -141,7 +141,7 @@ def test_whoever_finds_no_room_is_asked_whether_to_wait() -> None:
             log.trim(1)
         return True
 
-    log = log_on(Shelf(memory=3 * SIZE, wait=wait), 2)
+    log = log_on(RetentionBudget(memory=3 * SIZE, wait=wait), 2)
     log.put(message(2), now=7.0)
     assert contents(log) == [2]
     assert [since for _, since in asked] == [7.0, 7.0]
@@ -182,7 +182,7 @@ def test_spilled_files_have_no_name(tmp_path: Path) -> None:
 
 
 def test_the_age_is_that_of_the_oldest_kept() -> None:
-    log = log_on(Shelf(), 6)
+    log = log_on(RetentionBudget(), 6)
     assert log.oldest(now=10.0) == 10.0
     log.trim(2)
     assert log.oldest(now=10.0) == 6.0

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from broker.errors import BadMessage, Disagreement, Fenced, ForeignMessage, QueueGap
-from broker.message import Flow, Message
-from broker.queue import QueueKey
-from broker.queues import requests
-from broker.queues.consumer import LONGEST, PATIENCE, REMEMBERED, TOO_OFTEN, Consumer, Verdict
-from broker.queues.log import Log, Shelf
-from broker.queues.producer import Producer
-from broker.queues.requests import Standing, Take, pack, unpack_standing, unpack_take
+from stageline.broker.codec.message import Flow, Message
+from stageline.broker.errors import BadMessage, Disagreement, Fenced, ForeignMessage, QueueGap
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.log import Log, RetentionBudget
+from stageline.broker.queues.zeromq import requests
+from stageline.broker.queues.zeromq.consumer import LONGEST, PATIENCE, REMEMBERED, TOO_OFTEN, Acceptance, Consumer
+from stageline.broker.queues.zeromq.producer import Producer
+from stageline.broker.queues.zeromq.requests import Credit, Retention, pack, unpack_credit, unpack_retention
 
 KEY = QueueKey(Flow.BACKWARD, 2)
 
@@ -21,16 +21,16 @@ def message(number: int) -> Message:
     return Message("run", KEY.flow, number, 0, KEY.stage, 1, number, torch.full((2,), float(number)))
 
 
-def take(serial: int, next_: int, credit: int, *, incarnation: int = 5, resend: bool = False) -> Take:
-    return Take("run", KEY.flow, KEY.stage, incarnation, serial, next_, credit, resend, False)
+def take(serial: int, next_: int, credit: int, *, incarnation: int = 5, resend: bool = False) -> Credit:
+    return Credit("run", KEY.flow, KEY.stage, incarnation, serial, next_, credit, resend, False)
 
 
-def standing(serial: int, first: int, sent: int, incarnation: int = 5) -> Standing:
-    return Standing("run", KEY.flow, KEY.stage, incarnation, serial, first, sent)
+def standing(serial: int, first: int, sent: int, incarnation: int = 5) -> Retention:
+    return Retention("run", KEY.flow, KEY.stage, incarnation, serial, first, sent)
 
 
 def producer(count: int) -> Producer:
-    log = Log("run", KEY, 1, Shelf())
+    log = Log("run", KEY, 1, RetentionBudget())
     for number in range(count):
         log.put(message(number), now=0.0)
     return Producer(log)
@@ -49,16 +49,16 @@ def consumer(window: int = 4) -> Consumer:
     return Consumer("run", KEY, 5, window)
 
 
-def arrive(end: Consumer, *numbers: int, now: float = 0.0) -> list[Verdict]:
+def arrive(end: Consumer, *numbers: int, now: float = 0.0) -> list[Acceptance]:
     verdicts = []
     for number in numbers:
         verdicts.append(end.judge(number, b"%d" % number, whole=True))
-        if verdicts[-1] is Verdict.ACCEPT:
+        if verdicts[-1] is Acceptance.ACCEPT:
             end.accept(message(number), b"%d" % number, now)
     return verdicts
 
 
-def said(end: Consumer, now: float = 0.0) -> Take | None:
+def said(end: Consumer, now: float = 0.0) -> Credit | None:
     """What the consumer says now, said."""
     words = end.request(now)
     if words is not None:
@@ -143,7 +143,7 @@ def test_a_standing_tells_what_can_be_had_and_what_was_sent() -> None:
 
 
 def test_a_consumer_introduces_itself_and_asks() -> None:
-    assert said(consumer()) == Take("run", KEY.flow, KEY.stage, 5, 1, 0, 4, resend=False, ask=True)
+    assert said(consumer()) == Credit("run", KEY.flow, KEY.stage, 5, 1, 0, 4, resend=False, ask=True)
 
 
 def test_credit_is_renewed_when_half_of_the_window_is_used_up() -> None:
@@ -181,11 +181,11 @@ def test_messages_that_nobody_takes_earn_no_credit() -> None:
 def test_a_gap_is_complained_about_once() -> None:
     end = consumer(window=8)
     said(end)
-    assert arrive(end, 0, 2, 3) == [Verdict.ACCEPT, Verdict.DROP, Verdict.DROP]
+    assert arrive(end, 0, 2, 3) == [Acceptance.ACCEPT, Acceptance.DROP, Acceptance.DROP]
     words = said(end)
     assert words is not None
     assert (words.next, words.resend) == (1, True)
-    assert arrive(end, 4, 5) == [Verdict.DROP] * 2
+    assert arrive(end, 4, 5) == [Acceptance.DROP] * 2
     assert said(end) is None
     arrive(end, 1, 3)
     words = said(end)
@@ -196,7 +196,7 @@ def test_a_gap_is_complained_about_once() -> None:
 def test_a_header_without_the_tensors_that_are_wanted_is_a_gap() -> None:
     end = consumer()
     said(end)
-    assert end.judge(0, b"0", whole=False) is Verdict.DROP
+    assert end.judge(0, b"0", whole=False) is Acceptance.DROP
     words = said(end)
     assert words is not None
     assert words.resend
@@ -207,7 +207,7 @@ def test_a_duplicate_is_dropped_and_the_producer_told_how_far_we_are() -> None:
     said(end)
     arrive(end, 0, 1)
     assert said(end) is None
-    assert arrive(end, 0) == [Verdict.DROP]
+    assert arrive(end, 0) == [Acceptance.DROP]
     words = said(end)
     assert words is not None
     assert (words.next, words.resend, words.ask) == (2, False, False)
@@ -217,7 +217,7 @@ def test_a_header_that_only_confirms_is_no_reason_to_speak() -> None:
     end = consumer()
     said(end)
     arrive(end, 0, 1)
-    assert end.judge(0, b"0", whole=False) is Verdict.DROP
+    assert end.judge(0, b"0", whole=False) is Acceptance.DROP
     assert said(end) is None
 
 
@@ -233,7 +233,7 @@ def test_a_message_that_comes_again_after_a_rewind_must_have_the_same_bits() -> 
     end = consumer()
     arrive(end, 0, 1)
     end.rewind(0)
-    assert arrive(end, 0) == [Verdict.ACCEPT]
+    assert arrive(end, 0) == [Acceptance.ACCEPT]
     with pytest.raises(Disagreement):
         end.judge(1, b"other", whole=True)
 
@@ -241,7 +241,7 @@ def test_a_message_that_comes_again_after_a_rewind_must_have_the_same_bits() -> 
 def test_checksums_are_not_remembered_for_ever() -> None:
     end = consumer()
     arrive(end, *range(REMEMBERED + 1))
-    assert end.judge(0, b"other", whole=True) is Verdict.DROP
+    assert end.judge(0, b"other", whole=True) is Acceptance.DROP
     with pytest.raises(Disagreement):
         end.judge(1, b"other", whole=True)
 
@@ -354,17 +354,17 @@ REQUESTS = [take(3, 7, 11, resend=True), standing(3, first=2, sent=9)]
         (REQUESTS[1], "beaa0a2e 01 97a372756ea86261636b776172640205030209"),
     ],
 )
-def test_requests_have_these_bytes(request_: Take | Standing, frame: str) -> None:
+def test_requests_have_these_bytes(request_: Credit | Retention, frame: str) -> None:
     assert pack(request_) == bytes.fromhex(frame)
 
 
 def test_requests_come_as_they_were_said() -> None:
-    assert unpack_take(pack(REQUESTS[0])) == REQUESTS[0]
-    assert unpack_standing(pack(REQUESTS[1])) == REQUESTS[1]
+    assert unpack_credit(pack(REQUESTS[0])) == REQUESTS[0]
+    assert unpack_retention(pack(REQUESTS[1])) == REQUESTS[1]
 
 
-@pytest.mark.parametrize(("request_", "unpack"), [(REQUESTS[0], unpack_take), (REQUESTS[1], unpack_standing)])
-def test_no_damaged_request_is_understood(request_: Take | Standing, unpack: Callable[[bytes], object]) -> None:
+@pytest.mark.parametrize(("request_", "unpack"), [(REQUESTS[0], unpack_credit), (REQUESTS[1], unpack_retention)])
+def test_no_damaged_request_is_understood(request_: Credit | Retention, unpack: Callable[[bytes], object]) -> None:
     frame = pack(request_)
     for place in range(len(frame)):
         for bit in range(8):
@@ -381,9 +381,9 @@ def test_a_request_of_another_version_names_both(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(requests, "_VERSION", b"\x02")
     frame = pack(REQUESTS[0])
     with pytest.raises(ForeignMessage, match="speaks version 2 of its requests, this one 1"):
-        unpack_take(frame)
+        unpack_credit(frame)
 
 
 def test_a_request_with_impossible_numbers_is_not_understood() -> None:
     with pytest.raises(BadMessage, match="malformed"):
-        unpack_take(pack(take(1, -1, 4)))
+        unpack_credit(pack(take(1, -1, 4)))

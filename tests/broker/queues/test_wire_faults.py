@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 import torch
 
-from broker.errors import Disagreement, Fenced
-from broker.queues.requests import Take
-from faulty_wire import KEY, MICROBATCHES, RUN, Faults, World, value
+from stageline.broker.errors import Disagreement, Fenced
+from stageline.broker.queues.zeromq.requests import Credit
+from support.faulty_wire import KEY, MICROBATCHES, RUN, Faults, World, value
 
 
 def expected(numbers: range) -> list[tuple[int, bytes]]:
@@ -65,7 +65,7 @@ def test_a_zombie_changes_nothing(seed: int) -> None:
     world.start_consumer(incarnation=7, step=0)
 
     def haunt() -> bool:
-        zombie = Take(RUN, KEY.flow, KEY.stage, 2, world.dice.randrange(100), 0, 10**6, resend=True, ask=False)
+        zombie = Credit(RUN, KEY.flow, KEY.stage, 2, world.dice.randrange(100), 0, 10**6, resend=True, ask=False)
         if world.dice.random() < 0.1:
             world.say(zombie)
         return len(world.delivered) == world.end

@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from broker.control import (
+from stageline.broker.control.protocol import (
     CONTROL_VERSION,
     Answer,
     Ask,
@@ -24,9 +24,9 @@ from broker.control import (
     StopRun,
     Trim,
 )
-from broker.run import Phase
-from broker.stores.memory import MemoryStore
-from talk import PLAN, TERMS, Talk, name, steps
+from stageline.broker.coordinator.run import RunPhase
+from stageline.broker.stores.memory import MemoryStore
+from support.conversation import PLAN, TERMS, Talk, name, steps
 
 REPLACING = replace(TERMS, restarts=2, snapshots=True)
 LEASE = TERMS.lease
@@ -91,7 +91,7 @@ def test_workers_that_are_at_work_go_on_where_they_are_under_new_incarnations(lo
     peers = Peers({index: (incarnations[index], f"ipc://{index}") for index in (0, 1)})
     assert (name(0), peers) in sends
     assert (name(1), Trim(40)) in sends
-    assert (lost.core.phase, lost.core.ledger.finished) == (Phase.RUNNING, [47, 47])
+    assert (lost.core.phase, lost.core.ledger.finished) == (RunPhase.RUNNING, [47, 47])
     assert lost.say(name(1), report(1, incarnations[1], 48)) == [(name(1), Heard(1))]
     assert lost.core.ledger.losses == dict.fromkeys(range(0, 48, 10), 0.5)
 
@@ -209,7 +209,7 @@ def test_a_worker_that_missed_its_new_incarnation_hears_it_again(lost: Talk):
     given = assignments(lost.after(LEASE + 0.2))
     for words in (report(1, 2, 48), remembering(1, 2), Finished(2, {})):
         assert assignments(lost.say(name(1), words)) == {name(1): given[name(1)]}
-    assert lost.core.phase is Phase.RUNNING
+    assert lost.core.phase is RunPhase.RUNNING
 
 
 def test_a_broker_that_is_killed_again_knows_what_was_decided(lost: Talk):
@@ -244,7 +244,7 @@ def test_once_everyone_is_there_who_comes_from_before_is_a_zombie(lost: Talk):
     for index in (0, 1):
         given = lost.assigned(name(index), blind(index, 200 + index))
         lost.say(name(index), replace_hello(blind(index, 200 + index), given.incarnation))
-    assert lost.core.phase is Phase.RUNNING
+    assert lost.core.phase is RunPhase.RUNNING
     ((_, refused),) = lost.say(b"zombie", remembering(1, 2))
     assert isinstance(refused, Refused)
 

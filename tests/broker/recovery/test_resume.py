@@ -1,19 +1,28 @@
 """Where a resumed run begins: decided from what everybody has read of its snapshots, before anybody has a place."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 
-from broker.control import Answer, Ask, Assigned, FromBroker, Hello, Inspection, Memory, Refused, Report, Standby, Stop
-from broker.member import Member
-from broker.registry import Registry
-from broker.rollcall import RollCall, Verdict
-from broker.run import Phase, run_of
-from broker.stores.memory import MemoryStore
-from talk import PLAN, TERMS, Talk, having_read, hello, name, steps
+from stageline.broker.control.protocol import (
+    Answer,
+    Ask,
+    Assigned,
+    FromBroker,
+    Hello,
+    Inspection,
+    Memory,
+    Refused,
+    Report,
+    Standby,
+    Stop,
+)
+from stageline.broker.coordinator.run import RunPhase, run_of
+from stageline.broker.membership.member import Member
+from stageline.broker.membership.registry import Registry
+from stageline.broker.recovery.resume import CheckpointPoll, ResumePoint
+from stageline.broker.stores.memory import MemoryStore
+from support.conversation import PLAN, SNAPSHOTS, Talk, having_read, hello, name, steps
 
-SNAPSHOTS = replace(TERMS, restarts=2, snapshots=True)
 BOTH = ((0,), (1,))
 DAMAGE = "the snapshot stage-1/step-40 cannot be used: weights.safetensors is missing"
 
@@ -29,11 +38,11 @@ def seeing(claim: int | None, step: int, usable: list[int], *damages: str, there
 
 def test_a_run_begins_at_the_newest_checkpoint_if_all_its_snapshots_can_be_used():
     read = [having_read(0, 40), having_read(1, 40)]
-    assert RollCall(BOTH, 40).look(read) == Verdict(40)
+    assert CheckpointPoll(BOTH, 40).look(read) == ResumePoint(40)
 
 
 def test_nothing_is_decided_before_somebody_has_read_the_snapshots_of_every_place():
-    roll_call = RollCall(BOTH, 40)
+    roll_call = CheckpointPoll(BOTH, 40)
     assert roll_call.look([]) is None
     assert roll_call.look([having_read(0, 40), hello(1)]) is None
     assert roll_call.look([having_read(0, 40), having_read(1, 20)]) is None  # an answer to another question
@@ -42,56 +51,56 @@ def test_nothing_is_decided_before_somebody_has_read_the_snapshots_of_every_plac
 
 
 def test_a_damaged_snapshot_leads_to_the_next_older_step_of_which_all_stages_have_one():
-    roll_call = RollCall(BOTH, 40)
+    roll_call = CheckpointPoll(BOTH, 40)
     read = [having_read(0, 40, there=[10, 20, 30]), having_read(1, 40, DAMAGE, there=[10, 20])]
-    again = RollCall(BOTH, 20, (DAMAGE,), frozenset({40}))
+    again = CheckpointPoll(BOTH, 20, (DAMAGE,), frozenset({40}))
     assert roll_call.look(read) == again
     assert again.look(read) is None
-    assert again.look([having_read(0, 20), having_read(1, 20)]) == Verdict(20, (DAMAGE,))
+    assert again.look([having_read(0, 20), having_read(1, 20)]) == ResumePoint(20, (DAMAGE,))
 
 
 def test_a_newer_step_that_all_stages_have_is_better_than_an_older_one():
     """Its completion was not recorded when the broker was killed, or the records are those of a while ago."""
     read = [having_read(0, 40, there=[20, 60]), having_read(1, 40, DAMAGE, there=[20, 60, 80])]
-    newer = RollCall(BOTH, 60, (DAMAGE,), frozenset({40}))
-    assert RollCall(BOTH, 40).look(read) == newer
+    newer = CheckpointPoll(BOTH, 60, (DAMAGE,), frozenset({40}))
+    assert CheckpointPoll(BOTH, 40).look(read) == newer
     worse = DAMAGE.replace("40", "60")
     read = [having_read(0, 60, worse, there=[20, 40]), having_read(1, 60, there=[20, 40])]
-    assert newer.look(read) == RollCall(BOTH, 20, (DAMAGE, worse), frozenset({40, 60}))
+    assert newer.look(read) == CheckpointPoll(BOTH, 20, (DAMAGE, worse), frozenset({40, 60}))
 
 
 def test_a_damaged_one_there_leads_further_back_and_in_the_end_nowhere():
-    roll_call = RollCall(BOTH, 20, (DAMAGE,), frozenset({40}))
+    roll_call = CheckpointPoll(BOTH, 20, (DAMAGE,), frozenset({40}))
     older = DAMAGE.replace("40", "20")
     read = [having_read(0, 20, older, there=[10]), having_read(1, 20, there=[10, 40])]
-    assert roll_call.look(read) == RollCall(BOTH, 10, (DAMAGE, older), frozenset({20, 40}))
-    assert roll_call.look([read[0], having_read(1, 20)]) == Verdict(None, (DAMAGE, older))
+    assert roll_call.look(read) == CheckpointPoll(BOTH, 10, (DAMAGE, older), frozenset({20, 40}))
+    assert roll_call.look([read[0], having_read(1, 20)]) == ResumePoint(None, (DAMAGE, older))
 
 
 def test_the_beginning_is_no_checkpoint():
     read = [having_read(0, 40, there=[0]), having_read(1, 40, DAMAGE, there=[0])]
-    assert RollCall(BOTH, 40).look(read) == Verdict(None, (DAMAGE,))
+    assert CheckpointPoll(BOTH, 40).look(read) == ResumePoint(None, (DAMAGE,))
 
 
 def test_workers_that_take_any_place_count_for_as_many_as_they_are():
     shared = [(stage, step) for stage in (0, 1) for step in (20, 40)]
     anybody = seeing(None, 40, [0, 1], there=shared)
-    roll_call = RollCall(BOTH, 40)
+    roll_call = CheckpointPoll(BOTH, 40)
     assert roll_call.absent([anybody]) == [1]
-    assert roll_call.look([anybody, anybody]) == Verdict(40)
+    assert roll_call.look([anybody, anybody]) == ResumePoint(40)
     damaged = seeing(None, 40, [0], DAMAGE, there=shared)
-    assert roll_call.look([damaged, damaged]) == RollCall(BOTH, 20, (DAMAGE,), frozenset({40}))
+    assert roll_call.look([damaged, damaged]) == CheckpointPoll(BOTH, 20, (DAMAGE,), frozenset({40}))
 
 
 def test_what_others_see_of_a_stage_is_of_no_use_to_the_one_that_claims_its_place():
     of_one = [(1, 40), (1, 20)]
     read = [seeing(0, 40, [0, 1], there=[(0, 40), (0, 20), *of_one]), seeing(1, 40, [], DAMAGE, there=[(1, 40)])]
-    assert RollCall(BOTH, 40).look(read) == Verdict(None, (DAMAGE,))
+    assert CheckpointPoll(BOTH, 40).look(read) == ResumePoint(None, (DAMAGE,))
 
 
 def test_a_snapshot_that_nobody_has_is_named_by_its_stage():
     anybody = seeing(None, 40, [0], there=[(0, 40)])
-    assert RollCall(BOTH, 40).look([anybody, anybody]) == Verdict(
+    assert CheckpointPoll(BOTH, 40).look([anybody, anybody]) == ResumePoint(
         None, ("nobody has a snapshot of step 40 of stage 1",)
     )
 
@@ -203,7 +212,7 @@ def test_without_an_older_checkpoint_the_run_ends_and_names_what_is_damaged(talk
     stops = [sentence for _, sentence in talk.after(0.1) if isinstance(sentence, Stop)]
     assert [stop.code for stop in stops] == [1, 1]
     assert DAMAGE in stops[0].reason
-    assert (talk.core.phase, talk.core.crew.checkpoints.complete) == (Phase.FAILED, 40)
+    assert (talk.core.phase, talk.core.crew.checkpoints.complete) == (RunPhase.FAILED, 40)
 
 
 def test_who_was_at_work_before_is_refused_and_a_spare_waits(talk):
@@ -248,9 +257,9 @@ def test_a_run_without_records_waits_ten_minutes_for_who_has_its_snapshots_and_a
     talk.say(name(0), msgspec.structs.replace(hello(0), snapshots=[(0, 20)]))
     talk.say(name(1), spare)
     talk.after(599.0)
-    assert talk.core.phase is Phase.WAITING
+    assert talk.core.phase is RunPhase.WAITING
     talk.after(2.0)
-    assert talk.core.phase is Phase.FAILED
+    assert talk.core.phase is RunPhase.FAILED
     assert "which snapshots there are of worker 1 (stage 1)" in str(talk.status()["reason"])
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.control import StepRecord
-from broker.store import Kept, Store, StoreUnusable
-from broker.stores.memory import MemoryStore
-from broker.stores.redis import RedisStore
-from broker.stores.sqlite import SqliteStore
-from redis_server import shared_server
+from stageline.broker.control.protocol import StepRecord
+from stageline.broker.stores.base import Store, StoredRun, StoreUnusable
+from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.redis import RedisStore
+from stageline.broker.stores.sqlite import SqliteStore
+from support.redis_server import shared_server
 
 STORES: dict[str, Callable[[Path], Store]] = {
     "memory": lambda folder: MemoryStore(kept_steps=10),
@@ -35,14 +35,16 @@ def record(stage: int, step: int) -> StepRecord:
 
 
 def test_a_new_store_knows_nothing(store: Store):
-    assert store.load() == Kept()
+    assert store.load() == StoredRun()
     assert store.record(0, 0) is None
 
 
 def test_what_was_kept_is_loaded(store: Store):
     store.append([record(0, 0), record(0, 1), record(1, 0)], {0: 0.5, 1: None})
     store.put("run", {"id": "a", "workers": {"0": [1, "tcp://x"]}})
-    assert store.load() == Kept({"run": {"id": "a", "workers": {"0": [1, "tcp://x"]}}}, {0: 2, 1: 1}, {0: 0.5, 1: None})
+    assert store.load() == StoredRun(
+        {"run": {"id": "a", "workers": {"0": [1, "tcp://x"]}}}, {0: 2, 1: 1}, {0: 0.5, 1: None}
+    )
     assert store.record(0, 1) == record(0, 1)
 
 
@@ -56,7 +58,7 @@ def test_appending_twice_is_appending_once(store: Store):
     for _ in range(2):
         store.append([record(0, 0)], {0: 0.5})
     store.append([], {0: 0.7})
-    assert store.load() == Kept({}, {0: 1}, {0: 0.5})
+    assert store.load() == StoredRun({}, {0: 1}, {0: 0.5})
 
 
 def test_of_two_brokers_the_one_that_wrote_first_later_stops():
@@ -95,7 +97,7 @@ def test_a_late_record_does_not_push_out_a_newer_one(store: Store):
 def test_stages_that_go_back_have_finished_less_and_losses_stay(store: Store):
     store.append([record(stage, step) for stage in (0, 1, 2) for step in range(4)], {3: 0.25})
     store.go_back([0, 2], 1)
-    assert store.load() == Kept({}, {0: 1, 1: 4, 2: 1}, {3: 0.25})
+    assert store.load() == StoredRun({}, {0: 1, 1: 4, 2: 1}, {3: 0.25})
     assert (store.record(0, 1), store.record(1, 3)) == (None, record(1, 3))
     store.append([StepRecord(0, 1, b"again")], {})
     assert store.record(0, 1) == StepRecord(0, 1, b"again")
@@ -107,7 +109,7 @@ def test_another_run_begins_with_an_empty_store(store: Store):
     store.append([record(0, 0)], {0: 0.5})
     store.put("run", {"id": "a"})
     store.begin()
-    assert store.load() == Kept()
+    assert store.load() == StoredRun()
     assert store.record(0, 0) is None
 
 
@@ -115,8 +117,8 @@ def test_what_sqlite_has_kept_outlives_a_killed_process(tmp_path: Path):
     path = tmp_path / "broker.sqlite"
     lines = [
         "import os, pathlib, signal",
-        "from broker.control import StepRecord",
-        "from broker.stores.sqlite import SqliteStore",
+        "from stageline.broker.control.protocol import StepRecord",
+        "from stageline.broker.stores.sqlite import SqliteStore",
         f"store = SqliteStore(pathlib.Path({str(path)!r}))",
         "store.append([StepRecord(1, 4, b'times')], {4: 0.25})",
         "store.put('run', {'id': 'a'})",
@@ -124,7 +126,7 @@ def test_what_sqlite_has_kept_outlives_a_killed_process(tmp_path: Path):
     ]
     assert subprocess.run([sys.executable, "-c", "\n".join(lines)], check=False).returncode == -signal.SIGKILL
     store = SqliteStore(path)
-    assert store.load() == Kept({"run": {"id": "a"}}, {1: 5}, {4: 0.25})
+    assert store.load() == StoredRun({"run": {"id": "a"}}, {1: 5}, {4: 0.25})
     assert store.record(1, 4) == StepRecord(1, 4, b"times")
     store.close()
 

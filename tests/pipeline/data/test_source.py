@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipeline.data import DataError, Rows, rows, share, split
-from pipeline.tree import Tree
+from stageline.pipeline.data.source import DataError, Rows, rows, share, split
+from stageline.pipeline.tree import Tree
 
 counts = st.integers(1, 40)
 sizes = st.integers(1, 12)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.plan import Plan, PlanError, PlanRefused, WorkerPlan, differences, from_mapping, read
-from pipeline.plan.keys import TABLES, WORKER
-from pipeline.plan.tables import flat
+from stageline.pipeline.plan import Plan, PlanError, PlanRefused, WorkerPlan, differences, from_mapping, read
+from stageline.pipeline.plan.keys import TABLES, WORKER
+from stageline.pipeline.plan.tables import flat
+from support.paths import DOCS, EXAMPLES
 
 SMALLEST = """\
 [run]
@@ -725,7 +726,7 @@ def test_plans_have_one_digest_if_and_only_if_they_have_no_differences(one: dict
 
 
 def documented() -> dict[str, str]:
-    page = Path(__file__).parent.parent / "docs" / "plan.md"
+    page = DOCS / "plan.md"
     rows = re.findall(r"^\| `([\w.]+)` \|[^|]+\| ([^|]+) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
     return dict(rows)
 
@@ -750,7 +751,7 @@ def test_what_is_documented_as_needed_is_needed() -> None:
     assert needed == {f"{name}.{key}" for name, table in tables.items() for key in table.needed}
 
 
-@pytest.mark.parametrize("example", sorted((Path(__file__).parent.parent / "examples").glob("*/stageline.toml")))
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*/stageline.toml")))
 def test_every_example_has_a_plan_without_warnings(example: Path) -> None:
     plan = read(example)
     assert plan.warnings == ()

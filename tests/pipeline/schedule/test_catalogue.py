@@ -8,9 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from pipeline.check import Timed, check
-from pipeline.schedule import Action, Kind, Mode, Schedule, ScheduleRefused, forward_only, make, names, window_for
-from shapes import accepted, drawn, line, looped, scattered
+from stageline.pipeline.schedule import (
+    Action,
+    Kind,
+    Mode,
+    Schedule,
+    ScheduleRefused,
+    forward_only,
+    make,
+    names,
+    window_for,
+)
+from stageline.pipeline.schedule.check import Timed, check
+from support.shapes import accepted, drawn, line, looped, scattered
 
 
 def picture(text: str) -> str:

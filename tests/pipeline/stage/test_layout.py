@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.layout import layout, packed_strides, stored_shape
+from stageline.pipeline.stage.layout import layout, packed_strides, stored_shape
 
 dimensions = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30)), max_size=4)
 

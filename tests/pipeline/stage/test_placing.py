@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from payloads import bits, noise, raw, tensors
-from pipeline.layout import ALIGNMENT
-from pipeline.placing import copied, empty, skew_of
+from stageline.pipeline.stage.layout import ALIGNMENT
+from stageline.pipeline.stage.placing import copied, empty, skew_of
+from support.payloads import bits, noise, raw, tensors
 
 # torch says so whenever a complex32 tensor is made; it only has to be copied here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

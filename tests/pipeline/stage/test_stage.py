@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeline.errors import GradientMismatch, LossNotScalar, StageError
-from pipeline.seeding import layer_seed
-from pipeline.stage import Stage
+from stageline.pipeline.errors import GradientMismatch, LossNotScalar, StageError
+from stageline.pipeline.stage.seeding import layer_seed
+from stageline.pipeline.stage.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

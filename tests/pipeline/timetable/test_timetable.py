@@ -1,7 +1,6 @@
 """Timetables: what is drawn of planned and of measured schedules, as text and as SVG."""
 
 import runpy
-from pathlib import Path
 from random import Random
 from xml.etree import ElementTree
 
@@ -9,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.check import Costs, Timed, check
-from pipeline.schedule import Action, Kind, make, names
-from pipeline.timetable import svg, text
-from shapes import line, looped
+from stageline.pipeline.schedule import Action, Kind, make, names
+from stageline.pipeline.schedule.check import Costs, Timed, check
+from stageline.pipeline.timetable import svg, text
+from support.paths import DOCS
+from support.shapes import line, looped
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -190,6 +190,6 @@ def test_an_image_of_nothing_is_still_an_image() -> None:
 
 
 def test_the_documented_pictures_are_what_is_drawn() -> None:
-    images = Path(__file__).parent.parent / "docs" / "images"
+    images = DOCS / "images"
     drawn_now = runpy.run_path(str(images / "draw.py"))["pictures"]()
     assert {image.name: image.read_text(encoding="utf-8") for image in images.glob("*.svg")} == drawn_now

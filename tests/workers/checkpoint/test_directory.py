@@ -12,23 +12,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.state import StageState
-from states import difference, make_state
-from workers.checkpoints import Checkpoints, SnapshotFailed, SnapshotsDiffer
-from workers.manifest import MANIFEST, Origin, SnapshotDamaged
-from workers.snapshot import TRAINING, WEIGHTS, Snapshot
+from stageline.pipeline.stage.state import StageState
+from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed, SnapshotsDiffer
+from stageline.workers.checkpoint.manifest import MANIFEST, Origin, SnapshotDamaged
+from stageline.workers.checkpoint.snapshot import TRAINING, WEIGHTS, Snapshot
+from support.paths import importing_tests
+from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)
 STATES = [make_state(0), make_state(1)]
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path) -> Checkpoints:
-    return Checkpoints(tmp_path / "runs" / "digits-1" / "checkpoints", ORIGIN)
+def checkpoints(tmp_path: Path) -> SnapshotDirectory:
+    return SnapshotDirectory(tmp_path / "runs" / "digits-1" / "checkpoints", ORIGIN)
 
 
 def put(
-    checkpoints: Checkpoints, *placed: tuple[int, int], incarnation: int = 1, state: StageState = STATES[0]
+    checkpoints: SnapshotDirectory, *placed: tuple[int, int], incarnation: int = 1, state: StageState = STATES[0]
 ) -> None:
     for stage, step in placed:
         checkpoints.place(Snapshot(stage, step, incarnation, state))
@@ -80,7 +81,7 @@ def test_steps_are_ordered_as_numbers_however_many_digits_they_have(checkpoints)
 
 def test_a_snapshot_of_another_plan_is_refused_by_name(checkpoints):
     put(checkpoints, (0, 20), (0, 40))
-    other = Checkpoints(checkpoints.folder, Origin("digits-1", "c0de" * 16))
+    other = SnapshotDirectory(checkpoints.folder, Origin("digits-1", "c0de" * 16))
     with pytest.raises(SnapshotDamaged, match="another plan"):
         other.load(0, 20)
 
@@ -155,14 +156,17 @@ def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
     # A file in its place stops root too, whom no permission does.
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(SnapshotFailed, match=r"stage 0 could not write .*checkpoints"):
-        put(Checkpoints(tmp_path / "checkpoints", ORIGIN), (0, 0))
+        put(SnapshotDirectory(tmp_path / "checkpoints", ORIGIN), (0, 0))
 
 
 @pytest.mark.parametrize(("kills", "at_least"), [("boundaries", 90), ("30", 30)])
 def test_a_writer_that_is_killed_leaves_whole_snapshots_or_none(tmp_path, kills, at_least):
-    doomed = Path(__file__).with_name("doomed.py")
     done = subprocess.run(
-        [sys.executable, doomed, tmp_path, kills], stdout=subprocess.PIPE, text=True, check=True, env=None
+        [sys.executable, "-m", "support.snapshot_killer", tmp_path, kills],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=importing_tests(),
     )
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     assert sum(report["killed"] for report in reports) >= at_least

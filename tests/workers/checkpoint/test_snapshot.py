@@ -11,13 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from pipeline.state import StageState
-from states import difference, make_state
-from workers import tensorfile
-from workers.manifest import MANIFEST, Origin, SnapshotDamaged, read_manifest, write_manifest
-from workers.skeleton import Unsaveable
-from workers.snapshot import FILES, TRAINING, WEIGHTS, Snapshot, problems, read_snapshot, write_snapshot
-from workers.tensorfile import Note
+from stageline.pipeline.stage.state import StageState
+from stageline.workers.checkpoint import tensor_file as tensorfile
+from stageline.workers.checkpoint.manifest import MANIFEST, Origin, SnapshotDamaged, read_manifest, write_manifest
+from stageline.workers.checkpoint.snapshot import (
+    FILES,
+    TRAINING,
+    WEIGHTS,
+    Snapshot,
+    problems,
+    read_snapshot,
+    write_snapshot,
+)
+from stageline.workers.checkpoint.state_tree import Unsaveable
+from stageline.workers.checkpoint.tensor_file import Note
+from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)
 SNAPSHOT = Snapshot(2, 120, 7, make_state(), {0: 2.5, 10: None, 119: 0.1})

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from states import difference
-from workers.skeleton import BadSkeleton, Unsaveable, put_together, take_apart
+from stageline.workers.checkpoint.state_tree import BadStateTree, Unsaveable, put_together, take_apart
+from support.states import difference
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["$tensor", "$dict"])
 tensors = st.integers(0, 3).map(lambda size: torch.arange(float(size)))
@@ -70,5 +70,5 @@ def test_a_value_without_a_form_is_refused_with_its_place(odd):
     ],
 )
 def test_a_skeleton_that_stands_for_nothing_is_refused(skeleton):
-    with pytest.raises(BadSkeleton):
+    with pytest.raises(BadStateTree):
         put_together(skeleton, {})

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.state import StageState
-from states import difference, make_state
-from workers.checkpoints import Checkpoints, SnapshotFailed
-from workers.keeper import Keeper, NoRoom
-from workers.manifest import Origin
-from workers.snapshot import Snapshot
+from stageline.pipeline.stage.state import StageState
+from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed
+from stageline.workers.checkpoint.manifest import Origin
+from stageline.workers.checkpoint.snapshot import Snapshot
+from stageline.workers.checkpoint.writer import NoRoom, SnapshotWriter
+from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)
 SMALL = StageState({"0.weight": torch.ones(3)})
 
 
-class Gate(Checkpoints):
+class Gate(SnapshotDirectory):
     """A disk as slow as a test wants: each snapshot is written when the gate lets it."""
 
     def __init__(self, folder: Path) -> None:
@@ -36,13 +36,13 @@ def snapshot(step: int, stage: int = 0, state: StageState = SMALL) -> Snapshot:
 
 
 def test_what_was_handed_over_is_on_disk_when_it_is_reported(tmp_path):
-    checkpoints = Checkpoints(tmp_path, ORIGIN)
+    checkpoints = SnapshotDirectory(tmp_path, ORIGIN)
     reported: list[tuple[int, int, list[str]]] = []
 
     def durable(stage: int, step: int) -> None:
-        reported.append((stage, step, Checkpoints(tmp_path, ORIGIN).verify(stage, step)))
+        reported.append((stage, step, SnapshotDirectory(tmp_path, ORIGIN).verify(stage, step)))
 
-    with Keeper(checkpoints, (0, 3), durable) as keeper:
+    with SnapshotWriter(checkpoints, (0, 3), durable) as keeper:
         for step in (0, 20, 40):
             for stage in (0, 3):
                 assert keeper.room(stage, 30)
@@ -56,7 +56,7 @@ def test_what_was_handed_over_is_on_disk_when_it_is_reported(tmp_path):
 def test_the_compute_loop_goes_on_while_one_is_written_and_one_waits(tmp_path):
     gate = Gate(tmp_path)
     durable: list[int] = []
-    keeper = Keeper(gate, (0, 1), lambda stage, step: durable.append(step))
+    keeper = SnapshotWriter(gate, (0, 1), lambda stage, step: durable.append(step))
     keeper.keep(snapshot(20))
     assert gate.reached.acquire(timeout=30)
     assert keeper.doing == f"writing the snapshot of step 20 to {gate.path(0, 20)}"
@@ -77,9 +77,9 @@ def test_the_compute_loop_goes_on_while_one_is_written_and_one_waits(tmp_path):
 
 
 def test_only_an_announced_checkpoint_lets_older_ones_go(tmp_path):
-    checkpoints = Checkpoints(tmp_path, ORIGIN)
-    Checkpoints(tmp_path, ORIGIN).place(snapshot(20, stage=1))  # another worker's
-    with Keeper(checkpoints, (0,), lambda stage, step: None) as keeper:
+    checkpoints = SnapshotDirectory(tmp_path, ORIGIN)
+    SnapshotDirectory(tmp_path, ORIGIN).place(snapshot(20, stage=1))  # another worker's
+    with SnapshotWriter(checkpoints, (0,), lambda stage, step: None) as keeper:
         for step in (0, 20, 40, 60, 80):
             assert keeper.room(0, 30)
             keeper.keep(snapshot(step))
@@ -95,7 +95,7 @@ def test_only_an_announced_checkpoint_lets_older_ones_go(tmp_path):
 def test_what_killed_writers_left_is_cleared_away_for_the_keepers_own_stages(tmp_path):
     for stage in (0, 1):
         (tmp_path / f"stage-{stage}" / ".step-0000000020-1f0c").mkdir(parents=True)
-    with Keeper(Checkpoints(tmp_path, ORIGIN), (0,), lambda stage, step: None) as keeper:
+    with SnapshotWriter(SnapshotDirectory(tmp_path, ORIGIN), (0,), lambda stage, step: None) as keeper:
         keeper.keep(snapshot(20))
     assert not list(tmp_path.glob("stage-0/.*"))
     assert list(tmp_path.glob("stage-1/.*"))
@@ -104,7 +104,9 @@ def test_what_killed_writers_left_is_cleared_away_for_the_keepers_own_stages(tmp
 def test_a_failure_reaches_the_owner_and_every_later_call(tmp_path):
     told: list[SnapshotFailed] = []
     durable: list[int] = []
-    keeper = Keeper(Checkpoints(tmp_path, ORIGIN), (1, 0), lambda stage, step: durable.append(step), told.append)
+    keeper = SnapshotWriter(
+        SnapshotDirectory(tmp_path, ORIGIN), (1, 0), lambda stage, step: durable.append(step), told.append
+    )
     keeper.keep(snapshot(20, stage=1))
     assert keeper.flush(30)
     (tmp_path / "stage-0").write_text("")  # a folder cannot be made there
@@ -122,7 +124,7 @@ def test_a_failure_reaches_the_owner_and_every_later_call(tmp_path):
 def test_a_state_that_cannot_be_written_is_a_failure_like_others(tmp_path):
     odd = StageState({}, optimizer={"state": object()})
     told: list[SnapshotFailed] = []
-    with Keeper(Checkpoints(tmp_path, ORIGIN), (0,), lambda stage, step: None, told.append) as keeper:
+    with SnapshotWriter(SnapshotDirectory(tmp_path, ORIGIN), (0,), lambda stage, step: None, told.append) as keeper:
         keeper.keep(snapshot(0, state=odd))
     assert "optimizer.state is of type builtins.object" in str(told[0])
 
@@ -131,7 +133,7 @@ def test_a_bug_in_the_thread_is_told_as_one(tmp_path):
     def durable(stage: int, step: int) -> None:
         raise ZeroDivisionError("by accident")
 
-    keeper = Keeper(Checkpoints(tmp_path, ORIGIN), (0,), durable)
+    keeper = SnapshotWriter(SnapshotDirectory(tmp_path, ORIGIN), (0,), durable)
     keeper.keep(snapshot(0))
     with pytest.raises(SnapshotFailed, match=r"a bug in stageline .*ZeroDivisionError: by accident"):
         keeper.flush(30)
@@ -140,7 +142,7 @@ def test_a_bug_in_the_thread_is_told_as_one(tmp_path):
 
 def test_closing_waits_for_what_was_handed_over_or_leaves_it(tmp_path):
     gate = Gate(tmp_path)
-    keeper = Keeper(gate, (0,), lambda stage, step: None)
+    keeper = SnapshotWriter(gate, (0,), lambda stage, step: None)
     keeper.keep(snapshot(20))
     assert gate.reached.acquire(timeout=30)
     keeper.keep(snapshot(40))
@@ -154,7 +156,7 @@ def test_closing_waits_for_what_was_handed_over_or_leaves_it(tmp_path):
 
 def test_a_folder_that_cannot_be_used_is_told_before_the_first_snapshot(tmp_path):
     (tmp_path / "stage-0").write_text("")
-    keeper = Keeper(Checkpoints(tmp_path, ORIGIN), (0,), lambda stage, step: None)
+    keeper = SnapshotWriter(SnapshotDirectory(tmp_path, ORIGIN), (0,), lambda stage, step: None)
     keeper.close()
     with pytest.raises(SnapshotFailed, match=r"stage 0 cannot keep its snapshots there: .*Not a directory"):
         keeper.room(0)

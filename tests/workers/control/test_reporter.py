@@ -7,19 +7,19 @@ from time import monotonic, time
 import pytest
 import torch
 
-from broker.control import WAITS, Report
-from broker.message import Flow
-from broker.queue import QueueKey, Trouble
-from broker.queues.ends import QueueTerms
-from broker.queues.redis import RedisQueues
-from broker.queues.zeromq import ZeroMQQueues
-from pipeline.schedule import Action, Kind
-from pipeline.tree import Tree
-from redis_server import RedisServer
-from workers.machine import Instruction, Machine, Take
-from workers.progress import Progress
-from workers.reporter import Reporter
-from workers.worker import Worker
+from stageline.broker.codec.message import Flow
+from stageline.broker.control.protocol import WAITS, Report
+from stageline.broker.queues.base import QueueKey, Trouble
+from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.redis.queues import RedisQueues
+from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.tree import Tree
+from stageline.workers.control.reporter import Reporter
+from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.machine import Instruction, Machine, Take
+from stageline.workers.runtime.progress import Progress
+from support.redis_server import RedisServer
 
 FORWARD = QueueKey(Flow.FORWARD, 1)
 M = 4
@@ -55,10 +55,12 @@ def test_a_put_that_waits_for_room_is_told_as_a_wait_and_not_as_computing() -> N
         if len(told) == 2:
             queues.outbound(FORWARD).trim(1)
 
-    terms = QueueTerms(microbatches=1, windows={}, retain_bytes=5000, spill_bytes=0, waiting=waiting)
+    terms = QueueOptions(microbatches=1, windows={}, retain_bytes=5000, spill_bytes=0, waiting=waiting)
     with closing(ZeroMQQueues("run", 1, "tcp://127.0.0.1:0", terms)) as queues:
         program = [Instruction(step, Action(Kind.FORWARD, 0, 0), (), FORWARD) for step in range(2)]
-        worker = Worker(Machine(iter(program), 1), Stages(), queues, run="run", incarnation=1, microbatches=1, last=1)
+        worker = WorkerLoop(
+            Machine(iter(program), 1), Stages(), queues, run="run", incarnation=1, microbatches=1, last=1
+        )
         worker.poll(0)
         assert not told
         before = time()
@@ -108,7 +110,7 @@ def stack():
 
 def test_a_redis_server_that_is_killed_and_comes_back_is_told_of(stack: ExitStack) -> None:
     server = stack.enter_context(RedisServer())
-    queues = stack.enter_context(closing(RedisQueues("run", 1, server.url, QueueTerms(microbatches=M, windows={}))))
+    queues = stack.enter_context(closing(RedisQueues("run", 1, server.url, QueueOptions(microbatches=M, windows={}))))
     queues.outbound(FORWARD)
     progress = Progress(trouble=lambda: queues.trouble)
     assert reported(progress).trouble == ""

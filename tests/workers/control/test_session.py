@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.control import (
+from stageline.broker.control.protocol import (
     Assigned,
     Failed,
     Finished,
@@ -16,9 +16,9 @@ from broker.control import (
     Stop,
     ToBroker,
 )
-from talk import PLAN
-from workers.correspondence import AGAIN, UNANSWERED, Correspondence, Introduction, Joining, TurnedAway
-from workers.progress import Progress
+from stageline.workers.control.session import AGAIN, UNANSWERED, Joining, Session, TurnedAway, WorkerIdentity
+from stageline.workers.runtime.progress import Progress
+from support.conversation import PLAN
 
 RUN = "run-1"
 PLACE = Assigned(RUN, 0, 7, 20)
@@ -49,8 +49,8 @@ class Folder:
         self.abandoned.append(assigned.step)
 
 
-def introduction(*steps: int, folder: Folder | None = None) -> Introduction:
-    return Introduction(PLAN, "worker-0", "desk", 100, 0, {}, folder or Folder(*steps))
+def introduction(*steps: int, folder: Folder | None = None) -> WorkerIdentity:
+    return WorkerIdentity(PLAN, "worker-0", "desk", 100, 0, {}, folder or Folder(*steps))
 
 
 @pytest.fixture
@@ -67,9 +67,9 @@ def progress() -> Progress:
 
 
 @pytest.fixture
-def letters(progress: Progress) -> Correspondence:
+def letters(progress: Progress) -> Session:
     """To a broker that has heard all so far, at time 1."""
-    letters = Correspondence(introduction(20, 22), PLACE, "ipc://0", progress, steps=100, now=0.0)
+    letters = Session(introduction(20, 22), PLACE, "ipc://0", progress, steps=100, now=0.0)
     list(letters.due(0.0))
     letters.hear(PLACE, 0.5)
     letters.hear(Heard(1), 1.0)
@@ -158,7 +158,7 @@ def test_who_is_turned_away_leaves_with_the_code_it_was_told(sentence):
 
 
 def test_hello_is_said_until_it_is_answered(progress):
-    letters = Correspondence(introduction(20), PLACE, "ipc://0", progress, steps=100, now=0.0)
+    letters = Session(introduction(20), PLACE, "ipc://0", progress, steps=100, now=0.0)
     assert kinds(list(letters.due(0.0))) == [Hello, Report]
     assert kinds(list(letters.due(AGAIN / 2))) == [Report]
     assert kinds(list(letters.due(AGAIN))) == [Hello, Report]
@@ -174,8 +174,8 @@ def test_hello_says_what_a_broker_may_have_lost(letters, progress):
 
 
 def test_where_nobody_is_replaced_hello_says_nothing_of_that(progress):
-    plain = Introduction(PLAN, "worker-0", "desk", 100, 0, {})
-    hello, _ = Correspondence(plain, PLACE, "ipc://0", progress, steps=100, now=0.0).due(0.0)
+    plain = WorkerIdentity(PLAN, "worker-0", "desk", 100, 0, {})
+    hello, _ = Session(plain, PLACE, "ipc://0", progress, steps=100, now=0.0).due(0.0)
     assert (hello.memory, hello.snapshots) == (None, None)
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-import reference
-from broker.control import Assigned, Failed, Goodbye
-from broker.errors import EndpointTaken
-from pipeline.plan import read
-from workers import process
-from workers.job import prepare
-from workers.transport import reachable
+from stageline.broker.control.protocol import Assigned, Failed, Goodbye
+from stageline.broker.errors import EndpointTaken
+from stageline.pipeline.plan import read
+from stageline.workers.process import worker_process as process
+from stageline.workers.process.open_queues import reachable
+from stageline.workers.runtime.job import prepare
+from support import reference
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/q", "tcp://127.0.0.1:7001", "tcp://10.1.2.3:7001", "redis://h:6379"])

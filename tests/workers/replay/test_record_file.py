@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from broker.message import Flow, Message, encode, fingerprint, read_header
-from workers.recordfile import RecordDamaged, Way, read_entries, write_entry
+from stageline.broker.codec.message import Flow, Message, encode, fingerprint, read_header
+from stageline.workers.replay.record_file import Direction, RecordDamaged, read_entries, write_entry
 
 
 def message(microbatch: int) -> Message:
@@ -18,19 +18,19 @@ def message(microbatch: int) -> Message:
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "step-0000000007.1"
     with path.open("wb") as out:
-        write_entry(out, Way.TAKEN, encode(message(0)))
-        write_entry(out, Way.GIVEN, encode(message(1))[:1])
+        write_entry(out, Direction.TAKEN, encode(message(0)))
+        write_entry(out, Direction.GIVEN, encode(message(1))[:1])
     return path
 
 
 def test_a_message_comes_back_to_the_bit(file):
     taken, given = read_entries(file)
-    assert taken.way is Way.TAKEN
+    assert taken.way is Direction.TAKEN
     tensor, tree, word = taken.load().payload
     assert torch.equal(tensor, message(0).payload[0])
     assert tensor.stride() == message(0).payload[0].stride()
     assert (tree["mask"].dtype, word) == (torch.bool, "word")
-    assert given.way is Way.GIVEN
+    assert given.way is Direction.GIVEN
 
 
 def test_of_what_was_given_the_header_tells_the_bits(file):
@@ -57,4 +57,4 @@ def test_a_flipped_bit_anywhere_is_found(file):
     for place in range(len(whole)):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
         with pytest.raises(RecordDamaged, match=file.name):
-            [entry.load() for entry in read_entries(file) if entry.way is Way.TAKEN]
+            [entry.load() for entry in read_entries(file) if entry.way is Direction.TAKEN]

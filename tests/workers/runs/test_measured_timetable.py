@@ -4,14 +4,14 @@ import struct
 
 import pytest
 
-from broker.control import StepRecord
-from broker.stores.memory import MemoryStore
-from broker.stores.sqlite import SqliteStore
-from pipeline.plan import read
-from pipeline.schedule import Action, Kind, make
-from workers import runs
-from workers.measured import measured, of_run
-from workers.stores import kept_store
+from stageline.broker.control.protocol import StepRecord
+from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.sqlite import SqliteStore
+from stageline.pipeline.plan import read
+from stageline.pipeline.schedule import Action, Kind, make
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.measured_timetable import measured, of_run
+from stageline.workers.runs.open_store import kept_store
 
 LINE = make("1f1b", [(0,), (1,)], 2)
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from desk import DATA, Desk
-from nursery import Kill, Nursery
-from pipeline.digest import tensor_digests, weights_sha256
-from pipeline.plan import read
-from workers.job import prepare
-from workers.replay import Wanted, replay
-from workers.skipping import IN_A_ROW
+from stageline.pipeline.digest import tensor_digests, weights_sha256
+from stageline.pipeline.plan import read
+from stageline.workers.replay.replay import Wanted, replay
+from stageline.workers.runtime.job import prepare
+from stageline.workers.runtime.skipping import IN_A_ROW
+from support.fork_server import ForkServer, Kill
+from support.workspace import DATA, Workspace
 
 MODEL = """
 from pathlib import Path
@@ -74,7 +74,7 @@ WHERE = {  # the stage that finds out, and how
 
 
 @pytest.fixture
-def desk(desk: Desk) -> Desk:
+def desk(desk: Workspace) -> Workspace:
     """One whose model may refuse what its data hold."""
     desk.write("model.py", MODEL)
     desk.write("data.py", DATA.replace("    return", OUTLIER))
@@ -97,7 +97,7 @@ def plain_loop(folder: Path, *sets: str) -> str:
     return weights_sha256(tensor_digests(model.state_dict()))
 
 
-def trained(nursery: Nursery, desk: Desk, *sets: str, kills: list[Kill] | None = None) -> tuple[str, Path]:
+def trained(nursery: ForkServer, desk: Workspace, *sets: str, kills: list[Kill] | None = None) -> tuple[str, Path]:
     folder = desk.folder / "runs" / "run"
     outcome = nursery.train(
         desk.folder / "stageline.toml",

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import reference
-from pipeline.model import ModelRefused
-from pipeline.plan import PlanRefused
-from pipeline.schedule import ScheduleRefused
-from pipeline.seeding import layer_seed
-from workers import Line, RunFailed, train
-from workers.executor import ComputeFailed
+from stageline import Line, RunFailed, train
+from stageline.pipeline.model.load import ModelRefused
+from stageline.pipeline.plan import PlanRefused
+from stageline.pipeline.schedule import ScheduleRefused
+from stageline.pipeline.stage.seeding import layer_seed
+from stageline.workers.runtime.executor import ComputeFailed
+from support import reference
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 

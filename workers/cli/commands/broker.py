@@ -4,10 +4,10 @@ import shlex
 
 import click
 
-from pipeline.plan.passwords import masked
-
-from . import kinds, options
-from .logs import log_to_stderr
+from stageline.pipeline.plan.passwords import masked
+from stageline.workers.cli import option_types as kinds
+from stageline.workers.cli import options
+from stageline.workers.cli.logs import log_to_stderr
 
 
 @click.command(epilog="Example: stageline broker examples/digits --bind tcp://10.0.0.4:5600")
@@ -32,8 +32,8 @@ def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None
     """Run the broker of the plan CONFIG until the run is over."""
     log_to_stderr()
     plan = options.plan_of(config, sets)
-    from .. import runs
-    from ..broker_process import Place, run_broker
+    from stageline.workers.process.broker_process import BrokerOptions, run_broker
+    from stageline.workers.runs import folder as runs
 
     def tell(endpoint: str) -> None:
         records = runs.folder(plan, place.run) if plan.broker.store == runs.IN_FOLDER else masked(plan.broker.store)
@@ -46,5 +46,5 @@ def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None
             if len(shown) < len(sets):
                 click.echo("and with the addresses that hold a password in its environment", err=True)
 
-    place = Place(bind or plan.broker.url, run or runs.new_id(plan), parent, resume)
+    place = BrokerOptions(bind or plan.broker.url, run or runs.new_id(plan), parent, resume)
     return run_broker(plan, place, tell)

@@ -13,9 +13,8 @@ from types import FrameType
 import click
 import msgspec
 
-from broker.exit import Exit
-
-from . import options
+from stageline.pipeline.exit_code import ExitCode
+from stageline.workers.cli import options
 
 
 @click.command(epilog="Example: stageline doctor examples/digits")
@@ -32,7 +31,7 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     twice.
     """
     plan = options.plan_of(config, sets) if config else None
-    from ..doctor import Finding, Health, examine
+    from stageline.workers.preflight.doctor import Finding, Health, examine
 
     findings: list[Finding] = []
     out = sys.stdout
@@ -43,7 +42,7 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
                 click.echo(f"{_SIGNS[finding.health]:5} {finding.what}: {finding.found}", file=out)
     if as_json:
         click.echo(msgspec.json.encode({"schema": "doctor/1", "findings": findings}))
-    return Exit.FAILED if any(finding.health is Health.BAD for finding in findings) else Exit.OK
+    return ExitCode.FAILED if any(finding.health is Health.BAD for finding in findings) else ExitCode.OK
 
 
 _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
@@ -56,7 +55,7 @@ def _scratch() -> Iterator[Path]:
 
     def leave(number: int, frame: FrameType | None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        os._exit(Exit.INTERRUPTED)
+        os._exit(ExitCode.INTERRUPTED)
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

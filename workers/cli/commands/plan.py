@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from pipeline.plan.refusal import shown
-from pipeline.plan.tables import flat
-
-from . import options
-from .tables import share, show, size
+from stageline.pipeline.plan.refusal import shown
+from stageline.pipeline.plan.tables import flat
+from stageline.workers.cli import options
+from stageline.workers.cli.display.tables import share, show, size
 
 if TYPE_CHECKING:  # loads torch
-    from ..forecast import Forecast
+    from stageline.workers.preflight.estimate import Estimate
 
 
 @click.command(epilog="Example: stageline plan examples/digits --set schedule.microbatches=16")
@@ -27,10 +26,10 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool) -> None:
     the model and the data, and runs the first microbatch through it.
     """
     read = options.plan_of(config, sets)
-    from ..forecast import forecast
+    from stageline.workers.preflight.estimate import estimate
 
     with options.user_prints_to_stderr():
-        found = forecast(read)
+        found = estimate(read)
     if as_json:
         click.echo(msgspec.json.encode(found))
         return
@@ -52,7 +51,7 @@ def _show_keys(plan: Mapping[str, object], origins: Mapping[str, str]) -> None:
     )
 
 
-def _show_split(found: "Forecast") -> None:
+def _show_split(found: "Estimate") -> None:
     parts = list(found.stages[0].bytes)
     rows = [
         (
@@ -70,7 +69,7 @@ def _show_split(found: "Forecast") -> None:
     show("stages", ("stage", "worker", "layers", "parameters", "in flight", *heads, "total"), rows)
 
 
-def _show_queues(found: "Forecast") -> None:
+def _show_queues(found: "Estimate") -> None:
     rows = [
         (each.queue, f"{each.producer} to {each.consumer}", each.in_flight, size(each.message), size(each.retained))
         for each in found.queues

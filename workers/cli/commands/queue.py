@@ -2,9 +2,9 @@
 
 import click
 
-from . import options
-from .questions import ask
-from .tables import duration, show, size
+from stageline.workers.cli import options
+from stageline.workers.cli.ask import ask
+from stageline.workers.cli.display.tables import duration, show, size
 
 
 @click.group()

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from broker.exit import Exit
-
-from . import options
-from .failure import Failure
-from .tables import counted
+from stageline.pipeline.exit_code import ExitCode
+from stageline.workers.cli import options
+from stageline.workers.cli.display.tables import counted
+from stageline.workers.cli.errors import CommandFailed
 
 if TYPE_CHECKING:  # loads torch
-    from ..replay import Outcome, Replayed
+    from stageline.workers.replay.replay import Replayed, ReplayOutcome
 
 _SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: "nothing recorded to compare with"}
 
@@ -34,13 +33,13 @@ def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch:
     and only there; what the model prints goes to stderr.
     """
     folder, plan = Path(where), None
-    from .. import runs
+    from stageline.workers.runs import folder as runs
 
     if not runs.is_run(folder):
         plan = options.plan_of(where, sets)
         folder = runs.newest(plan)
-    from ..replay import Wanted
-    from ..replay import replay as run_again
+    from stageline.workers.replay.replay import Wanted
+    from stageline.workers.replay.replay import replay as run_again
 
     with options.user_prints_to_stderr():
         replayed = run_again(folder, Wanted(stage, step, microbatch), plan)
@@ -51,13 +50,13 @@ def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch:
     else:
         click.echo("\n".join(_lines(replayed, f"stage {stage}, step {step}, microbatch {microbatch}")))
     if not replayed.reproduced:
-        raise Failure(_verdict(replayed), Exit.FAILED)
+        raise CommandFailed(_verdict(replayed), ExitCode.FAILED)
 
 
 def _show_error(replayed: "Replayed") -> None:
     cause = None if replayed.error is None else replayed.error.__cause__
     if isinstance(cause, BdbQuit):
-        raise Failure("left the debugger", Exit.INTERRUPTED)
+        raise CommandFailed("left the debugger", ExitCode.INTERRUPTED)
     if cause is not None:
         click.echo("".join(traceback.format_exception(cause)).rstrip(), err=True)
 
@@ -90,7 +89,7 @@ def _beginning(replayed: "Replayed") -> str:
     return f"from {origin}, after {counted(replayed.before, 'other action')} of the stage"
 
 
-def _line(outcome: "Outcome") -> str:
+def _line(outcome: "ReplayOutcome") -> str:
     return f"{outcome.action}  {outcome.found}: {_SAME[outcome.same]}"
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import click
 import msgspec
 
-from pipeline import timetable
-from pipeline.check import Costs, Verdict, check
-from pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, make, names, window_for
-
-from . import kinds, options
-from .suggestion import suggestion
-from .tables import counted, share, show
+from stageline.pipeline import timetable
+from stageline.pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, make, names, window_for
+from stageline.pipeline.schedule.check import Costs, Verdict, check
+from stageline.workers.cli import option_types as kinds
+from stageline.workers.cli import options
+from stageline.workers.cli.display.tables import counted, share, show
+from stageline.workers.cli.suggestion import suggestion
 
 MOST = 20_000  # forwards: drawing and measuring more takes minutes
 

@@ -6,11 +6,11 @@ from typing import Any
 import click
 import msgspec
 
-from .. import runs
-from . import options
-from .questions import ask, place
-from .summary import summary
-from .tables import duration, share, show
+from stageline.workers.cli import options
+from stageline.workers.cli.ask import ask, place
+from stageline.workers.cli.display.summary import summary
+from stageline.workers.cli.display.tables import duration, share, show
+from stageline.workers.runs import folder as runs
 
 Facts = dict[str, Any]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from . import options
-from .questions import ask
-from .tables import duration, show
+from stageline.workers.cli import options
+from stageline.workers.cli.ask import ask
+from stageline.workers.cli.display.tables import duration, show
 
 Facts = dict[str, Any]
 

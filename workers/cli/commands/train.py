@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from pipeline import timetable
-
-from . import kinds, options
-from .failure import Failure
-from .logs import log_to_stderr
-from .summary import summary
-from .tables import counted
+from stageline.pipeline import timetable
+from stageline.workers.cli import option_types as kinds
+from stageline.workers.cli import options
+from stageline.workers.cli.display.summary import summary
+from stageline.workers.cli.display.tables import counted
+from stageline.workers.cli.errors import CommandFailed
+from stageline.workers.cli.logs import log_to_stderr
 
 if TYPE_CHECKING:  # loads torch
-    from ..launch import Ended, Launch
+    from stageline.workers.launch.launch import Ended, Launch
 
 WIDE = 160  # columns of a timetable that does not go to a terminal
 
@@ -44,8 +44,8 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
     plan = options.plan_of(config, sets)
     if spares:
         options.demand_restarts(plan)
-    from ..launch import go, ready
-    from .progress import display
+    from stageline.workers.cli.display.progress import display
+    from stageline.workers.launch.launch import go, ready
 
     with options.user_prints_to_stderr():
         launch = ready(plan, resume, spares)
@@ -60,7 +60,7 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
         bad = f"{counted(left_out, 'microbatch', 'microbatches')} {were} left out: {launch.folder / 'skipped'} says why"
         click.echo(f"stageline: {bad}", err=True)
     if ended.result is None:
-        raise Failure(f"{ended.reason}\nThe logs are in {launch.folder}", ended.code)
+        raise CommandFailed(f"{ended.reason}\nThe logs are in {launch.folder}", ended.code)
     if as_json:
         click.echo(msgspec.json.encode(ended.result))
     else:

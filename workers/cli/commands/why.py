@@ -2,8 +2,8 @@
 
 import click
 
-from . import options
-from .questions import ask
+from stageline.workers.cli import options
+from stageline.workers.cli.ask import ask
 
 
 @click.command(epilog="Example: stageline why --broker tcp://10.0.0.4:5600")

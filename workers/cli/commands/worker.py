@@ -2,8 +2,9 @@
 
 import click
 
-from . import kinds, options
-from .logs import log_to_stderr
+from stageline.workers.cli import option_types as kinds
+from stageline.workers.cli import options
+from stageline.workers.cli.logs import log_to_stderr
 
 ONCE = 0.5  # seconds that a broker which is asked once gets to answer
 
@@ -47,10 +48,12 @@ def worker(
     """
     log_to_stderr()
     plan = options.plan_of(config, sets)
-    from ..process import Terms, run_worker
+    from stageline.workers.process.worker_process import WorkerOptions, run_worker
 
     if spare:
         options.demand_restarts(plan)
     called = name or ("worker" if index is None else f"worker-{index}")
     url = broker or plan.broker.url
-    return run_worker(plan, Terms(url, called, index, patience or ONCE, parent=parent, sockets=sockets, spare=spare))
+    return run_worker(
+        plan, WorkerOptions(url, called, index, patience or ONCE, parent=parent, sockets=sockets, spare=spare)
+    )

@@ -9,7 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ..launch import Launch
+from stageline.workers.launch.launch import Launch
+
 from .progress import Pace, doing, phase
 from .tables import share
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
-from broker.control import WAITS
-from broker.exit import Exit
+from stageline.broker.control.protocol import WAITS
+from stageline.pipeline.exit_code import ExitCode
+from stageline.workers.launch.launch import Launch
 
-from ..launch import Launch
 from .tables import share
 
 Facts = dict[str, Any]
 Show = Callable[[Facts], None]
 
 EVERY = 5.0  # seconds between two lines
-_INTERRUPTED = (Exit.SAVED, Exit.INTERRUPTED)  # codes of a run that somebody stopped: saved, not saved
+_INTERRUPTED = (ExitCode.SAVED, ExitCode.INTERRUPTED)  # codes of a run that somebody stopped: saved, not saved
 OVER = 3.0  # seconds over which a rate is measured
 
 

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from ..result import Result
+from stageline.workers.runs.result import Result
+
 from .tables import duration
 
 

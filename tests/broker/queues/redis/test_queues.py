@@ -15,22 +15,23 @@ from typing import Any
 import pytest
 import torch
 
-from broker import redis_link
-from broker.errors import BadMessage, Disagreement, Fenced, Overwritten, QueueFull, QueueGap
-from broker.message import Flow, Message
-from broker.queue import QueueKey
-from broker.queues import redis as queues_module
-from broker.queues import sender as sender_module
-from broker.queues.ends import QueueTerms
-from broker.queues.entries import PIECE
-from broker.queues.inspector import QueueInspector
-from broker.queues.redis import RedisQueues
-from broker.redis_fitness import RedisUnfit, check_fitness
-from broker.redis_link import RedisAway, RedisLink
-from lines import KEY, RUN, Line, wait_for
-from proxy import Flip, Proxy
-from redis_server import PROGRAMS, RedisServer, shared_server
-from tls_proxy import CERTIFICATE, TlsProxy
+from stageline.broker.codec.message import Flow, Message
+from stageline.broker.errors import BadMessage, Disagreement, Fenced, Overwritten, QueueFull, QueueGap
+from stageline.broker.network import redis_connection as redis_link
+from stageline.broker.network.redis_connection import RedisAway, RedisLink
+from stageline.broker.network.redis_requirements import RedisUnfit, check_fitness
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.redis import queues as queues_module
+from stageline.broker.queues.redis import sender_thread as sender_module
+from stageline.broker.queues.redis.entries import PIECE
+from stageline.broker.queues.redis.inspector import QueueInspector
+from stageline.broker.queues.redis.queues import RedisQueues
+from support.paths import importing_tests
+from support.proxy import Flip, Proxy
+from support.queue_pair import KEY, RUN, Line, wait_for
+from support.redis_server import PROGRAMS, RedisServer, shared_server
+from support.tls_proxy import CERTIFICATE, TlsProxy
 
 BACK = QueueKey(Flow.BACKWARD, 0)
 STREAM = "stageline:{line-run}:forward-1"
@@ -51,7 +52,7 @@ def server(request: pytest.FixtureRequest, stack: ExitStack) -> RedisServer:
 
 
 def worker(stack: ExitStack, incarnation: int, url: str, since: int = 0, **changed: Any) -> RedisQueues:
-    terms = QueueTerms(**{"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 20.0, **changed})
+    terms = QueueOptions(**{"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 20.0, **changed})
     return stack.enter_context(closing(RedisQueues(RUN, incarnation, url, terms, since=since)))
 
 
@@ -66,8 +67,10 @@ def line_at(stack: ExitStack, url: str, **terms: Any) -> Line:
 
 @contextmanager
 def producer_process(url: str, incarnation: int, step: int, end: int) -> Iterator["subprocess.Popen[bytes]"]:
-    script = Path(__file__).with_name("redis_producer.py")
-    with subprocess.Popen([sys.executable, str(script), url, *map(str, (incarnation, step, end))]) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "support.redis_producer", url, *map(str, (incarnation, step, end))],
+        env=importing_tests(),
+    ) as process:
         try:
             yield process
         finally:
@@ -815,7 +818,7 @@ def test_an_inspector_sees_only_its_own_run_and_forgets_it(stack: ExitStack) -> 
     number = server.own_number()
     client = stack.enter_context(closing(server.client(number)))
     for run in ["a*", "ab"]:
-        terms = QueueTerms(microbatches=4, windows={KEY: 4})
+        terms = QueueOptions(microbatches=4, windows={KEY: 4})
         queues = stack.enter_context(closing(RedisQueues(run, 1, server.url_of(number), terms)))
         queues.inbound(KEY)
         assert queues.flush(20)

@@ -16,19 +16,20 @@ import pytest
 import torch
 import zmq
 
-from broker.errors import EndpointTaken, Fenced, ForeignMessage
-from broker.message import Flow, Message
-from broker.queue import QueueKey
-from broker.queues import consumer as consumer_module
-from broker.queues import dealer as dealer_module
-from broker.queues import options as options_module
-from broker.queues import requests
-from broker.queues.ends import QueueTerms
-from broker.queues.greeting import Greeting
-from broker.queues.zeromq import ZeroMQQueues
-from desk import free_port
-from lines import KEY, RUN, Line, wait_for
-from proxy import Flip, Proxy
+from stageline.broker.codec.message import Flow, Message
+from stageline.broker.errors import EndpointTaken, Fenced, ForeignMessage
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.zeromq import consumer as consumer_module
+from stageline.broker.queues.zeromq import dealer as dealer_module
+from stageline.broker.queues.zeromq import requests
+from stageline.broker.queues.zeromq import socket_options as options_module
+from stageline.broker.queues.zeromq.handshake import Handshake
+from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from support.paths import importing_tests
+from support.proxy import Flip, Proxy
+from support.queue_pair import KEY, RUN, Line, wait_for
+from support.workspace import free_port
 
 LOOPBACK = "tcp://127.0.0.1:0"
 BACK = QueueKey(Flow.BACKWARD, 0)
@@ -42,7 +43,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def worker(stack: ExitStack, incarnation: int, url: str = LOOPBACK, **changed: Any) -> ZeroMQQueues:
-    terms = QueueTerms(**{"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 0.0, **changed})
+    terms = QueueOptions(**{"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 0.0, **changed})
     return stack.enter_context(closing(ZeroMQQueues(RUN, incarnation, url, terms)))
 
 
@@ -53,9 +54,10 @@ def line_of(producer: ZeroMQQueues, consumer: ZeroMQQueues) -> Line:
 
 @contextmanager
 def producer_process(url: str, incarnation: int, step: int, end: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    script = Path(__file__).with_name("producer_process.py")
-    words = [sys.executable, str(script), url, *map(str, (incarnation, step, end))]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    words = [sys.executable, "-m", "support.producer_process", url, *map(str, (incarnation, step, end))]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=importing_tests()
+    ) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().strip(), process
@@ -222,7 +224,7 @@ def once(proxy: Proxy, garbage: bytes) -> None:
 
 @pytest.fixture
 def nobody_else_hangs_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only `Greeting` can end a connection over which nobody greets, and soon."""
+    """Only `Handshake` can end a connection over which nobody greets, and soon."""
     monkeypatch.setattr(options_module, "GREETING", 600_000)
     monkeypatch.setattr(dealer_module, "UNANSWERED", 600.0)
     monkeypatch.setattr(dealer_module, "UNGREETED", 0.2)
@@ -259,7 +261,7 @@ def test_events_of_a_connection_that_nobody_reads_stop_nothing(stack: ExitStack)
     context = stack.enter_context(zmq.Context())
     router, friend, shown_out = (stack.enter_context(context.socket(k)) for k in (zmq.ROUTER, zmq.DEALER, zmq.DEALER))
     shown_out.set(zmq.RECONNECT_IVL, 1)
-    stack.callback(Greeting(context, shown_out).close)
+    stack.callback(Handshake(context, shown_out).close)
     door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     shown_out.connect(f"tcp://127.0.0.1:{door.getsockname()[1]}")
     friend.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
@@ -271,7 +273,7 @@ def test_events_of_a_connection_that_nobody_reads_stop_nothing(stack: ExitStack)
 
 def test_a_producer_of_another_run_is_refused_with_both_names(stack: ExitStack) -> None:
     consumer = worker(stack, 2)
-    other = stack.enter_context(closing(ZeroMQQueues("other", 1, LOOPBACK, QueueTerms(microbatches=4, windows={}))))
+    other = stack.enter_context(closing(ZeroMQQueues("other", 1, LOOPBACK, QueueOptions(microbatches=4, windows={}))))
     other.outbound(KEY)
     with pytest.raises(ForeignMessage, match="belongs to run 'other', this one to run 'line-run'"):
         line_of(other, consumer).take()

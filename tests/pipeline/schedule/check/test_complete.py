@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.check import Costs, Disordered, Incomplete, check
-from pipeline.schedule import Action, Schedule, make
-from shapes import by_hand, line, times
+from stageline.pipeline.schedule import Action, Schedule, make
+from stageline.pipeline.schedule.check import Costs, Disordered, Incomplete, check
+from support.shapes import by_hand, line, times
 
 
 def test_a_backward_may_be_split() -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.check import Costs, Deadlock, Unsound, Verdict, check
-from pipeline.schedule import Action, Kind, Schedule, ScheduleRefused, make, names
-from pipeline.schedule.alternating import alternate
-from shapes import line, random_costs, scattered, times
+from stageline.pipeline.schedule import Action, Kind, Schedule, ScheduleRefused, make, names
+from stageline.pipeline.schedule.alternating import alternate
+from stageline.pipeline.schedule.check import Costs, Deadlock, UnsoundSchedule, Verdict, check
+from support.shapes import line, random_costs, scattered, times
 
 
 def unchecked(window: list[int], microbatches: int) -> Schedule:
@@ -113,7 +113,7 @@ def is_accepted(window: list[int], microbatches: int) -> bool:
 def is_sound(schedule: Schedule) -> bool:
     try:
         check(schedule)
-    except Unsound:
+    except UnsoundSchedule:
         return False
     return True
 

@@ -1,13 +1,13 @@
 """The checker: one replay by hand, the catalogue's formulas over many shapes, and what it finds in broken schedules."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-from pipeline.check import Costs, Verdict, check
-from pipeline.schedule import Action, Kind, Schedule, forward_only, make, names, window_for
-from shapes import accepted, line, looped, random_costs, scattered, times
+from stageline.pipeline.schedule import Action, Kind, Schedule, forward_only, make, names, window_for
+from stageline.pipeline.schedule.check import Costs, Verdict, check
+from support.paths import DOCS
+from support.shapes import accepted, line, looped, random_costs, scattered, times
 
 FORWARD, BACKWARD = 1, 2
 LATENCIES = (0, 0.25, 0.5, 1, 1.5, 3, 6)
@@ -134,7 +134,7 @@ def test_latency_stretches_a_step_as_the_catalogue_says(name: str) -> None:
 
 
 def test_the_documented_stretches_are_these() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "schedules.md").read_text(encoding="utf-8")
+    page = (DOCS / "schedules.md").read_text(encoding="utf-8")
     documented = {
         cells[1].split("`")[1]: cells[2:-1]
         for row in page.splitlines()

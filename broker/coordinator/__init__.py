@@ -1,0 +1,4 @@
+"""The broker's decisions, and the loop that carries them out.
+
+May import every room of `broker`. Read `coordinator.py` first.
+"""

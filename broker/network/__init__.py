@@ -1,0 +1,4 @@
+"""Addresses and connections: binding a socket, talking to a Redis server.
+
+May import `broker.errors`. Read the file you need.
+"""

@@ -1,0 +1,14 @@
+"""Where the project's folders are."""
+
+import os
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+ROOT = TESTS.parent
+DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "examples"
+
+
+def importing_tests() -> dict[str, str]:
+    """The environment of a process that imports `support`, `simulation` or `faults`."""
+    return {**os.environ, "PYTHONPATH": str(TESTS)}

@@ -1,5 +1,0 @@
-"""`python -m workers.cli` is `stageline`."""
-
-from . import main
-
-main()
