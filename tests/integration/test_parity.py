@@ -21,6 +21,7 @@ from stageline.pipeline.plan import Plan, PlanRefused, read
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
 from support import reference
+from support.paths import EXAMPLES
 from support.redis_server import RedisServer
 
 SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b")
@@ -50,7 +51,7 @@ def redis() -> Iterator[RedisServer]:
 
 @cache
 def expected(example: str, microbatches: int) -> str:
-    folder = reference.EXAMPLES / example
+    folder = EXAMPLES / example
     return reference.reference_digest(folder, microbatches=microbatches, steps=STEPS[example])
 
 
@@ -72,7 +73,7 @@ def changes(example: str, schedule: str, placement: str, microbatches: int) -> l
 
 def config(example: str, tmp_path: Path) -> Path:
     """The example's plan without its workers, so that each test can place the stages as it likes."""
-    folder = reference.EXAMPLES / example
+    folder = EXAMPLES / example
     text = (folder / "stageline.toml").read_text().partition("[workers.0]")[0]
     for name in ("model.py", "data.py"):
         text = text.replace(f'"{name}:', f'"{folder / name}:')
@@ -157,7 +158,7 @@ def test_real_processes_over_sockets_give_the_plain_loops_weights(
 @pytest.mark.parametrize("example", CUTS)
 def test_asynchronous_training_equals_pipedream_in_plain_torch(example, stages, tmp_path):
     cut, steps = CUTS[example][stages], STEPS[example]
-    recipe = reference.recipe(reference.EXAMPLES / example, steps=steps)
+    recipe = reference.recipe(EXAMPLES / example, steps=steps)
     sets = [
         *changes(example, "1f1b", "1 with 2 stages" if stages == 2 else str(stages), 1),
         'schedule.mode="async"',

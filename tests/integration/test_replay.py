@@ -9,8 +9,8 @@ import pytest
 
 from stageline.workers.replay.directory import NotRecorded, RecordDirectory
 from stageline.workers.replay.replay import Wanted, replay
-from support import reference
 from support.fork_server import ForkServer
+from support.paths import EXAMPLES
 from support.workspace import MODEL
 
 STEPS, EVERY = 12, 3
@@ -49,7 +49,7 @@ def recorded(nursery: ForkServer, folder: Path, mode: str, **kills: int) -> Path
         "recovery.restarts=5",
         f"recovery.snapshot_every={EVERY}",
     )
-    config = reference.EXAMPLES / "digits" / "stageline.toml"
+    config = EXAMPLES / "digits" / "stageline.toml"
     killed = [(f"worker-{name[-1]}", after) for name, after in kills.items()]
     outcome = nursery.train(config, *sets, folder=folder / "run", kills=killed)
     assert outcome["code"] == 0, outcome["reason"]

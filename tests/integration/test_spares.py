@@ -25,6 +25,7 @@ from stageline.workers.control.session import TurnedAway, WorkerIdentity
 from stageline.workers.launch.prefork import Prefork
 from stageline.workers.runs import folder as runs
 from support import reference
+from support.paths import EXAMPLES
 from support.workspace import until
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=50", "--set", "recovery.record=all")
@@ -44,7 +45,7 @@ def test_a_spare_takes_a_lost_workers_place(nursery, tmp_path, kills):
         "recovery.restarts=5",
         "recovery.snapshot_every=3",
     )
-    config = reference.EXAMPLES / "digits" / "stageline.toml"
+    config = EXAMPLES / "digits" / "stageline.toml"
     outcome = nursery.train(config, *sets, folder=tmp_path / "run", kills=kills, spares=1)
     expected = reference.train(reference.recipe(config.parent, steps=steps, microbatches=microbatches))
     assert outcome["code"] == 0, outcome["reason"]

@@ -11,4 +11,5 @@ EXAMPLES = ROOT / "examples"
 
 def importing_tests() -> dict[str, str]:
     """The environment of a process that imports `support`, `simulation` or `faults`."""
-    return {**os.environ, "PYTHONPATH": str(TESTS)}
+    others = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *([others] if others else [])])}

@@ -343,8 +343,8 @@ from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.schedule import make
 
 store = SqliteStore(pathlib.Path(sys.argv[1]))
-terms = Terms("digits", "plan", {}, make("1f1b", ((0,), (1,)), 4), 10.0, 1)
-core = Core(terms, store, run_of(store, "plan", sys.argv[3]), time())
+terms = RunConfig("digits", "plan", {}, make("1f1b", ((0,), (1,)), 4), 10.0, 1)
+core = Coordinator(terms, store, run_of(store, "plan", sys.argv[3]), time())
 assert "torch" not in sys.modules
 serve(core, sys.argv[2], on_bound=lambda endpoint: print(endpoint, "bound", file=sys.stderr, flush=True))
 """

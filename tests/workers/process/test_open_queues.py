@@ -11,7 +11,7 @@ from stageline.pipeline.plan import read
 from stageline.workers.process import worker_process as process
 from stageline.workers.process.open_queues import reachable
 from stageline.workers.runtime.job import prepare
-from support import reference
+from support.paths import EXAMPLES
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/q", "tcp://127.0.0.1:7001", "tcp://10.1.2.3:7001", "redis://h:6379"])
@@ -37,7 +37,7 @@ def test_an_address_in_use_ends_the_run_unless_it_may_be_a_predecessors_that_han
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        job = prepare(read(reference.EXAMPLES / "mlp", sets=[f"queues.url={url}"], environment={}))
+        job = prepare(read(EXAMPLES / "mlp", sets=[f"queues.url={url}"], environment={}))
         said = Said()
         with pytest.raises(EndpointTaken):
             process._open(job, Assigned("run-1", 0, 7, step), said, tmp_path, lambda reason: None)

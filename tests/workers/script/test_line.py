@@ -14,6 +14,7 @@ from stageline.pipeline.schedule import ScheduleRefused
 from stageline.pipeline.stage.seeding import layer_seed
 from stageline.workers.runtime.executor import ComputeFailed
 from support import reference
+from support.paths import EXAMPLES
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 
@@ -151,16 +152,16 @@ def test_state_that_two_stages_would_share_is_refused():
 
 def test_a_plan_runs_from_a_script(tmp_path):
     sets = ("run.steps=6", f"run.dir={tmp_path}")
-    trained = train(reference.EXAMPLES / "digits", *sets)
-    assert trained.result.weights_sha256 == reference.reference_digest(reference.EXAMPLES / "digits", steps=6)
+    trained = train(EXAMPLES / "digits", *sets)
+    assert trained.result.weights_sha256 == reference.reference_digest(EXAMPLES / "digits", steps=6)
     assert reference.weights_sha256(trained.state_dict()) == trained.result.weights_sha256
     assert trained.folder.parent == tmp_path
 
 
 def test_a_run_that_fails_says_why_and_where_its_logs_are(tmp_path):
-    plan = (reference.EXAMPLES / "mlp" / "stageline.toml").read_text().replace("lr = 0.5", "lr = 1e30")
+    plan = (EXAMPLES / "mlp" / "stageline.toml").read_text().replace("lr = 0.5", "lr = 1e30")
     for name in ("model.py", "data.py"):
-        plan = plan.replace(f'"{name}', f'"{reference.EXAMPLES}/mlp/{name}')
+        plan = plan.replace(f'"{name}', f'"{EXAMPLES}/mlp/{name}')
     plan = plan.replace("torch.nn.BCELoss", "torch.nn.MSELoss").replace("cut = [2]", "cut = [2]")
     (tmp_path / "stageline.toml").write_text(plan)
     with pytest.raises(PlanRefused):

@@ -784,7 +784,7 @@ def test_a_bug_in_a_thread_is_not_kept_quiet(stack: ExitStack, monkeypatch: pyte
     def fails(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(queues_module.Sender, "_next_batch", fails)
+    monkeypatch.setattr(queues_module.SenderThread, "_next_batch", fails)
     queues = worker(stack, 1, shared_server().own_database())
     with pytest.raises(ZeroDivisionError, match="a bug"):
         queues.pump(20)
