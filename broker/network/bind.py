@@ -8,9 +8,9 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
+import psutil
 import zmq
 
 from stageline.broker.errors import EndpointTaken
@@ -23,7 +23,6 @@ _REASONS = {
     errno.ENAMETOOLONG: f"a path may have {zmq.IPC_PATH_MAX_LEN} bytes at most; use a shorter one, such as in /tmp",
     errno.ENOENT: "the folder does not exist; make it first",
 }
-_LISTENS = "0A"  # a state in /proc/net/tcp
 
 
 def bind(socket: zmq.Socket[Any], url: str) -> str:
@@ -88,30 +87,10 @@ def _tcp_owner(url: str) -> int | None:
     port = url.rpartition(":")[2]
     if not url.startswith("tcp://") or not port.isdigit():
         return None
-    sockets_there = {f"socket:[{inode}]" for inode in _listening_inodes(int(port))}
-    return next((pid for pid in _pids() if sockets_there & _open_files(pid)), None) if sockets_there else None
-
-
-def _listening_inodes(port: int) -> list[str]:
-    tables = [path.read_text() for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if path.exists()]
-    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
-    return [row[9] for row in rows if row[3] == _LISTENS and int(row[1].rpartition(":")[2], 16) == port]
-
-
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-
-def _open_files(pid: int) -> set[str]:
-    folder = f"/proc/{pid}/fd"
     try:
-        return {_target(f"{folder}/{number}") for number in os.listdir(folder)}
-    except OSError:  # another user's, or gone meanwhile
-        return set()
-
-
-def _target(link: str) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:  # closed meanwhile
-        return ""
+        there = psutil.net_connections(kind="tcp")
+    except psutil.Error:  # macOS shows them to root alone
+        return None
+    listening_there = (each for each in there if each.status == psutil.CONN_LISTEN and each.laddr)
+    owners = (each.pid for each in listening_there if each.laddr.port == int(port))
+    return next((pid for pid in owners if pid is not None), None)
