@@ -91,6 +91,5 @@ def _tcp_owner(url: str) -> int | None:
         there = psutil.net_connections(kind="tcp")
     except psutil.Error:  # macOS shows them to root alone
         return None
-    listening_there = (each for each in there if each.status == psutil.CONN_LISTEN and each.laddr)
-    owners = (each.pid for each in listening_there if each.laddr.port == int(port))
-    return next((pid for pid in owners if pid is not None), None)
+    listeners = (each for each in there if each.status == psutil.CONN_LISTEN and each.pid is not None)
+    return next((each.pid for each in listeners if each.laddr and each.laddr.port == int(port)), None)
