@@ -21,7 +21,7 @@ from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.data.feed import cut
-from stageline.pipeline.schedule import make
+from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.seeding import layer_seed
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
@@ -213,7 +213,7 @@ class _Queue:
 
 def _turns() -> float:
     """Seconds that a worker takes for a microbatch that costs nothing to compute, to take and to put."""
-    schedule = make("1f1b", ((0,), (1,)), MICROBATCHES)
+    schedule = make_schedule("1f1b", ((0,), (1,)), MICROBATCHES)
     steps = CALLS // MICROBATCHES
     machine = Machine(program(schedule, Route(2), 0, range(steps)), MICROBATCHES)
     worker = WorkerLoop(machine, _Nothing(), _Ready(), run="cost", incarnation=1, microbatches=MICROBATCHES, last=1)  # type: ignore[arg-type]

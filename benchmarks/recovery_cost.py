@@ -8,7 +8,7 @@ import os
 from dataclasses import replace
 from functools import partial
 
-from stageline.pipeline.plan import read
+from stageline.pipeline.plan import read_plan
 from stageline.workers.preflight.estimate import estimate
 
 from .finding import Finding, Table
@@ -50,5 +50,5 @@ def measure(rounds: int) -> Finding:
 
 
 def _told(workload: Workload, key: str) -> int:
-    plan = read(ours.PLAN, sets=[*ours.settings(workload, "runs"), key], environment=os.environ)
+    plan = read_plan(ours.PLAN, sets=[*ours.settings(workload, "runs"), key], environment=os.environ)
     return sum(queue.retained for queue in estimate(plan).queues)

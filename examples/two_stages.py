@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from stageline import Stage, split
+from stageline import Stage, split_batch
 
 STEPS, MICROBATCHES = 200, 4
 optimizer = partial(torch.optim.SGD, lr=0.1)
@@ -27,9 +27,9 @@ def train_in_two_stages(model: nn.Sequential, x: Tensor, target: Tensor) -> None
     first = Stage(model[:2], optimizer=optimizer)
     last = Stage(model[2:], first_layer=2, optimizer=optimizer, loss=mse_loss)
     for _ in range(STEPS):
-        activations = [first.forward(part) for part in split(x, MICROBATCHES)]
+        activations = [first.forward(part) for part in split_batch(x, MICROBATCHES)]
         gradients = []
-        for activation, part in zip(activations, split(target, MICROBATCHES), strict=True):
+        for activation, part in zip(activations, split_batch(target, MICROBATCHES), strict=True):
             last.forward(activation, part, share=1 / MICROBATCHES)
             gradients.append(last.backward())
         for gradient in gradients:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stageline.broker.stores.sqlite import SqliteStore
-from stageline.pipeline.plan import read
+from stageline.pipeline.plan import read_plan
 from stageline.workers.launch.launch import Launch, go, ready
 from stageline.workers.launch.supervisor import Facts
 from stageline.workers.runs import folder as runs
@@ -30,7 +30,7 @@ def train(workload: Workload, sets: Sequence[str] = ()) -> Timing:
     """`sets`: settings of the plan beside the workload's, each as `--set` takes it."""
     with tempfile.TemporaryDirectory() as folder:
         sets = [*settings(workload, folder), *sets]
-        launch = ready(read(PLAN, sets=sets, environment=os.environ))
+        launch = ready(read_plan(PLAN, sets=sets, environment=os.environ))
         peak = _Peak()
         ended = go(launch, [str(PLAN), *(word for each in sets for word in ("--set", each))], peak)
         if ended.result is None or ended.result.loss is None:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from stageline.pipeline.schedule import Schedule, make, window_for
-from stageline.pipeline.schedule.check import Costs, check
-from stageline.pipeline.timetable import svg
+from stageline.pipeline.schedule import Schedule, make_schedule, window_for
+from stageline.pipeline.schedule.check import Costs, check_schedule
+from stageline.pipeline.timetable import draw_svg
 
 FOUR = ((0,), (1,), (2,), (3,))
 AWAY = 2.0  # a one-way latency, in forwards
@@ -14,30 +14,30 @@ def pictures() -> dict[str, str]:
     """The images by file name."""
     window = window_for([AWAY] * 3, forward=1, backward=2)
     return {
-        "gpipe.svg": _drawn("GPipe: 4 workers, 8 microbatches", make("gpipe", FOUR, 8)),
-        "1f1b.svg": _drawn("1F1B: 4 workers, 8 microbatches", make("1f1b", FOUR, 8)),
-        "1f1b-few.svg": _drawn("1F1B: 4 workers, 2 microbatches", make("1f1b", FOUR, 2)),
-        "latency-1f1b.svg": _drawn("1F1B, every message 2 units on its way", make("1f1b", FOUR, 8), AWAY),
+        "gpipe.svg": _drawn("GPipe: 4 workers, 8 microbatches", make_schedule("gpipe", FOUR, 8)),
+        "1f1b.svg": _drawn("1F1B: 4 workers, 8 microbatches", make_schedule("1f1b", FOUR, 8)),
+        "1f1b-few.svg": _drawn("1F1B: 4 workers, 2 microbatches", make_schedule("1f1b", FOUR, 2)),
+        "latency-1f1b.svg": _drawn("1F1B, every message 2 units on its way", make_schedule("1f1b", FOUR, 8), AWAY),
         "latency-window.svg": _drawn(
             f"Window {', '.join(map(str, window))}, every message 2 units on its way",
-            make("window", FOUR, 8, window=window),
+            make_schedule("window", FOUR, 8, window=window),
             AWAY,
         ),
         "interleaved-1f1b.svg": _drawn(
             "Interleaved 1F1B: 2 stages on each of 4 workers, 8 microbatches",
-            make("interleaved-1f1b", ((0, 4), (1, 5), (2, 6), (3, 7)), 8),
+            make_schedule("interleaved-1f1b", ((0, 4), (1, 5), (2, 6), (3, 7)), 8),
             halved=True,
         ),
         "asynchronous.svg": _drawn(
             "Asynchronous 1F1B: an update after each backward",
-            make("1f1b", FOUR[:3], 1, mode="async"),
+            make_schedule("1f1b", FOUR[:3], 1, mode="async"),
             steps=8,
             update=0.75,
         ),
         "u-shape.svg": _drawn(
-            "1F1B: first and last stage on worker 0, 6 microbatches", make("1f1b", ((0, 3), (1,), (2,)), 6)
+            "1F1B: first and last stage on worker 0, 6 microbatches", make_schedule("1f1b", ((0, 3), (1,), (2,)), 6)
         ),
-        "frozen.svg": _drawn("1F1B: stages 0 and 1 do not train", make("1f1b", FOUR, 8, first_trainable=2)),
+        "frozen.svg": _drawn("1F1B: stages 0 and 1 do not train", make_schedule("1f1b", FOUR, 8, first_trainable=2)),
     }
 
 
@@ -52,7 +52,7 @@ def _drawn(
     """A picture in which a whole worker's forward takes 1 and its backward 2."""
     share = 2 if halved else 1
     costs = Costs.even(schedule.stages, forward=1 / share, backward=2 / share, update=update, latency=latency)
-    return svg(check(schedule, costs, steps=steps).timed, title=title)
+    return draw_svg(check_schedule(schedule, costs, steps=steps).timed, title=title)
 
 
 if __name__ == "__main__":

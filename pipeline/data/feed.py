@@ -7,7 +7,7 @@ import msgspec
 from stageline.pipeline.model.load import last_line
 from stageline.pipeline.tree import Tree, map_tensors
 
-from .source import DataError, Source, rows, share, split
+from .source import DataError, Source, rows, share, split_batch
 
 
 class Microbatch(msgspec.Struct, frozen=True):
@@ -69,5 +69,7 @@ def cut(inputs: Tree, targets: Tree, microbatches: int) -> list[Microbatch]:
     counts = [each + (number < more) for number in range(microbatches)]
     return [
         Microbatch(x, y, count, share(count, total))
-        for x, y, count in zip(split(inputs, microbatches), split(targets, microbatches), counts, strict=True)
+        for x, y, count in zip(
+            split_batch(inputs, microbatches), split_batch(targets, microbatches), counts, strict=True
+        )
     ]

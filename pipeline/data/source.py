@@ -106,7 +106,7 @@ def rows(tree: Tree) -> int:
     return counts.pop()
 
 
-def split(tree: Tree, microbatches: int) -> list[Tree]:
+def split_batch(tree: Tree, microbatches: int) -> list[Tree]:
     """Cut every tensor of `tree` along dimension 0 as `torch.tensor_split` does; the slices are views.
 
     The first `rows % microbatches` slices hold one row more than the others; with fewer rows than microbatches the

@@ -2,7 +2,7 @@
 
 from .difference import Difference, differences
 from .refusal import PlanError, PlanRefused
-from .settings import from_mapping, read
+from .settings import from_mapping, read_plan
 from .value import (
     BrokerPlan,
     DataPlan,
@@ -34,5 +34,5 @@ __all__ = [
     "WorkerPlan",
     "differences",
     "from_mapping",
-    "read",
+    "read_plan",
 ]

@@ -123,7 +123,7 @@ def _shape(plan: "Plan") -> Iterator[Problem]:
         return
     wanted = plan.schedule
     try:
-        schedule.make(wanted.name, plan.placement, wanted.microbatches, mode=wanted.mode, window=wanted.window)
+        schedule.make_schedule(wanted.name, plan.placement, wanted.microbatches, mode=wanted.mode, window=wanted.window)
     except schedule.ScheduleRefused as refused:
         yield Problem("schedule.name", str(refused))
 

@@ -55,7 +55,7 @@ TABLES: Mapping[str, Table] = {
     "schedule": Table(
         value.SchedulePlan,
         {
-            "name": kinds.choice(schedule.names()),
+            "name": kinds.choice(schedule.schedule_names()),
             "microbatches": kinds.MICROBATCHES,
             "mode": kinds.choice(("sync", "async")),
             "window": kinds.WINDOW,

@@ -23,7 +23,7 @@ FILE_NAME = "stageline.toml"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-def read(path: str | Path, *, sets: Sequence[str] = (), environment: Mapping[str, str] = _NOTHING) -> Plan:
+def read_plan(path: str | Path, *, sets: Sequence[str] = (), environment: Mapping[str, str] = _NOTHING) -> Plan:
     """The plan that the TOML file at `path` (or stageline.toml in that folder), `environment` and `sets` make.
 
     `sets` are the arguments of `--set`, `section.key=value`, and overrule `environment` (STAGELINE_SECTION__KEY),
@@ -33,7 +33,7 @@ def read(path: str | Path, *, sets: Sequence[str] = (), environment: Mapping[str
     try:
         text = _text(file)
     except IsADirectoryError:
-        return read(file / FILE_NAME, sets=sets, environment=environment)
+        return read_plan(file / FILE_NAME, sets=sets, environment=environment)
     return _plan(_tables(text, file), file, lines_of(text), sets, environment)
 
 

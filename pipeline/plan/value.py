@@ -61,7 +61,7 @@ class DataPlan:
 
 @dataclass(frozen=True, slots=True)
 class SchedulePlan:
-    """The order of the work, as `pipeline.schedule.make` takes it. `window` holds K for every stage."""
+    """The order of the work, as `make_schedule` takes it. `window` holds K for every stage."""
 
     name: str = "1f1b"
     microbatches: int = 1

@@ -4,7 +4,7 @@ What is true of them all: per stage, forwards and backwards each run in ascendin
 """
 
 from .action import Action, Kind
-from .catalogue import forward_only, make, names
+from .catalogue import forward_only, make_schedule, schedule_names
 from .value import Mode, Placement, Schedule, ScheduleRefused
 from .window import window_for
 
@@ -16,7 +16,7 @@ __all__ = [
     "Schedule",
     "ScheduleRefused",
     "forward_only",
-    "make",
-    "names",
+    "make_schedule",
+    "schedule_names",
     "window_for",
 ]

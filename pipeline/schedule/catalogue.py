@@ -14,12 +14,12 @@ from .window import checked_window
 _NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b")
 
 
-def names() -> tuple[str, ...]:
-    """The names that `make` knows."""
+def schedule_names() -> tuple[str, ...]:
+    """The names that `make_schedule` knows."""
     return _NAMES
 
 
-def make(
+def make_schedule(
     name: str,
     placement: Sequence[Sequence[int]],
     microbatches: int,

@@ -1,6 +1,6 @@
 """Draws a schedule, planned or measured: as text for a terminal, as SVG for a page."""
 
-from .svg import svg
-from .text import text
+from .svg import draw_svg
+from .text import draw_text
 
-__all__ = ["svg", "text"]
+__all__ = ["draw_svg", "draw_text"]

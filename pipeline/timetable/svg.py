@@ -22,7 +22,7 @@ _LETTER = 7.5
 _NARROWEST, _WIDEST = 420, 880  # of the rows
 
 
-def svg(timed: Sequence[Timed], *, title: str, seconds: bool = False) -> str:
+def draw_svg(timed: Sequence[Timed], *, title: str, seconds: bool = False) -> str:
     """The actions as an image with a row for each worker. Times are in seconds or in the unit of a plan's costs."""
     return "\n".join(_Picture(Sheet(timed, seconds), title).lines()) + "\n"
 

@@ -20,7 +20,9 @@ _ASCII = {Kind.FORWARD: "-", Kind.BACKWARD: "=", Kind.INPUT: "~", Kind.WEIGHT: "
 _UNICODE = {Kind.FORWARD: "░", Kind.BACKWARD: "█", Kind.INPUT: "▓", Kind.WEIGHT: "▒", Kind.UPDATE: "▄"}
 
 
-def text(timed: Sequence[Timed], *, width: int | None = None, ascii_only: bool = False, seconds: bool = False) -> str:
+def draw_text(
+    timed: Sequence[Timed], *, width: int | None = None, ascii_only: bool = False, seconds: bool = False
+) -> str:
     """The actions as lines of at most `width` columns, if that leaves room for any; without it, as wide as labels need.
 
     A cell that is too narrow for its label shows what kind of action it is. Times are in seconds or in the unit of a

@@ -15,7 +15,7 @@ import zmq
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.protocol import CONTROL_VERSION, Assigned, Hello, Refused, decode_from_broker, encode
 from stageline.broker.queues.zeromq.requests import Retention, pack
-from stageline.pipeline.plan import read
+from stageline.pipeline.plan import read_plan
 from stageline.workers.cli.app import run
 from stageline.workers.control.client import Client
 from support.workspace import WAITS_FOR_EVER, free_port, until
@@ -195,7 +195,7 @@ def test_a_worker_of_another_version_is_refused(desk):
     broker = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
     with zmq.Context() as context, context.socket(zmq.DEALER) as worker:
         worker.connect(address_of(broker))
-        worker.send(encode(Hello(CONTROL_VERSION + 1, read(desk.folder).digest(), "new", "host", 1, "")))
+        worker.send(encode(Hello(CONTROL_VERSION + 1, read_plan(desk.folder).digest(), "new", "host", 1, "")))
         refused = decode_from_broker(worker.recv())
     assert isinstance(refused, Refused)
     assert refused.code == 1
@@ -215,7 +215,7 @@ def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(f
         queues.set(zmq.LINGER, 0)
         queues.bind("tcp://127.0.0.1:*")
         control.connect(url)
-        assigned = join_as_worker_0(control, read(desk.folder).digest(), queues.get_string(zmq.LAST_ENDPOINT))
+        assigned = join_as_worker_0(control, read_plan(desk.folder).digest(), queues.get_string(zmq.LAST_ENDPOINT))
         assert queues.poll(30_000), "worker 1 has asked for nothing"
         peer, *_ = queues.recv_multipart()
         queues.send_multipart([peer, b"", answer(foreign, assigned.run)])

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 from stageline.pipeline import schedule
-from stageline.pipeline.plan import from_mapping, read
-from stageline.pipeline.schedule.check import check
+from stageline.pipeline.plan import from_mapping, read_plan
+from stageline.pipeline.schedule.check import check_schedule
 from stageline.workers.cli.app import COMMANDS, run
 from stageline.workers.cli.commands.schedule import ABOUT
 from stageline.workers.control.client import Client
@@ -55,7 +55,7 @@ def test_train_ends_with_one_line_of_json_and_keeps_it_with_the_plan_in_the_runs
     assert folder.name == result["run"]
     assert json.loads((folder / "result.json").read_text()) == result
     kept = from_mapping(json.loads((folder / "plan.json").read_text()))
-    assert kept.digest() == read(desk.folder).digest()
+    assert kept.digest() == read_plan(desk.folder).digest()
     assert not (folder / "broker.url").exists()
 
     assert desk.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
@@ -177,7 +177,7 @@ def test_a_plans_forecast_counts_parameters_bytes_and_messages_as_they_are(desk,
     activation = 2 * 8 * 4  # rows, width, bytes of a float32
     assert activation < queues["forward-1"]["message"] < activation + 200  # and a header
     assert queues["forward-1"]["retained"] == 3 * 6 * queues["forward-1"]["message"]  # of 3 microbatches, all 6 steps
-    assert found["idle"] == list(check(schedule.make("1f1b", [(0,), (1,)], 3)).idle)
+    assert found["idle"] == list(check_schedule(schedule.make_schedule("1f1b", [(0,), (1,)], 3)).idle)
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])
@@ -262,11 +262,11 @@ def test_doctor_names_what_is_wrong_with_a_plan_and_looks_on(desk, capsys):
 
 
 def test_the_schedules_are_listed_each_with_a_sentence(capsys):
-    assert tuple(ABOUT) == schedule.names()
+    assert tuple(ABOUT) == schedule.schedule_names()
     listed = output_of(capsys, "schedule", "list").splitlines()[2:]
-    assert [line.split()[0] for line in listed] == list(schedule.names())
+    assert [line.split()[0] for line in listed] == list(schedule.schedule_names())
     facts = json.loads(output_of(capsys, "schedule", "list", "--json"))
-    assert [each["name"] for each in facts["schedules"]] == list(schedule.names())
+    assert [each["name"] for each in facts["schedules"]] == list(schedule.schedule_names())
 
 
 def test_a_schedule_is_drawn_and_measured(capsys, tmp_path):
@@ -288,8 +288,8 @@ def test_a_schedule_is_drawn_and_measured(capsys, tmp_path):
 )
 def test_the_json_of_a_schedule_says_what_the_checker_says(arguments, placement, capsys):
     facts = json.loads(output_of(capsys, "schedule", "show", *arguments, "--microbatches", "4", "--json"))
-    made = schedule.make(arguments[0], placement, 4)
-    verdict = check(made)
+    made = schedule.make_schedule(arguments[0], placement, 4)
+    verdict = check_schedule(made)
     assert facts["placement"] == [list(stages) for stages in placement]
     assert facts["actions"] == [[str(action) for action in actions] for actions in made.workers]
     assert (facts["span"], facts["bubble"]) == (verdict.span, verdict.bubble)

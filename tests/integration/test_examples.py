@@ -6,7 +6,7 @@ import sys
 import torch
 
 from stageline.pipeline.model.load import build, load_function, load_source
-from stageline.pipeline.plan import Plan, read
+from stageline.pipeline.plan import Plan, read_plan
 from support.paths import EXAMPLES
 from support.reference import Result, recipe, train
 
@@ -22,7 +22,7 @@ def measured(plan: Plan, trained: Result, metric: str) -> float:
 
 
 def test_digits_are_recognised_with_every_epoch_ending_in_a_smaller_batch() -> None:
-    plan, plain = read(EXAMPLES / "digits"), recipe(EXAMPLES / "digits", steps=230)
+    plan, plain = read_plan(EXAMPLES / "digits"), recipe(EXAMPLES / "digits", steps=230)
     source = load_source(plan)
     sizes = {len(plain.batch(step)[0]) for step in range(source.steps_per_epoch)}
     assert sizes == {64, 29}
@@ -30,7 +30,7 @@ def test_digits_are_recognised_with_every_epoch_ending_in_a_smaller_batch() -> N
 
 
 def test_a_few_steps_teach_chargpt_more_than_which_symbols_are_common() -> None:
-    plan, plain = read(EXAMPLES / "chargpt"), recipe(EXAMPLES / "chargpt", steps=120, batch_size=8, microbatches=1)
+    plan, plain = read_plan(EXAMPLES / "chargpt"), recipe(EXAMPLES / "chargpt", steps=120, batch_size=8, microbatches=1)
     symbols = torch.cat([plain.batch(step)[1].flatten() for step in range(120)])
     shares = symbols.bincount().float() / len(symbols)
     by_frequency = -(shares * shares.clamp(min=1e-9).log2()).sum().item()

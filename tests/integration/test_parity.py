@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stageline.pipeline.plan import Plan, PlanRefused, read
+from stageline.pipeline.plan import Plan, PlanRefused, read_plan
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
 from support import reference
@@ -85,7 +85,7 @@ def config(example: str, tmp_path: Path) -> Path:
 def accepted(path: Path, sets: list[str]) -> Plan | None:
     """The plan, or None if its schedule refuses its shape."""
     try:
-        return read(path, sets=sets, environment={})
+        return read_plan(path, sets=sets, environment={})
     except PlanRefused as refusal:
         if not all("schedule" in error.key for error in refusal.errors):
             raise
@@ -163,7 +163,9 @@ def test_asynchronous_training_equals_pipedream_in_plain_torch(example, stages, 
         *changes(example, "1f1b", "1 with 2 stages" if stages == 2 else str(stages), 1),
         'schedule.mode="async"',
     ]
-    outcome = run_memory(prepare(read(config(example, tmp_path), sets=sets, environment={})), "async", tmp_path / "run")
+    outcome = run_memory(
+        prepare(read_plan(config(example, tmp_path), sets=sets, environment={})), "async", tmp_path / "run"
+    )
     assert outcome.code == 0, outcome.reason
     assert outcome.facts["weights_sha256"] == reference.train_pipedream(recipe, cut).weights_sha256
 

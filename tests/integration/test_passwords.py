@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.network.redis_requirements import RedisUnfit
-from stageline.pipeline.plan import PlanRefused, differences, read
+from stageline.pipeline.plan import PlanRefused, differences, read_plan
 from stageline.pipeline.plan.passwords import masked
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import keep
@@ -66,7 +66,7 @@ def test_whatever_the_password_is_it_is_not_shown(password: str) -> None:
 
 
 def test_a_plan_gives_its_addresses_away_without_passwords(desk: Workspace) -> None:
-    plan = read(desk.folder, sets=[f"queues.url={URL}"])
+    plan = read_plan(desk.folder, sets=[f"queues.url={URL}"])
     assert plan.queues.url == URL
     assert SECRET not in json.dumps(plan.as_mapping())
 
@@ -85,7 +85,7 @@ def test_a_plan_gives_its_addresses_away_without_passwords(desk: Workspace) -> N
 )
 def test_what_is_wrong_with_a_plan_is_said_without_passwords(desk: Workspace, sets: str) -> None:
     with pytest.raises(PlanRefused) as refused:
-        read(desk.folder, sets=[sets])
+        read_plan(desk.folder, sets=[sets])
     assert "secret" not in str(refused.value)
     assert "sec/ret" not in str(refused.value)
 
@@ -93,7 +93,7 @@ def test_what_is_wrong_with_a_plan_is_said_without_passwords(desk: Workspace, se
 def test_a_password_with_signs_that_cut_an_address_is_refused_with_the_way_to_write_them(desk: Workspace) -> None:
     """A part of it stood in the error: no port was to be made of it."""
     with pytest.raises(PlanRefused, match="%2F"):
-        read(desk.folder, sets=["queues.url=redis://:sec/ret@host:6379/0"])
+        read_plan(desk.folder, sets=["queues.url=redis://:sec/ret@host:6379/0"])
     with pytest.raises(RedisUnfit, match="%2F") as unfit:
         RedisLink("redis://:sec/ret@host:6379/0")
     assert "ret" not in str(unfit.value).replace("redis", "").replace("refus", "")
@@ -110,10 +110,10 @@ def test_differences_between_plans_name_no_passwords() -> None:
 
 
 def test_a_run_is_the_same_run_with_the_password_that_its_folder_does_not_hold(desk: Workspace) -> None:
-    plan = read(desk.folder, environment={"STAGELINE_QUEUES__URL": URL})
+    plan = read_plan(desk.folder, environment={"STAGELINE_QUEUES__URL": URL})
     keep(desk.folder, runs.PLAN, plan.as_mapping())
     runs.demand_same(plan, desk.folder)
-    other = read(desk.folder, sets=["run.steps=7"], environment={"STAGELINE_QUEUES__URL": URL})
+    other = read_plan(desk.folder, sets=["run.steps=7"], environment={"STAGELINE_QUEUES__URL": URL})
     with pytest.raises(PlanRefused, match="7 here, 6 there"):
         runs.demand_same(other, desk.folder)
 
@@ -124,7 +124,7 @@ def test_a_password_on_a_command_line_is_warned_of_and_the_way_out_named(desk: W
     assert "redis://trainer@redis.example:6379/0" in shown.out
     assert "into the environment, as STAGELINE_QUEUES__URL" in shown.err
     assert SECRET not in shown.out + shown.err
-    assert read(desk.folder, environment={"STAGELINE_QUEUES__URL": URL}).warnings == ()
+    assert read_plan(desk.folder, environment={"STAGELINE_QUEUES__URL": URL}).warnings == ()
 
 
 def test_a_broker_tells_how_to_start_workers_without_the_password(desk: Workspace) -> None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cache
 
 from simulation.network import Weather
-from stageline.pipeline.schedule import Placement, Schedule, ScheduleRefused, make
+from stageline.pipeline.schedule import Placement, Schedule, ScheduleRefused, make_schedule
 
 PLACEMENTS: tuple[Placement, ...] = (
     ((0,), (1,)),
@@ -128,9 +128,9 @@ def _schedule(dice: random.Random) -> Schedule:
 @cache
 def _made(name: str, placement: Placement, microbatches: int, mode: str, frozen: int) -> Schedule:
     try:
-        return make(name, placement, microbatches, mode=mode, first_trainable=frozen)  # type: ignore[arg-type]
+        return make_schedule(name, placement, microbatches, mode=mode, first_trainable=frozen)  # type: ignore[arg-type]
     except ScheduleRefused:  # interleaving is not for every shape
-        return make("1f1b", placement, microbatches, first_trainable=frozen)
+        return make_schedule("1f1b", placement, microbatches, first_trainable=frozen)
 
 
 def _weather(dice: random.Random) -> Weather:

@@ -24,11 +24,11 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.stores.base import Store
 from stageline.broker.stores.memory import MemoryStore
-from stageline.pipeline.schedule import make
+from stageline.pipeline.schedule import make_schedule
 
 PLAN = "d" * 64
 SETTINGS: Mapping[str, object] = {"schedule": {"name": "1f1b", "microbatches": 4}}
-SCHEDULE = make("1f1b", ((0,), (1,)), 4)
+SCHEDULE = make_schedule("1f1b", ((0,), (1,)), 4)
 TERMS = RunConfig("digits", PLAN, SETTINGS, SCHEDULE, lease=10.0, log_every=10)
 SNAPSHOTS = replace(TERMS, restarts=2, snapshots=True)
 WAITING = "waits for forward-1 message 0"

@@ -148,7 +148,7 @@ def _be_command(arguments: Sequence[str], log: TextIO) -> None:
 
 
 def _trial(request: dict[str, Any]) -> dict[str, Any]:
-    from stageline.pipeline.plan import read
+    from stageline.pipeline.plan import read_plan
     from stageline.workers.launch.children import LocalRun
     from stageline.workers.launch.supervisor import run
     from stageline.workers.runtime.job import prepare
@@ -160,7 +160,7 @@ def _trial(request: dict[str, Any]) -> dict[str, Any]:
     Forked.folder = Path(request["folder"])
     Forked.folder.mkdir(parents=True, exist_ok=True)
     sets = request["sets"]
-    plan = prepare(read(Path(request["config"]), sets=sets, environment={})).plan
+    plan = prepare(read_plan(Path(request["config"]), sets=sets, environment={})).plan
     words = [request["config"], *(word for each in sets for word in ("--set", each))]
     recovers, resume, spares = plan.recovery.restarts > 0, request["resume"], request["spares"]
     outcome = run(LocalRun(words, len(plan.workers), Forked.folder, recovers, Forked, resume=resume, spares=spares))

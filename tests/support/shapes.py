@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from stageline.pipeline.schedule import Action, Kind, Placement, Schedule, ScheduleRefused, make
-from stageline.pipeline.schedule.check import Costs, Timed, Verdict, check
+from stageline.pipeline.schedule import Action, Kind, Placement, Schedule, ScheduleRefused, make_schedule
+from stageline.pipeline.schedule.check import Costs, Timed, Verdict, check_schedule
 
 
 def line(stages: int) -> Placement:
@@ -46,7 +46,7 @@ def accepted(name: str, placement: Placement, most: int, **options: Any) -> Iter
     """The schedules of `name` for 1 to `most` microbatches, without those it refuses."""
     for microbatches in range(1, most + 1):
         try:
-            yield make(name, placement, microbatches, **options)
+            yield make_schedule(name, placement, microbatches, **options)
         except ScheduleRefused:
             continue
 
@@ -56,7 +56,7 @@ def drawn(schedule: Schedule, steps: int | None = None) -> str:
 
     The stage is left out where every worker has but one. In asynchronous mode the step stands for the microbatch.
     """
-    timed = [each for each in check(schedule, steps=steps).timed if each.action.kind is not Kind.UPDATE]
+    timed = [each for each in check_schedule(schedule, steps=steps).timed if each.action.kind is not Kind.UPDATE]
     rows = [[each for each in timed if each.worker == worker] for worker in range(len(schedule.placement))]
     return "\n".join(_row(schedule, row) for row in rows)
 

@@ -9,74 +9,74 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stageline.pipeline.data.source import Batch, DataError, Rows, Source, split
+    from stageline.pipeline.data.source import Batch, DataError, Rows, Source, split_batch
+    from stageline.pipeline.errors import GradientMismatch, LossNotScalar, StageError, StagelineError
     from stageline.pipeline.model.load import ModelRefused
-    from stageline.pipeline.plan import Plan, PlanRefused, read
-    from stageline.pipeline.schedule import Schedule, ScheduleRefused, make, window_for
-    from stageline.pipeline.schedule.check import Costs, Verdict, check
+    from stageline.pipeline.plan import Plan, PlanRefused, read_plan
+    from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
+    from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
     from stageline.pipeline.stage.stage import Stage
-    from stageline.pipeline.timetable import svg, text
+    from stageline.pipeline.timetable import draw_svg, draw_text
+    from stageline.workers.runs.result import Result
+    from stageline.workers.runtime.executor import ComputeFailed
     from stageline.workers.script.line import Line
     from stageline.workers.script.train import RunFailed, Trained, train
 
-_MODULES = {
-    "Batch": "pipeline.data.source",
-    "Costs": "pipeline.schedule.check",
-    "DataError": "pipeline.data.source",
-    "Line": "workers.script.line",
-    "ModelRefused": "pipeline.model.load",
-    "Plan": "pipeline.plan",
-    "PlanRefused": "pipeline.plan",
-    "Rows": "pipeline.data.source",
-    "RunFailed": "workers.script.train",
-    "Schedule": "pipeline.schedule",
-    "ScheduleRefused": "pipeline.schedule",
-    "Source": "pipeline.data.source",
-    "Stage": "pipeline.stage.stage",
-    "Trained": "workers.script.train",
-    "Verdict": "pipeline.schedule.check",
-    "check": "pipeline.schedule.check",
-    "make": "pipeline.schedule",
-    "read": "pipeline.plan",
-    "split": "pipeline.data.source",
-    "svg": "pipeline.timetable",
-    "text": "pipeline.timetable",
-    "train": "workers.script.train",
-    "window_for": "pipeline.schedule",
-}
-
 __all__ = [
     "Batch",
+    "ComputeFailed",
     "Costs",
     "DataError",
+    "GradientMismatch",
     "Line",
+    "LossNotScalar",
     "ModelRefused",
     "Plan",
     "PlanRefused",
+    "Result",
     "Rows",
     "RunFailed",
     "Schedule",
     "ScheduleRefused",
     "Source",
     "Stage",
+    "StageError",
+    "StagelineError",
     "Trained",
     "Verdict",
-    "check",
-    "make",
-    "read",
-    "split",
-    "svg",
-    "text",
+    "check_schedule",
+    "draw_svg",
+    "draw_text",
+    "make_schedule",
+    "read_plan",
+    "schedule_names",
+    "split_batch",
     "train",
     "window_for",
 ]
 
+_MODULES = {  # where each name is defined
+    "pipeline.data.source": ("Batch", "DataError", "Rows", "Source", "split_batch"),
+    "pipeline.errors": ("GradientMismatch", "LossNotScalar", "StageError", "StagelineError"),
+    "pipeline.model.load": ("ModelRefused",),
+    "pipeline.plan": ("Plan", "PlanRefused", "read_plan"),
+    "pipeline.schedule": ("Schedule", "ScheduleRefused", "make_schedule", "schedule_names", "window_for"),
+    "pipeline.schedule.check": ("Costs", "Verdict", "check_schedule"),
+    "pipeline.stage.stage": ("Stage",),
+    "pipeline.timetable": ("draw_svg", "draw_text"),
+    "workers.runs.result": ("Result",),
+    "workers.runtime.executor": ("ComputeFailed",),
+    "workers.script.line": ("Line",),
+    "workers.script.train": ("RunFailed", "Trained", "train"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used, so that commands do not wait for torch."""
-    if name not in _MODULES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"stageline.{_MODULES[name]}"), name)
+    return getattr(import_module(f"stageline.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from stageline.pipeline.exit_code import ExitCode
-from stageline.pipeline.plan import read
+from stageline.pipeline.plan import read_plan
 from stageline.pipeline.plan.value import BrokerPlan
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.runs import folder as runs
@@ -54,7 +54,7 @@ def _address(where: str | None) -> str:
         return url
     if runs.is_run(Path(where)):
         raise BrokerUnreachable(_away(Path(where)))
-    return read(where, environment=os.environ).broker.url
+    return read_plan(where, environment=os.environ).broker.url
 
 
 def _away(folder: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import click
 
-from stageline.pipeline.plan import Plan, read
+from stageline.pipeline.plan import Plan, read_plan
 from stageline.pipeline.plan.passwords import masked
 
 from . import option_types as kinds
@@ -28,7 +28,7 @@ parent = click.option("--parent", type=int, default=0, hidden=True, help="Leave 
 
 def plan_of(config: str, sets: Sequence[str]) -> Plan:
     """The plan that the command line and the environment name; warnings go to stderr."""
-    plan = read(config, sets=sets, environment=os.environ)
+    plan = read_plan(config, sets=sets, environment=os.environ)
     for warning in plan.warnings:
         click.echo(f"stageline: warning: {warning}", err=True)
     return plan

@@ -8,7 +8,7 @@ import msgspec
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import SPILL
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
-from stageline.pipeline.schedule.check import UnsoundSchedule, Verdict, check
+from stageline.pipeline.schedule.check import UnsoundSchedule, Verdict, check_schedule
 from stageline.workers.runtime.job import Job, prepare
 
 from .dry_run import Sizes, dry_run
@@ -79,7 +79,7 @@ def estimate_of(job: Job) -> Estimate:
 
 def _verdict(job: Job) -> Verdict:
     try:
-        return check(job.schedule)
+        return check_schedule(job.schedule)
     except UnsoundSchedule as error:  # a bug in the catalogue, found before it costs anything
         raise PlanRefused([PlanError("schedule.name", str(error))]) from error
 

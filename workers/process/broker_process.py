@@ -21,7 +21,7 @@ from stageline.broker.stores.base import StoreUnusable
 from stageline.pipeline.exit_code import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.passwords import masked
-from stageline.pipeline.schedule import Schedule, make
+from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.open_store import open_store
 from stageline.workers.runs.result import keep, result_of
@@ -79,7 +79,7 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
         job = prepare(plan)
         return job.plan, job.schedule
     choice = plan.schedule
-    return plan, make(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
+    return plan, make_schedule(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
 
 
 def _clear_queues(core: Coordinator, url: str) -> None:

@@ -8,8 +8,8 @@ from stageline.broker.queues.base import QueueKey, Queues
 from stageline.pipeline.data.feed import Feed
 from stageline.pipeline.model.load import Segment, base, build, first_trainable, load_function, load_source, make_stage
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.schedule import Schedule, make
-from stageline.pipeline.schedule.check import Verdict, check
+from stageline.pipeline.schedule import Schedule, make_schedule
+from stageline.pipeline.schedule.check import Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
 from .executor import Executor, Metric
@@ -93,7 +93,7 @@ def prepare(plan: Plan) -> Job:
     segments = build(plan)
     plan = plan.resolved(len(segments))
     choice, lowest = plan.schedule, first_trainable(segments)
-    schedule = make(
+    schedule = make_schedule(
         choice.name,
         plan.placement,
         choice.microbatches,
@@ -104,4 +104,4 @@ def prepare(plan: Plan) -> Job:
     source = load_source(plan)
     steps = plan.run.steps if plan.run.steps is not None else (plan.run.epochs or 0) * source.steps_per_epoch
     feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, keep=len(segments) + 2)
-    return Job(plan, segments, schedule, check(schedule), Route(len(segments), lowest), steps, feed)
+    return Job(plan, segments, schedule, check_schedule(schedule), Route(len(segments), lowest), steps, feed)

@@ -18,7 +18,7 @@ from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.data.feed import cut as cut_batch
 from stageline.pipeline.model.load import Segment, first_trainable, segment
-from stageline.pipeline.schedule import make
+from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory, Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.process.turns import take_turns
@@ -36,7 +36,7 @@ class Line:
     `model`: an `nn.Sequential` with `cut` (the layers that stages 1, 2, ... begin with) or `stages` (their number), or
     a list with one module for each stage. `placement`: the stages of each worker, by default one worker each. `loss`
     is a mean over rows; `optimizer` makes an optimizer from a stage's parameters. The names of a schedule are
-    `pipeline.schedule.names()`; `window` goes with "window". Equal, bit for bit, to the unsplit model under the same
+    `schedule_names()`; `window` goes with "window". Equal, bit for bit, to the unsplit model under the same
     microbatches, loss shares and layer seeding. Raises `ModelRefused` or `ScheduleRefused` for what cannot work.
     """
 
@@ -59,7 +59,7 @@ class Line:
         segments = segment(model, cut, stages)
         last = len(segments) - 1
         self._route = Route(len(segments), first_trainable(segments), fed=True)
-        self._schedule = make(
+        self._schedule = make_schedule(
             schedule,
             placement or [(index,) for index in range(len(segments))],
             microbatches,

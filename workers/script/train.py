@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.plan import read
+from stageline.pipeline.plan import read_plan
 from stageline.workers.checkpoint.weights import load_weights
 from stageline.workers.launch.launch import go, ready
 from stageline.workers.launch.supervisor import Facts
@@ -46,7 +46,7 @@ def train(config: str | Path, *sets: str, on_status: Callable[[Facts], None] = l
     `on_status` hears the broker's `status/1` several times a second. For the main thread only, since it minds signals.
     Raises `PlanRefused` or `ModelRefused` before anything is started, `RunFailed` afterwards.
     """
-    launch = ready(read(config, sets=sets, environment=os.environ))
+    launch = ready(read_plan(config, sets=sets, environment=os.environ))
     words = [str(config), *(word for each in sets for word in ("--set", each))]
     ended = go(launch, words, on_status)
     if ended.result is None:

@@ -3,6 +3,6 @@
 from .costs import Costs
 from .errors import Deadlock, Disordered, Incomplete, UnsoundSchedule
 from .timing import Timed
-from .verdict import Verdict, check
+from .verdict import Verdict, check_schedule
 
-__all__ = ["Costs", "Deadlock", "Disordered", "Incomplete", "Timed", "UnsoundSchedule", "Verdict", "check"]
+__all__ = ["Costs", "Deadlock", "Disordered", "Incomplete", "Timed", "UnsoundSchedule", "Verdict", "check_schedule"]

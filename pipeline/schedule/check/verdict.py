@@ -37,7 +37,7 @@ class Verdict:
         return tuple(1 - busy / self.span if self.span else 0.0 for busy in self.busy)
 
 
-def check(
+def check_schedule(
     schedule: Schedule,
     costs: Costs | None = None,
     *,

@@ -25,14 +25,14 @@ from stageline.broker.control.protocol import (
 )
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.stores.memory import MemoryStore
-from stageline.pipeline.schedule import make
+from stageline.pipeline.schedule import make_schedule
 from support.conversation import PLAN, TERMS, Talk
 
 PLACEMENT = ((0, 2), (1,))
 STAGES = 3
 EVERY = 2  # steps between snapshots
 LENGTH = 30  # steps of the run
-SCHEDULE = make("1f1b", PLACEMENT, 2)
+SCHEDULE = make_schedule("1f1b", PLACEMENT, 2)
 ENDLESS = replace(TERMS, schedule=SCHEDULE, restarts=10**6, snapshots=True, log_every=1)
 
 

@@ -47,10 +47,10 @@ from stageline.broker.coordinator.run import RunConfig
 from stageline.broker.coordinator.server import serve
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
 from stageline.broker.stores.memory import MemoryStore
-from stageline.pipeline.schedule import make
+from stageline.pipeline.schedule import make_schedule
 
 PATIENCE = 10_000  # milliseconds after which a test gives up waiting
-TERMS = RunConfig("digits", "plan", {}, make("1f1b", ((0,), (1,)), 4), lease=10.0, log_every=1)
+TERMS = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), lease=10.0, log_every=1)
 
 
 class Line:
@@ -340,10 +340,10 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.coordinator.server import serve
 from stageline.broker.stores.sqlite import SqliteStore
-from stageline.pipeline.schedule import make
+from stageline.pipeline.schedule import make_schedule
 
 store = SqliteStore(pathlib.Path(sys.argv[1]))
-terms = RunConfig("digits", "plan", {}, make("1f1b", ((0,), (1,)), 4), 10.0, 1)
+terms = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), 10.0, 1)
 core = Coordinator(terms, store, run_of(store, "plan", sys.argv[3]), time())
 assert "torch" not in sys.modules
 serve(core, sys.argv[2], on_bound=lambda endpoint: print(endpoint, "bound", file=sys.stderr, flush=True))

@@ -21,11 +21,11 @@ from stageline.broker.control.protocol import (
 )
 from stageline.broker.diagnosis.wait_graph import LATE, QUIET
 from stageline.broker.membership.failure_detector import LAST_WORDS
-from stageline.pipeline.schedule import make
+from stageline.pipeline.schedule import make_schedule
 from support.conversation import PLAN, TERMS, Talk
 
 M = 8
-LINE = replace(TERMS, schedule=make("1f1b", ((0,), (1,), (2,), (3,)), M))
+LINE = replace(TERMS, schedule=make_schedule("1f1b", ((0,), (1,), (2,), (3,)), M))
 Facts = dict[str, object]
 
 
@@ -271,7 +271,7 @@ def test_a_message_may_be_on_its_way_for_a_moment(line: Line):
 
 
 def test_a_worker_with_several_stages_may_need_another_one_first():
-    talk = Talk(terms=replace(TERMS, schedule=make("1f1b", ((0, 2), (1,)), M)))
+    talk = Talk(terms=replace(TERMS, schedule=make_schedule("1f1b", ((0, 2), (1,)), M)))
     for index in (0, 1):
         talk.join(index)
     wait = Wait("backward-0", 7 * M + 1, "0B1", 7, 0.0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stageline.pipeline.data.source import DataError, Rows, rows, share, split
+from stageline.pipeline.data.source import DataError, Rows, rows, share, split_batch
 from stageline.pipeline.tree import Tree
 
 counts = st.integers(1, 40)
@@ -119,7 +119,7 @@ def test_data_that_makes_no_batches_is_refused(inputs: Tensor, targets: Tensor, 
 @given(st.integers(0, 30), st.integers(1, 12))
 def test_microbatches_are_the_slices_of_tensor_split(count: int, microbatches: int) -> None:
     wide, flat = torch.arange(count * 3).reshape(count, 3), torch.arange(count)
-    pieces = split({"wide": wide, "more": [flat, 7]}, microbatches)
+    pieces = split_batch({"wide": wide, "more": [flat, 7]}, microbatches)
     assert len(pieces) == microbatches
     for number, piece in enumerate(pieces):
         match piece:
@@ -131,11 +131,11 @@ def test_microbatches_are_the_slices_of_tensor_split(count: int, microbatches: i
 
 
 def test_ten_rows_in_four_microbatches() -> None:
-    assert [rows(piece) for piece in split(torch.zeros(10, 2), 4)] == [3, 3, 2, 2]
+    assert [rows(piece) for piece in split_batch(torch.zeros(10, 2), 4)] == [3, 3, 2, 2]
 
 
 def test_more_microbatches_than_rows_leaves_the_last_ones_empty() -> None:
-    assert [rows(piece) for piece in split((torch.zeros(2), torch.zeros(2, 5)), 4)] == [1, 1, 0, 0]
+    assert [rows(piece) for piece in split_batch((torch.zeros(2), torch.zeros(2, 5)), 4)] == [1, 1, 0, 0]
 
 
 @given(st.integers(1, 40), st.integers(1, 12))
@@ -143,7 +143,7 @@ def test_counted_losses_add_up_to_the_mean_over_the_batch(count: int, microbatch
     batch = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
     counted = [
         share(rows(piece), count) * piece.mean()
-        for piece in split(batch, microbatches)
+        for piece in split_batch(batch, microbatches)
         if isinstance(piece, Tensor) and rows(piece)
     ]
     torch.testing.assert_close(torch.stack(counted).sum(), batch.mean())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.pipeline.plan import Plan, PlanError, PlanRefused, WorkerPlan, differences, from_mapping, read
+from stageline.pipeline.plan import Plan, PlanError, PlanRefused, WorkerPlan, differences, from_mapping, read_plan
 from stageline.pipeline.plan.keys import TABLES, WORKER
 from stageline.pipeline.plan.tables import flat
 from support.paths import DOCS, EXAMPLES
@@ -80,7 +80,7 @@ def the_error(**changes: object) -> PlanError:
 
 
 def test_a_file_becomes_one_value_with_the_defaults_filled_in(file: Path) -> None:
-    plan = read(file)
+    plan = read_plan(file)
     assert plan.as_mapping() == {
         "run": {"name": "digits", "seed": 0, "epochs": 2, "dir": "runs", "log_every": 10},
         "model": {
@@ -107,12 +107,12 @@ def test_a_file_becomes_one_value_with_the_defaults_filled_in(file: Path) -> Non
 
 
 def test_a_folder_stands_for_the_plan_in_it(file: Path) -> None:
-    assert read(file.parent) == read(file)
+    assert read_plan(file.parent) == read_plan(file)
 
 
 def test_a_plan_that_an_editor_began_with_a_byte_order_mark_is_read(file: Path) -> None:
     file.write_text(SMALLEST, encoding="utf-8-sig")
-    assert read(file).data.batch_size == 64
+    assert read_plan(file).data.batch_size == 64
 
 
 def test_a_folder_whose_name_makes_no_run_name_is_adapted(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ device = "cuda:0"
 stages = [1, 3]
 threads = 4
 """)
-    plan = read(file)
+    plan = read_plan(file)
     assert (plan.run.name, plan.run.seed, plan.run.steps, plan.run.epochs) == ("letters-2", 40, 1000, None)
     assert (plan.run.dir, plan.run.log_every) == (Path("/data/runs"), 100)
     assert plan.model.options == {"width": 128, "deep": True, "sizes": [1, 2.5, "x"]}
@@ -217,17 +217,19 @@ def test_set_decides_over_environment_over_file_over_default(
     file: Path, origin: str, text: str, environment: dict[str, str], sets: tuple[str, ...], value: int
 ) -> None:
     file.write_text(text)
-    plan = read(file, sets=sets, environment=environment)
+    plan = read_plan(file, sets=sets, environment=environment)
     assert plan.schedule.microbatches == value
     assert plan.origins["schedule.microbatches"] == origin
 
 
 def test_of_two_sets_the_later_decides(file: Path) -> None:
-    assert read(file, sets=["run.seed=1", "run.seed=2"]).run.seed == 2
+    assert read_plan(file, sets=["run.seed=1", "run.seed=2"]).run.seed == 2
 
 
 def test_every_key_has_an_origin(file: Path) -> None:
-    plan = read(file, sets=["optimizer.momentum=0.9"], environment={"STAGELINE_LR_SCHEDULER__FACTORY": "torch.x.Y"})
+    plan = read_plan(
+        file, sets=["optimizer.momentum=0.9"], environment={"STAGELINE_LR_SCHEDULER__FACTORY": "torch.x.Y"}
+    )
     assert plan.origins.keys() == flat(plan.as_mapping()).keys()
     decided = {key: origin for key, origin in plan.origins.items() if origin != "default"}
     assert decided == {
@@ -243,53 +245,53 @@ def test_every_key_has_an_origin(file: Path) -> None:
     [("20", 20), ("1.5", 1.5), ("true", True), ("[1, 2]", [1, 2]), ('"quoted"', "quoted"), ("bare text", "bare text")],
 )
 def test_a_set_value_is_toml_or_else_text(file: Path, text: str, value: object) -> None:
-    assert read(file, sets=[f"model.options.it={text}"]).model.options == {"it": value}
+    assert read_plan(file, sets=[f"model.options.it={text}"]).model.options == {"it": value}
 
 
 def test_text_that_looks_like_a_number_is_text_where_text_is_wanted(file: Path) -> None:
-    assert read(file, sets=["run.name=7"]).run.name == "7"
-    assert read(file, environment={"STAGELINE_RUN__NAME": "true"}).run.name == "true"
+    assert read_plan(file, sets=["run.name=7"]).run.name == "7"
+    assert read_plan(file, environment={"STAGELINE_RUN__NAME": "true"}).run.name == "true"
 
 
 def test_a_set_value_can_smuggle_in_no_other_key(file: Path) -> None:
-    assert read(file, sets=["model.options.a=1\nb = 2"]).model.options == {"a": "1\nb = 2"}
+    assert read_plan(file, sets=["model.options.a=1\nb = 2"]).model.options == {"a": "1\nb = 2"}
 
 
 def test_a_set_value_may_hold_equals_signs(file: Path) -> None:
-    assert read(file, sets=["model.options.filter=a=b"]).model.options == {"filter": "a=b"}
+    assert read_plan(file, sets=["model.options.filter=a=b"]).model.options == {"filter": "a=b"}
 
 
 def test_one_option_is_overruled_and_its_neighbours_stay(file: Path) -> None:
     file.write_text(SMALLEST + "[model.options]\nwidth = 8\ndepth = 2\n")
-    assert read(file, sets=["model.options.width=16"]).model.options == {"width": 16, "depth": 2}
+    assert read_plan(file, sets=["model.options.width=16"]).model.options == {"width": 16, "depth": 2}
 
 
 def test_a_whole_table_of_options_is_overruled_and_nothing_of_it_stays(file: Path) -> None:
     file.write_text(SMALLEST + "[model.options]\nwidth = 8\ndepth = 2\n")
-    assert read(file, sets=["model.options={ size = 3 }"]).model.options == {"size": 3}
+    assert read_plan(file, sets=["model.options={ size = 3 }"]).model.options == {"size": 3}
 
 
 def test_an_option_gives_way_to_a_table_of_its_name(file: Path) -> None:
     file.write_text(SMALLEST + "[model.options]\nsize = 8\n")
-    plan = read(file, sets=["model.options.size.width=16"])
+    plan = read_plan(file, sets=["model.options.size.width=16"])
     assert plan.model.options == {"size": {"width": 16}}
 
 
 def test_variables_that_name_no_key_are_left_alone(file: Path) -> None:
     environment = {"STAGELINE_LOG": "debug", "HOME": "/root", "OTHER__RUN__SEED": "1"}
-    assert read(file, environment=environment) == read(file)
+    assert read_plan(file, environment=environment) == read_plan(file)
 
 
 @pytest.mark.parametrize("file_says", ["steps", "epochs"])
 @pytest.mark.parametrize("set_says", ["steps", "epochs"])
 def test_steps_overrule_epochs_from_below_and_epochs_steps(file: Path, file_says: str, set_says: str) -> None:
     file.write_text(SMALLEST.replace("epochs", file_says))
-    run = read(file, sets=[f"run.{set_says}=20"]).run
+    run = read_plan(file, sets=[f"run.{set_says}=20"]).run
     assert {"steps": run.steps, "epochs": run.epochs} == {"steps": None, "epochs": None, set_says: 20}
 
 
 def test_a_number_of_stages_overrules_a_cut_from_below(file: Path) -> None:
-    plan = read(file, sets=["model.stages=3"])
+    plan = read_plan(file, sets=["model.stages=3"])
     assert (plan.model.cut, plan.placement) == (None, ((0,), (1,), (2,)))
 
 
@@ -324,7 +326,7 @@ stages = [0]
 def test_all_that_is_wrong_is_said_at_once_each_with_its_line(file: Path) -> None:
     file.write_text(BAD)
     with pytest.raises(PlanRefused) as refused:
-        read(file, sets=["run", "run.foo=3"], environment={"STAGELINE_RUN__LOG_EVERY": "0"})
+        read_plan(file, sets=["run", "run.foo=3"], environment={"STAGELINE_RUN__LOG_EVERY": "0"})
     found = {(error.where.removeprefix(f"{file}"), error.key) for error in refused.value.errors}
     assert found == {
         (":1", "colour"),
@@ -353,7 +355,7 @@ def test_all_that_is_wrong_is_said_at_once_each_with_its_line(file: Path) -> Non
 def test_an_error_reads_as_one_sentence_with_place_key_value_and_what_is_wanted(file: Path) -> None:
     file.write_text(SMALLEST.replace("64", '"many"'))
     with pytest.raises(PlanRefused) as refused:
-        read(file)
+        read_plan(file)
     wanted = f'{file}:11: data.batch_size = "many": a whole number from 1 on is wanted, this is text'
     assert str(refused.value) == wanted
 
@@ -484,35 +486,35 @@ def test_a_key_without_a_value_spares_the_checks_that_would_read_it() -> None:
 def test_a_file_that_is_not_toml_is_one_error_with_its_place(file: Path) -> None:
     file.write_text("[run]\nseed = = 3\n")
     with pytest.raises(PlanRefused, match=rf"^{re.escape(str(file))}: this is not TOML: .*line 2") as refused:
-        read(file, sets=["run.foo=3"])
+        read_plan(file, sets=["run.foo=3"])
     assert len(refused.value.errors) == 1
 
 
 def test_a_file_that_is_not_text_is_refused(file: Path) -> None:
     file.write_bytes(b"[run]\n\xff")
     with pytest.raises(PlanRefused, match="byte 6 is not UTF-8"):
-        read(file)
+        read_plan(file)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(PlanRefused, match=re.escape(f"{tmp_path}/none.toml: there is no such file")):
-        read(tmp_path / "none.toml")
+        read_plan(tmp_path / "none.toml")
 
 
 def test_a_folder_without_a_plan_is_refused_by_the_name_of_the_file_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(PlanRefused, match=r"stageline\.toml: there is no such file; name a plan"):
-        read(tmp_path)
+        read_plan(tmp_path)
 
 
 def test_a_path_that_cannot_be_read_is_refused_with_the_cause(tmp_path: Path) -> None:
     with pytest.raises(PlanRefused, match="it cannot be read: File name too long"):
-        read(tmp_path / ("x" * 300))
+        read_plan(tmp_path / ("x" * 300))
 
 
 @pytest.mark.parametrize("argument", ["run.seed", "=3", ".seed=3", "run.=3", ""])
 def test_what_follows_set_has_a_key_and_a_value(file: Path, argument: str) -> None:
     with pytest.raises(PlanRefused, match=r"write section\.key=value, such as run\.steps=20"):
-        read(file, sets=[argument])
+        read_plan(file, sets=[argument])
 
 
 # Stages that only the loaded model can count
@@ -753,6 +755,6 @@ def test_what_is_documented_as_needed_is_needed() -> None:
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*/stageline.toml")))
 def test_every_example_has_a_plan_without_warnings(example: Path) -> None:
-    plan = read(example)
+    plan = read_plan(example)
     assert plan.warnings == ()
     assert all(before < after for before, after in pairwise(plan.model.cut or ()))

@@ -15,11 +15,11 @@ from stageline.pipeline.schedule import (
     Schedule,
     ScheduleRefused,
     forward_only,
-    make,
-    names,
+    make_schedule,
+    schedule_names,
     window_for,
 )
-from stageline.pipeline.schedule.check import Timed, check
+from stageline.pipeline.schedule.check import Timed, check_schedule
 from support.shapes import accepted, drawn, line, looped, scattered
 
 
@@ -32,7 +32,7 @@ def lists(schedule: Schedule) -> list[str]:
 
 
 def test_gpipe_runs_all_forwards_and_then_all_backwards() -> None:
-    assert drawn(make("gpipe", line(3), 3)) == picture("""
+    assert drawn(make_schedule("gpipe", line(3), 3)) == picture("""
         F0 F1 F2 .. .. .. .. .. .. B0 == B1 == B2 ==
         .. F0 F1 F2 .. .. .. B0 == B1 == B2 ==
         .. .. F0 F1 F2 B0 == B1 == B2 ==
@@ -40,7 +40,7 @@ def test_gpipe_runs_all_forwards_and_then_all_backwards() -> None:
 
 
 def test_one_f_one_b_has_as_many_in_flight_as_there_are_stages_from_here_on() -> None:
-    assert drawn(make("1f1b", line(4), 6)) == picture("""
+    assert drawn(make_schedule("1f1b", line(4), 6)) == picture("""
         F0 F1 F2 F3 .. .. .. .. .. .. B0 == F4 B1 == F5 B2 == .. B3 == .. B4 == .. B5 ==
         .. F0 F1 F2 .. .. .. .. B0 == F3 B1 == F4 B2 == F5 B3 == .. B4 == .. B5 ==
         .. .. F0 F1 .. .. B0 == F2 B1 == F3 B2 == F4 B3 == F5 B4 == .. B5 ==
@@ -49,7 +49,7 @@ def test_one_f_one_b_has_as_many_in_flight_as_there_are_stages_from_here_on() ->
 
 
 def test_one_f_one_b_needs_no_more_microbatches_than_one() -> None:
-    assert drawn(make("1f1b", line(4), 2)) == picture("""
+    assert drawn(make_schedule("1f1b", line(4), 2)) == picture("""
         F0 F1 .. .. .. .. .. .. .. .. B0 == .. B1 ==
         .. F0 F1 .. .. .. .. .. B0 == .. B1 ==
         .. .. F0 F1 .. .. B0 == .. B1 ==
@@ -58,7 +58,7 @@ def test_one_f_one_b_needs_no_more_microbatches_than_one() -> None:
 
 
 def test_eager_1f1b_warms_up_twice_as_long() -> None:
-    assert drawn(make("eager-1f1b", line(3), 6)) == picture("""
+    assert drawn(make_schedule("eager-1f1b", line(3), 6)) == picture("""
         F0 F1 F2 F3 F4 .. .. B0 == F5 B1 == .. B2 == .. B3 == .. B4 == .. B5 ==
         .. F0 F1 F2 .. B0 == F3 B1 == F4 B2 == F5 B3 == .. B4 == .. B5 ==
         .. .. F0 B0 == F1 B1 == F2 B2 == F3 B3 == F4 B4 == F5 B5 ==
@@ -66,7 +66,7 @@ def test_eager_1f1b_warms_up_twice_as_long() -> None:
 
 
 def test_a_window_says_how_many_each_stage_has_in_flight() -> None:
-    assert drawn(make("window", line(2), 6, window=(4, 1))) == picture("""
+    assert drawn(make_schedule("window", line(2), 6, window=(4, 1))) == picture("""
         F0 F1 F2 F3 B0 == F4 B1 == F5 B2 == .. B3 == .. B4 == .. B5 ==
         .. F0 B0 == F1 B1 == F2 B2 == F3 B3 == F4 B4 == F5 B5 ==
     """)
@@ -77,11 +77,11 @@ def test_interleaving_sends_groups_round_the_workers() -> None:
         0F0 0F1 2F0 2F1 0F2 ... 2B0 === 0F3 2B1 === 2F2 0B0 === 2F3 0B1 === ... 2B2 === ... 2B3 === 0B2 === 0B3 ===
         ... 1F0 1F1 3F0 3B0 === 3F1 3B1 === 1F2 1B0 === 1F3 1B1 === 3F2 3B2 === 3F3 3B3 === 1B2 === 1B3 ===
     """).splitlines()
-    assert drawn(make("interleaved-1f1b", looped(2, 2), 4)).splitlines() == [first, second]
+    assert drawn(make_schedule("interleaved-1f1b", looped(2, 2), 4)).splitlines() == [first, second]
 
 
 def test_asynchronous_1f1b_never_drains_between_steps() -> None:
-    assert drawn(make("1f1b", line(3), 1, mode="async"), steps=5) == picture("""
+    assert drawn(make_schedule("1f1b", line(3), 1, mode="async"), steps=5) == picture("""
         F0 F1 F2 .. .. .. .. B0 == F3 B1 == F4 B2 == .. B3 == .. B4 ==
         .. F0 F1 .. .. B0 == F2 B1 == F3 B2 == F4 B3 == .. B4 ==
         .. .. F0 B0 == F1 B1 == F2 B2 == F3 B3 == F4 B4 ==
@@ -89,7 +89,7 @@ def test_asynchronous_1f1b_never_drains_between_steps() -> None:
 
 
 def test_the_first_and_the_last_stage_may_share_a_worker() -> None:
-    assert drawn(make("1f1b", ((0, 3), (1,), (2,)), 3)) == picture("""
+    assert drawn(make_schedule("1f1b", ((0, 3), (1,), (2,)), 3)) == picture("""
         0F0 0F1 0F2 3F0 3B0 === 3F1 3B1 === 3F2 0B0 === 3B2 === 0B1 === ... ... 0B2 ===
         ... 1F0 1F1 1F2 ... ... ... ... 1B0 === ... 1B1 === ... ... ... 1B2 ===
         ... ... 2F0 2F1 ... ... 2B0 === 2F2 2B1 === ... ... ... 2B2 ===
@@ -97,7 +97,7 @@ def test_the_first_and_the_last_stage_may_share_a_worker() -> None:
 
 
 def test_stages_below_the_first_trainable_run_forward_only_and_still_end_their_step() -> None:
-    assert lists(make("1f1b", line(3), 3, first_trainable=1)) == [
+    assert lists(make_schedule("1f1b", line(3), 3, first_trainable=1)) == [
         "0F0 0F1 0F2 0U",
         "1F0 1F1 1B0 1F2 1B1 1B2 1U",
         "2F0 2B0 2F1 2B1 2F2 2B2 2U",
@@ -105,8 +105,8 @@ def test_stages_below_the_first_trainable_run_forward_only_and_still_end_their_s
 
 
 def test_every_worker_ends_its_step_with_the_updates_of_its_stages() -> None:
-    for name in names():
-        schedule = make(name, looped(2, 2), 4, window=(4, 3, 2, 1) if name == "window" else None)
+    for name in schedule_names():
+        schedule = make_schedule(name, looped(2, 2), 4, window=(4, 3, 2, 1) if name == "window" else None)
         assert [actions[-2:] for actions in schedule.workers] == [
             (Action(Kind.UPDATE, 0), Action(Kind.UPDATE, 2)),
             (Action(Kind.UPDATE, 1), Action(Kind.UPDATE, 3)),
@@ -118,7 +118,7 @@ def test_evaluation_runs_every_microbatch_forward_and_updates_nothing() -> None:
 
 
 @pytest.mark.parametrize("first_trainable", [0, 1, 2])
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", schedule_names())
 def test_backward_runs_in_ascending_order_whatever_the_shape(name: str, first_trainable: int) -> None:
     for placement in (line(1), line(2), line(5), looped(2, 2), looped(3, 4), scattered(5, seed=1)):
         stages = sum(map(len, placement))
@@ -148,7 +148,7 @@ def test_what_is_not_an_action_is_refused(text: str) -> None:
 
 
 def test_a_synchronous_program_repeats_the_step() -> None:
-    schedule = make("1f1b", line(2), 1)
+    schedule = make_schedule("1f1b", line(2), 1)
     assert [(step, str(action)) for step, action in schedule.program(1, range(7, 9))] == [
         (7, "1F0"),
         (7, "1B0"),
@@ -160,14 +160,14 @@ def test_a_synchronous_program_repeats_the_step() -> None:
 
 
 def test_an_asynchronous_program_updates_right_after_each_backward() -> None:
-    schedule = make("1f1b", line(2), 1, mode="async")
+    schedule = make_schedule("1f1b", line(2), 1, mode="async")
     assert [f"{action} {step}" for step, action in schedule.program(0, range(3, 6))] == [
         *("0F0 3", "0F0 4", "0B0 3", "0U 3", "0F0 5", "0B0 4", "0U 4", "0B0 5", "0U 5")
     ]
 
 
 def test_an_untrained_stage_of_an_asynchronous_program_ends_its_steps_with_the_forward() -> None:
-    schedule = make("1f1b", line(2), 1, mode="async", first_trainable=1)
+    schedule = make_schedule("1f1b", line(2), 1, mode="async", first_trainable=1)
     assert [f"{action} {step}" for step, action in schedule.program(0, range(2))] == ["0F0 0", "0U 0", "0F0 1", "0U 1"]
 
 
@@ -175,8 +175,8 @@ def test_an_untrained_stage_of_an_asynchronous_program_ends_its_steps_with_the_f
 def test_stages_of_one_worker_go_by_their_start_on_workers_of_their_own(name: str) -> None:
     for seed in range(60):
         stages, microbatches = 2 + seed % 6, 1 + seed % 9
-        alone = check(make(name, line(stages), microbatches)).timed
-        placed = make(name, scattered(stages, seed), microbatches)
+        alone = check_schedule(make_schedule(name, line(stages), microbatches)).timed
+        placed = make_schedule(name, scattered(stages, seed), microbatches)
         for worker, own in enumerate(placed.placement):
             mine = [each for each in alone if each.action.stage in own and each.action.kind is not Kind.UPDATE]
             order = [str(each.action) for each in sorted(mine, key=by_start)]
@@ -189,9 +189,9 @@ def by_start(each: Timed) -> tuple[float, bool, int]:
 
 
 def test_asynchronous_stages_of_one_worker_keep_their_own_lists() -> None:
-    alone = make("1f1b", line(4), 1, mode="async")
+    alone = make_schedule("1f1b", line(4), 1, mode="async")
     for seed in range(20):
-        placed = make("1f1b", scattered(4, seed), 1, mode="async")
+        placed = make_schedule("1f1b", scattered(4, seed), 1, mode="async")
         for stage in range(4):
             merged = [run for run in placed.program(placed.owner(stage), range(9)) if run[1].stage == stage]
             assert merged == list(alone.program(stage, range(9)))
@@ -200,12 +200,12 @@ def test_asynchronous_stages_of_one_worker_keep_their_own_lists() -> None:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("placement", [line(3), ((0, 2), (1,))])
 def test_a_program_begins_at_once_however_long_the_run(placement: tuple[tuple[int, ...], ...], mode: Mode) -> None:
-    program = make("1f1b", placement, 1, mode=mode).program(0, range(10**15))
+    program = make_schedule("1f1b", placement, 1, mode=mode).program(0, range(10**15))
     assert len(list(islice(program, 30))) == 30
 
 
 def test_a_stage_has_one_owner() -> None:
-    schedule = make("1f1b", ((0, 3), (1,), (2,)), 3)
+    schedule = make_schedule("1f1b", ((0, 3), (1,), (2,)), 3)
     assert [schedule.owner(stage) for stage in range(schedule.stages)] == [0, 1, 2, 0]
     with pytest.raises(ValueError, match="no worker owns stage 4: stages are numbered 0 to 3"):
         schedule.owner(4)
@@ -267,7 +267,7 @@ def test_gpipe_is_torchs(stages: int) -> None:
 @pytest.mark.parametrize("stages", range(2, 6))
 def test_one_f_one_b_is_torchs_but_for_the_last_rank_which_torch_has_wrong(stages: int) -> None:
     for microbatches in range(stages, 17):
-        schedule = make("1f1b", line(stages), microbatches)
+        schedule = make_schedule("1f1b", line(stages), microbatches)
         order = torch_order(torch_schedules.Schedule1F1B, stages, microbatches)
         for worker in range(stages - 1):
             assert ours(schedule, worker) == torchs(order[worker])
@@ -315,15 +315,15 @@ def test_a_refusal_says_what_and_why_and_the_way_out(
     arguments: tuple[Any, ...], options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ScheduleRefused, match=says):
-        make(*arguments, **options)
+        make_schedule(*arguments, **options)
 
 
 def test_a_window_is_cut_to_the_microbatches_there_are() -> None:
-    assert make("window", line(2), 3, window=(3, 9)).workers == make("gpipe", line(2), 3).workers
+    assert make_schedule("window", line(2), 3, window=(3, 9)).workers == make_schedule("gpipe", line(2), 3).workers
 
 
 def test_a_window_of_an_untrained_stage_means_nothing() -> None:
-    schedule = make("window", line(2), 3, window=(1, 3), first_trainable=1)
+    schedule = make_schedule("window", line(2), 3, window=(1, 3), first_trainable=1)
     assert lists(schedule) == ["0F0 0F1 0F2 0U", "1F0 1F1 1F2 1B0 1B1 1B2 1U"]
 
 

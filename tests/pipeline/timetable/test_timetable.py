@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.pipeline.schedule import Action, Kind, make, names
-from stageline.pipeline.schedule.check import Costs, Timed, check
-from stageline.pipeline.timetable import svg, text
+from stageline.pipeline.schedule import Action, Kind, make_schedule, schedule_names
+from stageline.pipeline.schedule.check import Costs, Timed, check_schedule
+from stageline.pipeline.timetable import draw_svg, draw_text
 from support.paths import DOCS
 from support.shapes import line, looped
 
@@ -23,13 +23,13 @@ def picture(drawing: str) -> str:
 
 
 def planned(stages: int = 2, microbatches: int = 3) -> list[Timed]:
-    return list(check(make("1f1b", line(stages), microbatches)).timed)
+    return list(check_schedule(make_schedule("1f1b", line(stages), microbatches)).timed)
 
 
 def measured(seed: int, workers: int = 2) -> list[Timed]:
     random = Random(seed)
     timed = []
-    for worker, actions in enumerate(make("1f1b", line(workers), 4).workers):
+    for worker, actions in enumerate(make_schedule("1f1b", line(workers), 4).workers):
         now = 1_700_000_000.0
         for action in actions:
             start = now + random.random() * 0.001
@@ -39,7 +39,7 @@ def measured(seed: int, workers: int = 2) -> list[Timed]:
 
 
 def test_a_planned_schedule_as_text() -> None:
-    assert text(planned()) == picture("""
+    assert draw_text(planned()) == picture("""
         |          0              5              10    idle|
         |worker 0  F0 F1       B0███ F2 B1███    B2███  25%|
         |worker 1     F0 B0███ F1 B1███ F2 B2███        25%|
@@ -48,8 +48,8 @@ def test_a_planned_schedule_as_text() -> None:
 
 
 def test_actions_of_one_length_have_one_width_wherever_they_begin() -> None:
-    verdict = check(make("1f1b", line(2), 3), Costs.even(2, latency=0.5))
-    assert text(verdict.timed) == picture("""
+    verdict = check_schedule(make_schedule("1f1b", line(2), 3), Costs.even(2, latency=0.5))
+    assert draw_text(verdict.timed) == picture("""
         |          0              5              10          idle|
         |worker 0  F0 F1          B0███ F2 B1███       B2███  36%|
         |worker 1       F0 B0███ F1 B1███    F2 B2███         36%|
@@ -58,7 +58,7 @@ def test_actions_of_one_length_have_one_width_wherever_they_begin() -> None:
 
 
 def test_a_terminal_without_unicode_gets_ascii() -> None:
-    assert text(planned(), ascii_only=True) == picture("""
+    assert draw_text(planned(), ascii_only=True) == picture("""
         |          0              5              10    idle|
         |worker 0  F0 F1       B0=== F2 B1===    B2===  25%|
         |worker 1     F0 B0=== F1 B1=== F2 B2===        25%|
@@ -67,7 +67,7 @@ def test_a_terminal_without_unicode_gets_ascii() -> None:
 
 
 def test_a_narrower_terminal_loses_the_gaps_first() -> None:
-    assert text(planned(), width=40) == picture("""
+    assert draw_text(planned(), width=40) == picture("""
         |          0                   10  idle|
         |worker 0  F0F1    B0██F2B1██  B2██ 25%|
         |worker 1    F0B0██F1B1██F2B2██     25%|
@@ -76,7 +76,7 @@ def test_a_narrower_terminal_loses_the_gaps_first() -> None:
 
 
 def test_a_narrow_terminal_loses_the_labels() -> None:
-    assert text(planned(), width=30) == picture("""
+    assert draw_text(planned(), width=30) == picture("""
         |          0           idle|
         |worker 0  ░░  ██░██ ██ 25%|
         |worker 1   ░██░██░██   25%|
@@ -85,12 +85,12 @@ def test_a_narrow_terminal_loses_the_labels() -> None:
 
 
 def test_labels_name_the_stage_where_a_worker_has_several() -> None:
-    drawing = text(check(make("interleaved-1f1b", looped(2, 2), 2)).timed)
+    drawing = draw_text(check_schedule(make_schedule("interleaved-1f1b", looped(2, 2), 2)).timed)
     assert drawing.splitlines()[1].startswith("worker 0  0F0 0F1 2F0 2F1 ")
 
 
 def test_labels_count_steps_where_a_step_is_one_microbatch() -> None:
-    drawing = text(check(make("1f1b", line(2), 1, mode="async"), steps=3).timed)
+    drawing = draw_text(check_schedule(make_schedule("1f1b", line(2), 1, mode="async"), steps=3).timed)
     assert drawing.splitlines()[2].startswith("worker 1     F0 B0███ F1 B1███ F2 B2███")
 
 
@@ -100,7 +100,7 @@ def test_a_measured_schedule_is_drawn_to_scale() -> None:
         Timed(0, Action(Kind.UPDATE, 0), 50.007, 50.010),
         Timed(1, Action(Kind.FORWARD, 1, 0), 50.002, 50.006),
     ]
-    assert text(timed, seconds=True) == picture("""
+    assert draw_text(timed, seconds=True) == picture("""
         |          0 ms           5 ms           idle|
         |worker 0  F0                   U▄▄▄▄▄▄▄  60%|
         |worker 1        F0░░░░░░░░░              60%|
@@ -110,7 +110,7 @@ def test_a_measured_schedule_is_drawn_to_scale() -> None:
 
 @given(st.integers(0, 10**6), st.integers(30, 200))
 def test_no_row_is_wider_than_the_terminal(seed: int, width: int) -> None:
-    *rows, _legend = text(measured(seed), width=width, seconds=True).splitlines()
+    *rows, _legend = draw_text(measured(seed), width=width, seconds=True).splitlines()
     assert max(map(len, rows)) <= width
     assert len({len(row) for row in rows}) == 1
 
@@ -121,23 +121,23 @@ def test_times_have_the_unit_that_suits_them(scale: float, unit: str) -> None:
         Timed(0, Action(Kind.FORWARD, 0, microbatch), microbatch * scale, (microbatch + 1) * scale)
         for microbatch in range(9)
     ]
-    assert f"5 {unit}" in text(timed, seconds=True)
+    assert f"5 {unit}" in draw_text(timed, seconds=True)
 
 
 def test_nothing_to_draw_is_said() -> None:
-    assert text([]) == "no action took any time"
-    assert text([Timed(0, Action(Kind.UPDATE, 0), 3, 3)]) == "no action took any time"
+    assert draw_text([]) == "no action took any time"
+    assert draw_text([Timed(0, Action(Kind.UPDATE, 0), 3, 3)]) == "no action took any time"
 
 
 def drawn(image: str) -> ElementTree.Element:
     return ElementTree.fromstring(image)  # noqa: S314 (our own)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", schedule_names())
 def test_an_image_has_a_box_with_a_hover_text_for_every_action(name: str) -> None:
     window = (4, 3, 2, 1) if name == "window" else None
-    verdict = check(make(name, looped(2, 2), 4, window=window), Costs.even(4, update=1))
-    boxes = drawn(svg(verdict.timed, title=name)).findall(f"{SVG}g")
+    verdict = check_schedule(make_schedule(name, looped(2, 2), 4, window=window), Costs.even(4, update=1))
+    boxes = drawn(draw_svg(verdict.timed, title=name)).findall(f"{SVG}g")
     assert len(boxes) == len(verdict.timed)
     told = [box.findtext(f"{SVG}title", "").split(":")[0] for box in boxes]
     assert sorted(told) == sorted(str(each.action) for each in verdict.timed)
@@ -145,7 +145,7 @@ def test_an_image_has_a_box_with_a_hover_text_for_every_action(name: str) -> Non
 
 def test_boxes_lie_in_their_rows_in_order_and_within_the_image() -> None:
     for seed in range(20):
-        root = drawn(svg(measured(seed, workers=3), title="measured", seconds=True))
+        root = drawn(draw_svg(measured(seed, workers=3), title="measured", seconds=True))
         rows: dict[str, list[tuple[float, float]]] = {}
         for box in root.findall(f"{SVG}g/{SVG}rect"):
             rows.setdefault(box.attrib["y"], []).append((float(box.attrib["x"]), float(box.attrib["width"])))
@@ -156,7 +156,7 @@ def test_boxes_lie_in_their_rows_in_order_and_within_the_image() -> None:
 
 
 def test_a_box_says_what_it_is() -> None:
-    root = drawn(svg([Timed(1, Action(Kind.BACKWARD, 2, 7), 10.5, 10.75, step=4)], title="one", seconds=True))
+    root = drawn(draw_svg([Timed(1, Action(Kind.BACKWARD, 2, 7), 10.5, 10.75, step=4)], title="one", seconds=True))
     assert root.findtext(f"{SVG}g/{SVG}title") == (
         "2B7: backward of microbatch 7 at stage 2, step 4\nworker 1, 0 ms to 250 ms"
     )
@@ -164,20 +164,20 @@ def test_a_box_says_what_it_is() -> None:
 
 
 def test_a_title_is_text_and_never_markup() -> None:
-    root = drawn(svg(planned(), title='<script>"&'))
+    root = drawn(draw_svg(planned(), title='<script>"&'))
     assert root.findtext(f"{SVG}title") == '<script>"&'
     assert root.find(f".//{SVG}script") is None
 
 
 def test_an_image_has_both_themes_and_needs_nothing_from_elsewhere() -> None:
-    image = svg(planned(), title="1F1B")
+    image = draw_svg(planned(), title="1F1B")
     assert "@media(prefers-color-scheme:dark)" in image
     assert "href" not in image
     assert "url(" not in image
 
 
 def test_stages_of_a_worker_have_tones_of_their_own() -> None:
-    root = drawn(svg(check(make("1f1b", looped(2, 2), 2)).timed, title="two stages each"))
+    root = drawn(draw_svg(check_schedule(make_schedule("1f1b", looped(2, 2), 2)).timed, title="two stages each"))
     tones = {
         (box.findtext(f"{SVG}title", "")[0], box.find(f"{SVG}rect").attrib["class"][-2:])  # type: ignore[union-attr]
         for box in root.findall(f"{SVG}g")
@@ -186,7 +186,7 @@ def test_stages_of_a_worker_have_tones_of_their_own() -> None:
 
 
 def test_an_image_of_nothing_is_still_an_image() -> None:
-    assert drawn(svg([], title="nothing yet")).findall(f"{SVG}g") == []
+    assert drawn(draw_svg([], title="nothing yet")).findall(f"{SVG}g") == []
 
 
 def test_the_documented_pictures_are_what_is_drawn() -> None:

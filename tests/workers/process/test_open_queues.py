@@ -7,7 +7,7 @@ import pytest
 
 from stageline.broker.control.protocol import Assigned, Failed, Goodbye
 from stageline.broker.errors import EndpointTaken
-from stageline.pipeline.plan import read
+from stageline.pipeline.plan import read_plan
 from stageline.workers.process import worker_process as process
 from stageline.workers.process.open_queues import reachable
 from stageline.workers.runtime.job import prepare
@@ -37,7 +37,7 @@ def test_an_address_in_use_ends_the_run_unless_it_may_be_a_predecessors_that_han
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        job = prepare(read(EXAMPLES / "mlp", sets=[f"queues.url={url}"], environment={}))
+        job = prepare(read_plan(EXAMPLES / "mlp", sets=[f"queues.url={url}"], environment={}))
         said = Said()
         with pytest.raises(EndpointTaken):
             process._open(job, Assigned("run-1", 0, 7, step), said, tmp_path, lambda reason: None)

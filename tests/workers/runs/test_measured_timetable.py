@@ -7,13 +7,13 @@ import pytest
 from stageline.broker.control.protocol import StepRecord
 from stageline.broker.stores.memory import MemoryStore
 from stageline.broker.stores.sqlite import SqliteStore
-from stageline.pipeline.plan import read
-from stageline.pipeline.schedule import Action, Kind, make
+from stageline.pipeline.plan import read_plan
+from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.measured_timetable import measured, of_run
 from stageline.workers.runs.open_store import kept_store
 
-LINE = make("1f1b", [(0,), (1,)], 2)
+LINE = make_schedule("1f1b", [(0,), (1,)], 2)
 
 
 def ran(store, stage, step):
@@ -49,7 +49,7 @@ def test_of_a_run_a_late_step_is_shown_that_no_longer_runs_the_line_empty(steps,
 
 
 def test_a_run_without_records_has_no_timetable(tmp_path):
-    plan = read("examples/mlp", sets=[f"run.dir={tmp_path}"], environment={})
+    plan = read_plan("examples/mlp", sets=[f"run.dir={tmp_path}"], environment={})
     folder = runs.make_folder(plan, "run-1")
     assert of_run(kept_store(plan, "run-1"), LINE, 5) == []
     (folder / runs.STORE).write_bytes(b"this is no database, and long enough for its header to be looked at" * 9)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from stageline.pipeline.digest import tensor_digests, weights_sha256
-from stageline.pipeline.plan import read
+from stageline.pipeline.plan import read_plan
 from stageline.workers.replay.replay import Wanted, replay
 from stageline.workers.runtime.job import prepare
 from stageline.workers.runtime.skipping import IN_A_ROW
@@ -84,7 +84,7 @@ def desk(desk: Workspace) -> Workspace:
 def plain_loop(folder: Path, *sets: str) -> str:
     """The digest of a plain loop's weights, in which the microbatches with the outlier are passed over."""
     torch.set_num_threads(1)  # as the plan has it: BatchNorm adds in another order with more
-    job = prepare(read(folder, sets=sets))
+    job = prepare(read_plan(folder, sets=sets))
     model = nn.Sequential(*[layer for segment in job.segments for layer in segment.layers])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):

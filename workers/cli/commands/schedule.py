@@ -9,8 +9,16 @@ import click
 import msgspec
 
 from stageline.pipeline import timetable
-from stageline.pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, make, names, window_for
-from stageline.pipeline.schedule.check import Costs, Verdict, check
+from stageline.pipeline.schedule import (
+    Mode,
+    Placement,
+    Schedule,
+    ScheduleRefused,
+    make_schedule,
+    schedule_names,
+    window_for,
+)
+from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
 from stageline.workers.cli import option_types as kinds
 from stageline.workers.cli import options
 from stageline.workers.cli.display.tables import counted, share, show
@@ -28,13 +36,13 @@ ABOUT = {
 
 
 def _known(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
-    if value not in names():
-        raise click.BadParameter(f"there is no schedule {value}; {suggestion(value, names())}")
+    if value not in schedule_names():
+        raise click.BadParameter(f"there is no schedule {value}; {suggestion(value, schedule_names())}")
     return value
 
 
 def _completed(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    return [name for name in names() if name.startswith(begun)]
+    return [name for name in schedule_names() if name.startswith(begun)]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -66,10 +74,10 @@ def schedule() -> None:
 def list_(as_json: bool) -> None:
     """List the schedules there are."""
     if as_json:
-        rows = [{"name": name, "about": ABOUT[name]} for name in names()]
+        rows = [{"name": name, "about": ABOUT[name]} for name in schedule_names()]
         click.echo(msgspec.json.encode({"schema": "schedules/1", "schedules": rows}))
     else:
-        show("schedules", ("name", "what it does"), [(name, ABOUT[name]) for name in names()])
+        show("schedules", ("name", "what it does"), [(name, ABOUT[name]) for name in schedule_names()])
 
 
 @schedule.command("show", epilog="Example: stageline schedule show 1f1b --stages 4 --microbatches 8")
@@ -106,9 +114,9 @@ def show_(
     """Draw the schedule NAME for a shape, and say how long its workers wait and how much they hold."""
     found = _made(name, _placed(name, stages, workers, placement, microbatches), microbatches, mode, window)
     costs = Costs.even(found.stages, forward=forward, backward=backward, latency=latency)
-    verdict = check(found, costs)
+    verdict = check_schedule(found, costs)
     if svg is not None:
-        svg.write_text(timetable.svg(verdict.timed, title=_title(found)), encoding="utf-8")
+        svg.write_text(timetable.draw_svg(verdict.timed, title=_title(found)), encoding="utf-8")
     if as_json:
         click.echo(msgspec.json.encode(_facts(found, verdict)))
     else:
@@ -120,7 +128,7 @@ def show_(
 
 def _made(name: str, placement: Placement, microbatches: int, mode: Mode, window: tuple[int, ...] | None) -> Schedule:
     try:
-        return make(name, placement, microbatches, mode=mode, window=window)
+        return make_schedule(name, placement, microbatches, mode=mode, window=window)
     except ScheduleRefused as error:  # there is no plan that could be wrong: the flags are
         raise click.UsageError(str(error)) from error
 
@@ -184,7 +192,7 @@ def _facts(found: Schedule, verdict: Verdict) -> dict[str, object]:
 
 def _print(found: Schedule, verdict: Verdict) -> None:
     click.echo(_title(found))
-    click.echo(timetable.text(verdict.timed, width=options.width(), ascii_only=not options.writes_unicode()))
+    click.echo(timetable.draw_text(verdict.timed, width=options.width(), ascii_only=not options.writes_unicode()))
     bubble = f"bubble {verdict.bubble:g} of {verdict.span:g} ({share(verdict.bubble / verdict.span)})"
     peaks = ", ".join(f"{peak} on stage {stage}" for stage, peak in enumerate(verdict.stage_peak))
     click.echo(f"{bubble}; in flight at most {peaks}")

@@ -72,7 +72,7 @@ def _timetable(launch: "Launch", ended: "Ended") -> list[str]:
         return []
     first, last = min(each.step for each in ended.timed), max(each.step for each in ended.timed)
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    drawn = timetable.text(
+    drawn = timetable.draw_text(
         ended.timed, width=options.width() or WIDE, ascii_only=not options.writes_unicode(), seconds=True
     )
     return ["", f"{launch.schedule.name} as it ran, {steps}:", drawn]

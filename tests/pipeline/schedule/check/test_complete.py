@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from stageline.pipeline.schedule import Action, Schedule, make
-from stageline.pipeline.schedule.check import Costs, Disordered, Incomplete, check
+from stageline.pipeline.schedule import Action, Schedule, make_schedule
+from stageline.pipeline.schedule.check import Costs, Disordered, Incomplete, check_schedule
 from support.shapes import by_hand, line, times
 
 
 def test_a_backward_may_be_split() -> None:
-    verdict = check(
+    verdict = check_schedule(
         by_hand("0F0 0F1 0I0 0W0 0I1 0W1 0U", "1F0 1I0 1F1 1I1 1W0 1W1 1U", microbatches=2),
         Costs.even(2, forward=1, backward=2),
     )
@@ -19,7 +19,7 @@ def test_a_backward_may_be_split() -> None:
 
 
 def test_halves_and_whole_backwards_may_be_mixed() -> None:
-    check(by_hand("0F0 0B0 0F1 0I1 0W1 0U", microbatches=2))
+    check_schedule(by_hand("0F0 0B0 0F1 0I1 0W1 0U", microbatches=2))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_halves_and_whole_backwards_may_be_mixed() -> None:
 )
 def test_a_list_must_have_every_action_once_and_no_other(lists: tuple[str, ...], says: str) -> None:
     with pytest.raises(Incomplete, match=f"schedule by-hand: {says}"):
-        check(by_hand(*lists))
+        check_schedule(by_hand(*lists))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_list_must_have_every_action_once_and_no_other(lists: tuple[str, ...],
 )
 def test_a_list_must_have_every_action_after_those_it_builds_on(lists: tuple[str, ...], says: str) -> None:
     with pytest.raises(Disordered, match=says):
-        check(by_hand(*lists, microbatches=2))
+        check_schedule(by_hand(*lists, microbatches=2))
 
 
 def test_a_step_must_end_before_the_next_begins() -> None:
@@ -61,7 +61,7 @@ def test_a_step_must_end_before_the_next_begins() -> None:
         def program(self, worker: int, steps: range) -> Iterator[tuple[int, Action]]:
             return iter([(step, each) for each in self.workers[worker] for step in steps])
 
-    schedule = make("gpipe", line(1), 1)
+    schedule = make_schedule("gpipe", line(1), 1)
     overlapping = Overlapping(schedule.name, schedule.mode, schedule.placement, 1, schedule.workers)
     with pytest.raises(Disordered, match="0F0 of step 1 before 0U of step 0"):
-        check(overlapping, steps=2)
+        check_schedule(overlapping, steps=2)

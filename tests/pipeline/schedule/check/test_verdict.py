@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from stageline.pipeline.schedule import Action, Kind, Schedule, forward_only, make, names, window_for
-from stageline.pipeline.schedule.check import Costs, Verdict, check
+from stageline.pipeline.schedule import Action, Kind, Schedule, forward_only, make_schedule, schedule_names, window_for
+from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
 from support.paths import DOCS
 from support.shapes import accepted, line, looped, random_costs, scattered, times
 
@@ -14,7 +14,9 @@ LATENCIES = (0, 0.25, 0.5, 1, 1.5, 3, 6)
 
 
 def test_two_stages_and_two_microbatches_by_hand() -> None:
-    verdict = check(make("1f1b", line(2), 2), Costs.even(2, forward=1, backward=2, update=0.5, latency=0.25))
+    verdict = check_schedule(
+        make_schedule("1f1b", line(2), 2), Costs.even(2, forward=1, backward=2, update=0.5, latency=0.25)
+    )
     assert times(verdict, 0) == {
         "0F0": (0, 1),
         "0F1": (1, 2),
@@ -42,7 +44,7 @@ def test_two_stages_and_two_microbatches_by_hand() -> None:
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b"])
 def test_the_bubble_is_one_pass_through_the_stages_behind_the_first(name: str, stages: int) -> None:
     for schedule in accepted(name, line(stages), 16):
-        verdict = check(schedule, Costs.even(stages, forward=1.5, backward=2.5))
+        verdict = check_schedule(schedule, Costs.even(stages, forward=1.5, backward=2.5))
         assert verdict.bubble == (stages - 1) * 4
         assert verdict.bubble / verdict.span == pytest.approx((stages - 1) / (schedule.microbatches + stages - 1))
 
@@ -50,7 +52,10 @@ def test_the_bubble_is_one_pass_through_the_stages_behind_the_first(name: str, s
 @pytest.mark.parametrize("stages", range(1, 7))
 def test_the_peak_in_flight_is_the_catalogues(stages: int) -> None:
     for microbatches in range(1, 17):
-        peak = {name: check(make(name, line(stages), microbatches)).stage_peak for name in names()[:3]}
+        peak = {
+            name: check_schedule(make_schedule(name, line(stages), microbatches)).stage_peak
+            for name in schedule_names()[:3]
+        }
         behind = range(stages - 1, -1, -1)
         assert peak["gpipe"] == (microbatches,) * stages
         assert peak["1f1b"] == tuple(min(microbatches, stages_behind + 1) for stages_behind in behind)
@@ -60,8 +65,8 @@ def test_the_peak_in_flight_is_the_catalogues(stages: int) -> None:
 @pytest.mark.parametrize("workers", range(1, 6))
 @pytest.mark.parametrize("turns", range(1, 5))
 def test_interleaving_divides_the_bubble_by_the_stages_of_a_worker(workers: int, turns: int) -> None:
-    schedule = make("interleaved-1f1b", looped(workers, turns), 4 * workers)
-    verdict = check(schedule, Costs.even(workers * turns))
+    schedule = make_schedule("interleaved-1f1b", looped(workers, turns), 4 * workers)
+    verdict = check_schedule(schedule, Costs.even(workers * turns))
     assert verdict.bubble == (workers - 1) * 3
     assert verdict.worker_peak == tuple((turns - 1) * workers + 2 * behind + 1 for behind in range(workers - 1, -1, -1))
 
@@ -70,7 +75,7 @@ def test_interleaving_divides_the_bubble_by_the_stages_of_a_worker(workers: int,
 @pytest.mark.parametrize("turns", range(1, 5))
 def test_interleaving_is_sound_for_every_number_it_accepts(workers: int, turns: int) -> None:
     for schedule in accepted("interleaved-1f1b", looped(workers, turns), 16):
-        verdict = check(schedule)
+        verdict = check_schedule(schedule)
         assert verdict.span >= verdict.ideal == schedule.microbatches * turns * 3
 
 
@@ -78,10 +83,10 @@ def test_interleaving_is_sound_for_every_number_it_accepts(workers: int, turns: 
 def test_any_placement_is_sound(name: str) -> None:
     for seed in range(60):
         stages, microbatches = 1 + seed % 8, 1 + 3 * seed % 16
-        schedule = make(name, scattered(stages, seed), microbatches, first_trainable=seed % 3 % stages)
+        schedule = make_schedule(name, scattered(stages, seed), microbatches, first_trainable=seed % 3 % stages)
         costs = random_costs(seed, stages)
         for steps in (1, 3):
-            verdict = check(schedule, costs, steps=steps)
+            verdict = check_schedule(schedule, costs, steps=steps)
             assert verdict.span >= verdict.ideal
             assert_nothing_starts_before_its_data(schedule, costs, verdict)
 
@@ -89,9 +94,9 @@ def test_any_placement_is_sound(name: str) -> None:
 def test_asynchronous_placements_are_sound() -> None:
     for seed in range(30):
         stages = 1 + seed % 6
-        schedule = make("1f1b", scattered(stages, seed), 1, mode="async", first_trainable=seed % 3 % stages)
+        schedule = make_schedule("1f1b", scattered(stages, seed), 1, mode="async", first_trainable=seed % 3 % stages)
         costs = random_costs(seed, stages)
-        assert_nothing_starts_before_its_data(schedule, costs, check(schedule, costs, steps=12))
+        assert_nothing_starts_before_its_data(schedule, costs, check_schedule(schedule, costs, steps=12))
 
 
 def assert_nothing_starts_before_its_data(schedule: Schedule, costs: Costs, verdict: Verdict) -> None:
@@ -122,14 +127,16 @@ STRETCH = {
 }
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", schedule_names())
 def test_latency_stretches_a_step_as_the_catalogue_says(name: str) -> None:
     turns = 2 if name == "interleaved-1f1b" else 1
     stretch = []
     for latency in LATENCIES:
         window = window_for([latency] * 3, FORWARD, BACKWARD) if name == "window" else None
         costs = Costs.even(4 * turns, forward=FORWARD / turns, backward=BACKWARD / turns, latency=latency)
-        stretch.append(round(check(make(name, looped(4, turns), 32, window=window), costs).span / 96, 3))
+        stretch.append(
+            round(check_schedule(make_schedule(name, looped(4, turns), 32, window=window), costs).span / 96, 3)
+        )
     assert tuple(stretch) == pytest.approx(STRETCH[name], abs=5e-4 + 1e-9)
 
 
@@ -149,31 +156,31 @@ def test_the_window_for_a_latency_hides_it_and_is_the_smallest_that_does(stages:
     microbatches = 8 * stages + 40
     window = window_for([latency] * (stages - 1), FORWARD, BACKWARD)
     costs = Costs.even(stages, latency=latency)
-    span = check(make("window", line(stages), microbatches, window=window), costs).span
+    span = check_schedule(make_schedule("window", line(stages), microbatches, window=window), costs).span
     assert span == (microbatches + stages - 1) * 3 + 2 * latency * (stages - 1)
     smaller = (window[0] - 1, *window[1:])
-    assert check(make("window", line(stages), microbatches, window=smaller), costs).span > span
+    assert check_schedule(make_schedule("window", line(stages), microbatches, window=smaller), costs).span > span
 
 
 def test_a_hop_within_a_worker_takes_no_time() -> None:
-    schedule = make("1f1b", ((0, 1),), 3)
-    assert check(schedule, Costs.even(2, latency=100)).bubble == 0
+    schedule = make_schedule("1f1b", ((0, 1),), 3)
+    assert check_schedule(schedule, Costs.even(2, latency=100)).bubble == 0
 
 
 def test_asynchronous_1f1b_has_no_bubble_once_it_is_warm() -> None:
     for stages in range(1, 6):
-        verdict = check(make("1f1b", line(stages), 1, mode="async"), steps=40)
+        verdict = check_schedule(make_schedule("1f1b", line(stages), 1, mode="async"), steps=40)
         assert verdict.span == (40 + stages - 1) * 3
         assert verdict.stage_peak == tuple(range(stages, 0, -1))
 
 
 def test_without_a_number_of_steps_asynchronous_mode_runs_until_it_is_steady() -> None:
-    schedule = make("1f1b", line(4), 1, mode="async")
-    verdict = check(schedule)
-    assert verdict.stage_peak == check(schedule, steps=40).stage_peak
-    assert verdict.queue_bound == check(schedule, steps=40).queue_bound
+    schedule = make_schedule("1f1b", line(4), 1, mode="async")
+    verdict = check_schedule(schedule)
+    assert verdict.stage_peak == check_schedule(schedule, steps=40).stage_peak
+    assert verdict.queue_bound == check_schedule(schedule, steps=40).queue_bound
 
 
 def test_a_stage_that_does_not_train_holds_nothing() -> None:
-    assert check(make("1f1b", line(3), 8, first_trainable=1)).stage_peak == (0, 2, 1)
-    assert check(forward_only(((0, 2), (1,)), 8)).worker_peak == (0, 0)
+    assert check_schedule(make_schedule("1f1b", line(3), 8, first_trainable=1)).stage_peak == (0, 2, 1)
+    assert check_schedule(forward_only(((0, 2), (1,)), 8)).worker_peak == (0, 0)
