@@ -1,5 +1,6 @@
 """Takes in what the broker says, between two turns of the compute loop: peers, trims, and the end."""
 
+from collections.abc import Callable
 from time import monotonic
 
 import structlog
@@ -8,11 +9,11 @@ from stageline.broker.control.protocol import Assigned, Peers, Refused, Stop, Tr
 from stageline.pipeline.exit_code import ExitCode
 from stageline.workers.checkpoint.hooks import CheckpointHooks
 from stageline.workers.process.open_queues import WorkerQueues
-from stageline.workers.process.signals import ExitWatch, Stopped
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE, WorkerLoop
 
 from .control_thread import ControlThread
+from .session import Stopped
 
 STEP_END = 5.0  # seconds that finishing a step may take when the run is stopped
 SAY = 1.0  # seconds that the broker may take to hear of the last snapshot
@@ -28,7 +29,7 @@ class CommandHandler:
         job: Job,
         assigned: Assigned,
         link: ControlThread,
-        watch: ExitWatch,
+        check: Callable[[], None],
         queues: WorkerQueues,
         recovery: CheckpointHooks,
         worker: WorkerLoop,
@@ -36,7 +37,7 @@ class CommandHandler:
         self._job = job
         self._assigned = assigned
         self._link = link
-        self._watch = watch
+        self._check = check
         self._queues = queues
         self._recovery = recovery
         self._worker = worker
@@ -55,7 +56,7 @@ class CommandHandler:
 
     def listen(self) -> None:
         """Takes in what the broker has said. Raises `Stopped`."""
-        self._watch.check()
+        self._check()
         while self._link.inbox:
             match self._link.inbox.popleft():
                 case Peers(workers):

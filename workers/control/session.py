@@ -40,6 +40,15 @@ AGAIN = 0.25  # seconds after which an unanswered Hello is said again
 UNANSWERED = 2.0  # seconds without a word from the broker, which confirms every report, until Hello is said again
 
 
+class Stopped(Exception):
+    """The worker exits before its program is over, with exit code `code`. `told`: the broker knows of it."""
+
+    def __init__(self, reason: str, code: int, *, told: bool = False) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.told = told
+
+
 class TurnedAway(Exception):
     """The broker refuses this worker; `code` is the exit code to leave with."""
 

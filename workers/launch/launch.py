@@ -1,12 +1,9 @@
 """A whole run on this machine, from the plan to its result."""
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from types import FrameType
 
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
@@ -14,6 +11,7 @@ from stageline.pipeline.schedule.check import Timed
 from stageline.workers.preflight.estimate import estimate_of
 from stageline.workers.process import socket_paths as sockets
 from stageline.workers.process.in_process import run_memory
+from stageline.workers.process.signals import Signals
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs import measured_timetable as measured
 from stageline.workers.runs.open_store import kept_store
@@ -92,8 +90,8 @@ def _outcome(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], 
     if plan.queues.url != IN_MEMORY:
         with Prefork() as reserve:
             return run(_local(launch, words, reserve), _filling(reserve, launch, on_status))
-    with _first_interrupt() as interrupted:
-        return run_memory(prepare(plan), launch.run, launch.folder, on_status, interrupted)
+    with Signals(once=True) as signals:
+        return run_memory(prepare(plan), launch.run, launch.folder, on_status, lambda: signals.count > 0)
 
 
 def _local(launch: Launch, words: Sequence[str], spawn: Spawn) -> LocalRun:
@@ -114,20 +112,3 @@ def _filling(reserve: Prefork, launch: Launch, on_status: Callable[[Facts], None
 
     wanted = launch.plan.recovery.on and not launch.spares  # a spare is in no hurry
     return heard if wanted else on_status
-
-
-@contextmanager
-def _first_interrupt() -> Iterator[Callable[[], bool]]:
-    """Notes the first SIGINT or SIGTERM; a second does what it did before."""
-    seen: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        signal.signal(number, before[number])
-
-    before = {int(number): signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(seen)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -11,16 +11,16 @@ Nothing outlives `run`: it ends every process it started, and they end themselve
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from types import FrameType
 from typing import Any
 
 from stageline.pipeline.exit_code import ExitCode
 from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.process.signals import Signals
 
 from .children import Children, LocalRun
 
@@ -56,41 +56,14 @@ def run(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts: None
     """
     local.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        interrupts = stack.enter_context(_interrupts())  # first: from here on there is something to clean up
+        signals = stack.enter_context(Signals())  # first: from here on there is something to clean up
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-")))
-        crew = stack.enter_context(Children(local, sockets, lambda: interrupts.now))
+        crew = stack.enter_context(Children(local, sockets, lambda: signals.count > 1))
         client = stack.enter_context(Client(crew.url))
-        return _watch(crew, client, interrupts, on_status)
+        return _watch(crew, client, signals, on_status)
 
 
-class _Interrupts:
-    """Counts SIGINT and SIGTERM; from the second on, `now` says that the run must end at once."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @property
-    def now(self) -> bool:
-        return self.count > 1
-
-    def note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-
-
-@contextmanager
-def _interrupts() -> Iterator[_Interrupts]:
-    interrupts = _Interrupts()
-    before = {number: signal.signal(number, interrupts.note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield interrupts
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _watch(
-    crew: Children, client: Client, interrupts: _Interrupts, on_status: Callable[[Facts], None]
-) -> LaunchOutcome:
+def _watch(crew: Children, client: Client, signals: Signals, on_status: Callable[[Facts], None]) -> LaunchOutcome:
     watch = _Supervisor(crew, client)
     while True:
         facts = watch.look()
@@ -99,9 +72,9 @@ def _watch(
         if facts.get("phase") in ("finished", "failed") and not watch.still_saving:
             client.stop_run("the run is over", ExitCode.OK)  # nobody will ask the broker again: it may leave
             return LaunchOutcome(int(facts.get("code") or 0), watch.reason(str(facts.get("reason") or "")), facts)
-        if interrupts.now:
+        if signals.count > 1:
             return LaunchOutcome(ExitCode.INTERRUPTED, "interrupted twice: ended at once", watch.facts)
-        if interrupts.count and watch.stopped is None:
+        if signals.count and watch.stopped is None:
             watch.stop()
         if (outcome := watch.hopeless()) is not None:
             return outcome

@@ -1,13 +1,11 @@
 """The broker as a process: finds the run in its store, serves it, and leaves when the run has ended or on a signal."""
 
 import os
-import signal
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
-from types import FrameType
 
 import structlog
 
@@ -25,6 +23,8 @@ from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.open_store import open_store
 from stageline.workers.runs.result import keep, result_of
+
+from .signals import Signals
 
 log = structlog.get_logger()
 
@@ -51,9 +51,12 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
     """
     plan, schedule = _scheduled(plan)
     folder = runs.make_folder(plan, place.run)
-    signals = _Signals()
+    signals = Signals()
     # First the address: a broker that does not get it must leave the records to the one that has it.
-    with closing(open_server(place.url)) as office, closing(open_store(plan, place.run, signals.note_waiting)) as store:
+    with (
+        closing(open_server(place.url)) as office,
+        closing(open_store(plan, place.run, _until_signal(signals))) as store,
+    ):
         terms = RunConfig.of(plan, schedule)
         if place.resume and not store.load().facts:  # else they tell of which plan the run is
             runs.demand_same(plan, folder)
@@ -110,7 +113,7 @@ def _told(core: Coordinator) -> int:
 class _Host:
     """What the process around a core does: minds signals and its parent, and keeps the run's files."""
 
-    def __init__(self, core: Coordinator, plan: Plan, folder: Path, parent: int, signals: "_Signals") -> None:
+    def __init__(self, core: Coordinator, plan: Plan, folder: Path, parent: int, signals: Signals) -> None:
         self._core = core
         self._plan = plan
         self._folder = folder
@@ -137,22 +140,16 @@ class _Host:
                 log.info("result", weights_sha256=result.weights_sha256, file=self._folder / runs.RESULT)
 
 
-class _Signals:
-    """Counts SIGINT and SIGTERM from now on."""
+def _until_signal(signals: Signals) -> Callable[[str], None]:
+    """Called again and again while the records cannot be reached: the broker can do nothing meanwhile, but exit."""
+    waits = False
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._waits = False
-        signal.signal(signal.SIGINT, self._note)
-        signal.signal(signal.SIGTERM, self._note)
-
-    def note_waiting(self, reason: str) -> None:
-        """The records cannot be reached: the broker can do nothing meanwhile, but leave. Raises `StoreUnusable`."""
-        if not self._waits:
+    def note_waiting(reason: str) -> None:
+        nonlocal waits
+        if not waits:
             log.warning("the broker waits for its records", reason=reason)
-        self._waits = True
-        if self.count:
+        waits = True
+        if signals.count:
             raise StoreUnusable(f"interrupted while the broker waited for its records: {reason}")
 
-    def _note(self, number: int, _: FrameType | None) -> None:
-        self.count += 1
+    return note_waiting

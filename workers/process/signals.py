@@ -1,52 +1,66 @@
-"""Why a worker process leaves before its program is over: a signal, a parent that is gone, a word of the broker."""
+"""The only file that installs signal handlers: what SIGINT and SIGTERM do to each process of stageline.
+
+                              first                          second
+    command, before its work  exits at once                  -
+    doctor                    removes its folder and exits   -
+    train, over memory://     ends the run                   what it did before the run
+    train, with processes     stops the run                  kills its processes
+    broker                    stops the run                  exits without waiting for workers
+    worker                    exits between two actions      exits at once
+
+It imports nothing that takes time: the first line's handlers are installed before torch is loaded.
+"""
 
 import os
 import signal
 from collections.abc import Callable
-from time import monotonic
 from types import FrameType
+from typing import Self
 
 from stageline.pipeline.exit_code import ExitCode
 
-ORPHANED = 0.25  # seconds after which a worker notices that its supervisor is gone
+
+def exit_at_once() -> None:
+    """Not an exception: it could be swallowed where it happens to come up, in an import or in a model's own code."""
+    os._exit(ExitCode.INTERRUPTED)
 
 
-class Stopped(Exception):
-    """The worker leaves before its program is over; `code` is the exit code to leave with. `told`: by the broker."""
+class Signals:
+    """Counts SIGINT and SIGTERM from now on, in the main thread; as a context, until it ends.
 
-    def __init__(self, reason: str, code: int, *, told: bool = False) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.told = told
+    `on_first` and `on_second` are called within the handler. With `once`, the previous handlers get the second signal.
+    """
 
+    def __init__(
+        self,
+        on_first: Callable[[], None] = lambda: None,
+        on_second: Callable[[], None] = lambda: None,
+        *,
+        once: bool = False,
+    ) -> None:
+        self.count = 0
+        self.first = 0  # the number of the first signal
+        self.on_first = on_first
+        self._on_second = on_second
+        self._once = once
+        self._before = {number: signal.signal(number, self._record) for number in (signal.SIGINT, signal.SIGTERM)}
 
-def demand_parent(parent: int) -> None:
-    """Raises `Stopped` if `parent` (0: none) is not the parent any more."""
-    if parent and os.getppid() != parent:
-        raise Stopped(f"the supervisor (pid {parent}) is gone", ExitCode.FAILED)
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._restore()
 
-class ExitWatch:
-    """Notices that the process should go: a signal came, or its parent is gone."""
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 1:
+            self._on_second()
+            return
+        self.first = number
+        if self._once:
+            self._restore()
+        self.on_first()
 
-    def __init__(self, parent: int) -> None:
-        self._parent = parent
-        self._look = 0.0  # when to look for it again
-        self._signal = 0
-        self.on_signal: Callable[[], None] = lambda: None
-        signal.signal(signal.SIGINT, self._note)
-        signal.signal(signal.SIGTERM, self._note)
-
-    def check(self) -> None:
-        """Raises `Stopped` if it should."""
-        if self._signal:
-            raise Stopped(f"interrupted by {signal.Signals(self._signal).name}", ExitCode.INTERRUPTED)
-        if monotonic() >= self._look:
-            self._look = monotonic() + ORPHANED
-            demand_parent(self._parent)
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        if self._signal:  # the second: at once, whatever the compute loop is in
-            os._exit(ExitCode.INTERRUPTED)
-        self._signal = number
-        self.on_signal()
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

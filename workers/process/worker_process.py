@@ -4,12 +4,14 @@ prepare -> join -> bind -> wait for the peers -> run -> save the weights -> Fini
 """
 
 import os
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 import structlog
 import torch
@@ -28,7 +30,7 @@ from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.session import TurnedAway, WorkerIdentity
+from stageline.workers.control.session import Stopped, TurnedAway, WorkerIdentity
 from stageline.workers.replay.bad_microbatch import told
 from stageline.workers.replay.capture import RecordingExecutor, RecordingHooks, recorder_of
 from stageline.workers.replay.recorder import RecordWriter
@@ -40,13 +42,15 @@ from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.skipping import SkipLog, skipping
 
 from .open_queues import WorkerQueues, open_queues, reachable
-from .signals import ExitWatch, Stopped, demand_parent
+from .signals import Signals, exit_at_once
 from .warmup import warm_up
 
 ALONE = (
     "The other stages do not go back for one of them: resume the run as a whole (--resume), and all begin at an older "
     "checkpoint, if there is one that is not damaged"
 )
+
+ORPHANED = 0.25  # seconds after which a worker notices that its supervisor is gone
 
 log = structlog.get_logger()
 
@@ -70,6 +74,33 @@ class WorkerOptions:
     parent: int = 0
     sockets: str | None = None
     spare: bool = False
+
+
+class ExitWatch:
+    """Notices that the process should exit: a signal came, or its parent is gone."""
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+        self._look = 0.0  # when to look for it again
+        self._signals = Signals(on_second=exit_at_once)  # whatever the compute loop is in
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """A signal calls `wake`, so that a worker that waits for a message calls `check` soon."""
+        self._signals.on_first = wake
+
+    def check(self) -> None:
+        """Raises `Stopped` if it should."""
+        if self._signals.count:
+            raise Stopped(f"interrupted by {signal.Signals(self._signals.first).name}", ExitCode.INTERRUPTED)
+        if monotonic() >= self._look:
+            self._look = monotonic() + ORPHANED
+            demand_parent(self._parent)
+
+
+def demand_parent(parent: int) -> None:
+    """Raises `Stopped` if `parent` (0: none) is not the parent any more."""
+    if parent and os.getppid() != parent:
+        raise Stopped(f"the supervisor (pid {parent}) is gone", ExitCode.FAILED)
 
 
 def run_worker(plan: Plan, terms: WorkerOptions) -> int:
@@ -138,13 +169,13 @@ def _work(
         recorder = recorder_of(job.plan, assigned.index, run, incarnation, start)
         carrier = _carrier(job, assigned, executor, recorder)
         worker = job.worker(assigned.index, carrier, queues, run=run, incarnation=incarnation, start=start)
-        watch.on_signal = queues.ring
+        watch.wake_by(queues.ring)
         worker.progress.trouble = lambda: queues.trouble
         worker.progress.begin(job.plan.workers[assigned.index].stages, start, job.route.stages - 1)
         here = reachable(queues.endpoint, terms.broker)
         link.start(assigned, here, worker.progress, steps=job.steps, ring=queues.ring)
         with _recovery(job, assigned, executor, worker.progress, recorder) as recovery:
-            ear = CommandHandler(job, assigned, link, watch, queues, recovery, worker)
+            ear = CommandHandler(job, assigned, link, watch.check, queues, recovery, worker)
             ear.go_on_from(start)
             ear.wait_for_company(terms.company)
             worker.run(ear.listen, recovery.stepped)

@@ -1,20 +1,18 @@
 """`stageline doctor`: is this machine fit, and is the plan?"""
 
-import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import click
 import msgspec
 
 from stageline.pipeline.exit_code import ExitCode
 from stageline.workers.cli import options
+from stageline.workers.process.signals import Signals, exit_at_once
 
 
 @click.command(epilog="Example: stageline doctor examples/digits")
@@ -53,14 +51,12 @@ def _scratch() -> Iterator[Path]:
     """A folder that is gone afterwards, also if a signal ends the process: at once, whatever a user's code is at."""
     folder = Path(tempfile.mkdtemp(prefix="stageline-"))
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def leave() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        os._exit(ExitCode.INTERRUPTED)
+        exit_at_once()
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with Signals(on_first=leave):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
