@@ -1,9 +1,5 @@
 """Names runs and the files in their folders."""
 
-from stageline.pipeline.errors import StagelineError
-
-from stageline.pipeline.exit_code import ExitCode
-
 import os
 import secrets
 from datetime import datetime
@@ -11,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.exit_code import ExitCode
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 
 from .result import Result

@@ -2,10 +2,10 @@
 
 from contextlib import closing
 
-from stageline.broker.stores.base import Store
 from stageline.broker.ledger.history import timed_actions
-from stageline.pipeline.schedule.check import Timed
+from stageline.broker.stores.base import Store
 from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.schedule.check import Timed
 
 TAIL = 3  # steps before the end at which the last one shown lies: the very last ones run the line empty
 
