@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,20 +15,23 @@ from support.workspace import Workspace
 settings.register_profile("stageline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("stageline")
 
+# Before torch is imported, here and in every process that a test starts: pytest has a worker for each core.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[ForkServer]:
-    """Real runs, started quickly."""
+def fork_server() -> Iterator[ForkServer]:
+    """Starts real processes quickly."""
     started = ForkServer()
     yield started
     started.close()
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Workspace]:
-    """A small plan in the test's folder, and a look afterwards at what was left behind."""
-    with Workspace(tmp_path) as desk:
-        yield desk
+def workspace(tmp_path: Path, fork_server: ForkServer) -> Iterator[Workspace]:
+    """A small plan in the test's folder, and a check afterwards that nothing was left behind."""
+    with Workspace(tmp_path, fork_server) as workspace:
+        yield workspace
 
 
 @pytest.fixture

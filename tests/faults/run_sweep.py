@@ -25,7 +25,7 @@ import click
 from faults import promises_table as promises
 from faults.sweep import STAGES, TRANSPORTS, Trial, all_trials
 from faults.trial import Verdict, judge, run
-from support import action_log as diary
+from support import action_log
 from support.fork_server import ForkServer
 from support.redis_server import RedisServer
 
@@ -101,7 +101,7 @@ class Sweep:
             outcome, folder = self._run(trial)
         except RuntimeError as error:
             return Verdict(str(trial), [str(error)], 0, [], 0)
-        verdict = judge(trial, outcome, diary.read(folder), undisturbed)
+        verdict = judge(trial, outcome, action_log.read(folder), undisturbed)
         if verdict.wrong:
             verdict.wrong.append(f"its logs are in {folder}")
         else:
@@ -111,11 +111,11 @@ class Sweep:
     def _run(self, trial: Trial) -> tuple[dict[str, Any], Path]:
         folder = Path(tempfile.mkdtemp(prefix="faults-")) / "tiny"
         database = self._redis.own_number()
-        nursery = self._nurseries.get()
+        fork_server = self._nurseries.get()
         try:
-            return run(nursery, trial, folder, self._redis.tcp_url_of(database)), folder
+            return run(fork_server, trial, folder, self._redis.tcp_url_of(database)), folder
         finally:
-            self._nurseries.put(nursery)
+            self._nurseries.put(fork_server)
             with closing(self._redis.client(database)) as client:
                 client.flushdb()
 

@@ -10,8 +10,7 @@ import pytest
 
 from faults import trial
 from faults.sweep import MICROBATCHES, STEPS, Trial, all_trials
-from support import action_log as diary
-from support import reference
+from support import action_log, reference
 from support.fork_server import ForkServer
 from support.redis_server import shared_server
 
@@ -25,8 +24,8 @@ SOME = """
 
 
 @pytest.fixture(scope="module")
-def undisturbed(nursery: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return trial.run(nursery, Trial("ipc", 2, ()), tmp_path_factory.mktemp("undisturbed") / "tiny")
+def undisturbed(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return trial.run(fork_server, Trial("ipc", 2, ()), tmp_path_factory.mktemp("undisturbed") / "tiny")
 
 
 def test_the_undisturbed_run_is_what_plain_torch_computes(undisturbed: dict[str, Any]) -> None:
@@ -38,12 +37,12 @@ def test_the_undisturbed_run_is_what_plain_torch_computes(undisturbed: dict[str,
 
 @pytest.mark.parametrize("name", SOME.split())
 def test_whoever_is_killed_the_run_ends_as_if_nothing_had_been(
-    name: str, nursery: ForkServer, undisturbed: dict[str, Any], tmp_path: Path
+    name: str, fork_server: ForkServer, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     this = Trial.parse(name)
     redis = shared_server()
-    outcome = trial.run(nursery, this, tmp_path / "tiny", redis.tcp_url_of(redis.own_number()))
-    verdict = trial.judge(this, outcome, diary.read(tmp_path / "tiny"), undisturbed)
+    outcome = trial.run(fork_server, this, tmp_path / "tiny", redis.tcp_url_of(redis.own_number()))
+    verdict = trial.judge(this, outcome, action_log.read(tmp_path / "tiny"), undisturbed)
     assert verdict.wrong == []
     assert verdict.fired == len(this.kills)
 
@@ -52,11 +51,11 @@ def test_a_trial_that_loses_bits_or_leaves_something_is_found_out(undisturbed: d
     this = Trial("ipc", 2, (("worker-0", 3),))
     facts = {**undisturbed["facts"], "weights_sha256": "other"}
     entries = [
-        diary.Entry("worker-0", 0, diary.DONE, 0.0, 1, "0F0"),
-        diary.Entry("broker", 0, diary.CHECKPOINT, 0.5, 2),
-        diary.Entry("worker-0", 0, diary.KILLED, 1.0),
-        diary.Entry("worker-0", 1, diary.ACTION, 1.5, 1, "0F0"),
-        diary.Entry("worker-0", 1, diary.DONE, 2.0, 1, "0F0"),
+        action_log.Entry("worker-0", 0, action_log.DONE, 0.0, 1, "0F0"),
+        action_log.Entry("broker", 0, action_log.CHECKPOINT, 0.5, 2),
+        action_log.Entry("worker-0", 0, action_log.KILLED, 1.0),
+        action_log.Entry("worker-0", 1, action_log.ACTION, 1.5, 1, "0F0"),
+        action_log.Entry("worker-0", 1, action_log.DONE, 2.0, 1, "0F0"),
     ]
     verdict = trial.judge(this, {**undisturbed, "facts": facts, "left": ["socket"]}, entries, undisturbed)
     assert [reason.split()[0] for reason in verdict.wrong] == ["weights_sha256", "left:", "worker-0", "0"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.sweep import MICROBATCHES, SNAPSHOT_EVERY, STEPS, Trial
-from support import action_log as diary
+from support import action_log
 from support.action_log import Entry
 from support.fork_server import ForkServer
 from support.paths import TESTS
@@ -34,7 +34,7 @@ class Verdict:
         return asdict(self)
 
 
-def run(nursery: ForkServer, trial: Trial, folder: Path, redis: str = "") -> dict[str, Any]:
+def run(fork_server: ForkServer, trial: Trial, folder: Path, redis: str = "") -> dict[str, Any]:
     """The run of a trial, which leaves its diary in `folder`. `redis`: the address of an empty database."""
     url = {"ipc": "ipc://", "tcp": "tcp://127.0.0.1:0", "redis": redis}[trial.transport]
     sets = (
@@ -46,14 +46,14 @@ def run(nursery: ForkServer, trial: Trial, folder: Path, redis: str = "") -> dic
         f"queues.url={url}",
         *(f"workers.{stage}.stages=[{stage}]" for stage in range(trial.stages)),
     )
-    return nursery.train(PLAN, *sets, folder=folder, kills=trial.kills)
+    return fork_server.train(PLAN, *sets, folder=folder, kills=trial.kills)
 
 
 def judge(trial: Trial, outcome: dict[str, Any], entries: Sequence[Entry], undisturbed: dict[str, Any]) -> Verdict:
     """What came of the run of `trial`, given the outcome of one in which nobody was killed."""
-    kills = [entry for entry in entries if entry.what == diary.KILLED]
+    kills = [entry for entry in entries if entry.what == action_log.KILLED]
     wrong = [*_outcome(outcome, undisturbed), *_surplus(entries, kills)]
-    workers = sum(kill.who != "broker" for kill in kills)
+    workers = sum(kill.process != "broker" for kill in kills)
     if outcome["facts"].get("restarts") != workers:
         wrong.append(f"{outcome['facts'].get('restarts')} workers were replaced, {workers} were killed")
     if _must_fire(trial) > len(kills):
@@ -73,25 +73,25 @@ def _outcome(outcome: dict[str, Any], undisturbed: dict[str, Any]) -> list[str]:
 
 def _surplus(entries: Sequence[Entry], kills: Sequence[Entry]) -> list[str]:
     """Actions that were done again and need not have been: before the newest checkpoint there was, or by survivors."""
-    floors = {(kill.who, kill.life): _checkpoint(entries, kill.when) for kill in kills}
+    floors = {(kill.process, kill.generation): _checkpoint(entries, kill.when) for kill in kills}
     newest: dict[tuple[str, int, str], int] = {}
     wrong = []
-    for each in (entry for entry in entries if entry.what == diary.DONE):
-        action = each.who, each.step, each.action
+    for each in (entry for entry in entries if entry.what == action_log.DONE):
+        action = each.process, each.step, each.action
         before = newest.get(action)
-        if before is not None and each.step < floors.get((each.who, before), STEPS):
-            wrong.append(f"{each.who} did {each.action} of step {each.step} again in life {each.life}")
-        newest[action] = each.life
+        if before is not None and each.step < floors.get((each.process, before), STEPS):
+            wrong.append(f"{each.process} did {each.action} of step {each.step} again in generation {each.generation}")
+        newest[action] = each.generation
     return wrong
 
 
 def _checkpoint(entries: Sequence[Entry], when: float) -> int:
-    complete = [entry.step for entry in entries if entry.what == diary.CHECKPOINT and entry.when < when]
+    complete = [entry.step for entry in entries if entry.what == action_log.CHECKPOINT and entry.when < when]
     return max(complete, default=0)
 
 
 def _redone(entries: Sequence[Entry]) -> int:
-    done = Counter((entry.who, entry.step, entry.action) for entry in entries if entry.what == diary.DONE)
+    done = Counter((entry.process, entry.step, entry.action) for entry in entries if entry.what == action_log.DONE)
     return sum(done.values()) - len(done)
 
 
@@ -99,8 +99,10 @@ def _recoveries(entries: Sequence[Entry], kills: Sequence[Entry]) -> list[float]
     """A replacement that finds nothing left to do is not counted."""
     found = []
     for kill in kills:
-        sign = diary.SPOKE if kill.who == "broker" else diary.ACTION
-        nexts = (e.when for e in entries if (e.who, e.life, e.what) == (kill.who, kill.life + 1, sign))
+        sign = action_log.ANSWERED if kill.process == "broker" else action_log.ACTION
+        nexts = (
+            e.when for e in entries if (e.process, e.generation, e.what) == (kill.process, kill.generation + 1, sign)
+        )
         found += [when - kill.when for when in list(nexts)[:1]]
     return found
 

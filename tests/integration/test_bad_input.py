@@ -22,7 +22,7 @@ from support.workspace import WAITS_FOR_EVER, free_port, until
 
 
 def change(name, before, after):
-    """A test's change to one of the desk's files."""
+    """A test's change to one of the workspace's files."""
     return name, before, after
 
 
@@ -123,58 +123,58 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_trained_is_refused_before_anything_starts(case, desk, capsys):
+def test_what_cannot_be_trained_is_refused_before_anything_starts(case, workspace, capsys):
     (name, before, after), words = REFUSED[case]
-    text = (desk.folder / name).read_text()
+    text = (workspace.folder / name).read_text()
     assert before in text
-    desk.write(name, text.replace(before, after, 1))
+    workspace.write(name, text.replace(before, after, 1))
     losses = {"loss with one value for each row": "rowwise", "loss without a gradient": "flat"}
     sets = ["--set", f"model.loss=model.py:{losses[case]}"] if case in losses else []
-    assert desk.here("train", ".", *sets) == 78
+    assert workspace.here("train", ".", *sets) == 78
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("stageline: ")
     assert "Traceback" not in captured.err
     assert [word for word in words if word not in captured.err] == []
-    assert desk.runs() == []
-    assert desk.processes() == []
+    assert workspace.runs() == []
+    assert workspace.processes() == []
 
 
-def test_a_worker_says_for_itself_what_is_wrong_with_its_plan(desk):
-    ended = desk.command("worker", ".", "--set", "model.cut=[3]", "--broker", f"tcp://127.0.0.1:{free_port()}")
+def test_a_worker_says_for_itself_what_is_wrong_with_its_plan(workspace):
+    ended = workspace.command("worker", ".", "--set", "model.cut=[3]", "--broker", f"tcp://127.0.0.1:{free_port()}")
     assert ended.returncode == 78
     assert "model.cut = [3]" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_a_port_in_use_is_named_with_who_has_it(desk):
+def test_a_port_in_use_is_named_with_who_has_it(workspace):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ended = desk.command("broker", ".", "--bind", f"tcp://127.0.0.1:{port}")
+        ended = workspace.command("broker", ".", "--bind", f"tcp://127.0.0.1:{port}")
     assert ended.returncode == 1
     assert f"cannot listen at tcp://127.0.0.1:{port}: it is in use by pid {os.getpid()}" in ended.stderr
 
 
-def test_a_broker_that_nobody_is_gives_exit_code_3(desk, capsys):
+def test_a_broker_that_nobody_is_gives_exit_code_3(workspace, capsys):
     url = f"tcp://127.0.0.1:{free_port()}"
     assert run(["status", "--broker", url]) == 3
     assert f"no broker answered at {url}" in capsys.readouterr().err
-    ended = desk.command("worker", ".", "--broker", url, "--patience", "0.3")
+    ended = workspace.command("worker", ".", "--broker", url, "--patience", "0.3")
     assert ended.returncode == 3
     assert f"no broker answered at {url}" in ended.stderr
 
 
-def test_a_second_worker_that_claims_a_stage_is_turned_away_and_the_first_is_not_disturbed(desk):
-    broker = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
+def test_a_second_worker_that_claims_a_stage_is_turned_away_and_the_first_is_not_disturbed(workspace):
+    broker = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
     url = address_of(broker)
-    first = desk.start("worker", ".", "--broker", url, "--index", "0", "--name", "first")
+    first = workspace.start("worker", ".", "--broker", url, "--index", "0", "--name", "first")
     until(first.stderr, "assigned")
-    second = desk.command("worker", ".", "--broker", url, "--index", "0", "--name", "second")
+    second = workspace.command("worker", ".", "--broker", url, "--index", "0", "--name", "second")
     assert second.returncode == 1
     assert "stage 0 is claimed by worker first" in second.stderr
-    other = desk.command("worker", ".", "--broker", url, "--index", "1")
+    other = workspace.command("worker", ".", "--broker", url, "--index", "1")
     assert other.returncode == 0, other.stderr
     assert first.wait() == 0
     with Client(url) as client:
@@ -182,20 +182,20 @@ def test_a_second_worker_that_claims_a_stage_is_turned_away_and_the_first_is_not
     assert broker.wait() == 0
 
 
-def test_a_worker_of_another_plan_is_told_the_difference(desk):
-    broker = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
+def test_a_worker_of_another_plan_is_told_the_difference(workspace):
+    broker = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
     url = address_of(broker)
-    ended = desk.command("worker", ".", "--broker", url, "--set", "run.seed=5")
+    ended = workspace.command("worker", ".", "--broker", url, "--set", "run.seed=5")
     assert ended.returncode == 78
     assert "run.seed: 5 here, 0 there" in ended.stderr
     interrupted(broker)
 
 
-def test_a_worker_of_another_version_is_refused(desk):
-    broker = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
+def test_a_worker_of_another_version_is_refused(workspace):
+    broker = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
     with zmq.Context() as context, context.socket(zmq.DEALER) as worker:
         worker.connect(address_of(broker))
-        worker.send(encode(Hello(CONTROL_VERSION + 1, read_plan(desk.folder).digest(), "new", "host", 1, "")))
+        worker.send(encode(Hello(CONTROL_VERSION + 1, read_plan(workspace.folder).digest(), "new", "host", 1, "")))
         refused = decode_from_broker(worker.recv())
     assert isinstance(refused, Refused)
     assert refused.code == 1
@@ -204,18 +204,18 @@ def test_a_worker_of_another_version_is_refused(desk):
 
 
 @pytest.mark.parametrize("foreign", ["another run", "another wire version"])
-def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(foreign, desk):
+def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(foreign, workspace):
     """The test is worker 0, and answers worker 1's requests for activations with what is not of this run."""
-    broker = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
+    broker = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
     url = address_of(broker)
-    worker = desk.start("worker", ".", "--broker", url, "--index", "1")
+    worker = workspace.start("worker", ".", "--broker", url, "--index", "1")
     until(worker.stderr, "assigned")  # the impostor makes no progress: its lease must not run out before
     with zmq.Context() as context, context.socket(zmq.ROUTER) as queues, context.socket(zmq.DEALER) as control:
         control.set(zmq.LINGER, 0)
         queues.set(zmq.LINGER, 0)
         queues.bind("tcp://127.0.0.1:*")
         control.connect(url)
-        assigned = join_as_worker_0(control, read_plan(desk.folder).digest(), queues.get_string(zmq.LAST_ENDPOINT))
+        assigned = join_as_worker_0(control, read_plan(workspace.folder).digest(), queues.get_string(zmq.LAST_ENDPOINT))
         assert queues.poll(30_000), "worker 1 has asked for nothing"
         peer, *_ = queues.recv_multipart()
         queues.send_multipart([peer, b"", answer(foreign, assigned.run)])
@@ -239,10 +239,10 @@ def join_as_worker_0(control, plan, endpoint):
     return said
 
 
-def test_a_killed_worker_ends_the_run_with_its_stage_its_microbatch_and_its_end(desk):
-    train = desk.start("train", ".", "--set", "run.steps=1000000", "--set", "recovery.restarts=0")
+def test_a_killed_worker_ends_the_run_with_its_stage_its_microbatch_and_its_end(workspace):
+    train = workspace.start("train", ".", "--set", "run.steps=1000000", "--set", "recovery.restarts=0")
     until(train.stderr, "running")
-    with Client(broker_of(desk)) as client:
+    with Client(broker_of(workspace)) as client:
         while (status := client.ask("status"))["finished_floor"] < 3:
             continue
         victim = status["workers"][1]["pid"]
@@ -255,37 +255,37 @@ def test_a_killed_worker_ends_the_run_with_its_stage_its_microbatch_and_its_end(
     assert "The logs are in runs/small-" in errors
 
 
-def test_queues_that_cannot_be_opened_are_named_by_the_run(desk):
+def test_queues_that_cannot_be_opened_are_named_by_the_run(workspace):
     """That stood in the log of a worker, which was started again and again."""
-    train = desk.command("train", ".", "--set", "queues.url=tcp://192.0.2.1:0")
+    train = workspace.command("train", ".", "--set", "queues.url=tcp://192.0.2.1:0")
     assert train.returncode == 1
     assert "its queues cannot be opened: cannot listen at tcp://192.0.2.1:0" in train.stderr
     assert "this machine has no such address" in train.stderr
 
 
 @pytest.mark.faults
-def test_a_broker_that_waits_for_its_records_is_named_by_the_run(desk):
+def test_a_broker_that_waits_for_its_records_is_named_by_the_run(workspace):
     """Its workers said that there was no broker."""
-    train = desk.command("train", ".", "--set", f"broker.store=redis://127.0.0.1:{free_port()}/0")
+    train = workspace.command("train", ".", "--set", f"broker.store=redis://127.0.0.1:{free_port()}/0")
     assert train.returncode == 1
     assert "The broker said last: " in train.stderr
     assert "waits for its records: Redis at redis://127.0.0.1:" in train.stderr
 
 
-def test_a_killed_supervisor_takes_everybody_along(desk):
-    train = desk.start("train", ".", "--set", "run.steps=1000000")
+def test_a_killed_supervisor_takes_everybody_along(workspace):
+    train = workspace.start("train", ".", "--set", "run.steps=1000000")
     until(train.stderr, "running")
     train.kill()
     train.wait()
-    while desk.processes():  # they notice by themselves; the test's time limit is the bound
+    while workspace.processes():  # they notice by themselves; the test's time limit is the bound
         continue
-    for path in desk.temporary.rglob("*"):  # nobody was left to clear the supervisor's folder
+    for path in workspace.temporary.rglob("*"):  # nobody was left to clear the supervisor's folder
         path.unlink() if not path.is_dir() else None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_in_the_middle_of_a_run_stops_it_quietly(number, desk):
-    train = desk.start("train", ".", "--set", "run.steps=1000000", "--set", "recovery.restarts=0")
+def test_an_interrupt_in_the_middle_of_a_run_stops_it_quietly(number, workspace):
+    train = workspace.start("train", ".", "--set", "run.steps=1000000", "--set", "recovery.restarts=0")
     until(train.stderr, "running")
     train.send_signal(number)
     _, errors = train.communicate()
@@ -294,18 +294,18 @@ def test_an_interrupt_in_the_middle_of_a_run_stops_it_quietly(number, desk):
     assert "Traceback" not in errors
 
 
-def test_an_interrupt_while_the_workers_start_stops_them(desk):
-    train = desk.start("train", ".")
+def test_an_interrupt_while_the_workers_start_stops_them(workspace):
+    train = workspace.start("train", ".", cold=True)
     until(train.stderr, "logs in")
     train.send_signal(signal.SIGINT)
     assert train.wait() == 130
 
 
 @pytest.mark.parametrize("command", ["train", "worker", "plan"])
-def test_an_interrupt_while_the_plan_is_prepared_ends_it_at_once_whatever_the_users_code_catches(command, desk):
-    os.mkfifo(desk.folder / "gate")
-    desk.write("data.py", WAITS_FOR_EVER.format(name="batches"))
-    process = desk.start(command, ".")
+def test_an_interrupt_while_the_plan_is_prepared_ends_it_at_once_whatever_the_users_code_catches(command, workspace):
+    os.mkfifo(workspace.folder / "gate")
+    workspace.write("data.py", WAITS_FOR_EVER.format(name="batches"))
+    process = workspace.start(command, ".")
     until(process.stderr, "waits now")
     process.send_signal(signal.SIGINT)
     stdout, errors = process.communicate()
@@ -316,8 +316,8 @@ def test_an_interrupt_while_the_plan_is_prepared_ends_it_at_once_whatever_the_us
 @pytest.mark.parametrize(
     "moment", ["stageline.workers.cli.app", "click.core", "torch._utils", "torch.nn.modules.linear"]
 )
-def test_an_interrupt_while_modules_are_imported_is_quiet(moment, desk):
-    process = desk.start("doctor", PYTHONVERBOSE="1")  # it tells of every import
+def test_an_interrupt_while_modules_are_imported_is_quiet(moment, workspace):
+    process = workspace.start("doctor", cold=True, PYTHONVERBOSE="1")  # it tells of every import
     until(process.stderr, f"import '{moment}'")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
@@ -325,12 +325,12 @@ def test_an_interrupt_while_modules_are_imported_is_quiet(moment, desk):
     assert "Traceback" not in errors
 
 
-def test_a_second_interrupt_ends_at_once_even_if_a_worker_hangs_in_the_users_code(desk):
-    os.mkfifo(desk.folder / "gate")
-    desk.write("data.py", (desk.folder / "data.py").read_text() + HANGS_AT_STEP_3)
-    train = desk.start("train", ".", "--set", 'data.source="data.py:hanging"')
+def test_a_second_interrupt_ends_at_once_even_if_a_worker_hangs_in_the_users_code(workspace):
+    os.mkfifo(workspace.folder / "gate")
+    workspace.write("data.py", (workspace.folder / "data.py").read_text() + HANGS_AT_STEP_3)
+    train = workspace.start("train", ".", "--set", 'data.source="data.py:hanging"')
     until(train.stderr, "running")
-    with Client(broker_of(desk)) as client:
+    with Client(broker_of(workspace)) as client:
         while "step 3" not in str(client.ask("status")["workers"][0]["now"]):
             continue
     train.send_signal(signal.SIGINT)
@@ -365,8 +365,8 @@ def address_of(broker):
     return until(broker.stderr, "broker at").split("broker at ")[1].split(",")[0]
 
 
-def broker_of(desk):
-    (folder,) = desk.runs()
+def broker_of(workspace):
+    (folder,) = workspace.runs()
     return (folder / "broker.url").read_text().strip()
 
 

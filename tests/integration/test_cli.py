@@ -42,8 +42,8 @@ def output_of(capsys, *arguments):
     return captured.out
 
 
-def test_train_ends_with_one_line_of_json_and_keeps_it_with_the_plan_in_the_runs_folder(desk, capsys):
-    ended = desk.command("train", ".", "--json")
+def test_train_ends_with_one_line_of_json_and_keeps_it_with_the_plan_in_the_runs_folder(workspace, capsys):
+    ended = workspace.command("train", ".", "--json", cold=True)
     assert ended.returncode == 0, ended.stderr
     (line,) = ended.stdout.splitlines()
     result = json.loads(line)
@@ -51,24 +51,24 @@ def test_train_ends_with_one_line_of_json_and_keeps_it_with_the_plan_in_the_runs
     assert (result["schema"], result["steps"], result["microbatches"], result["restarts"]) == ("train/1", 6, 3, 0)
     assert list(result["losses"]) == ["0", "2", "4"]
     assert 0 <= result["metrics"]["accuracy"] <= 1
-    (folder,) = desk.runs()
+    (folder,) = workspace.runs()
     assert folder.name == result["run"]
     assert json.loads((folder / "result.json").read_text()) == result
     kept = from_mapping(json.loads((folder / "plan.json").read_text()))
-    assert kept.digest() == read_plan(desk.folder).digest()
+    assert kept.digest() == read_plan(workspace.folder).digest()
     assert not (folder / "broker.url").exists()
 
-    assert desk.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
+    assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
     in_memory = json.loads(capsys.readouterr().out)
     assert in_memory["weights_sha256"] == result["weights_sha256"]
     assert in_memory["losses"] == result["losses"]
 
 
-def test_train_for_people_ends_with_what_it_came_to_and_the_timetable_as_it_ran(desk, capsys):
-    code = desk.here("train", ".")
+def test_train_for_people_ends_with_what_it_came_to_and_the_timetable_as_it_ran(workspace, capsys):
+    code = workspace.here("train", ".")
     ended = capsys.readouterr()
     assert code == 0, ended.err
-    (folder,) = desk.runs()
+    (folder,) = workspace.runs()
     said = dict(line.split(maxsplit=1) for line in ended.out.partition("\n\n")[0].splitlines())
     result = json.loads((folder / "result.json").read_text())
     assert said["run"] == f"runs/{folder.name}"
@@ -80,24 +80,24 @@ def test_train_for_people_ends_with_what_it_came_to_and_the_timetable_as_it_ran(
     assert "stageline: running" in ended.err
 
 
-def test_a_metric_that_is_no_finite_number_is_told_as_what_it_is(desk, capsys):
+def test_a_metric_that_is_no_finite_number_is_told_as_what_it_is(workspace, capsys):
     # JSON has null for it, from which no line for people could be drawn: the run ended in a traceback.
-    with (desk.folder / "model.py").open("a") as model:
+    with (workspace.folder / "model.py").open("a") as model:
         model.write("def lost(outputs, targets):\n    return float('nan')\n")
         model.write("def endless(outputs, targets):\n    return outputs.sum() + float('inf')\n")
     metrics = "model.metrics=['model.py:lost', 'model.py:endless', 'model.py:accuracy']"
-    assert desk.here("train", ".", "--json", "--set", "queues.url=memory://", "--set", metrics) == 0
+    assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://", "--set", metrics) == 0
     result = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert (result["metrics"]["lost"], result["metrics"]["endless"]) == ("nan", "inf")
     assert 0 <= result["metrics"]["accuracy"] <= 1
-    assert desk.here("status") == 0
+    assert workspace.here("status") == 0
     said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert (said["lost"], said["endless"]) == ("nan", "inf")
 
 
-def test_three_terminals_over_tcp_train_to_the_same_weights_and_can_be_asked_meanwhile(desk, capsys):
+def test_three_terminals_over_tcp_train_to_the_same_weights_and_can_be_asked_meanwhile(workspace, capsys):
     config = (".", "--set", "queues.url=tcp://127.0.0.1:0", "--set", "run.steps=6")
-    broker = desk.start("broker", *config, "--bind", f"tcp://127.0.0.1:{free_port()}")
+    broker = workspace.start("broker", *config, "--bind", f"tcp://127.0.0.1:{free_port()}", cold=True)
     url = until(broker.stderr, "broker at").split("broker at ")[1].split(",")[0]
     maps = Path(f"/proc/{broker.pid}/maps").read_text()
     assert "torch" not in maps, "a broker that knows the number of stages has no need of torch"
@@ -105,10 +105,10 @@ def test_three_terminals_over_tcp_train_to_the_same_weights_and_can_be_asked_mea
     assert run(["status", "--broker", url, "--json"]) == 0
     before = json.loads(capsys.readouterr().out)
     assert (before["schema"], before["phase"], before["missing"]) == ("status/1", "waiting", [0, 1])
-    assert desk.here("status") == 0  # finds the newest run of the folder by itself
+    assert workspace.here("status") == 0  # finds the newest run of the folder by itself
     assert "waits for worker 0, 1" in capsys.readouterr().out
 
-    workers = [desk.start("worker", *config, "--broker", url) for _ in range(2)]
+    workers = [workspace.start("worker", *config, "--broker", url, cold=cold) for cold in (True, False)]
     for worker in workers:
         _, errors = worker.communicate()
         assert worker.returncode == 0, errors
@@ -124,18 +124,18 @@ def test_three_terminals_over_tcp_train_to_the_same_weights_and_can_be_asked_mea
     _, log = broker.communicate()
     assert broker.returncode == 0
     assert f"weights_sha256 {facts['weights_sha256']}" in log
-    (folder,) = desk.runs()
+    (folder,) = workspace.runs()
     assert json.loads((folder / "result.json").read_text())["weights_sha256"] == facts["weights_sha256"]
 
-    assert desk.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
+    assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
     assert json.loads(capsys.readouterr().out)["weights_sha256"] == facts["weights_sha256"]
 
 
-def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(desk):
+def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(workspace):
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "stageline", "train", ".", "--set", "queues.url=memory://", "--json"],
-        cwd=desk.folder,
+        cwd=workspace.folder,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -153,8 +153,8 @@ def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(desk):
     assert drawn.rindex("\x1b[?25h") > drawn.rindex("\x1b[?25l")
 
 
-def test_a_plan_is_shown_with_who_decided_each_key_and_what_the_stages_take(desk, capsys):
-    assert desk.here("plan", ".", "--set", "run.steps=9") == 0
+def test_a_plan_is_shown_with_who_decided_each_key_and_what_the_stages_take(workspace, capsys):
+    assert workspace.here("plan", ".", "--set", "run.steps=9") == 0
     rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
     assert rows["run.steps"] == ["run.steps", "9", "--set"]
     assert rows["model.cut"] == ["model.cut", "[2]", "file"]
@@ -162,8 +162,8 @@ def test_a_plan_is_shown_with_who_decided_each_key_and_what_the_stages_take(desk
     assert "forward-1" in rows
 
 
-def test_a_plans_forecast_counts_parameters_bytes_and_messages_as_they_are(desk, capsys):
-    assert desk.here("plan", ".", "--json", "--set", "optimizer.factory=torch.optim.Adam") == 0
+def test_a_plans_forecast_counts_parameters_bytes_and_messages_as_they_are(workspace, capsys):
+    assert workspace.here("plan", ".", "--json", "--set", "optimizer.factory=torch.optim.Adam") == 0
     found = json.loads(capsys.readouterr().out)
     first, last = found["stages"]
     assert found["schema"] == "plan/1"
@@ -181,47 +181,47 @@ def test_a_plans_forecast_counts_parameters_bytes_and_messages_as_they_are(desk,
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])
-def test_messages_that_have_no_room_until_a_checkpoint_lets_them_go_are_refused(command, desk, capsys):
-    assert desk.here("plan", ".", "--json", "--set", "recovery.restarts=0") == 0
+def test_messages_that_have_no_room_until_a_checkpoint_lets_them_go_are_refused(command, workspace, capsys):
+    assert workspace.here("plan", ".", "--json", "--set", "recovery.restarts=0") == 0
     step = max(each["retained"] for each in json.loads(capsys.readouterr().out)["queues"])
     words = (command, ".", "--set", "run.steps=50", "--set", "recovery.snapshot_every=9")
     tight = f"queues.retain_bytes={10 * step // 5 - 1}"
-    assert desk.here(*words, "--set", tight, "--set", "recovery.restarts=1") == 78
+    assert workspace.here(*words, "--set", tight, "--set", "recovery.restarts=1") == 78
     said = capsys.readouterr().err
     assert "the messages of 10 steps (recovery.snapshot_every is 9)" in said
     assert 'Use "1MiB" or more, or a smaller recovery.snapshot_every' in said
-    assert desk.runs() == []
+    assert workspace.runs() == []
     off = ("--set", "recovery.restarts=0")  # then a step's messages are enough
-    assert desk.here("plan", ".", *words[2:], *off, "--set", tight) == 0
+    assert workspace.here("plan", ".", *words[2:], *off, "--set", tight) == 0
     capsys.readouterr()
-    assert desk.here(*words, *off, "--set", f"queues.retain_bytes={step // 5 - 1}") == 78
+    assert workspace.here(*words, *off, "--set", f"queues.retain_bytes={step // 5 - 1}") == 78
     assert "the messages of one step" in capsys.readouterr().err
 
 
-def test_messages_that_just_have_room_until_a_checkpoint_are_not_refused(desk, capsys):
-    assert desk.here("plan", ".", "--json", "--set", "recovery.restarts=0") == 0
+def test_messages_that_just_have_room_until_a_checkpoint_are_not_refused(workspace, capsys):
+    assert workspace.here("plan", ".", "--json", "--set", "recovery.restarts=0") == 0
     step = max(each["retained"] for each in json.loads(capsys.readouterr().out)["queues"])
     words = ("--set", "run.steps=50", "--set", "recovery.snapshot_every=9", "--set", "recovery.restarts=1")
-    assert desk.here("plan", ".", *words, "--set", f"queues.retain_bytes={2 * step}") == 0
+    assert workspace.here("plan", ".", *words, "--set", f"queues.retain_bytes={2 * step}") == 0
 
 
-def test_without_arguments_the_newest_run_is_looked_at_even_if_it_is_over(desk, capsys):
-    assert desk.here("train", ".", "--set", "queues.url=memory://") == 0
-    weights = json.loads((desk.runs()[0] / "result.json").read_text())["weights_sha256"]
+def test_without_arguments_the_newest_run_is_looked_at_even_if_it_is_over(workspace, capsys):
+    assert workspace.here("train", ".", "--set", "queues.url=memory://") == 0
+    weights = json.loads((workspace.runs()[0] / "result.json").read_text())["weights_sha256"]
     capsys.readouterr()
-    assert desk.here("status") == 0
+    assert workspace.here("status") == 0
     assert weights in capsys.readouterr().out
-    assert desk.here("status", "--json") == 0
+    assert workspace.here("status", "--json") == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "train/1"
     for words in (("queue", "ls"), ("why",), ("story", "1/0")):
-        assert desk.here(*words) == 3
-        assert f"run {desk.runs()[0].name} has finished" in capsys.readouterr().err
+        assert workspace.here(*words) == 3
+        assert f"run {workspace.runs()[0].name} has finished" in capsys.readouterr().err
 
 
-def test_the_broker_tells_how_to_start_workers_of_the_same_plan(desk):
+def test_the_broker_tells_how_to_start_workers_of_the_same_plan(workspace):
     sets = ("run.steps=4", "queues.url=tcp://127.0.0.1:0", "optimizer.note=a b")
     options = [word for each in sets for word in ("--set", each)]
-    broker = desk.start("broker", ".", *options, "--bind", f"tcp://127.0.0.1:{free_port()}")
+    broker = workspace.start("broker", ".", *options, "--bind", f"tcp://127.0.0.1:{free_port()}")
     told = shlex.split(until(broker.stderr, "start every worker with: ").partition("with: ")[2])
     assert told[:-2] == ["stageline", "worker", ".", *options]
     assert told[-2] == "--broker"
@@ -230,17 +230,19 @@ def test_the_broker_tells_how_to_start_workers_of_the_same_plan(desk):
     broker.communicate()
 
 
-def test_doctor_finds_this_machine_and_the_small_plan_well(desk, capsys):
-    assert desk.here("doctor", ".", "--json") == 0
+def test_doctor_finds_this_machine_and_the_small_plan_well(workspace, capsys):
+    assert workspace.here("doctor", ".", "--json") == 0
     findings = {each["what"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
     assert {"torch", "package pipeline", "ipc sockets", "fingerprint", "determinism"} <= set(findings)
     assert "same bits" in findings["determinism"]["found"]
 
 
-def test_doctor_finds_data_that_is_not_the_same_twice(desk, capsys):
-    text = (desk.folder / "data.py").read_text()
-    desk.write("data.py", text.replace("generator=torch.Generator().manual_seed(1)", "generator=entropy()") + ENTROPY)
-    assert desk.here("doctor", ".") == 1
+def test_doctor_finds_data_that_is_not_the_same_twice(workspace, capsys):
+    text = (workspace.folder / "data.py").read_text()
+    workspace.write(
+        "data.py", text.replace("generator=torch.Generator().manual_seed(1)", "generator=entropy()") + ENTROPY
+    )
+    assert workspace.here("doctor", ".") == 1
     wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WRONG")]
     assert len(wrong) == 1
     assert wrong[0].startswith("WRONG determinism")
@@ -254,8 +256,8 @@ def entropy():
 """
 
 
-def test_doctor_names_what_is_wrong_with_a_plan_and_looks_on(desk, capsys):
-    assert desk.here("doctor", ".", "--set", "model.cut=[7]") == 1
+def test_doctor_names_what_is_wrong_with_a_plan_and_looks_on(workspace, capsys):
+    assert workspace.here("doctor", ".", "--set", "model.cut=[7]") == 1
     said = capsys.readouterr().out
     assert "WRONG plan: model.cut = [7]" in said
     assert "ok    run.dir" in said
@@ -350,10 +352,13 @@ def test_the_version_is_told_and_no_command_at_all_gives_the_help(capsys):
     assert capsys.readouterr().err.startswith("Usage: stageline")
 
 
-def test_the_shell_completes_commands_and_schedules(desk):
+def test_the_shell_completes_commands_and_schedules(workspace):
     def completed(words: str) -> list[str]:
-        ended = desk.command(
-            _STAGELINE_COMPLETE="bash_complete", COMP_WORDS=f"stageline {words}", COMP_CWORD=str(len(words.split()))
+        ended = workspace.command(
+            cold=True,
+            _STAGELINE_COMPLETE="bash_complete",
+            COMP_WORDS=f"stageline {words}",
+            COMP_CWORD=str(len(words.split())),
         )
         return [line.partition(",")[2] for line in ended.stdout.splitlines()]
 

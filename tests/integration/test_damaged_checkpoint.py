@@ -13,7 +13,7 @@ from stageline.broker.stores.sqlite import SqliteStore
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.manifest import Origin
 from stageline.workers.runs import folder as runs
-from support import action_log as diary
+from support import action_log
 from support.fork_server import ForkServer, Kill
 from support.redis_server import shared_server
 from support.whole_run import WholeRun, expected, plan_in
@@ -55,9 +55,9 @@ def snapshot(run: WholeRun, stage: int, step: int) -> Path:
     return run.folder / "checkpoints" / f"stage-{stage}" / f"step-{step:010d}"
 
 
-def stopped(nursery: ForkServer, plan: Path, *sets: str, after: int = 4) -> tuple[WholeRun, int]:
+def stopped(fork_server: ForkServer, plan: Path, *sets: str, after: int = 4) -> tuple[WholeRun, int]:
     """A run that was interrupted, and its newest complete checkpoint."""
-    going = WholeRun(nursery, plan, LENGTH, *sets)
+    going = WholeRun(fork_server, plan, LENGTH, *sets)
     going.until_checkpoint(after)
     going.stop()
     outcome = going.end()
@@ -78,10 +78,10 @@ def came_to(outcome: dict[str, Any]) -> tuple[object, ...]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(nursery: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def undisturbed(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     @cache
     def run(*sets: str) -> tuple[object, ...]:
-        return came_to(WholeRun(nursery, plan_in(tmp_path_factory.mktemp("undisturbed")), LENGTH, *sets).end())
+        return came_to(WholeRun(fork_server, plan_in(tmp_path_factory.mktemp("undisturbed")), LENGTH, *sets).end())
 
     return run
 
@@ -97,9 +97,9 @@ def besides(run: WholeRun, newest: int) -> list[int]:
 
 
 def test_the_complete_checkpoint_before_the_newest_is_kept_and_what_is_older_is_not(
-    nursery: ForkServer, tmp_path: Path
+    fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    going = WholeRun(nursery, plan_in(tmp_path), "run.steps=100")
+    going = WholeRun(fork_server, plan_in(tmp_path), "run.steps=100")
     going.wait_for(lambda: all(min(steps_of(going, stage), default=0) > 2 for stage in (0, 1)))
     going.stop()
     assert going.end()["code"] == 75
@@ -113,29 +113,29 @@ def lose_records(run: WholeRun) -> None:
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_resumed_run_without_records_goes_on_with_its_snapshots(
-    damaged: bool, nursery: ForkServer, tmp_path: Path
+    damaged: bool, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """It was refused, as if there were no run."""
     plan = plan_in(tmp_path)
-    before, _ = stopped(nursery, plan)
+    before, _ = stopped(fork_server, plan)
     *_, older, newest = older_than(before, STEPS)  # on the disks there may be a newer one than the broker had heard of
     lose_records(before)
     if damaged:
         flip(snapshot(before, 1, newest) / "weights.safetensors")
-    resumed = WholeRun(nursery, plan, LENGTH, resume=True)
+    resumed = WholeRun(fork_server, plan, LENGTH, resume=True)
     assert resumed.digest() == expected(STEPS)
     assert "there are no records of run tiny here: everyone is asked how far the run is" in resumed.log("broker")
     assert f"every stage begins at step {older if damaged else newest}" in resumed.log("broker")
 
 
 def test_a_run_whose_records_are_lost_after_its_last_step_knows_the_loss_of_that_step(
-    nursery: ForkServer, undisturbed: Undisturbed, tmp_path: Path
+    fork_server: ForkServer, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     plan, seldom = plan_in(tmp_path), "run.log_every=10"
-    before = WholeRun(nursery, plan, LENGTH, seldom)
+    before = WholeRun(fork_server, plan, LENGTH, seldom)
     assert came_to(before.end()) == undisturbed(seldom)
     lose_records(before)
-    resumed = WholeRun(nursery, plan, LENGTH, seldom, resume=True)
+    resumed = WholeRun(fork_server, plan, LENGTH, seldom, resume=True)
     assert came_to(resumed.end()) == undisturbed(seldom)
     assert f"every stage begins at step {STEPS}" in resumed.log("broker")
 
@@ -145,14 +145,14 @@ def test_a_run_whose_records_are_lost_after_its_last_step_knows_the_loss_of_that
     [(flip, "weights.safetensors"), (unreadable, "training.safetensors"), (Path.unlink, "manifest.json")],
 )
 def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_begins_at_the_newest_other(
-    harm: Callable[[Path], None], name: str, nursery: ForkServer, undisturbed: Undisturbed, tmp_path: Path
+    harm: Callable[[Path], None], name: str, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path)
-    run, newest = stopped(nursery, plan)
+    run, newest = stopped(fork_server, plan)
     other = besides(run, newest)[-1]
     damaged = snapshot(run, 1, newest)
     harm(damaged / name)
-    resumed = WholeRun(nursery, plan, LENGTH, resume=True)
+    resumed = WholeRun(fork_server, plan, LENGTH, resume=True)
     outcome = resumed.end()
     assert came_to(outcome) == undisturbed()
     assert outcome["facts"]["weights_sha256"] == expected(STEPS)
@@ -165,16 +165,18 @@ def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_beg
     assert outcome["facts"]["restarts"] == 0
 
 
-def test_with_all_others_damaged_too_the_run_does_not_go_on_and_names_all(nursery: ForkServer, tmp_path: Path) -> None:
+def test_with_all_others_damaged_too_the_run_does_not_go_on_and_names_all(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
     plan = plan_in(tmp_path)
-    run, newest = stopped(nursery, plan)
+    run, newest = stopped(fork_server, plan)
     others = besides(run, newest)
     for step in others:
         flip(snapshot(run, 0, step) / "weights.safetensors")
     flip(snapshot(run, 1, newest) / "training.safetensors")
     before = [steps_of(run, stage) for stage in (0, 1)]
     for _ in range(2):  # it is no other the second time
-        outcome = WholeRun(nursery, plan, LENGTH, resume=True).end()
+        outcome = WholeRun(fork_server, plan, LENGTH, resume=True).end()
         assert outcome["code"] == 1
         assert "there is no other one that can" in outcome["reason"]
         assert f"{snapshot(run, 1, newest)} cannot be used: training.safetensors" in outcome["reason"]
@@ -187,42 +189,42 @@ def test_with_all_others_damaged_too_the_run_does_not_go_on_and_names_all(nurser
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.faults)])
 def test_messages_of_before_do_not_stand_in_the_way(
-    url: str, mode: str, stage: int, nursery: ForkServer, undisturbed: Undisturbed, tmp_path: Path
+    url: str, mode: str, stage: int, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     queues = shared_server().own_database() if url == "redis" else url
     sets = (f"queues.url={queues}", *(("schedule.mode=async", "schedule.microbatches=1") if mode == "async" else ()))
     plan = plan_in(tmp_path)
-    run, newest = stopped(nursery, plan, *sets)
+    run, newest = stopped(fork_server, plan, *sets)
     rmtree(snapshot(run, stage, newest))
-    resumed = WholeRun(nursery, plan, LENGTH, *sets, resume=True).end()
+    resumed = WholeRun(fork_server, plan, LENGTH, *sets, resume=True).end()
     assert len(resumed["facts"]["damaged"]) == 2  # what is damaged, and where the run begins
     assert came_to(resumed) == undisturbed(*sets[1:])
 
 
 @pytest.mark.parametrize("kills", [[("worker-1", 3), ("worker-0", 9)], [("broker", 5)], [("broker", 60)]])
 def test_a_run_that_has_gone_back_loses_processes_like_any_other(
-    kills: list[Kill], nursery: ForkServer, undisturbed: Undisturbed, tmp_path: Path
+    kills: list[Kill], fork_server: ForkServer, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path)
-    run, newest = stopped(nursery, plan)
+    run, newest = stopped(fork_server, plan)
     flip(snapshot(run, 0, newest) / "weights.safetensors")
-    again = WholeRun(nursery, plan, LENGTH, resume=True, kills=kills)
+    again = WholeRun(fork_server, plan, LENGTH, resume=True, kills=kills)
     assert came_to(again.end()) == undisturbed()
 
 
 def test_a_worker_that_is_replaced_does_not_bring_the_others_back_and_says_what_does(
-    nursery: ForkServer, tmp_path: Path
+    fork_server: ForkServer, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path)
     model = plan.parent / "model.py"
     folder = tmp_path / "runs" / "tiny" / "checkpoints" / "stage-1"
     model.write_text(model.read_text() + DAMAGING.replace("FOLDER", str(folder)))
-    going = WholeRun(nursery, plan, LENGTH, kills=[("worker-1", 30)])
+    going = WholeRun(fork_server, plan, LENGTH, kills=[("worker-1", 30)])
     outcome = going.end()
-    assert any(entry.what == diary.KILLED for entry in going.entries())
+    assert any(entry.what == action_log.KILLED for entry in going.entries())
     assert outcome["code"] == 1
     assert "The other stages do not go back for one of them" in outcome["reason"]
     assert "--resume" in outcome["reason"]
     model.write_text(model.read_text().replace("DAMAGES = True", "DAMAGES = False"))
-    resumed = WholeRun(nursery, plan, LENGTH, resume=True)
+    resumed = WholeRun(fork_server, plan, LENGTH, resume=True)
     assert resumed.digest() == expected(STEPS)

@@ -29,12 +29,12 @@ sleep = _fill_the_disk
 
 
 def test_a_disk_that_is_full_ends_the_run_with_its_name_and_what_is_there_can_be_used(
-    nursery: ForkServer, tmp_path: Path
+    fork_server: ForkServer, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path)
     model = plan.parent / "model.py"
     model.write_text(model.read_text() + LARGE)
-    going = WholeRun(nursery, plan, f"run.steps={STEPS}")
+    going = WholeRun(fork_server, plan, f"run.steps={STEPS}")
     going.until_checkpoint(4)
     (plan.parent / "full").touch()
     outcome = going.end()
@@ -43,5 +43,5 @@ def test_a_disk_that_is_full_ends_the_run_with_its_name_and_what_is_there_can_be
     assert str(going.folder / "checkpoints") in outcome["reason"]
     assert "File too large" in outcome["reason"]
     (plan.parent / "full").unlink()
-    resumed = WholeRun(nursery, plan, f"run.steps={STEPS}", resume=True)
+    resumed = WholeRun(fork_server, plan, f"run.steps={STEPS}", resume=True)
     assert resumed.digest() == expected(STEPS, plan.parent)

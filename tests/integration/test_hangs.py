@@ -27,13 +27,13 @@ sleep = _sleep
 
 
 def test_a_hang_that_holds_the_interpreter_is_named_within_the_lease_and_replaced(
-    nursery: ForkServer, tmp_path: Path
+    fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """Nobody killed a worker that hung so: its place stayed empty until the run was given up."""
     plan = plan_in(tmp_path)
     with (plan.parent / "model.py").open("a") as file:
         file.write(HANGS)
-    going = WholeRun(nursery, plan, "run.steps=20", "recovery.lease=3")
+    going = WholeRun(fork_server, plan, "run.steps=20", "recovery.lease=3")
     going.until_checkpoint(2)
     (plan.parent / "hang").touch()
     why = going.wait_for(lambda: said if "was not heard" in (said := going.ask("why")) else None)
@@ -42,12 +42,12 @@ def test_a_hang_that_holds_the_interpreter_is_named_within_the_lease_and_replace
     assert going.end()["facts"]["restarts"] == 1
 
 
-def test_a_hanging_worker_whose_place_a_spare_has_is_ended(nursery: ForkServer, tmp_path: Path) -> None:
+def test_a_hanging_worker_whose_place_a_spare_has_is_ended(fork_server: ForkServer, tmp_path: Path) -> None:
     """Nobody looked at it any more once its place was taken, and it kept its memory until the run was over."""
     plan = plan_in(tmp_path)
     with (plan.parent / "model.py").open("a") as file:
         file.write(HANGS)
-    going = WholeRun(nursery, plan, "run.steps=120", "recovery.lease=3", spares=1)
+    going = WholeRun(fork_server, plan, "run.steps=120", "recovery.lease=3", spares=1)
     going.until_checkpoint(2)
     before = going.pids()
     (plan.parent / "hang").touch()
@@ -59,10 +59,10 @@ def test_a_hanging_worker_whose_place_a_spare_has_is_ended(nursery: ForkServer, 
 
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_worker_that_is_told_to_go_is_replaced_like_one_that_is_killed(
-    spares: int, nursery: ForkServer, tmp_path: Path
+    spares: int, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """It ended the whole run, though a machine that is wanted back begins with this signal."""
-    going = WholeRun(nursery, plan_in(tmp_path), "run.steps=60", spares=spares)
+    going = WholeRun(fork_server, plan_in(tmp_path), "run.steps=60", spares=spares)
     going.until_checkpoint(2)
     os.kill(min(going.pids()), signal.SIGTERM)
     assert going.digest() == expected(60)
@@ -70,26 +70,27 @@ def test_a_worker_that_is_told_to_go_is_replaced_like_one_that_is_killed(
 
 
 @pytest.mark.faults
-def test_a_worker_that_was_stopped_for_longer_than_its_lease_wakes_up_as_a_zombie(tmp_path: Path) -> None:
+def test_a_worker_that_was_stopped_for_longer_than_its_lease_wakes_up_as_a_zombie(
+    workspace: Workspace, tmp_path: Path
+) -> None:
     plan = plan_in(tmp_path)
-    with Workspace(tmp_path) as desk:
-        options = ("--set", "run.steps=30", "--set", "recovery.lease=2", "--set", f"run.dir={tmp_path}")
-        at = f"tcp://127.0.0.1:{free_port()}"
-        work = ("worker", str(plan), *options, "--broker", at)
-        broker = desk.start("broker", str(plan), *options, "--bind", at)
-        workers = [desk.start(*work, "--index", str(index), "--patience", "30") for index in (0, 1)]
-        until(broker.stderr, "every worker is there")
-        workers[1].send_signal(signal.SIGSTOP)
-        until(broker.stderr, "was not heard")
-        replacement = desk.start(*work, "--index", "1")
-        until(broker.stderr, "computes again")
-        workers[1].send_signal(signal.SIGCONT)
-        _, last_words = workers[1].communicate()
-        assert workers[1].returncode == 1
-        assert "is not current" in last_words
-        until(broker.stderr, "has finished")
-        assert [process.wait() for process in (workers[0], replacement)] == [0, 0]
-        broker.send_signal(signal.SIGTERM)  # it would stay for a while, for whoever asks how the run ended
-        assert broker.wait() == 0
-        (result,) = tmp_path.glob("*/result.json")
-        assert json.loads(result.read_text())["weights_sha256"] == expected(30)
+    options = ("--set", "run.steps=30", "--set", "recovery.lease=2", "--set", f"run.dir={tmp_path}")
+    at = f"tcp://127.0.0.1:{free_port()}"
+    work = ("worker", str(plan), *options, "--broker", at)
+    broker = workspace.start("broker", str(plan), *options, "--bind", at)
+    workers = [workspace.start(*work, "--index", str(index), "--patience", "30") for index in (0, 1)]
+    until(broker.stderr, "every worker is there")
+    workers[1].send_signal(signal.SIGSTOP)
+    until(broker.stderr, "was not heard")
+    replacement = workspace.start(*work, "--index", "1")
+    until(broker.stderr, "computes again")
+    workers[1].send_signal(signal.SIGCONT)
+    _, last_words = workers[1].communicate()
+    assert workers[1].returncode == 1
+    assert "is not current" in last_words
+    until(broker.stderr, "has finished")
+    assert [process.wait() for process in (workers[0], replacement)] == [0, 0]
+    broker.send_signal(signal.SIGTERM)  # it would stay for a while, for whoever asks how the run ended
+    assert broker.wait() == 0
+    (result,) = tmp_path.glob("*/result.json")
+    assert json.loads(result.read_text())["weights_sha256"] == expected(30)

@@ -17,14 +17,14 @@ RUN = "lost"
 
 
 @pytest.mark.faults
-def test_workers_go_on_under_a_broker_that_has_lost_its_records(desk: Workspace, tmp_path: Path):
-    undisturbed = json.loads(desk.command("train", ".", "--json", *SETS).stdout.splitlines()[-1])
+def test_workers_go_on_under_a_broker_that_has_lost_its_records(workspace: Workspace, tmp_path: Path):
+    undisturbed = json.loads(workspace.command("train", ".", "--json", *SETS).stdout.splitlines()[-1])
     url = f"tcp://127.0.0.1:{free_port()}"
     broker = ("broker", ".", "--bind", url, "--run", RUN, "--parent", str(os.getpid()), *SETS)
     folder = tmp_path / "runs" / RUN
-    first = desk.start(*broker)
+    first = workspace.start(*broker)
     until(first.stderr, "broker at")
-    workers = [desk.start("worker", ".", "--broker", url, "--index", str(index), *SETS) for index in (0, 1)]
+    workers = [workspace.start("worker", ".", "--broker", url, "--index", str(index), *SETS) for index in (0, 1)]
     while not list(folder.glob("checkpoints/stage-*/step-*")):
         assert [worker.poll() for worker in workers] == [None, None]
         sleep(0.01)
@@ -32,7 +32,7 @@ def test_workers_go_on_under_a_broker_that_has_lost_its_records(desk: Workspace,
     first.wait()
     for file in folder.glob("broker.sqlite*"):
         file.unlink()
-    second = desk.start(*broker)
+    second = workspace.start(*broker)
     until(second.stderr, "which are lost, or too old")
     until(second.stderr, "2 workers go on where they are")
     assert [worker.wait() for worker in workers] == [0, 0]

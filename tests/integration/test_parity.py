@@ -144,11 +144,11 @@ REAL += [
 
 @pytest.mark.parametrize(("example", "url", "schedule", "placement", "microbatches"), REAL)
 def test_real_processes_over_sockets_give_the_plain_loops_weights(
-    example, url, schedule, placement, microbatches, nursery, redis, tmp_path
+    example, url, schedule, placement, microbatches, fork_server, redis, tmp_path
 ):
     url = redis.url if url == "redis" else url
     sets = [*changes(example, schedule, placement, microbatches), f"queues.url={url}", f"run.dir={tmp_path}"]
-    outcome = nursery.train(config(example, tmp_path), *sets, folder=tmp_path / tmp_path.name)
+    outcome = fork_server.train(config(example, tmp_path), *sets, folder=tmp_path / tmp_path.name)
     assert outcome["code"] == 0, outcome["reason"]
     assert outcome["facts"]["weights_sha256"] == expected(example, microbatches)
     assert outcome["facts"]["oddities"] == {}

@@ -2,7 +2,6 @@
 
 import json
 import signal
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -23,12 +22,6 @@ from support.workspace import Workspace, until
 SECRET = "open-sesame"  # noqa: S105  # nobody's
 URL = f"redis://trainer:{SECRET}@redis.example:6379/0"
 UNCLEAR = "redis://..."
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Workspace]:
-    with Workspace(tmp_path) as desk:
-        yield desk
 
 
 @pytest.mark.parametrize(
@@ -65,8 +58,8 @@ def test_whatever_the_password_is_it_is_not_shown(password: str) -> None:
     assert masked(f"redis://trainer:{password}@host:6379/0") in ("redis://trainer@host:6379/0", UNCLEAR)
 
 
-def test_a_plan_gives_its_addresses_away_without_passwords(desk: Workspace) -> None:
-    plan = read_plan(desk.folder, sets=[f"queues.url={URL}"])
+def test_a_plan_gives_its_addresses_away_without_passwords(workspace: Workspace) -> None:
+    plan = read_plan(workspace.folder, sets=[f"queues.url={URL}"])
     assert plan.queues.url == URL
     assert SECRET not in json.dumps(plan.as_mapping())
 
@@ -83,17 +76,17 @@ def test_a_plan_gives_its_addresses_away_without_passwords(desk: Workspace) -> N
         "redis://:secret@host",
     ],
 )
-def test_what_is_wrong_with_a_plan_is_said_without_passwords(desk: Workspace, sets: str) -> None:
+def test_what_is_wrong_with_a_plan_is_said_without_passwords(workspace: Workspace, sets: str) -> None:
     with pytest.raises(PlanRefused) as refused:
-        read_plan(desk.folder, sets=[sets])
+        read_plan(workspace.folder, sets=[sets])
     assert "secret" not in str(refused.value)
     assert "sec/ret" not in str(refused.value)
 
 
-def test_a_password_with_signs_that_cut_an_address_is_refused_with_the_way_to_write_them(desk: Workspace) -> None:
+def test_a_password_with_signs_that_cut_an_address_is_refused_with_the_way_to_write_them(workspace: Workspace) -> None:
     """A part of it stood in the error: no port was to be made of it."""
     with pytest.raises(PlanRefused, match="%2F"):
-        read_plan(desk.folder, sets=["queues.url=redis://:sec/ret@host:6379/0"])
+        read_plan(workspace.folder, sets=["queues.url=redis://:sec/ret@host:6379/0"])
     with pytest.raises(RedisUnfit, match="%2F") as unfit:
         RedisLink("redis://:sec/ret@host:6379/0")
     assert "ret" not in str(unfit.value).replace("redis", "").replace("refus", "")
@@ -109,26 +102,26 @@ def test_differences_between_plans_name_no_passwords() -> None:
     assert SECRET not in str(differences(here, there)[0])
 
 
-def test_a_run_is_the_same_run_with_the_password_that_its_folder_does_not_hold(desk: Workspace) -> None:
-    plan = read_plan(desk.folder, environment={"STAGELINE_QUEUES__URL": URL})
-    keep(desk.folder, runs.PLAN, plan.as_mapping())
-    runs.demand_same(plan, desk.folder)
-    other = read_plan(desk.folder, sets=["run.steps=7"], environment={"STAGELINE_QUEUES__URL": URL})
+def test_a_run_is_the_same_run_with_the_password_that_its_folder_does_not_hold(workspace: Workspace) -> None:
+    plan = read_plan(workspace.folder, environment={"STAGELINE_QUEUES__URL": URL})
+    keep(workspace.folder, runs.PLAN, plan.as_mapping())
+    runs.demand_same(plan, workspace.folder)
+    other = read_plan(workspace.folder, sets=["run.steps=7"], environment={"STAGELINE_QUEUES__URL": URL})
     with pytest.raises(PlanRefused, match="7 here, 6 there"):
-        runs.demand_same(other, desk.folder)
+        runs.demand_same(other, workspace.folder)
 
 
-def test_a_password_on_a_command_line_is_warned_of_and_the_way_out_named(desk: Workspace, capsys) -> None:
-    assert desk.here("plan", ".", "--set", f"queues.url={URL}") == 0
+def test_a_password_on_a_command_line_is_warned_of_and_the_way_out_named(workspace: Workspace, capsys) -> None:
+    assert workspace.here("plan", ".", "--set", f"queues.url={URL}") == 0
     shown = capsys.readouterr()
     assert "redis://trainer@redis.example:6379/0" in shown.out
     assert "into the environment, as STAGELINE_QUEUES__URL" in shown.err
     assert SECRET not in shown.out + shown.err
-    assert read_plan(desk.folder, environment={"STAGELINE_QUEUES__URL": URL}).warnings == ()
+    assert read_plan(workspace.folder, environment={"STAGELINE_QUEUES__URL": URL}).warnings == ()
 
 
-def test_a_broker_tells_how_to_start_workers_without_the_password(desk: Workspace) -> None:
-    broker = desk.start(
+def test_a_broker_tells_how_to_start_workers_without_the_password(workspace: Workspace) -> None:
+    broker = workspace.start(
         "broker", ".", "--set", f"queues.url={URL}", "--set", "run.steps=4", "--bind", "tcp://127.0.0.1:*"
     )
     told = until(broker.stderr, "start every worker with: ")
@@ -148,32 +141,32 @@ def test_where_the_broker_is_only_its_user_can_read(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [runs.BROKER]
 
 
-def test_a_password_in_the_environment_reaches_all_workers_and_nothing_else(desk: Workspace) -> None:
+def test_a_password_in_the_environment_reaches_all_workers_and_nothing_else(workspace: Workspace) -> None:
     """Not a command line, where `ps` shows it, nor a file of the run, before it is interrupted and after."""
     settings = ("--set", "run.steps=300", "--set", "recovery.restarts=1", "--set", "recovery.snapshot_every=20")
     with RedisServer(appendfsync="no") as server, closing(server.client()) as client:
         client.config_set("requirepass", SECRET)
         url = server.url.replace("://", f"://:{SECRET}@")
-        train = desk.start("train", ".", *settings, STAGELINE_QUEUES__URL=url)
+        train = workspace.start("train", ".", *settings, cold=True, STAGELINE_QUEUES__URL=url)
         until(train.stderr, "running")
-        lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in desk.processes()]
+        lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in workspace.processes()]
         assert sum(b"worker" in line for line in lines) >= 2
         train.send_signal(signal.SIGTERM)
         _, errors = train.communicate()
         assert train.returncode == 75, errors
-        resumed = desk.command("train", ".", *settings, "--resume", STAGELINE_QUEUES__URL=url)
+        resumed = workspace.command("train", ".", *settings, "--resume", STAGELINE_QUEUES__URL=url)
         assert resumed.returncode == 0, resumed.stderr
     assert not any(SECRET.encode() in line for line in lines)
-    files = [path for path in desk.runs()[0].rglob("*") if path.is_file()]
+    files = [path for path in workspace.runs()[0].rglob("*") if path.is_file()]
     assert {"plan.json", "worker-0.log", "broker.sqlite"} <= {path.name for path in files}
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
     assert SECRET not in errors + resumed.stdout + resumed.stderr
 
 
 def test_a_password_in_the_brokers_address_on_a_command_line_is_warned_of(
-    desk: Workspace, capsys: pytest.CaptureFixture[str]
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert desk.here("status", "--broker", f"redis://:{SECRET}@127.0.0.1:1/0") == 3
+    assert workspace.here("status", "--broker", f"redis://:{SECRET}@127.0.0.1:1/0") == 3
     said = capsys.readouterr().err
     assert "--broker was given with a password" in said
     assert "STAGELINE_BROKER__URL" in said

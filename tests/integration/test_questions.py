@@ -11,47 +11,47 @@ from support.conversation import Talk, name, report
 from support.workspace import free_port, until
 
 
-def test_a_waiting_run_says_whom_it_waits_for_and_a_finished_one_tells_each_microbatchs_story(desk, capsys):
-    broker = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
+def test_a_waiting_run_says_whom_it_waits_for_and_a_finished_one_tells_each_microbatchs_story(workspace, capsys):
+    broker = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
     url = until(broker.stderr, "broker at").split("broker at ")[1].split(",")[0]
-    assert desk.here("why", "--broker", url) == 0
+    assert workspace.here("why", "--broker", url) == 0
     said = capsys.readouterr().out
     assert "did not join yet" in said
     assert "what to do: " in said
-    assert desk.here("why", "--broker", url, "--stage", "1", "--json") == 0
+    assert workspace.here("why", "--broker", url, "--stage", "1", "--json") == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "why/1"
-    assert desk.here("why", "--broker", url, "--stage", "7") == 2
+    assert workspace.here("why", "--broker", url, "--stage", "7") == 2
     assert "there is no stage 7: the plan has 2" in capsys.readouterr().err
 
-    workers = [desk.start("worker", ".", "--broker", url) for _ in range(2)]
+    workers = [workspace.start("worker", ".", "--broker", url) for _ in range(2)]
     for worker in workers:
         _, errors = worker.communicate()
         assert worker.returncode == 0, errors
-    assert desk.here("story", "4/1", "--broker", url) == 0
+    assert workspace.here("story", "4/1", "--broker", url) == 0
     title, _, *stages = capsys.readouterr().out.splitlines()
     assert title.startswith("microbatch 1 of step 4 of run small-")
     assert [[f"{stage}{kind}" in row for kind in ("F1", "B1", "U")] for stage, row in enumerate(stages)] == [
         [True, True, True],
         [True, True, True],
     ]
-    assert desk.here("story", "4/1", "--broker", url, "--json") == 0
+    assert workspace.here("story", "4/1", "--broker", url, "--json") == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "story/1"
-    assert desk.here("story", "4/9", "--broker", url) == 2
+    assert workspace.here("story", "4/9", "--broker", url) == 2
     assert "there is no microbatch 9" in capsys.readouterr().err
     with Client(url) as client:
         client.stop_run("the test has seen enough", 0)
     assert broker.wait() == 0
 
 
-def test_a_finished_runs_folder_tells_its_result_when_no_broker_is_left(desk, capsys):
-    assert desk.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
+def test_a_finished_runs_folder_tells_its_result_when_no_broker_is_left(workspace, capsys):
+    assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
     trained = capsys.readouterr().out
-    (folder,) = desk.runs()
-    assert desk.here("status", str(folder), "--json") == 0
+    (folder,) = workspace.runs()
+    assert workspace.here("status", str(folder), "--json") == 0
     assert json.loads(capsys.readouterr().out) == json.loads(trained)
-    assert desk.here("status", str(folder)) == 0
+    assert workspace.here("status", str(folder)) == 0
     assert f"weights_sha256  {json.loads(trained)['weights_sha256']}" in capsys.readouterr().out
-    assert desk.here("queue", "ls", str(folder)) == 3
+    assert workspace.here("queue", "ls", str(folder)) == 3
     assert "has finished" in capsys.readouterr().err
 
 
@@ -66,29 +66,29 @@ def test_the_status_of_a_run_shows_a_metric_that_is_no_finite_number(monkeypatch
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_run_without_result_and_broker_says_how_to_go_on(killed, desk, capsys):
-    broker = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}", "--run", "small-1")
+def test_a_run_without_result_and_broker_says_how_to_go_on(killed, workspace, capsys):
+    broker = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}", "--run", "small-1")
     until(broker.stderr, "broker at")
     broker.send_signal(signal.SIGKILL if killed else signal.SIGINT)
     broker.wait()
-    assert desk.here("status", "runs/small-1") == 3
+    assert workspace.here("status", "runs/small-1") == 3
     said = capsys.readouterr().err
     assert "run small-1 has ended, or its broker is away" in said
     assert "--resume small-1" in said
 
 
-def test_a_broker_of_another_plan_leaves_the_plan_that_a_run_was_begun_with(desk):
-    first = desk.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}", "--run", "small-1")
+def test_a_broker_of_another_plan_leaves_the_plan_that_a_run_was_begun_with(workspace):
+    first = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}", "--run", "small-1")
     until(first.stderr, "broker at")
     first.send_signal(signal.SIGINT)
     first.communicate()
-    before = (desk.folder / "runs/small-1/plan.json").read_text()
-    other = desk.command(
+    before = (workspace.folder / "runs/small-1/plan.json").read_text()
+    other = workspace.command(
         "broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}", "--run", "small-1", "--resume", "--set", "run.seed=5"
     )
     assert other.returncode == 1
     assert "of another plan" in other.stderr
-    for file in (desk.folder / "runs/small-1").glob("broker.sqlite*"):
+    for file in (workspace.folder / "runs/small-1").glob("broker.sqlite*"):
         file.unlink()
-    assert desk.here("broker", ".", "--run", "small-1", "--resume", "--set", "run.seed=5") == 78
-    assert (desk.folder / "runs/small-1/plan.json").read_text() == before
+    assert workspace.here("broker", ".", "--run", "small-1", "--resume", "--set", "run.seed=5") == 78
+    assert (workspace.folder / "runs/small-1/plan.json").read_text() == before

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from support.redis_server import RedisServer
 from support.whole_run import expected, plan_in
-from support.workspace import Workspace
+from support.workspace import Command, Workspace
 
 STEPS = 16
 PATIENCE = 100.0  # seconds in which anything that is waited for has happened, also where much else runs
@@ -23,9 +22,9 @@ RUN = "together"
 class Party:
     """A broker and two workers, started one by one."""
 
-    def __init__(self, desk: Workspace, plan: Path, server: RedisServer) -> None:
+    def __init__(self, workspace: Workspace, plan: Path, server: RedisServer) -> None:
         self.server = server
-        self._desk = desk
+        self._workspace = workspace
         self._plan = str(plan)
         self.url = f"{server.url}#tiny"
         self._settings = {
@@ -38,11 +37,11 @@ class Party:
         self.broker = self.start_broker()
         self.workers = [self.start_worker(index) for index in range(2)]
 
-    def start_broker(self) -> "subprocess.Popen[str]":
-        return self._desk.start("broker", self._plan, "--run", RUN, **self._settings)
+    def start_broker(self) -> Command:
+        return self._workspace.start("broker", self._plan, "--run", RUN, **self._settings)
 
-    def start_worker(self, index: int) -> "subprocess.Popen[str]":
-        return self._desk.start("worker", self._plan, "--index", str(index), "--patience", "60", **self._settings)
+    def start_worker(self, index: int) -> Command:
+        return self._workspace.start("worker", self._plan, "--index", str(index), "--patience", "60", **self._settings)
 
     def until_step(self, step: int) -> None:
         until = monotonic() + PATIENCE
@@ -55,16 +54,16 @@ class Party:
     def end(self) -> str:
         """The digest, once everyone has left."""
         for worker in self.workers:
-            _, said = worker.communicate(timeout=PATIENCE)
+            _, said = worker.communicate()
             assert worker.returncode == 0, said
         self.broker.send_signal(signal.SIGTERM)  # it would stay for a while, for whoever asks how the run ended
-        _, said = self.broker.communicate(timeout=PATIENCE)
+        _, said = self.broker.communicate()
         assert self.broker.returncode == 0, said
-        result = json.loads((Path(self._desk.folder) / "runs" / RUN / "result.json").read_text())
+        result = json.loads((Path(self._workspace.folder) / "runs" / RUN / "result.json").read_text())
         return str(result["weights_sha256"])
 
     def _finished_steps(self) -> int:
-        status = self._desk.command("status", "--broker", self.url, "--json")
+        status = self._workspace.command("status", "--broker", self.url, "--json")
         return int(json.loads(status.stdout)["finished_floor"]) if status.returncode == 0 else 0
 
 
@@ -115,17 +114,16 @@ def the_server_is_away(party: Party) -> None:
     ids=lambda happens: happens.__name__,
 )
 def test_the_weights_are_those_of_the_unsplit_model_when(
-    happens: Callable[[Party], None], server: RedisServer, tmp_path: Path
+    happens: Callable[[Party], None], server: RedisServer, workspace: Workspace, tmp_path: Path
 ) -> None:
-    with Workspace(tmp_path) as desk:
-        party = Party(desk, plan_in(tmp_path), server)
-        party.until_step(3)
-        happens(party)
-        assert party.end() == expected(STEPS)
+    party = Party(workspace, plan_in(tmp_path), server)
+    party.until_step(3)
+    happens(party)
+    assert party.end() == expected(STEPS)
     with closing(server.client()) as client:
         assert all(b":store:" in key or client.pttl(key) > 0 for key in client.keys("*"))  # its queues are gone
 
 
-def _kill(process: "subprocess.Popen[str]") -> None:
+def _kill(process: Command) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

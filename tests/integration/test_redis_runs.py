@@ -64,9 +64,11 @@ def cut_off_from_all(server: RedisServer) -> None:
     ids=lambda happens: happens.__name__,
 )
 def test_the_run_ends_as_if_nothing_had_been_when_its_server_is(
-    happens: Disturbance, nursery: ForkServer, server: RedisServer, tmp_path: Path
+    happens: Disturbance, fork_server: ForkServer, server: RedisServer, tmp_path: Path
 ) -> None:
-    going = WholeRun(nursery, plan_in(tmp_path), f"queues.url={server.url}", f"run.steps={STEPS}", "recovery.lease=2")
+    going = WholeRun(
+        fork_server, plan_in(tmp_path), f"queues.url={server.url}", f"run.steps={STEPS}", "recovery.lease=2"
+    )
     going.until_checkpoint(4)
     happens(server)
     assert going.digest() == expected(STEPS)
@@ -74,11 +76,11 @@ def test_the_run_ends_as_if_nothing_had_been_when_its_server_is(
 
 
 def test_a_server_that_forgot_and_a_producer_that_died_with_what_it_kept(
-    nursery: ForkServer, server: RedisServer, tmp_path: Path
+    fork_server: ForkServer, server: RedisServer, tmp_path: Path
 ) -> None:
     """What nobody has any more is computed again, from the newest checkpoint on."""
     plan, kill = plan_in(tmp_path), ("worker-0", 33)
-    going = WholeRun(nursery, plan, f"queues.url={server.url}", f"run.steps={STEPS}", kills=[kill])
+    going = WholeRun(fork_server, plan, *_sets(server), kills=[kill])
     going.until(lambda entry: entry.what == "killed")
     emptied(server)
     assert going.digest() == expected(STEPS)
@@ -86,9 +88,9 @@ def test_a_server_that_forgot_and_a_producer_that_died_with_what_it_kept(
 
 
 def test_a_server_that_begins_to_throw_keys_away_ends_the_run_by_name(
-    nursery: ForkServer, server: RedisServer, tmp_path: Path
+    fork_server: ForkServer, server: RedisServer, tmp_path: Path
 ) -> None:
-    going = WholeRun(nursery, plan_in(tmp_path), f"queues.url={server.url}", "run.steps=500")
+    going = WholeRun(fork_server, plan_in(tmp_path), f"queues.url={server.url}", "run.steps=500")
     going.until_checkpoint(2)
     _tell(server, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     outcome = going.end()
@@ -104,12 +106,12 @@ def test_a_server_that_begins_to_throw_keys_away_ends_the_run_by_name(
     ],
 )
 def test_a_server_that_cannot_be_used_is_named_at_once(
-    settings: dict[str, str], password: str, why: str, nursery: ForkServer, tmp_path: Path
+    settings: dict[str, str], password: str, why: str, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """With recovery on, workers were started again and again until there were too many."""
     with RedisServer(**settings) as server:
         url = server.url.replace("redis://", f"redis://{password}")
-        outcome = WholeRun(nursery, plan_in(tmp_path), f"queues.url={url}").end()
+        outcome = WholeRun(fork_server, plan_in(tmp_path), f"queues.url={url}").end()
     assert outcome["code"] == 1
     assert why in outcome["reason"]
     assert "wrong@" not in outcome["reason"]
@@ -117,40 +119,42 @@ def test_a_server_that_cannot_be_used_is_named_at_once(
 
 
 def test_a_server_that_is_away_is_what_the_run_waits_for_by_name(
-    server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: RedisServer, workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Workspace(tmp_path) as desk:
-        train = desk.start("train", ".", "--set", f"queues.url={server.url}", "--set", "run.steps=100000")
-        until(train.stderr, "running")
-        server.kill()
-        assert "what to do: start that server" in _why(desk, capsys, server)
-        assert desk.here("status") == 0
-        assert f"waits for the server of its queues: Redis at {server.url}" in capsys.readouterr().out
-        for number in (signal.SIGINT, signal.SIGINT):
-            train.send_signal(number)
-        train.communicate()
+    train = workspace.start("train", ".", "--set", f"queues.url={server.url}", "--set", "run.steps=100000")
+    until(train.stderr, "running")
+    server.kill()
+    assert "what to do: start that server" in _why(workspace, capsys, server)
+    assert workspace.here("status") == 0
+    assert f"waits for the server of its queues: Redis at {server.url}" in capsys.readouterr().out
+    for number in (signal.SIGINT, signal.SIGINT):
+        train.send_signal(number)
+    train.communicate()
 
 
 def test_a_server_that_is_not_there_yet_is_what_the_run_waits_for_by_name(
-    server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: RedisServer, workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """For a minute, only "waiting for the workers to connect their queues" was said."""
     server.kill()
-    with Workspace(tmp_path) as desk:
-        train = desk.start("train", ".", "--set", f"queues.url={server.url}")
-        until(train.stderr, f"waits for the server of its queues: Redis at {server.url} cannot be reached: ")
-        assert "what to do: start that server" in _why(desk, capsys, server)
-        server.start()
-        _, said = train.communicate(timeout=60)
+    train = workspace.start("train", ".", "--set", f"queues.url={server.url}")
+    until(train.stderr, f"waits for the server of its queues: Redis at {server.url} cannot be reached: ")
+    assert "what to do: start that server" in _why(workspace, capsys, server)
+    server.start()
+    _, said = train.communicate()
     assert train.returncode == 0, said
 
 
-def _why(desk: Workspace, capsys: pytest.CaptureFixture[str], server: RedisServer) -> str:
+def _sets(server: RedisServer) -> tuple[str, str]:
+    return f"queues.url={server.url}", f"run.steps={STEPS}"
+
+
+def _why(workspace: Workspace, capsys: pytest.CaptureFixture[str], server: RedisServer) -> str:
     """What `why` says as soon as it names the server."""
     named = rf"waits for the server of its queues, for \d+ s now: Redis at {server.url} cannot be reached: "
     end = monotonic() + 20
     while True:
-        desk.here("why")
+        workspace.here("why")
         said = capsys.readouterr().out
         if re.search(named, said):
             return said

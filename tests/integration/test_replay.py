@@ -34,7 +34,7 @@ def loss(outputs, targets):
 """
 
 
-def recorded(nursery: ForkServer, folder: Path, mode: str, **kills: int) -> Path:
+def recorded(fork_server: ForkServer, folder: Path, mode: str, **kills: int) -> Path:
     """The folder of a run of three stages on two workers that recorded all."""
     sets = (
         f"run.steps={STEPS}",
@@ -51,7 +51,7 @@ def recorded(nursery: ForkServer, folder: Path, mode: str, **kills: int) -> Path
     )
     config = EXAMPLES / "digits" / "stageline.toml"
     killed = [(f"worker-{name[-1]}", after) for name, after in kills.items()]
-    outcome = nursery.train(config, *sets, folder=folder / "run", kills=killed)
+    outcome = fork_server.train(config, *sets, folder=folder / "run", kills=killed)
     assert outcome["code"] == 0, outcome["reason"]
     assert outcome["not killed"] == []
     return folder / "run"
@@ -62,8 +62,8 @@ def recorded(nursery: ForkServer, folder: Path, mode: str, **kills: int) -> Path
     [("sync", {}), ("sync", {"worker1": 55}), ("async", {}), ("async", {"worker0": 25, "worker1": 31})],
     ids=str,
 )
-def test_every_microbatch_since_the_last_but_one_checkpoint_has_its_bits_again(nursery, tmp_path, mode, kills):
-    run = recorded(nursery, tmp_path, mode, **kills)
+def test_every_microbatch_since_the_last_but_one_checkpoint_has_its_bits_again(fork_server, tmp_path, mode, kills):
+    run = recorded(fork_server, tmp_path, mode, **kills)
     microbatches = 3 if mode == "sync" else 1
     for stage in range(3):
         for step in range(STEPS - EVERY, STEPS):
@@ -73,8 +73,8 @@ def test_every_microbatch_since_the_last_but_one_checkpoint_has_its_bits_again(n
                 assert replayed.reproduced
 
 
-def test_what_is_older_than_the_checkpoint_before_the_last_is_forgotten(nursery, tmp_path):
-    run = recorded(nursery, tmp_path, "sync")
+def test_what_is_older_than_the_checkpoint_before_the_last_is_forgotten(fork_server, tmp_path):
+    run = recorded(fork_server, tmp_path, "sync")
     begins = [begin for begin, _ in RecordDirectory(run, 1).segments()]
     assert begins[-1] == STEPS - EVERY
     assert begins[0] > 0
@@ -83,29 +83,29 @@ def test_what_is_older_than_the_checkpoint_before_the_last_is_forgotten(nursery,
 
 
 @pytest.mark.faults
-def test_other_code_gives_other_bits_and_that_is_said(desk, capsys):
+def test_other_code_gives_other_bits_and_that_is_said(workspace, capsys):
     recovery = ("recovery.record=all", "recovery.restarts=1", "recovery.snapshot_every=3")
-    assert desk.command("train", ".", *(word for each in recovery for word in ("--set", each))).returncode == 0
-    (run,) = desk.runs()
+    assert workspace.command("train", ".", *(word for each in recovery for word in ("--set", each))).returncode == 0
+    (run,) = workspace.runs()
     place = ("--stage", "1", "--step", "4", "--microbatch", "1")
-    assert desk.here("replay", str(run), *place) == 0
+    assert workspace.here("replay", str(run), *place) == 0
     assert "1B1  float32 [2, 8]: the bits as recorded" in capsys.readouterr().out
-    desk.write("model.py", MODEL.replace("nn.Linear(8, 2))", "nn.Linear(8, 2), nn.Softplus())"))
-    other = desk.command("replay", str(run), *place, "--json")  # in a process that has not loaded the old code
+    workspace.write("model.py", MODEL.replace("nn.Linear(8, 2))", "nn.Linear(8, 2), nn.Softplus())"))
+    other = workspace.command("replay", str(run), *place, "--json")  # in a process that has not loaded the old code
     assert other.returncode == 1
     assert json.loads(other.stdout)["outcomes"][0]["same"] is False
     assert "the bits are not the recorded ones" in other.stderr
     (segment,) = RecordDirectory(run, 1).folder.glob("step-0000000003.*")
     segment.write_bytes(b"?" + segment.read_bytes())
-    assert desk.here("replay", str(run), *place) == 1
+    assert workspace.here("replay", str(run), *place) == 1
     assert f"{segment.name}, byte 0: the file is damaged" in capsys.readouterr().err
 
 
-def test_what_there_is_not_is_said_with_what_there_is(desk, capsys):
-    unknown = desk.here("replay", ".", "--stage", "0", "--step", "0", "--microbatch", "0")
+def test_what_there_is_not_is_said_with_what_there_is(workspace, capsys):
+    unknown = workspace.here("replay", ".", "--stage", "0", "--step", "0", "--microbatch", "0")
     assert (unknown, "no run of small is in" in capsys.readouterr().err) == (2, True)
-    assert desk.here("train", ".", "--set", "queues.url=memory://") == 0
-    assert desk.here("replay", ".", "--stage", "0", "--step", "0", "--microbatch", "0") == 2
+    assert workspace.here("train", ".", "--set", "queues.url=memory://") == 0
+    assert workspace.here("replay", ".", "--stage", "0", "--step", "0", "--microbatch", "0") == 2
     assert 'recovery.record = "bad" records what stops a run' in capsys.readouterr().err
 
 
@@ -114,52 +114,53 @@ def test_what_there_is_not_is_said_with_what_there_is(desk, capsys):
     ("plan", "words"),
     [("model.factory=model.py:picky", "ValueError: one row only"), ("model.loss=model.py:loss", "step 5 is nan")],
 )
-def test_a_microbatch_that_stops_the_run_can_be_run_again(desk, capfd, monkeypatch, url, plan, words):
+def test_a_microbatch_that_stops_the_run_can_be_run_again(workspace, capfd, monkeypatch, url, plan, words):
     monkeypatch.setenv("PYTHONBREAKPOINT", "0")
-    desk.write("model.py", PICKY)
-    failed = desk.command("train", ".", "--set", f"queues.url={url}", "--set", plan)
+    workspace.write("model.py", PICKY)
+    failed = workspace.command("train", ".", "--set", f"queues.url={url}", "--set", plan)
     assert failed.returncode == 1
     assert words in failed.stderr
     (command,) = [line for line in failed.stderr.splitlines() if "stageline replay" in line]
     arguments = shlex.split(command.partition("stageline ")[2])
     assert arguments[2:] == ["--stage", "1", "--step", "5", "--microbatch", "0"]
-    assert desk.here(*arguments) == 0
+    assert workspace.here(*arguments) == 0
     said = capfd.readouterr()
     assert f"in the run: {'stage 1 failed' if 'one row' in words else 'the loss'}" in said.out
     assert "picky" not in said.out
     for place, wrong in (("--stage", "no stage 9"), ("--step", "no step 9"), ("--microbatch", "no microbatch 9")):
         changed = [*arguments]
         changed[changed.index(place) + 1] = "9"
-        assert desk.here(*changed) == 2
+        assert workspace.here(*changed) == 2
         assert wrong in capfd.readouterr().err
     changed = [*arguments]
     changed[changed.index("--step") + 1] = "4"
-    assert desk.here(*changed) == 2
+    assert workspace.here(*changed) == 2
     assert "and bad-0000000005-0" in capfd.readouterr().err
 
 
 @pytest.mark.faults
-def test_a_breakpoint_stops_at_the_microbatch_and_only_there(desk):
-    desk.write("model.py", PICKY)
+def test_a_breakpoint_stops_at_the_microbatch_and_only_there(workspace):
+    workspace.write("model.py", PICKY)
     recovery = ("recovery.record=all", "recovery.restarts=1", "recovery.snapshot_every=3", "data.batch_size=8")
     sets = [word for each in (*recovery, "model.factory=model.py:picky") for word in ("--set", each)]
-    trained = desk.command("train", ".", *sets, PYTHONBREAKPOINT="0")
+    trained = workspace.command("train", ".", *sets, PYTHONBREAKPOINT="0")
     assert trained.returncode == 0, trained.stderr
-    desk.write("stops.py", "import os\ndef note():\n    os.write(1, b'stopped\\n')\n")
-    (run,) = desk.runs()
-    again = desk.command(
+    workspace.write("stops.py", "import os\ndef note():\n    os.write(1, b'stopped\\n')\n")
+    (run,) = workspace.runs()
+    again = workspace.command(
         *("replay", str(run), "--stage", "1", "--step", "5", "--microbatch", "2"),
+        cold=True,
         PYTHONBREAKPOINT="stops.note",
-        PYTHONPATH=os.pathsep.join([str(desk.folder), os.environ.get("PYTHONPATH", "")]),
+        PYTHONPATH=os.pathsep.join([str(workspace.folder), os.environ.get("PYTHONPATH", "")]),
     )
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("stopped") == 1
     assert again.stderr.count("picky") == 1
 
 
-def test_with_record_none_nothing_is_left(desk):
-    desk.write("model.py", PICKY)
+def test_with_record_none_nothing_is_left(workspace):
+    workspace.write("model.py", PICKY)
     none = ("--set", "recovery.record=none", "--set", "queues.url=memory://", "--set", "model.loss=model.py:loss")
-    assert desk.here("train", ".", *none) == 1
-    (run,) = desk.runs()
+    assert workspace.here("train", ".", *none) == 1
+    (run,) = workspace.runs()
     assert not (run / "recorded").exists()

@@ -5,10 +5,9 @@ import os
 import signal
 from contextlib import closing
 from pathlib import Path
-from subprocess import Popen
 
 from stageline.broker.stores.sqlite import SqliteStore
-from support.workspace import free_port, until
+from support.workspace import Command, free_port, until
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=40")
 STEPS = ("--set", "run.steps=500", "--set", "run.log_every=100")
@@ -20,46 +19,46 @@ def result(text: str) -> dict:
     return {key: found[key] for key in ("steps", "loss", "losses", "metrics", "weights_sha256")}
 
 
-def undisturbed(desk, capsys) -> dict:
+def undisturbed(workspace, capsys) -> dict:
     """What the run comes to if nothing befalls it."""
-    assert desk.here("train", ".", "--json", "--set", "queues.url=memory://", *STEPS) == 0
+    assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://", *STEPS) == 0
     return result(capsys.readouterr().out)
 
 
-def test_an_interrupted_run_goes_on_where_it_was(desk, capsys):
-    train = desk.start("train", ".", "--json", *STEPS, *RECOVERY)
+def test_an_interrupted_run_goes_on_where_it_was(workspace, capsys):
+    train = workspace.start("train", ".", "--json", *STEPS, *RECOVERY)
     until(train.stderr, "running")
     train.send_signal(signal.SIGTERM)
     _, errors = train.communicate()
     assert train.returncode == 75, errors
     assert "steps is saved" in errors
     assert "failed" not in errors
-    assert desk.here("train", ".", "--resume", *STEPS, *RECOVERY, "--set", "run.steps=501") == 78
+    assert workspace.here("train", ".", "--resume", *STEPS, *RECOVERY, "--set", "run.steps=501") == 78
     assert "run.steps: 501 here, 500 there" in capsys.readouterr().err
-    resumed = desk.command("train", ".", "--json", "--resume", *STEPS, *RECOVERY)
+    resumed = workspace.command("train", ".", "--json", "--resume", *STEPS, *RECOVERY)
     assert resumed.returncode == 0, resumed.stderr
-    assert result(resumed.stdout) == undisturbed(desk, capsys)
+    assert result(resumed.stdout) == undisturbed(workspace, capsys)
 
 
-def test_there_must_be_a_run_to_resume(desk, capsys):
-    assert desk.here("train", ".", "--resume") == 2
+def test_there_must_be_a_run_to_resume(workspace, capsys):
+    assert workspace.here("train", ".", "--resume") == 2
     assert "leave out --resume" in capsys.readouterr().err
-    assert desk.here("train", ".", "--resume", "small-1") == 2
+    assert workspace.here("train", ".", "--resume", "small-1") == 2
     assert "there is no run small-1" in capsys.readouterr().err
 
 
-def test_a_broker_that_is_killed_and_resumes_the_run_leaves_those_at_work_where_they_are(desk, tmp_path, capsys):
+def test_a_broker_that_is_killed_and_resumes_the_run_leaves_those_at_work_where_they_are(workspace, tmp_path, capsys):
     """As a container's broker does: it is started again with the words that it was started with."""
     url = f"tcp://127.0.0.1:{free_port()}"
     sets = (*STEPS, *RECOVERY, "--set", "queues.url=tcp://127.0.0.1:0")
 
-    def start_broker() -> Popen[str]:
-        broker = desk.start("broker", ".", "--bind", url, "--run", "by-hand", "--resume", *sets)
+    def start_broker() -> Command:
+        broker = workspace.start("broker", ".", "--bind", url, "--run", "by-hand", "--resume", *sets)
         until(broker.stderr, "broker at")
         return broker
 
     first = start_broker()
-    workers = [desk.start("worker", ".", "--broker", url, *sets, "--index", str(index)) for index in (0, 1)]
+    workers = [workspace.start("worker", ".", "--broker", url, *sets, "--index", str(index)) for index in (0, 1)]
     snapshots = tmp_path / "runs" / "by-hand" / "checkpoints"
     while not any(snapshots.glob("stage-1/step-*")):
         assert [process.poll() for process in (first, *workers)] == [None] * 3
@@ -71,20 +70,20 @@ def test_a_broker_that_is_killed_and_resumes_the_run_leaves_those_at_work_where_
     assert "run by-hand goes on: workers are still at work" in errors[0]
     assert "life" not in errors[0]  # nobody was given a place again
     came_to = json.loads((tmp_path / "runs" / "by-hand" / "result.json").read_text())
-    assert came_to == {**came_to, **undisturbed(desk, capsys)}
+    assert came_to == {**came_to, **undisturbed(workspace, capsys)}
 
 
-def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(desk, tmp_path, capsys):
+def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(workspace, tmp_path, capsys):
     """The broker and two workers are started by hand; the newest checkpoint is damaged on the second machine."""
     url = f"tcp://127.0.0.1:{free_port()}"
     sets = (*STEPS, *RECOVERY, "--set", "queues.url=tcp://127.0.0.1:0")
     home = [tmp_path / f"machine-{index}" for index in (0, 1)]
 
-    def start(*more: str) -> list[Popen[str]]:
-        broker = desk.start("broker", ".", "--bind", url, "--run", "by-hand", *sets, *more)
+    def start(*more: str) -> list[Command]:
+        broker = workspace.start("broker", ".", "--bind", url, "--run", "by-hand", *sets, *more)
         until(broker.stderr, "broker at")
         worker = ("worker", ".", "--broker", url, *sets)
-        of = [desk.start(*worker, "--index", str(i), "--set", f"run.dir={home[i]}") for i in (0, 1)]
+        of = [workspace.start(*worker, "--index", str(i), "--set", f"run.dir={home[i]}") for i in (0, 1)]
         return [broker, *of]
 
     def snapshot(index: int, step: int) -> Path:
@@ -115,4 +114,4 @@ def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(desk, tm
     assert f"{damaged} cannot be used: weights.safetensors has 0 bytes" in errors[0]
     assert f"checkpoint {newest} cannot be used: the run begins at checkpoint {other} instead" in errors[0]
     came_to = json.loads((tmp_path / "runs" / "by-hand" / "result.json").read_text())
-    assert came_to == {**came_to, **undisturbed(desk, capsys)}
+    assert came_to == {**came_to, **undisturbed(workspace, capsys)}

@@ -35,7 +35,7 @@ STEPS = ("--set", "run.steps=600", "--set", "run.log_every=100")
 @pytest.mark.parametrize(
     "kills", [[("worker-0", 40)], [("worker-1", 3)], [("worker-0", 25), ("worker-1", 30)]], ids=str
 )
-def test_a_spare_takes_a_lost_workers_place(nursery, tmp_path, kills):
+def test_a_spare_takes_a_lost_workers_place(fork_server, tmp_path, kills):
     steps, microbatches = 12, 3
     sets = (
         f"run.steps={steps}",
@@ -46,7 +46,7 @@ def test_a_spare_takes_a_lost_workers_place(nursery, tmp_path, kills):
         "recovery.snapshot_every=3",
     )
     config = EXAMPLES / "digits" / "stageline.toml"
-    outcome = nursery.train(config, *sets, folder=tmp_path / "run", kills=kills, spares=1)
+    outcome = fork_server.train(config, *sets, folder=tmp_path / "run", kills=kills, spares=1)
     expected = reference.train(reference.recipe(config.parent, steps=steps, microbatches=microbatches))
     assert outcome["code"] == 0, outcome["reason"]
     assert outcome["not killed"] == []
@@ -59,11 +59,11 @@ def test_a_spare_takes_a_lost_workers_place(nursery, tmp_path, kills):
 
 @pytest.mark.parametrize("spares", [(), ("--spares", "1")], ids=["started again", "spare"])
 @pytest.mark.faults
-def test_train_goes_on_after_a_kill_with_the_same_bits(desk, spares):
-    undisturbed = desk.command("train", ".", "--json", *STEPS)
-    train = desk.start("train", ".", "--json", *STEPS, *RECOVERY, *spares)
+def test_train_goes_on_after_a_kill_with_the_same_bits(workspace, spares):
+    undisturbed = workspace.command("train", ".", "--json", *STEPS)
+    train = workspace.start("train", ".", "--json", *STEPS, *RECOVERY, *spares)
     until(train.stderr, "running")
-    url = runs.broker_of(max(desk.runs(), key=lambda path: path.stat().st_mtime))
+    url = runs.broker_of(max(workspace.runs(), key=lambda path: path.stat().st_mtime))
     assert url is not None
     with Client(url) as client:
         pid = client.ask("status", timeout=10)["workers"][1]["pid"]
@@ -75,9 +75,9 @@ def test_train_goes_on_after_a_kill_with_the_same_bits(desk, spares):
     assert (mine["weights_sha256"], mine["losses"]) == (theirs["weights_sha256"], theirs["losses"])
 
 
-def test_where_nobody_is_replaced_a_spare_is_refused(desk, capsys):
+def test_where_nobody_is_replaced_a_spare_is_refused(workspace, capsys):
     for arguments in (("train", ".", "--spares", "1"), ("worker", ".", "--spare")):
-        assert desk.here(*arguments, "--set", "recovery.restarts=0") == 2
+        assert workspace.here(*arguments, "--set", "recovery.restarts=0") == 2
         assert "add --set recovery.restarts=5" in capsys.readouterr().err
 
 

@@ -64,11 +64,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(desk: Workspace) -> Iterator[Workspace]:
+def folder(workspace: Workspace) -> Iterator[Workspace]:
     """The small plan, with files beside it that bear the names of the project's folders."""
     for part in PARTS:
-        desk.write(f"{part}.py", DECOY)
-    return desk
+        workspace.write(f"{part}.py", DECOY)
+    return workspace
 
 
 def pip(*arguments: str) -> None:
@@ -107,13 +107,13 @@ def test_train_runs_a_plan_beside_files_of_those_names(installed, folder):
     assert (result["schema"], result["steps"]) == ("train/1", 6)
 
 
-def test_files_of_those_names_may_hold_the_users_own_model_and_data(desk, capsys):
-    assert desk.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
+def test_files_of_those_names_may_hold_the_users_own_model_and_data(workspace, capsys):
+    assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
     expected = json.loads(capsys.readouterr().out)["weights_sha256"]
-    desk.write("workers.py", (desk.folder / "model.py").read_text() + "\nfrom broker import NOTHING\n")
-    desk.write("pipeline.py", (desk.folder / "data.py").read_text())
-    desk.write("broker.py", "NOTHING = None\n")
-    desk.write("stageline.toml", PLAN.replace("model.py:", "workers.py:").replace("data.py:", "pipeline.py:"))
-    trained = desk.command("train", ".", "--json")
+    workspace.write("workers.py", (workspace.folder / "model.py").read_text() + "\nfrom broker import NOTHING\n")
+    workspace.write("pipeline.py", (workspace.folder / "data.py").read_text())
+    workspace.write("broker.py", "NOTHING = None\n")
+    workspace.write("stageline.toml", PLAN.replace("model.py:", "workers.py:").replace("data.py:", "pipeline.py:"))
+    trained = workspace.command("train", ".", "--json", cold=True)
     assert trained.returncode == 0, trained.stderr
     assert json.loads(trained.stdout)["weights_sha256"] == expected

@@ -36,22 +36,22 @@ worker_process.reachable = _through_a_proxy
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_between_workers_a_bad_wire_changes_nothing(kind: str, nursery: ForkServer, tmp_path: Path) -> None:
+def test_between_workers_a_bad_wire_changes_nothing(kind: str, fork_server: ForkServer, tmp_path: Path) -> None:
     plan = plan_in(tmp_path)
     with (plan.parent / "model.py").open("a") as file:
         file.write(THROUGH_A_PROXY.format(tests=str(TESTS), kind=kind))
-    going = WholeRun(nursery, plan, "queues.url=tcp://127.0.0.1:0", f"run.steps={STEPS}")
+    going = WholeRun(fork_server, plan, "queues.url=tcp://127.0.0.1:0", f"run.steps={STEPS}")
     assert going.digest() == expected(STEPS)
     assert len((plan.parent / "fired").read_text()) > 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_to_a_redis_server_a_bad_wire_changes_nothing(kind: str, nursery: ForkServer, tmp_path: Path) -> None:
+def test_to_a_redis_server_a_bad_wire_changes_nothing(kind: str, fork_server: ForkServer, tmp_path: Path) -> None:
     server, fired = shared_server(), []
     with Proxy(f"tcp://127.0.0.1:{server.port}") as proxy:
         BadWire(proxy, kind, lambda: fired.append(kind))
         url = f"redis://{proxy.endpoint.removeprefix('tcp://')}/{server.own_number()}"
-        assert WholeRun(nursery, plan_in(tmp_path), f"queues.url={url}", f"run.steps={STEPS}").digest() == expected(
+        assert WholeRun(fork_server, plan_in(tmp_path), f"queues.url={url}", f"run.steps={STEPS}").digest() == expected(
             STEPS
         )
     assert len(fired) > 3

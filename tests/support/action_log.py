@@ -1,4 +1,4 @@
-"""What every process of a run did, and when, in one file that all of them write: also those that are killed.
+"""What every process of a run did, and when, in one file that all of them append to, up to the moment of a kill.
 
 A line is one write to a file opened for appending, so it is there whole or not at all, in the order of the writes.
 """
@@ -11,20 +11,21 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-FILE = "diary.jsonl"
-ACTION, DONE, CHECKPOINT, SPOKE, KILLED = "action", "done", "checkpoint", "spoke", "killed"
+FILE = "actions.jsonl"
+ACTION, DONE, CHECKPOINT, ANSWERED, KILLED = "action", "done", "checkpoint", "answered", "killed"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`who` ("worker-1", "broker") in its `life` (0: the first) did `what`, at `when`, in seconds of one clock for all.
+    """`process` ("worker-1", "broker") in its `generation` (0: the first) did `what`, at `when`, in seconds of one
+    clock for all processes.
 
-    ACTION has begun and DONE has ended: `action` of `step`. CHECKPOINT: that of `step` is complete. SPOKE: the broker
-    has answered for the first time. KILLED: it is about to be.
+    ACTION has begun and DONE has ended: `action` of `step`. CHECKPOINT: that of `step` is complete. ANSWERED: the
+    broker has handled its first message. KILLED: the process is about to kill itself.
     """
 
-    who: str
-    life: int
+    process: str
+    generation: int
     what: str
     when: float
     step: int = 0
@@ -35,21 +36,21 @@ def read(folder: Path) -> list[Entry]:
     return [Entry(*json.loads(line)) for line in (folder / FILE).read_text().splitlines()]
 
 
-def keep(folder: Path, who: str, life: int, on_done: Callable[[], None]) -> Callable[[str], None]:
-    """Has this process write down what it does; `on_done` is called after each action, or sentence of the broker.
+def record(folder: Path, process: str, generation: int, on_done: Callable[[], None]) -> Callable[[str], None]:
+    """Has this process record its actions; `on_done` is called after each action, or each message of the broker.
 
-    Returns what writes a line more.
+    Returns the function that records one entry more.
     """
     file = os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(what: str, step: int = 0, action: str = "") -> None:
-        os.write(file, f"{json.dumps([who, life, what, monotonic(), step, action])}\n".encode())
+        os.write(file, f"{json.dumps([process, generation, what, monotonic(), step, action])}\n".encode())
 
-    (_watch_broker if who == "broker" else _watch_worker)(write, on_done)
+    (_record_broker if process == "broker" else _record_worker)(write, on_done)
     return write
 
 
-def _watch_worker(write: Callable[..., None], on_done: Callable[[], None]) -> None:
+def _record_worker(write: Callable[..., None], on_done: Callable[[], None]) -> None:
     from stageline.workers.runtime.progress import Progress
 
     computing, done = Progress.computing, Progress.done
@@ -66,7 +67,7 @@ def _watch_worker(write: Callable[..., None], on_done: Callable[[], None]) -> No
     Progress.computing, Progress.done = begun, ended  # type: ignore[method-assign]
 
 
-def _watch_broker(write: Callable[..., None], on_done: Callable[[], None]) -> None:
+def _record_broker(write: Callable[..., None], on_done: Callable[[], None]) -> None:
     from stageline.broker.coordinator.coordinator import Coordinator
 
     handle, complete = Coordinator.handle, -1
@@ -75,7 +76,7 @@ def _watch_broker(write: Callable[..., None], on_done: Callable[[], None]) -> No
         nonlocal complete
         answer = handle(self, *arguments)
         if complete < 0:
-            write(SPOKE)
+            write(ANSWERED)
         if self.crew.checkpoints.complete > complete:
             complete = self.crew.checkpoints.complete
             write(CHECKPOINT, complete)

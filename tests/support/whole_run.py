@@ -16,8 +16,7 @@ from torch import nn
 from stageline.workers.cli.app import run
 from stageline.workers.control.client import Client
 from stageline.workers.runs import folder as runs
-from support import action_log as diary
-from support import reference
+from support import action_log, reference
 from support.action_log import Entry
 from support.fork_server import ForkServer, Kill
 
@@ -33,7 +32,7 @@ def expected(steps: int, folder: Path = TINY) -> str:
     def quick() -> nn.Sequential:
         model = recipe.build()
         for layer in model:
-            layer.seconds = 0  # of those that take their time
+            layer.seconds = 0  # the layers that sleep
         return model
 
     return reference.train(replace(recipe, build=quick)).weights_sha256
@@ -45,11 +44,11 @@ def plan_in(home: Path) -> Path:
 
 
 class WholeRun:
-    """A run of `plan` that has begun."""
+    """A run of `plan` that goes on in the background."""
 
     def __init__(
         self,
-        nursery: ForkServer,
+        fork_server: ForkServer,
         plan: Path,
         *sets: str,
         kills: Sequence[Kill] = (),
@@ -59,19 +58,19 @@ class WholeRun:
         self.folder = plan.parent.parent / "runs" / "tiny"
         self._outcome: dict[str, Any] = {}
         options = {"kills": kills, "resume": resume, "spares": spares}
-        self._thread = threading.Thread(target=self._train, args=(nursery, plan, sets, options))
+        self._thread = threading.Thread(target=self._train, args=(fork_server, plan, sets, options))
         self._thread.start()
 
     def entries(self) -> list[Entry]:
         """What its processes have done so far."""
-        return diary.read(self.folder) if (self.folder / diary.FILE).exists() else []
+        return action_log.read(self.folder) if (self.folder / action_log.FILE).exists() else []
 
     def until(self, what: Callable[[Entry], bool]) -> Entry:
         """The first entry of which `what` is true, as soon as it is there."""
         return self.wait_for(lambda: next(filter(what, self.entries()), None))
 
     def until_checkpoint(self, step: int) -> None:
-        self.until(lambda entry: entry.what == diary.CHECKPOINT and entry.step >= step)
+        self.until(lambda entry: entry.what == action_log.CHECKPOINT and entry.step >= step)
 
     def wait_for(self, look: Callable[[], Any]) -> Any:
         """What `look` finds, which must be true, as soon as it does."""
@@ -83,13 +82,13 @@ class WholeRun:
         raise AssertionError(f"that did not happen. {self._outcome or 'The run goes on'}")
 
     def ask(self, command: str, *arguments: str) -> str:
-        """What a command says of the run."""
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        """What a command prints of the run."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
             run([command, str(self.folder), *arguments])
-        return said.getvalue()
+        return printed.getvalue()
 
     def pids(self) -> set[int]:
-        """The processes that have a place."""
+        """The processes that are members of the run."""
         with self._client() as client:
             return {row["pid"] for row in client.ask("status", PATIENCE)["workers"] if "pid" in row}
 
@@ -111,18 +110,18 @@ class WholeRun:
         assert outcome["code"] == 0, outcome["reason"]
         return str(outcome["facts"]["weights_sha256"])
 
-    def log(self, who: str) -> str:
-        """What a process has said."""
-        return (self.folder / f"{who}.log").read_text()
+    def log(self, process: str) -> str:
+        """The log of a process."""
+        return (self.folder / f"{process}.log").read_text()
 
     def _client(self) -> Client:
         broker = runs.broker_of(self.folder)
         assert broker is not None
         return Client(broker)
 
-    def _train(self, nursery: ForkServer, plan: Path, sets: tuple[str, ...], options: dict[str, Any]) -> None:
+    def _train(self, fork_server: ForkServer, plan: Path, sets: tuple[str, ...], options: dict[str, Any]) -> None:
         try:
             sets = (f"run.dir={self.folder.parent}", *sets)
-            self._outcome = nursery.train(plan, *sets, folder=self.folder, **options)
+            self._outcome = fork_server.train(plan, *sets, folder=self.folder, **options)
         except RuntimeError as error:
             self._outcome = {"error": str(error)}

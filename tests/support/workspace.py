@@ -1,4 +1,4 @@
-"""A small plan in a folder of its own, real commands run on it, and a look afterwards at what they left behind."""
+"""A small plan in a folder of its own, real commands run on it, and a check afterwards of what they left behind."""
 
 import contextlib
 import os
@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from stageline.workers.cli.app import run
+from support.fork_server import ForkedCommand, ForkServer
+
+Command = ForkedCommand | subprocess.Popen[str]
 
 PLAN = """
 [run]
@@ -71,68 +73,58 @@ def {name}(*arguments, **options):
             pass
 """
 
-_MARK = "STAGELINE_TEST"  # in the environment of every process that a test starts, and of those that these start
-
 
 class Workspace:
     """A folder with a plan (`stageline.toml`, `model.py`, `data.py`) to run commands in.
 
-    On leaving, no process that was started here may be left, and no file in the folder for temporary ones: a socket.
+    On leaving the context, no process that was started here may be left, and no file in the folder for temporary ones,
+    such as a socket.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fork_server: ForkServer) -> None:
         self.folder = folder
-        self._mark = uuid.uuid4().hex
-        self._started: list[subprocess.Popen[str]] = []
+        self._fork_server = fork_server
+        self._started: list[Command] = []
         for name, text in (("stageline.toml", PLAN), ("model.py", MODEL), ("data.py", DATA)):
             (folder / name).write_text(text)
 
     def __enter__(self) -> Self:
-        self.temporary = Path(tempfile.mkdtemp(prefix="desk-", dir="/tmp"))  # short: sockets go there
+        self.temporary = Path(tempfile.mkdtemp(prefix="workspace-", dir="/tmp"))  # short: it holds sockets
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        left = self.processes()
-        words = [_command_line(pid) for pid in left]
+        left = {pid: _command_line(pid) for pid in self.processes()}
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for process in self._started:
-            process.communicate()
+        for command in self._started:
+            command.wait()
+            for stream in (command.stdout, command.stderr):
+                if stream is not None:
+                    stream.close()
         files = [str(path) for path in self.temporary.rglob("*") if not path.is_dir()]
         shutil.rmtree(self.temporary)
         if kind is None:
-            assert not words, f"still running: {words}"
+            assert not left, f"still running: {left}"
             assert not files, f"left behind: {files}"
 
-    def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        """A command in a process of its own."""
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "stageline", *arguments],
-            cwd=self.folder,
-            env={**os.environ, "TMPDIR": str(self.temporary), _MARK: self._mark, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._started.append(process)
-        return process
+    def start(self, *arguments: str, cold: bool = False, **environment: str) -> Command:
+        """A command in a process of its own, forked, or `cold`: with its own interpreter, which imports torch."""
+        complete = {**os.environ, "TMPDIR": str(self.temporary), **environment}
+        started = self._start_cold(arguments, complete) if cold else self._fork(arguments, complete)
+        self._started.append(started)
+        return started
 
-    def command(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    def command(self, *arguments: str, cold: bool = False, **environment: str) -> "subprocess.CompletedProcess[str]":
         """The same, to its end."""
-        process = self.start(*arguments, **environment)
+        process = self.start(*arguments, cold=cold, **environment)
         stdout, stderr = process.communicate()
-        return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+        return subprocess.CompletedProcess(arguments, process.wait(), stdout, stderr)
 
     def here(self, *arguments: str) -> int:
-        """A command in this process, in the desk's folder; it returns its exit code. Quicker: torch is here already."""
-        os.environ[_MARK] = self._mark
-        try:
-            with contextlib.chdir(self.folder):
-                return run(arguments)
-        finally:
-            del os.environ[_MARK]
+        """Runs a command in this process, in the folder of the workspace; returns its exit code."""
+        with contextlib.chdir(self.folder):
+            return run(arguments)
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
@@ -142,28 +134,42 @@ class Workspace:
         return sorted((self.folder / "runs").glob("*"))
 
     def processes(self) -> list[int]:
-        """All that are alive of those started here, however they came to be."""
+        """All processes that were started here, also by those started here: their working directory is the folder."""
         return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and self._is_ours(path)]
 
     def _is_ours(self, process: Path) -> bool:
         try:
-            return f"{_MARK}={self._mark}".encode() in (process / "environ").read_bytes()
-        except OSError:  # gone, or somebody else's
+            return (process / "cwd").readlink() == self.folder
+        except OSError:  # it has exited, or belongs to another user
             return False
 
+    def _fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
+        return self._fork_server.start(arguments, self.folder, environment)
 
-def until(stream: Iterable[str], words: str) -> str:
-    """Reads lines of a command's output up to one that holds `words`; returns that one."""
+    def _start_cold(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "stageline", *arguments],
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def until(stream: Iterable[str], text: str) -> str:
+    """Reads lines of a command's output up to the first one that holds `text`; returns that line."""
     seen = []
     for line in stream:
-        if words in line:
+        if text in line:
             return line
         seen.append(line)
-    raise AssertionError(f"it ended without {words!r}: {''.join(seen)}")
+    raise AssertionError(f"the output ended without {text!r}: {''.join(seen)}")
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """A port that no process listens at."""
     import socket
 
     with socket.socket() as probe:

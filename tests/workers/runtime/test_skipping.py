@@ -74,11 +74,11 @@ WHERE = {  # the stage that finds out, and how
 
 
 @pytest.fixture
-def desk(desk: Workspace) -> Workspace:
+def workspace(workspace: Workspace) -> Workspace:
     """One whose model may refuse what its data hold."""
-    desk.write("model.py", MODEL)
-    desk.write("data.py", DATA.replace("    return", OUTLIER))
-    return desk
+    workspace.write("model.py", MODEL)
+    workspace.write("data.py", DATA.replace("    return", OUTLIER))
+    return workspace
 
 
 def plain_loop(folder: Path, *sets: str) -> str:
@@ -97,10 +97,12 @@ def plain_loop(folder: Path, *sets: str) -> str:
     return weights_sha256(tensor_digests(model.state_dict()))
 
 
-def trained(nursery: ForkServer, desk: Workspace, *sets: str, kills: list[Kill] | None = None) -> tuple[str, Path]:
-    folder = desk.folder / "runs" / "run"
-    outcome = nursery.train(
-        desk.folder / "stageline.toml",
+def trained(
+    fork_server: ForkServer, workspace: Workspace, *sets: str, kills: list[Kill] | None = None
+) -> tuple[str, Path]:
+    folder = workspace.folder / "runs" / "run"
+    outcome = fork_server.train(
+        workspace.folder / "stageline.toml",
         *BASE,
         *SKIP,
         *sets,
@@ -119,9 +121,9 @@ def skipped(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("stage", WHERE)
-def test_what_is_left_out_leaves_no_trace(nursery, desk, stage):
-    sha256, folder = trained(nursery, desk, *SYNC, *WHERE[stage])
-    assert sha256 == plain_loop(desk.folder, *BASE, *SYNC, *WHERE[stage])
+def test_what_is_left_out_leaves_no_trace(fork_server, workspace, stage):
+    sha256, folder = trained(fork_server, workspace, *SYNC, *WHERE[stage])
+    assert sha256 == plain_loop(workspace.folder, *BASE, *SYNC, *WHERE[stage])
     (found,) = skipped(folder).items()
     assert found[0] == f"stage-{stage}"
     assert len(found[1]) == STEPS * 8 // 32  # once in an epoch
@@ -130,33 +132,30 @@ def test_what_is_left_out_leaves_no_trace(nursery, desk, stage):
 @pytest.mark.parametrize("mode", [SYNC, ASYNC], ids=["sync", "async"])
 @pytest.mark.parametrize("worker", [0, 1, 2])
 @pytest.mark.parametrize("stage", [1, 2])
-def test_whoever_is_killed_the_same_is_left_out(nursery, desk, tmp_path, mode, worker, stage):
+def test_whoever_is_killed_the_same_is_left_out(fork_server, workspace, tmp_path, mode, worker, stage):
     """The exception comes once for a microbatch, never again: a replacement that ran it would disagree."""
     once, other = tmp_path / "once", tmp_path / "other"
     once.mkdir(), other.mkdir()
-    undisturbed, folder = trained(nursery, desk, *mode, *WHERE[stage], f"model.options.once={once}")
+    undisturbed, folder = trained(fork_server, workspace, *mode, *WHERE[stage], f"model.options.once={once}")
     before = skipped(folder)
     (folder / "broker.sqlite").unlink()
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     kills = [(f"worker-{worker}", 70 if mode is SYNC else 26)]
-    again, folder = trained(nursery, desk, *mode, *WHERE[stage], f"model.options.once={other}", kills=kills)
+    again, folder = trained(fork_server, workspace, *mode, *WHERE[stage], f"model.options.once={other}", kills=kills)
     assert again == undisturbed
     assert skipped(folder) == before
 
 
 @pytest.mark.parametrize("loss", [False, True], ids=["raised", "not finite"])
-def test_over_memory_it_is_left_out_as_over_sockets(nursery, desk, capsys, loss):
+def test_over_memory_it_is_left_out_as_over_sockets(fork_server, workspace, capsys, loss):
     where = ("model.loss=model.py:loss",) if loss else WHERE[1]
     sets = (*BASE, *SYNC, *where, "recovery.on_bad_microbatch=skip", "queues.url=memory://")
-    assert desk.here("train", ".", *(word for each in sets for word in ("--set", each))) == 0
+    assert workspace.here("train", ".", *(word for each in sets for word in ("--set", each))) == 0
     said = capsys.readouterr()
-    sha256, folder = trained(nursery, desk, *SYNC, *where)
+    sha256, folder = trained(fork_server, workspace, *SYNC, *where)
     assert sha256 in said.out
-    assert (
-        f"3 microbatches were left out: {next(iter(desk.folder.glob('runs/small-*/'))).relative_to(desk.folder)}"
-        in said.err
-    )
+    assert f"3 microbatches were left out: {workspace.runs()[0].relative_to(workspace.folder)}" in said.err
     (place,) = skipped(folder)
     number = {"stage-1": 1, "stage-2": 2}[place]
     step, microbatch = max(tuple(map(int, name.split("-"))) for name in skipped(folder)[place])
@@ -169,9 +168,9 @@ def test_over_memory_it_is_left_out_as_over_sockets(nursery, desk, capsys, loss)
         assert all(replay(folder, Wanted(stage, step, other)).reproduced for other in others)
 
 
-def test_a_model_that_fails_at_everything_is_not_skipped(desk, capsys):
-    desk.write("data.py", DATA.replace("    return", "    x[8:] = 1e9\n    return"))
+def test_a_model_that_fails_at_everything_is_not_skipped(workspace, capsys):
+    workspace.write("data.py", DATA.replace("    return", "    x[8:] = 1e9\n    return"))
     sets = (*BASE, *SYNC, *WHERE[1], "recovery.on_bad_microbatch=skip", "queues.url=memory://", "run.seed=3")
-    assert desk.here("train", ".", *(word for each in sets for word in ("--set", each))) in (1, 78)
+    assert workspace.here("train", ".", *(word for each in sets for word in ("--set", each))) in (1, 78)
     said = capsys.readouterr().err
     assert f"{IN_A_ROW} microbatches in a row are bad" in said or "a trial run" in said

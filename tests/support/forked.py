@@ -1,0 +1,242 @@
+"""The fork server's own process, and what the processes that it forks do: run one command, or supervise one trial.
+
+A trial supervises broker and workers as `stageline train` does, but forks them, records their actions, and kills them
+where the test wants it. A forked `train` forks its broker and workers, too.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from support import action_log
+from support.fork_server import become_subreaper
+
+LIMIT = 60  # seconds after which a trial is ended with SIGALRM
+LARGEST = 2**18  # bytes of a request, which holds a whole environment
+FILES = 3  # that come with a request: where the answer goes, and stdout and stderr of a command
+
+
+class ForkedChild:
+    """A process that a supervisor forks: what `children.Process` asks of it. `prepare` is called in it first."""
+
+    def __init__(self, arguments: Sequence[str], log: TextIO, prepare: Callable[[], None] = lambda: None) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            prepare()
+            _run_command(arguments, log.fileno(), log.fileno())
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+class TrialProcesses:
+    """Forks the processes of a trial; each of `kills` is carried out in one generation of a process."""
+
+    def __init__(self, folder: Path, kills: Sequence[tuple[str, int]]) -> None:
+        self.pending = list(kills)
+        self._folder = folder
+        self._generations: Counter[str] = Counter()
+
+    def spawn(self, arguments: Sequence[str], log: TextIO) -> ForkedChild:
+        name = f"worker-{arguments[arguments.index('--index') + 1]}" if "--index" in arguments else arguments[0]
+        generation, kill_after = self._generations[name], self._next_kill(name)
+        self._generations[name] += 1
+        return ForkedChild(arguments, log, lambda: _record_and_kill(self._folder, name, generation, kill_after))
+
+    def _next_kill(self, name: str) -> int:
+        """After how many actions this generation of the process is killed; 0: it is not."""
+        kill = next((kill for kill in self.pending if kill[0] == name), (name, 0))
+        with contextlib.suppress(ValueError):
+            self.pending.remove(kill)
+        return kill[1]
+
+
+def _record_and_kill(folder: Path, name: str, generation: int, kill_after: int) -> None:
+    """Lets this process record its actions, and kill itself with SIGKILL between two of them."""
+    left = iter(range(kill_after - 1, -1, -1))
+
+    def count() -> None:
+        if next(left, -1) == 0:
+            write(action_log.KILLED)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    write = action_log.record(folder, name, generation, count)
+
+
+def _run_command(arguments: Sequence[str], stdout: int, stderr: int) -> None:
+    """The rest of a forked process: never returns, since the frames below belong to its parent."""
+    code = 1
+    try:
+        os.setsid()
+        signal.alarm(0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        with open(os.devnull) as nothing:
+            for target, source in enumerate((nothing.fileno(), stdout, stderr)):
+                os.dup2(source, target)
+        code = _exit_code_of(arguments)
+    except BaseException:  # noqa: BLE001  # the process must end here, and show why
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+
+
+def _exit_code_of(arguments: Sequence[str]) -> int:
+    from stageline.workers import cli
+
+    sys.argv = ["stageline", *arguments]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def _become_command(request: dict[str, Any], answer: TextIO, stdout: int, stderr: int) -> None:
+    """Forks the command and returns: once this process has exited, the command is a child of the test's process."""
+    from stageline.workers.launch import children
+
+    pid = os.fork()
+    if pid:
+        json.dump({"pid": pid}, answer)
+        return
+    answer.close()
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    children.spawn = ForkedChild
+    _run_command(request["arguments"], stdout, stderr)
+
+
+def _supervise_trial(request: dict[str, Any], answer: TextIO) -> None:
+    """Forks a trial, waits for it, and answers how it ended and which processes it left running."""
+    become_subreaper()
+    with tempfile.TemporaryFile("w+") as outcome:
+        trial = os.fork()
+        if not trial:
+            signal.alarm(LIMIT)
+            json.dump(_outcome_of_trial(request), outcome)
+            outcome.flush()
+            os._exit(0)
+        _, status = os.waitpid(trial, 0)
+        orphans = _kill_orphans()
+        if status:
+            json.dump({"error": f"the trial ended with {os.waitstatus_to_exitcode(status)}"}, answer)
+            return
+        outcome.seek(0)
+        json.dump({**json.load(outcome), "orphans": orphans}, answer)
+
+
+def _outcome_of_trial(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return _trial(request)
+    except Exception:  # noqa: BLE001  # goes back to the test, which fails with it
+        return {"error": traceback.format_exc()}
+
+
+def _trial(request: dict[str, Any]) -> dict[str, Any]:
+    from stageline.pipeline.plan import read_plan
+    from stageline.workers.launch.children import LocalRun
+    from stageline.workers.launch.supervisor import run
+    from stageline.workers.runtime.job import prepare
+
+    tempfile.tempdir = request["temporary"]
+    folder, sets = Path(request["folder"]), request["sets"]
+    folder.mkdir(parents=True, exist_ok=True)
+    processes = TrialProcesses(folder, [(name, after) for name, after in request["kills"]])
+    plan = prepare(read_plan(Path(request["plan"]), sets=sets, environment={})).plan
+    arguments = [request["plan"], *(argument for each in sets for argument in ("--set", each))]
+    recovers, resume, spares = plan.recovery.restarts > 0, request["resume"], request["spares"]
+    local = LocalRun(arguments, len(plan.workers), folder, recovers, processes.spawn, resume=resume, spares=spares)
+    outcome = run(local)
+    pending = [name for name, _ in processes.pending]
+    return {"code": outcome.code, "reason": outcome.reason, "facts": outcome.facts, "not killed": pending}
+
+
+def _kill_orphans() -> list[int]:
+    """Kills the processes that a trial has left running; returns their pids."""
+    _reap_exited()
+    found = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return found
+
+
+def _import_everything() -> None:
+    """What takes long the first time, without starting a thread: a fork would lack it."""
+    import sklearn.datasets  # noqa: F401
+    import torch
+
+    import stageline.workers.cli.app
+    import stageline.workers.process.worker_process  # noqa: F401
+
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer loads the compiler, for a second
+    assert len(os.listdir("/proc/self/task")) == 1
+
+
+def _reap_exited() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def main() -> None:
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    _import_everything()
+    gc.freeze()  # a collection in a fork would copy the memory of all that is shared
+    while True:
+        request, files, _, _ = socket.recv_fds(requests, LARGEST, FILES)
+        if not request:
+            return
+        answer, *outputs = files
+        pid = os.fork()
+        if not pid:
+            requests.close()
+            _carry_out(json.loads(request), answer, *outputs)
+        if outputs:
+            os.waitpid(pid, 0)  # before the answer ends: then the command is the test's child
+        for file in files:
+            os.close(file)
+        _reap_exited()
+
+
+def _carry_out(request: dict[str, Any], answer_to: int, *outputs: int) -> None:
+    """The rest of a forked process: never returns."""
+    try:
+        with open(answer_to, "w") as answer:
+            if outputs:
+                _become_command(request, answer, *outputs)
+            else:
+                _supervise_trial(request, answer)
+    except BaseException:  # noqa: BLE001  # the process must end here, and show why
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
