@@ -11,6 +11,7 @@ from stageline.broker.control.protocol import Wait
 from stageline.broker.ledger.ledger import Ledger, LedgerEntry, MicrobatchState, WorkPosition
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.replacements import Replacement
+from stageline.pipeline.numbering import message_place
 from stageline.pipeline.schedule import Schedule
 
 QUIET = 1.0  # seconds after which a worker that reports ten times a second is silent
@@ -162,7 +163,7 @@ def _queue(wait: Wait, stages: int) -> tuple[str, int | None]:
 
 
 def _lack_of(scene: ClusterView, member: Member, wait: Wait, flow: str, stage: int) -> WaitEdge:
-    step, microbatch = divmod(wait.number, scene.ledger.microbatches)
+    step, microbatch = message_place(wait.number, scene.ledger.microbatches)
     source = _producer(scene, flow, stage)
     seconds = max(0.0, scene.now - member.changed)
     return WaitEdge(member.index, stage, wait.action, wait.queue, flow, step, microbatch, seconds, source)
@@ -173,7 +174,7 @@ def _lack_of_room(scene: ClusterView, member: Member, wait: Wait, flow: str, sta
     producer = _producer(scene, flow, stage)
     if producer is None:
         return None
-    step, microbatch = divmod(wait.number, scene.ledger.microbatches)
+    step, microbatch = message_place(wait.number, scene.ledger.microbatches)
     source, seconds = _furthest_behind(scene, stage), max(0.0, scene.now - member.changed)
     return WaitEdge(member.index, producer, wait.action, wait.queue, flow, step, microbatch, seconds, source, room=True)
 

@@ -1,7 +1,7 @@
 """What a queue promises, in words; the backends in `queues/` keep the promise in their own ways.
 
 A queue is a retained, ordered log from the one worker that produces its messages to the one that consumes them.
-Its messages are numbered by their place in the run: message `step * microbatches + microbatch` of the queue, from 0.
+Its messages are numbered as `pipeline.numbering` says: 0, 1, ... over all microbatches of all steps.
 """
 
 from dataclasses import dataclass

@@ -18,6 +18,7 @@ from stageline.broker.queues.memory import MemoryQueue
 from stageline.broker.queues.zeromq.consumer import Acceptance, Consumer
 from stageline.broker.queues.zeromq.producer import Producer
 from stageline.broker.queues.zeromq.requests import Credit, Retention
+from stageline.pipeline.numbering import message_number
 
 RECONNECT = 0.05  # seconds between two attempts
 
@@ -179,7 +180,7 @@ class Ends:
         header = read_header(frame)
         check_run(header, self._run)
         consumer = self._consumer(line, QueueKey(header.flow, header.stage))
-        number, marks = header.step * self._microbatches + header.microbatch, fingerprint(header)
+        number, marks = message_number(header.step, header.microbatch, self._microbatches), fingerprint(header)
         if consumer is not None and consumer.judge(number, marks, whole=whole) is Acceptance.ACCEPT:
             consumer.accept(assemble(header, []), marks, self.process.clock.now)
 

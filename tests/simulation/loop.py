@@ -26,6 +26,7 @@ from stageline.broker.control.protocol import (
 )
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.numbering import message_number
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.machine import Compute, Finish, Instruction, Machine, Route, Take, program
@@ -191,7 +192,7 @@ class Loop:
 
     def _message(self, instruction: Instruction, key: QueueKey, payload: str) -> Message:
         step, microbatch = instruction.step, instruction.action.microbatch
-        number = step * self._schedule.microbatches + microbatch
+        number = message_number(step, microbatch, self._schedule.microbatches)
         return Message(RUN, key.flow, step, microbatch, key.stage, self._assigned.incarnation, number, payload)
 
     def _close(self, instruction: Instruction) -> None:

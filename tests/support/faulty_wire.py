@@ -20,6 +20,7 @@ from stageline.broker.queues.log import Log, RetentionBudget
 from stageline.broker.queues.zeromq.consumer import Acceptance, Consumer
 from stageline.broker.queues.zeromq.producer import Producer
 from stageline.broker.queues.zeromq.requests import Credit, pack, unpack_credit, unpack_retention
+from stageline.pipeline.numbering import message_number, message_place
 
 RUN = "wire-run"
 KEY = QueueKey(Flow.FORWARD, 1)
@@ -99,7 +100,7 @@ class World:
 
     def put(self) -> None:
         """The producer computes its next message."""
-        step, microbatch = divmod(self._put, MICROBATCHES)
+        step, microbatch = message_place(self._put, MICROBATCHES)
         payload = self.compute(self._put)
         message = Message(RUN, KEY.flow, step, microbatch, KEY.stage, self._incarnation, self._put, payload)
         self.producer.log.put(message, self.now)
@@ -190,7 +191,7 @@ class World:
 
     def _message(self, frames: list[bytes]) -> None:
         header = read_header(frames[0])
-        number, marks = header.step * MICROBATCHES + header.microbatch, fingerprint(header)
+        number, marks = message_number(header.step, header.microbatch, MICROBATCHES), fingerprint(header)
         if self.consumer.judge(number, marks, whole=len(frames) > 1) is Acceptance.DROP:
             return
         buffers = allocate(header)

@@ -14,6 +14,7 @@ from stageline.broker.queues.endpoints import QueueOptions
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.broker.queues.redis.queues import RedisQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.pipeline.numbering import message_place
 from stageline.pipeline.tree import Tree
 from support.redis_server import shared_server
 
@@ -46,7 +47,7 @@ class Line:
 
     def message(self, number: int, payload: Tree = None, **others: Any) -> Message:
         """Message `number` of the queue; its payload says its number unless another is given."""
-        step, microbatch = divmod(number, self.microbatches)
+        step, microbatch = message_place(number, self.microbatches)
         content = torch.full((3,), float(number)) if payload is None else payload
         fields = {"run": RUN, "flow": KEY.flow, "stage": KEY.stage, "incarnation": 1, "sequence": number}
         return Message(**{**fields, "step": step, "microbatch": microbatch, **others}, payload=content)

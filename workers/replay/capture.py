@@ -1,7 +1,7 @@
 """Records what a worker's stages take and give, so that every microbatch of the last steps can be run again alone.
 
-RecordingExecutor    carries out as an executor does; what goes in and what comes out goes to the recorder too
-Recording            a recovery that keeps one complete checkpoint more than the newest, with all messages since
+RecordingExecutor    runs an executor; hands what goes in and what comes out to the record writer
+RecordingHooks       runs checkpoint hooks; deletes the records of steps that no snapshot is kept for
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.numbering import message_number
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.placing import copied
@@ -21,24 +22,24 @@ from stageline.workers.runtime.loop import PATIENCE, ActionExecutor
 from stageline.workers.runtime.machine import Instruction
 
 from .record_file import Direction
-from .recorder import RecordWriter
+from .record_writer import RecordWriter
 
 
-def recorder_of(plan: Plan, worker: int, run: str, incarnation: int, start: int) -> RecordWriter | None:
-    """The recorder of a worker that begins at step `start`, if the plan wants every microbatch recorded."""
+def record_writer(plan: Plan, worker: int, run: str, incarnation: int, start: int) -> RecordWriter | None:
+    """The record writer of a worker that begins at step `start`, if the plan records every microbatch."""
     if plan.recovery.record != "all":
         return None
     return RecordWriter(plan, run, plan.workers[worker].stages, incarnation, start)
 
 
 class RecordingExecutor:
-    """An `executor` that is watched. `run`, `incarnation` and `microbatches` are those of the messages."""
+    """Records what `executor` does. `run`, `incarnation` and `microbatches` go into the recorded messages."""
 
     def __init__(
-        self, executor: ActionExecutor, recorder: RecordWriter, *, run: str, incarnation: int, microbatches: int
+        self, executor: ActionExecutor, writer: RecordWriter, *, run: str, incarnation: int, microbatches: int
     ) -> None:
         self._executor = executor
-        self._recorder = recorder
+        self._writer = writer
         self._run = run
         self._incarnation = incarnation
         self._microbatches = microbatches
@@ -54,58 +55,57 @@ class RecordingExecutor:
         if instruction.evaluates or instruction.action.kind is Kind.UPDATE:
             return self._executor.carry_out(instruction, received)
         for key, payload in zip(instruction.takes, received, strict=True):
-            self._keep(
-                instruction, Direction.TAKEN, key, map_tensors(_copied, payload)
-            )  # a layer may write to its input
+            before = map_tensors(_copied, payload)  # a layer may write to its input
+            self._record(instruction, Direction.TAKEN, key, before)
         result = self._executor.carry_out(instruction, received)
-        if (place := gives(instruction.action)) is not None:
-            self._keep(instruction, Direction.GIVEN, place, result)
+        if (key_of_result := output_key(instruction.action)) is not None:
+            self._record(instruction, Direction.GIVEN, key_of_result, result)
         return result
 
-    def _keep(self, instruction: Instruction, way: Direction, key: QueueKey, payload: Tree) -> None:
+    def _record(self, instruction: Instruction, direction: Direction, key: QueueKey, payload: Tree) -> None:
         step, microbatch = instruction.step, instruction.action.microbatch
-        number = step * self._microbatches + microbatch
+        number = message_number(step, microbatch, self._microbatches)
         message = Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
-        self._recorder.keep(instruction.action.stage, way, message)
+        self._writer.record(instruction.action.stage, direction, message)
 
 
 class RecordingHooks:
-    """Records beside what the checkpoint hooks `recovery` do, from checkpoint `start` on."""
+    """Does what `hooks` do, from checkpoint `start` on, and deletes records that are not needed any more."""
 
-    def __init__(self, recovery: CheckpointHooks, recorder: RecordWriter, start: int) -> None:
-        self._recovery = recovery
-        self._recorder = recorder
+    def __init__(self, hooks: CheckpointHooks, writer: RecordWriter, start: int) -> None:
+        self._hooks = hooks
+        self._writer = writer
         self._newest = start
 
     def __enter__(self) -> Self:
-        self._recovery.__enter__()
+        self._hooks.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._recovery.__exit__(kind, error, at)
-        self._recorder.close(PATIENCE if error is None else 4 * PATIENCE)
+        self._hooks.__exit__(kind, error, at)
+        self._writer.close(PATIENCE if error is None else 4 * PATIENCE)
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
-        self._recovery.stepped(stage, step, loss)
+        self._hooks.stepped(stage, step, loss)
 
     def forget(self, complete: int) -> None:
-        """What is older than the checkpoint before `complete` is forgotten: a run that has just completed one, or has
-        finished, can still be looked into."""
-        self._recovery.forget(complete)
+        """Keeps the records since the checkpoint before `complete`: a run that has just completed a checkpoint, or has
+        finished, can still be replayed."""
+        self._hooks.forget(complete)
         if complete > self._newest:
-            self._recorder.forget(self._newest)
+            self._writer.delete_before(self._newest)
             self._newest = complete
 
     def flush(self) -> None:
-        self._recovery.flush()
+        self._hooks.flush()
 
     def stop_at(self, step: int) -> None:
-        self._recovery.stop_at(step)
+        self._hooks.stop_at(step)
 
 
-def gives(action: Action) -> QueueKey | None:
-    """Where what an action gives is recorded: in the queue that it goes to. The loss is recorded as if there was a
-    stage after the last. None for what is nothing: the first stage's gradient."""
+def output_key(action: Action) -> QueueKey | None:
+    """The queue that an action's result goes to, under which it is recorded. The loss is recorded as if a stage came
+    after the last. None for the first stage's backward, which has no result."""
     if action.kind is Kind.FORWARD:
         return QueueKey(Flow.FORWARD, action.stage + 1)
     return QueueKey(Flow.BACKWARD, action.stage - 1) if action.stage else None

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from stageline.broker.codec.message import Message
 from stageline.broker.queues.base import Outbound, QueueKey, Queues
+from stageline.pipeline.numbering import message_number
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 
@@ -140,7 +141,7 @@ class WorkerLoop:
         self._outbounds[key].put(message)
 
     def _number(self, instruction: Instruction) -> int:
-        return instruction.step * self._microbatches + instruction.action.microbatch
+        return message_number(instruction.step, instruction.action.microbatch, self._microbatches)
 
     def _show_depths(self) -> None:
         self.progress.depths = {str(key): outbound.depth() for key, outbound in self._outbounds.items()}

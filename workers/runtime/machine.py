@@ -24,6 +24,7 @@ import msgspec
 
 from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.numbering import message_number
 from stageline.pipeline.schedule import Action, Kind, Schedule, forward_only
 
 
@@ -147,7 +148,7 @@ class Machine:
         if self.state is not MachineState.WAITING:
             raise self._out_of_place("a message", MachineState.WAITING)
         wanted = self._lacking.pop()
-        if key != wanted.key or step * self._microbatches + microbatch != wanted.number:
+        if key != wanted.key or message_number(step, microbatch, self._microbatches) != wanted.number:
             action = wanted.instruction.action
             raise OutOfPlace(
                 f"microbatch {microbatch} of step {step} arrived on {key}, but {wanted.instruction} needs "
@@ -178,7 +179,7 @@ class Machine:
         if not instruction.takes:
             self.state = MachineState.COMPUTING
             return Compute(instruction)
-        number = instruction.step * self._microbatches + instruction.action.microbatch
+        number = message_number(instruction.step, instruction.action.microbatch, self._microbatches)
         self._lacking = [Take(key, number, instruction) for key in reversed(instruction.takes)]
         self.state = MachineState.WAITING
         return self._lacking[-1]

@@ -17,7 +17,8 @@ from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.data.feed import cut as cut_batch
-from stageline.pipeline.model.load import Segment, first_trainable, segment
+from stageline.pipeline.model.cut import Segment, cut_model, first_trainable
+from stageline.pipeline.numbering import message_number
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory, Stage
 from stageline.pipeline.tree import Tree
@@ -56,7 +57,7 @@ class Line:
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        segments = segment(model, cut, stages)
+        segments = cut_model(model, cut, stages)
         last = len(segments) - 1
         self._route = Route(len(segments), first_trainable(segments), fed=True)
         self._schedule = make_schedule(
@@ -135,7 +136,7 @@ class Line:
         )
 
     def _put(self, key: QueueKey, microbatch: int, payload: Tree) -> None:
-        number = self._step * self._schedule.microbatches + microbatch
+        number = message_number(self._step, microbatch, self._schedule.microbatches)
         message = Message(RUN, key.flow, self._step, microbatch, key.stage, 1, number, payload)
         self._queues.outbound(key).put(message)
 

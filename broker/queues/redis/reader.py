@@ -23,6 +23,7 @@ from stageline.broker.errors import BadMessage, ForeignMessage, QueueGap
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.duplicates import Duplicates
 from stageline.broker.queues.zeromq.consumer import TOO_OFTEN
+from stageline.pipeline.numbering import message_number
 
 from .announcements import Announcer, CreditEntry, RetentionEntry
 from .entries import EntryId, Keys, StreamEntry, pour, read_entry
@@ -147,7 +148,7 @@ class Reader:
         """
         header = read_header(whole.header, limits=self._limits)
         check_run(header, self._run)
-        number = header.step * self._microbatches + header.microbatch
+        number = message_number(header.step, header.microbatch, self._microbatches)
         if (header.flow, header.stage, number) != (self.key.flow, self.key.stage, whole.number):
             raise ForeignMessage(
                 f"{header.identity} lies in Redis as message {whole.number} of {self.key}: two plans share a run's name"

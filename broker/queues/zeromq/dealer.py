@@ -10,6 +10,7 @@ import zmq
 
 from stageline.broker.codec.message import Flow, Limits, Message, check_run, complete, fingerprint, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.pipeline.numbering import message_number
 
 from . import socket_options as options
 from .consumer import TOO_OFTEN, Acceptance, Consumer
@@ -159,7 +160,7 @@ class Dealer:
                 f"{header.identity} is not of this plan, which has {self._microbatches} microbatches: "
                 "start all workers from the same plan"
             )
-        number, marks = header.step * self._microbatches + header.microbatch, fingerprint(header)
+        number, marks = message_number(header.step, header.microbatch, self._microbatches), fingerprint(header)
         whole = len(frames) > 1 or not header.tensors
         if consumer.judge(number, marks, whole=whole) is Acceptance.DROP:
             return
