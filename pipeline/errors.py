@@ -1,13 +1,14 @@
-"""The root of all errors that stageline expects, and what can go wrong when a stage computes."""
+"""The base of all errors that stageline expects, and the errors of a stage's computation."""
 
+import traceback
+from pathlib import Path
 from typing import ClassVar
 
 from .exit_code import ExitCode
 
 
 class StagelineError(Exception):
-    """Something that is expected to go wrong: its text is a sentence for the user, and a command that it ends exits
-    with `exit_code`."""
+    """An expected error. Its text is a sentence for the user; a command that it ends exits with `exit_code`."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
 
@@ -17,7 +18,7 @@ class StageError(StagelineError):
 
 
 class GradientMismatch(StageError):
-    """The gradient handed to `backward` is not one with respect to what the stage sent."""
+    """The gradient given to `backward` does not match what the stage sent."""
 
 
 class LossNotScalar(StageError):
@@ -25,4 +26,11 @@ class LossNotScalar(StageError):
 
 
 class ForeignState(StageError):
-    """The state handed to `restore` is not one of this stage."""
+    """The state given to `restore` is of another stage."""
+
+
+def describe_error(error: BaseException) -> str:
+    """`ValueError: no such file (data.py, line 12)`: an exception of the user's code, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -4,14 +4,14 @@ from functools import lru_cache
 
 import msgspec
 
-from stageline.pipeline.model.load import last_line
+from stageline.pipeline.errors import describe_error
 from stageline.pipeline.tree import Tree, map_tensors
 
 from .source import DataError, Source, rows, share, split_batch
 
 
 class Microbatch(msgspec.Struct, frozen=True):
-    """A slice of a batch. `share` is its part of the batch's rows: what its loss counts for in the step's."""
+    """A slice of a batch. `share` is its fraction of the batch's rows, by which its loss is weighted in the step's."""
 
     inputs: Tree
     targets: Tree
@@ -22,7 +22,7 @@ class Microbatch(msgspec.Struct, frozen=True):
 class Feed:
     """The microbatches of a run: of training steps 0 to `steps` - 1, then of as many evaluation steps as needed.
 
-    `keep` says how many steps are in use at once on one worker.
+    The batches of the last `keep` steps are cached: that many are in use at once on one worker.
     """
 
     def __init__(self, source: Source, microbatches: int, steps: int, batch_size: int, *, keep: int = 4) -> None:
@@ -51,8 +51,8 @@ class Feed:
         if step < self._steps:
             try:
                 inputs, targets = self._source.batch(step)
-            except Exception as error:  # user code may raise anything; the cause is handed on
-                raise DataError(f"the data source's batch({step}) failed: {last_line(error)}") from error
+            except Exception as error:  # user code may raise anything; the cause is chained
+                raise DataError(f"the data source's batch({step}) failed: {describe_error(error)}") from error
             return inputs, targets
         if self._held_out is None:
             raise DataError(f"step {step} is beyond the run's {self._steps} steps, and no rows are held out")

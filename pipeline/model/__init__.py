@@ -1,4 +1,4 @@
 """Loads the model, loss and data that a plan names, and cuts the model into stages.
 
-May import `plan`, `stage` and `data`. Read `load.py` first.
+May import `plan`, `stage` and `data`. Read `load.py`, then `cut.py`.
 """

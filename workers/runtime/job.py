@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.pipeline.data.feed import Feed
-from stageline.pipeline.model.load import Segment, base, build, first_trainable, load_function, load_source, make_stage
+from stageline.pipeline.model.cut import Segment, build_segments, first_trainable, make_stage
+from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.pipeline.schedule.check import Verdict, check_schedule
@@ -85,12 +86,12 @@ class Job:
         return make_stage(self.plan, self.segments[stage], last=last, device=device, stash_weights=stash_weights)
 
     def _metric(self, name: str) -> Metric:
-        return load_function(name, base(self.plan), "model.metrics")
+        return load_function(name, base_folder(self.plan), "model.metrics")
 
 
 def prepare(plan: Plan) -> Job:
     """Loads the plan's model and data. Raises `PlanRefused` or `ModelRefused` if they cannot be trained as planned."""
-    segments = build(plan)
+    segments = build_segments(plan)
     plan = plan.resolved(len(segments))
     choice, lowest = plan.schedule, first_trainable(segments)
     schedule = make_schedule(

@@ -1,0 +1,167 @@
+"""Makes the plan's model and cuts it into stages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.stage.stage import LrSchedulerFactory, Stage
+
+from .load import ModelRefused, base_folder, call, load_function, load_object
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One stage's part of the unsplit model: its layers, their names there, and the number of the first layer."""
+
+    index: int
+    first_layer: int
+    names: tuple[str, ...]
+    layers: tuple[nn.Module, ...]
+
+    @property
+    def trainable(self) -> bool:
+        return any(p.requires_grad for layer in self.layers for p in layer.parameters())
+
+
+def build_segments(plan: Plan) -> list[Segment]:
+    """Makes the model with the plan's factory, under the plan's seed, and cuts it into stages.
+
+    Raises `ModelRefused`: the factory is missing, fails or returns something else than an `nn.Sequential` or a list of
+    stage modules, the cut is out of range, or two stages would share a parameter.
+    """
+    factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
+    torch.manual_seed(plan.run.seed)
+    model = call(factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
+    return cut_model(model, plan.model.cut, plan.model.stages)
+
+
+def cut_model(model: Any, cut: Sequence[int] | str | None = None, stages: int | None = None) -> list[Segment]:
+    """Cuts `model` into stages: before each layer number in `cut`, or into `stages` of about equal parameter count.
+
+    `model` is an `nn.Sequential` of layers, or a list with one module for each stage. Raises `ModelRefused`.
+    """
+    if isinstance(model, list | tuple):
+        names, layers = [str(k) for k in range(len(model))], list(model)
+        bounds = range(len(layers) + 1)
+        if cut not in (None, "auto") or stages not in (None, len(layers)):
+            raise ModelRefused(
+                f"the model is given as {len(layers)} ready stages: leave model.cut and model.stages out, "
+                f"or let the factory return an nn.Sequential"
+            )
+    else:
+        names, layers = _layers_of(model)
+        bounds = range(0)
+    if not layers or not all(isinstance(layer, nn.Module) for layer in layers):
+        raise ModelRefused("the model has no layers, or some are not torch modules")
+    edges = list(bounds) or _edges(layers, cut, stages)
+    segments = [
+        Segment(k, low, tuple(names[low:high]), tuple(layers[low:high]))
+        for k, (low, high) in enumerate(pairwise(edges))
+    ]
+    _refuse_shared_state(segments)
+    return segments
+
+
+def first_trainable(segments: Sequence[Segment]) -> int:
+    """The first stage that trains; stages below it run forward only. Raises `ModelRefused` if none trains."""
+    for part in segments:
+        if part.trainable:
+            return part.index
+    raise ModelRefused("no parameter of the model requires a gradient: there is nothing to train")
+
+
+def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool) -> Stage:
+    """Makes the stage that computes `part`, with the plan's optimizer, and the plan's loss if it is the last.
+
+    Raises `ModelRefused`.
+    """
+    optimizer = load_object(plan.optimizer.factory, base_folder(plan), "optimizer.factory")
+    return call(  # type: ignore[no-any-return]  # `call` returns a Stage
+        Stage,
+        "optimizer",
+        layers=part.layers,
+        index=part.index,
+        first_layer=part.first_layer,
+        names=part.names,
+        seed=plan.run.seed,
+        optimizer=partial(optimizer, **plan.optimizer.options),
+        lr_scheduler=_lr_scheduler(plan),
+        loss=load_function(plan.model.loss, base_folder(plan), "model.loss") if last else None,
+        device=device,
+        stash_weights=stash_weights,
+    )
+
+
+def _lr_scheduler(plan: Plan) -> LrSchedulerFactory | None:
+    if plan.lr_scheduler is None:
+        return None
+    factory = load_object(plan.lr_scheduler.factory, base_folder(plan), "lr_scheduler.factory")
+    return partial(factory, **plan.lr_scheduler.options)
+
+
+def _layers_of(model: Any) -> tuple[list[str], list[nn.Module]]:
+    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
+        raise ModelRefused(
+            f"the model is a {type(model).__name__}; wanted is an nn.Sequential, whose layers can be cut between, "
+            f"or a list with one module for each stage"
+        )
+    own = [name for name, _ in (*model.named_parameters(recurse=False), *model.named_buffers(recurse=False))]
+    if own:
+        raise ModelRefused(
+            f"{', '.join(own)} belong to the model itself, not to one of its layers: give them to a layer"
+        )
+    children = list(model.named_children())
+    if len(children) != len(model):  # named_children leaves out repetitions
+        raise ModelRefused("the same module stands twice in the model: make two, or put both uses into one layer")
+    return [name for name, _ in children], [child for _, child in children]
+
+
+def _edges(layers: Sequence[nn.Module], cut: Sequence[int] | str | None, stages: int | None) -> list[int]:
+    if cut is None or cut == "auto" or isinstance(cut, str):
+        return _balanced_edges(layers, stages or 1)
+    beyond = [c for c in cut if not 0 < c < len(layers)]
+    if beyond:
+        raise ModelRefused(
+            f"model.cut = {list(cut)}: {beyond[0]} is out of range. The model has {len(layers)} layers, "
+            f"so a cut is before layer 1 to {len(layers) - 1}."
+        )
+    return [0, *cut, len(layers)]
+
+
+def _balanced_edges(layers: Sequence[nn.Module], stages: int) -> list[int]:
+    """The edges of `stages` contiguous parts whose largest has as few parameters as possible; the earliest such cuts.
+
+    A layer counts one more than its parameters, so that layers without any are spread too.
+    """
+    if not 0 < stages <= len(layers):
+        raise ModelRefused(f"model.stages = {stages}, but the model has {len(layers)} layers: at most one stage each")
+    before = [0, *accumulate(1 + sum(p.numel() for p in layer.parameters()) for layer in layers)]
+    best: list[list[tuple[int, list[int]]]] = [[(before[k], [0, k]) for k in range(len(before))]]
+    for parts in range(2, stages + 1):
+        best.append([(0, [])] * len(before))
+        for end in range(parts, len(before)):
+            best[-1][end] = min(
+                (max(best[-2][middle][0], before[end] - before[middle]), [*best[-2][middle][1], end])
+                for middle in range(parts - 1, end)
+            )
+    return best[-1][len(layers)][1]
+
+
+def _refuse_shared_state(segments: Sequence[Segment]) -> None:
+    owner: dict[int, str] = {}
+    stage_of: dict[int, int] = {}
+    for part in segments:
+        for name, layer in zip(part.names, part.layers, strict=True):
+            for key, state in (*layer.named_parameters(name), *layer.named_buffers(name)):
+                if stage_of.setdefault(id(state), part.index) != part.index:
+                    raise ModelRefused(
+                        f"stages {stage_of[id(state)]} and {part.index} share one parameter or buffer "
+                        f"({owner[id(state)]} is {key}): it lives on one stage. Cut elsewhere, or untie it."
+                    )
+                owner.setdefault(id(state), key)
