@@ -14,8 +14,8 @@ from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.network.redis_requirements import RedisUnfit
 from stageline.pipeline.plan import PlanRefused, differences, read_plan
 from stageline.pipeline.plan.passwords import masked
+from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.result import keep
 from support.redis_server import RedisServer
 from support.workspace import Workspace, until
 
@@ -104,11 +104,11 @@ def test_differences_between_plans_name_no_passwords() -> None:
 
 def test_a_run_is_the_same_run_with_the_password_that_its_folder_does_not_hold(workspace: Workspace) -> None:
     plan = read_plan(workspace.folder, environment={"STAGELINE_QUEUES__URL": URL})
-    keep(workspace.folder, runs.PLAN, plan.as_mapping())
-    runs.demand_same(plan, workspace.folder)
+    write_json(workspace.folder / runs.PLAN, plan.as_mapping())
+    runs.require_same_plan(plan, workspace.folder)
     other = read_plan(workspace.folder, sets=["run.steps=7"], environment={"STAGELINE_QUEUES__URL": URL})
     with pytest.raises(PlanRefused, match="7 here, 6 there"):
-        runs.demand_same(other, workspace.folder)
+        runs.require_same_plan(other, workspace.folder)
 
 
 def test_a_password_on_a_command_line_is_warned_of_and_the_way_out_named(workspace: Workspace, capsys) -> None:
@@ -135,8 +135,8 @@ def test_a_broker_tells_how_to_start_workers_without_the_password(workspace: Wor
 
 def test_where_the_broker_is_only_its_user_can_read(tmp_path: Path) -> None:
     (tmp_path / runs.BROKER).write_text("of one before\n")
-    runs.keep_broker(tmp_path, "tcp://127.0.0.1:5600")
-    assert runs.broker_of(tmp_path) == "tcp://127.0.0.1:5600"
+    runs.write_broker_url(tmp_path, "tcp://127.0.0.1:5600")
+    assert runs.read_broker_url(tmp_path) == "tcp://127.0.0.1:5600"
     assert (tmp_path / runs.BROKER).stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == [runs.BROKER]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from stageline.workers.replay.directory import NotRecorded, RecordDirectory
-from stageline.workers.replay.replay import Wanted, replay
+from stageline.workers.replay.path import Wanted
+from stageline.workers.replay.replay import replay
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES
 from support.workspace import MODEL

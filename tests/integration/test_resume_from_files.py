@@ -26,11 +26,10 @@ from stageline.workers.checkpoint.writer import SnapshotWriter
 from stageline.workers.checkpoint.snapshot import Snapshot
 
 torch.set_num_threads(1)
-keeper = SnapshotWriter(SnapshotDirectory(Path(sys.argv[1]), ORIGIN), (1,), lambda stage, step: None)
+writer = SnapshotWriter(SnapshotDirectory(Path(sys.argv[1]), ORIGIN), (1,), lambda stage, step: None)
 for snapshot in {snapshots}:
-    keeper.room(1, 60)
-    keeper.keep(snapshot)
-keeper.flush()
+    writer.write(snapshot)
+writer.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -63,7 +63,7 @@ def test_train_goes_on_after_a_kill_with_the_same_bits(workspace, spares):
     undisturbed = workspace.command("train", ".", "--json", *STEPS)
     train = workspace.start("train", ".", "--json", *STEPS, *RECOVERY, *spares)
     until(train.stderr, "running")
-    url = runs.broker_of(max(workspace.runs(), key=lambda path: path.stat().st_mtime))
+    url = runs.read_broker_url(max(workspace.runs(), key=lambda path: path.stat().st_mtime))
     assert url is not None
     with Client(url) as client:
         pid = client.ask("status", timeout=10)["workers"][1]["pid"]

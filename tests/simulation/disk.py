@@ -1,6 +1,6 @@
 """The folder of snapshots and its writer: slow, one at a time. A snapshot is there whole or not at all.
 
-The writer keeps the promises of `workers.keeper`: none is dropped, room for one more of each stage, deletions first.
+The writer behaves as `checkpoint.writer` does: none is dropped, one of each stage may wait, deletions go first.
 """
 
 import random

@@ -1,7 +1,7 @@
-"""Kills writers of snapshots, again and again, and looks at what they leave. A process of its own, which forks:
+"""Kills snapshot writers again and again, and checks what they leave. Runs as a process of its own, which forks:
 
-    python doomed.py FOLDER boundaries    before each call to the file system that Python makes: mkdir, open, ...
-    python doomed.py FOLDER 40            40 times, at a random moment: also within the writing of a file
+    python -m support.snapshot_killer FOLDER boundaries    before each call to the file system: mkdir, open, ...
+    python -m support.snapshot_killer FOLDER 40            40 times, at a random moment: also within a write
 
 Prints a JSON object for each kill: what was found, and what was wrong with it.
 """
@@ -29,30 +29,30 @@ STATES = [make_state(0), make_state(1)]
 LARGE = StageState({"0.weight": torch.randn(2**20)})
 
 
-def live(folder: Path, newest: StageState) -> None:
-    """All that a writer does: new snapshots, one that is there already, one in place of a damaged one, deletions."""
-    checkpoints = SnapshotDirectory(folder, ORIGIN)
+def write_all(folder: Path, newest: StageState) -> None:
+    """Everything a writer does: new snapshots, one that is there already, one in place of a damaged one, deletions."""
+    snapshots = SnapshotDirectory(folder, ORIGIN)
     for stage in (0, 1):
-        checkpoints.tidy(stage)
+        snapshots.delete_drafts(stage)
     for step, state in zip((0, 20), (STATES[0], newest), strict=True):
-        checkpoints.place(Snapshot(0, step, 1, state))
-    checkpoints.place(Snapshot(0, 20, 2, newest))
-    checkpoints.forget(0, 20)
-    checkpoints.place(Snapshot(1, 20, 1, STATES[0]))
-    (checkpoints.path(1, 20) / "manifest.json").unlink()
-    checkpoints.place(Snapshot(1, 20, 2, STATES[0]))
+        snapshots.write(Snapshot(0, step, 1, state))
+    snapshots.write(Snapshot(0, 20, 2, newest))
+    snapshots.delete_before(0, 20)
+    snapshots.write(Snapshot(1, 20, 1, STATES[0]))
+    (snapshots.path(1, 20) / "manifest.json").unlink()
+    snapshots.write(Snapshot(1, 20, 2, STATES[0]))
 
 
-def in_a_child(life: Callable[[], None]) -> int:
-    """The pid of a fork that lives `life`."""
+def in_a_child(work: Callable[[], None]) -> int:
+    """The pid of a fork that does `work`."""
     pid = os.fork()
     if not pid:
-        life()
+        work()
         os._exit(0)
     return pid
 
 
-def dying_at(instant: int, folder: Path) -> None:
+def killed_at(instant: int, folder: Path) -> None:
     seen = 0
 
     def count(event: str, _: tuple[object, ...]) -> None:
@@ -63,26 +63,26 @@ def dying_at(instant: int, folder: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)
-    live(folder, STATES[1])
+    write_all(folder, STATES[1])
 
 
-def living_on(folder: Path) -> None:
+def writing_on(folder: Path) -> None:
     while True:
-        live(folder, LARGE)
+        write_all(folder, LARGE)
 
 
 def report(folder: Path, status: int) -> dict[str, object]:
-    """What a killed writer has left, and what is there after the next one has begun."""
-    checkpoints = SnapshotDirectory(folder, ORIGIN)
-    steps = checkpoints.steps(0)
+    """What a killed writer has left, and what is there after the next writer has begun."""
+    snapshots = SnapshotDirectory(folder, ORIGIN)
+    steps = snapshots.steps(0)
     found = {
         "killed": os.WIFSIGNALED(status),
         "steps": steps,
-        "wrong": [problem for step in steps for problem in checkpoints.verify(0, step)],
+        "wrong": [problem for step in steps for problem in snapshots.verify(0, step)],
         "unfinished": [path.name for path in folder.glob("stage-0/.*")],
     }
-    checkpoints.tidy(0)
-    checkpoints.place(Snapshot(0, 40, 3, STATES[0]))
+    snapshots.delete_drafts(0)
+    snapshots.write(Snapshot(0, 40, 3, STATES[0]))
     return found | {"afterwards": sorted(path.name for path in folder.glob("stage-0/*"))}
 
 
@@ -91,7 +91,7 @@ def at_every_boundary(folder: Path) -> None:
     while status:
         instant += 1
         here = folder / str(instant)
-        _, status = os.waitpid(in_a_child(lambda: dying_at(instant, here)), 0)  # noqa: B023  # lives on in the fork only
+        _, status = os.waitpid(in_a_child(lambda: killed_at(instant, here)), 0)  # noqa: B023  # runs in the fork only
         print(json.dumps(report(here, status)))
 
 
@@ -99,7 +99,7 @@ def at_random_moments(folder: Path, times: int) -> None:
     chance = random.Random(5)
     for number in range(times):
         here = folder / str(number)
-        pid = in_a_child(lambda: living_on(here))  # noqa: B023  # likewise
+        pid = in_a_child(lambda: writing_on(here))  # noqa: B023  # likewise
         select.select([], [], [], chance.uniform(0, 0.1))
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
@@ -108,7 +108,7 @@ def at_random_moments(folder: Path, times: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    os.fsync = lambda descriptor: None  # slow, and of no account: a kill leaves the system's memory alone
+    os.fsync = lambda descriptor: None  # slow, and not needed: a kill leaves the page cache as it is
     if sys.argv[2] == "boundaries":
         at_every_boundary(Path(sys.argv[1]))
     else:

@@ -115,7 +115,7 @@ class WholeRun:
         return (self.folder / f"{process}.log").read_text()
 
     def _client(self) -> Client:
-        broker = runs.broker_of(self.folder)
+        broker = runs.read_broker_url(self.folder)
         assert broker is not None
         return Client(broker)
 

@@ -1,8 +1,8 @@
-"""How a worker makes itself replaceable, and how a replacement begins.
+"""What a worker does between steps so that it can be replaced, and how a replacement begins.
 
-every `snapshot_every` steps   a copy of each stage's state -> Keeper's thread -> disk -> reported as durable
-the broker says C              what is older than the complete checkpoint before C is forgotten
-a replacement                  the state of C in, the queues set to C, and the program from C on
+every `snapshot_every` steps   a copy of each stage's state -> writing thread -> disk -> reported as durable
+checkpoint C is announced      snapshots older than the complete checkpoint before C are deleted
+a replacement                  restores the state of C, rewinds its queues to C, and runs the program from C on
 """
 
 from time import monotonic
@@ -23,32 +23,32 @@ from .manifest import Origin, SnapshotDamaged
 from .snapshot import Snapshot
 from .writer import SnapshotWriter
 
-LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before it gives up
+LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before the run fails
 
 
 class CheckpointHooks(Protocol):
-    """What a worker does between steps so that another can take its place."""
+    """What a worker does between steps so that another worker can replace it."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Nothing more will be written."""
+        """Ends the writing. After an error, snapshots that wait to be written are dropped."""
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
-        """`stage` has finished `step`. Raises `SnapshotFailed`."""
+        """Called when `stage` has finished `step`. Raises `SnapshotFailed`."""
 
     def forget(self, complete: int) -> None:
-        """The checkpoint of step `complete` is announced."""
+        """Called when the broker announces the checkpoint of step `complete`: older ones may be deleted."""
 
     def flush(self) -> None:
-        """Waits until everything is on the disk. Raises `SnapshotFailed`."""
+        """Waits until all snapshots are on the disk. Raises `SnapshotFailed`."""
 
     def stop_at(self, step: int) -> None:
-        """The run is to be left with the checkpoint of `step`."""
+        """Called when the run is to stop with the checkpoint of `step`: a snapshot of that step is due, too."""
 
 
 class NoCheckpoints:
-    """Of a run in which losing a worker is the end."""
+    """The hooks of a run without recovery: they do nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -70,25 +70,25 @@ class NoCheckpoints:
 
 
 class LocalSnapshots:
-    """What a worker that has no place yet finds of the snapshots of a run."""
+    """The snapshots of a run, as a worker without stages sees them before it is assigned some."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
     def snapshots(self, run: str) -> list[tuple[int, int]] | None:
-        """(stage, step) of each; None if they cannot be looked at."""
+        """(stage, step) of each snapshot; None if the folder cannot be read."""
         try:
             return _checkpoints(self._plan, run).present()
         except OSError:
             return None
 
     def can_begin(self, assigned: Assigned) -> bool:
-        """Whether the place can be taken: not if the snapshots to begin with were deleted after newer ones."""
+        """Whether the assignment can be accepted: not if the snapshots to begin with were deleted after newer ones."""
         mine = self._plan.workers[assigned.index].stages
         return not is_gone(assigned.step, mine, self.snapshots(assigned.run) or [])
 
     def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
-        """What the snapshots of `step` are like: of the stages of worker `claim`, or of all that there are."""
+        """Which snapshots of `step` are whole: of the stages of worker `claim`, or of all stages that have one."""
         checkpoints = _checkpoints(self._plan, run)
         there = [stage for stage, of in self.snapshots(run) or [] if of == step]
         stages = there if claim is None else self._plan.workers[claim].stages
@@ -99,14 +99,14 @@ class LocalSnapshots:
         return Inspection(step, [stage for stage, wrong in found.items() if not wrong], damages)
 
     def abandon(self, assigned: Assigned) -> None:
-        """Deletes the place's snapshots of steps after that which it begins at. Raises `SnapshotFailed`."""
+        """Deletes the assigned stages' snapshots of steps after the assignment's first. Raises `SnapshotFailed`."""
         checkpoints = _checkpoints(self._plan, assigned.run)
         for stage in self._plan.workers[assigned.index].stages:
-            checkpoints.abandon(stage, assigned.step)
+            checkpoints.delete_after(stage, assigned.step)
 
 
 class SnapshotHooks:
-    """Recovery by snapshots, of one worker's stages. From a step on: their state is that of the checkpoint `start`.
+    """Recovery by snapshots, for one worker's stages. Unless `start` is 0, they are restored to the checkpoint `start`.
 
     Raises `SnapshotDamaged` and `ForeignState` if that cannot be used.
     """
@@ -123,13 +123,13 @@ class SnapshotHooks:
         self._checkpoints = _checkpoints(job.plan, run)
         if start:
             self._restore(start)
-        self._keeper = SnapshotWriter(self._checkpoints, executor.stages, progress.durable)
+        self._writer = SnapshotWriter(self._checkpoints, executor.stages, progress.durable)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._keeper.close(0.0 if error else PATIENCE)
+        self._writer.close(0.0 if error else PATIENCE)
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
         done, last = step + 1, stage == self._job.route.stages - 1
@@ -139,20 +139,20 @@ class SnapshotHooks:
             return
         self._wait_for_room(stage)
         state = self._executor.stages[stage].snapshot()
-        self._keeper.keep(Snapshot(stage, done, self._incarnation, state, self._losses(step, loss) if last else {}))
+        self._writer.write(Snapshot(stage, done, self._incarnation, state, self._losses(step, loss) if last else {}))
 
     def forget(self, complete: int) -> None:
-        """The complete checkpoint before `complete` is kept: a run that is resumed can begin there if `complete` is
-        damaged. What is newer than either is nobody's to delete."""
+        """Keeps the complete checkpoint before `complete`: a run that is resumed can begin there if `complete` is
+        damaged. Newer snapshots are kept in any case."""
         if complete > self._newest:
-            self._keeper.forget(self._newest)
+            self._writer.delete_before(self._newest)
             self._newest = complete
 
     def stop_at(self, step: int) -> None:
         self._stop_at = step
 
     def flush(self) -> None:
-        if not self._keeper.flush(LONGEST_WRITE):
+        if not self._writer.flush(LONGEST_WRITE):
             raise self._too_slow()
 
     def _restore(self, step: int) -> None:
@@ -162,19 +162,19 @@ class SnapshotHooks:
             self._progress.restored(snapshot.losses)
 
     def _losses(self, step: int, loss: float | None) -> dict[int, float | None]:
-        """Those that a run keeps, down to that of `step`, which may be its last. The same whoever it was that began."""
+        """The losses that a run keeps, and that of `step`, which may be its last. The same for every worker."""
         every = self._job.plan.run.log_every
         return {each: kept for each, kept in self._progress.losses.items() if each % every == 0} | {step: loss}
 
     def _wait_for_room(self, stage: int) -> None:
         deadline = monotonic() + LONGEST_WRITE
-        while not self._keeper.room(stage, PATIENCE):
+        while not self._writer.has_room(stage, PATIENCE):
             self._progress.waits = True
             if monotonic() > deadline:
                 raise self._too_slow()
 
     def _too_slow(self) -> SnapshotFailed:
-        return SnapshotFailed(f"after {LONGEST_WRITE:g} s, the disk is still busy with {self._keeper.doing}")
+        return SnapshotFailed(f"after {LONGEST_WRITE:g} s, the disk is still busy with {self._writer.doing}")
 
 
 def _checkpoints(plan: Plan, run: str) -> SnapshotDirectory:

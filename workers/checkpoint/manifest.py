@@ -1,6 +1,6 @@
-"""What a snapshot says of itself: a JSON file that holds all that is no tensor, and the checksum of every file.
+"""A snapshot's manifest: a JSON file with everything that is not a tensor, and the checksum of every other file.
 
-It is sealed with a checksum of its own, so that a flipped digit in a learning rate does not pass for another one.
+It carries a checksum of its own, so that a flipped digit in a learning rate is found.
 """
 
 import hashlib
@@ -10,18 +10,18 @@ from pathlib import Path
 import msgspec
 
 from stageline.pipeline.errors import StagelineError
+from stageline.workers.disk.atomic_file import sync
 
 from .state_tree import Json
-from .tensor_file import FileRecord, Note, sync
 
-FORMAT = "snapshot/1"
+FORMAT = "snapshot/2"
 MANIFEST = "manifest.json"
 
-_UNSEALED = "0" * 64  # stands in place of the seal while that is computed
+_UNSEALED = "0" * 64  # in place of the seal while that is computed
 
 
 class SnapshotDamaged(StagelineError):
-    """A snapshot is not what was written, or is of another run; `problems` says all that is wrong with it."""
+    """A snapshot is not what was written, or is of another run; `problems` lists what is wrong with it."""
 
     def __init__(self, folder: Path, problems: list[str]) -> None:
         found = "; ".join(problems)
@@ -31,15 +31,22 @@ class SnapshotDamaged(StagelineError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a snapshot must come from to be of use: the run's id, and `Plan.digest()`."""
+    """Where a snapshot comes from: the run's id, and `Plan.digest()`. Another run's snapshots are refused."""
 
     run: str
     plan: str
 
 
+class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file's size in bytes and SHA-256 in hex."""
+
+    bytes: int
+    sha256: str
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`written` is in seconds since the epoch, `torch` is its version. `training` is the state without the weights and
-    without tensors; `notes` are on the tensors of all files. `sha256` is of the manifest with zeros in its place.
+    without tensors. `sha256` is of the manifest with zeros in its place.
     """
 
     format: str = FORMAT
@@ -54,15 +61,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     files: dict[str, FileRecord]
     losses: dict[int, float | None]
     training: dict[str, Json]
-    notes: dict[str, Note]
-
-    @property
-    def origin(self) -> Origin:
-        return Origin(self.run, self.plan)
 
     def same_state(self, other: "Manifest") -> bool:
-        """Whether both are of snapshots with the same bits, whoever wrote them and whenever."""
-        return all(getattr(self, name) == getattr(other, name) for name in ("files", "losses", "training", "notes"))
+        """Whether both snapshots hold the same bits, whichever worker wrote them."""
+        return all(getattr(self, name) == getattr(other, name) for name in ("files", "losses", "training"))
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -70,7 +72,7 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes and seals it; it is on the disk when this returns. Raises `OSError`."""
+    """Writes and seals the manifest; when this returns, it is on the disk. Raises `OSError`."""
     data = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     path = folder / MANIFEST
     path.write_bytes(data.replace(_UNSEALED.encode(), _seal(data), 1))
@@ -81,7 +83,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of the snapshot in `folder`. Raises `SnapshotDamaged`."""
     try:
         data = (folder / MANIFEST).read_bytes()
-        _demand_format(folder, data)
+        _require_format(folder, data)
         manifest = msgspec.json.decode(data, type=Manifest)
     except FileNotFoundError as error:
         raise SnapshotDamaged(folder, [f"{MANIFEST} is missing"]) from error
@@ -95,11 +97,18 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def file_record(path: Path) -> FileRecord:
+    """The record of a file as it is now. Raises `OSError`."""
+    with path.open("rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, "sha256")
+    return FileRecord(path.stat().st_size, digest.hexdigest())
+
+
 def _seal(data: bytes) -> bytes:
     return hashlib.sha256(data).hexdigest().encode()
 
 
-def _demand_format(folder: Path, data: bytes) -> None:
+def _require_format(folder: Path, data: bytes) -> None:
     found = msgspec.json.decode(data, type=_Format).format
     if found != FORMAT:
         raise SnapshotDamaged(folder, [f"it is of format {found!r}, this stageline reads {FORMAT!r}"])

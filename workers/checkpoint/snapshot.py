@@ -1,8 +1,8 @@
 """One snapshot on disk: a folder of three files.
 
 weights.safetensors    the stage's part of the model's state_dict, under the unsplit model's names
-training.safetensors   the other tensors: optimizer state, and what microbatches in flight have read
-manifest.json          all that is no tensor, and the size and SHA-256 of every file
+training.safetensors   the other tensors: optimizer state, and what the forwards of microbatches in flight have read
+manifest.json          everything that is not a tensor, and the size and SHA-256 of the other files
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.stage.state import InFlight, StageState
+from stageline.workers.disk.atomic_file import sync
+from stageline.workers.disk.tensor_file import read_tensors, write_tensors
 
-from .manifest import Manifest, Origin, SnapshotDamaged, read_manifest, write_manifest
-from .state_tree import BadStateTree, put_together, take_apart
-from .tensor_file import FileRecord, read, record, sync, write
+from .manifest import FileRecord, Manifest, Origin, SnapshotDamaged, file_record, read_manifest, write_manifest
+from .state_tree import BadStateTree, decode_state, encode_state
 
 WEIGHTS = "weights.safetensors"
 TRAINING = "training.safetensors"
@@ -27,9 +28,9 @@ FILES = (WEIGHTS, TRAINING)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of one stage after `step` steps, as its owner under `incarnation` has it.
+    """The state of one stage after `step` steps, taken by its worker under `incarnation`.
 
-    `losses`, on the last stage, are those before `step` that the run has still to know, by step; None for a step
+    `losses`, on the last stage, are the losses before `step` that the run still has to report, by step; None for a step
     without rows. All of them and not only the latest, since older snapshots are deleted.
     """
 
@@ -41,13 +42,14 @@ class Snapshot:
 
 
 def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin) -> Manifest:
-    """Writes into an empty `folder`. When it returns, all is on the disk and was read back from there.
+    """Writes into an empty `folder`. When this returns, everything is on the disk and was read back from there.
 
-    Raises `OSError`, and `Unsaveable` if the state holds a value that has no form there.
+    Raises `OSError`, and `Unsaveable` if the state holds a value that cannot be stored.
     """
     tensors: dict[str, Tensor] = {}
-    training = {name: take_apart(value, name, tensors) for name, value in _training(snapshot.state).items()}
-    notes = write(folder / WEIGHTS, snapshot.state.weights) | write(folder / TRAINING, tensors)
+    training = {name: encode_state(value, name, tensors) for name, value in _training(snapshot.state).items()}
+    write_tensors(folder / WEIGHTS, snapshot.state.weights)
+    write_tensors(folder / TRAINING, tensors)
     manifest = Manifest(
         run=origin.run,
         plan=origin.plan,
@@ -56,10 +58,9 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin) -> Manifest
         incarnation=snapshot.incarnation,
         written=time(),
         torch=str(torch.__version__),
-        files={name: record(folder / name) for name in FILES},
+        files={name: file_record(folder / name) for name in FILES},
         losses=dict(snapshot.losses),
         training=training,
-        notes=notes,
     )
     write_manifest(folder, manifest)
     sync(folder)
@@ -67,7 +68,7 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin) -> Manifest
 
 
 def problems(folder: Path, stage: int, step: int, origin: Origin) -> list[str]:
-    """All that is wrong with the snapshot in `folder`; nothing if it can be used. Every byte is read."""
+    """What is wrong with the snapshot in `folder`; nothing if it can be used. Reads every byte."""
     try:
         manifest = read_manifest(folder)
     except SnapshotDamaged as damage:
@@ -81,9 +82,8 @@ def read_snapshot(folder: Path, stage: int, step: int, origin: Origin) -> Snapsh
         raise SnapshotDamaged(folder, found)
     manifest = read_manifest(folder)
     try:
-        weights = read(folder / WEIGHTS, manifest.notes)
-        tensors = read(folder / TRAINING, manifest.notes)
-        state = _state(weights, {name: put_together(each, tensors) for name, each in manifest.training.items()})
+        weights, tensors = read_tensors(folder / WEIGHTS), read_tensors(folder / TRAINING)
+        state = _state(weights, {name: decode_state(each, tensors) for name, each in manifest.training.items()})
     except (OSError, ValueError, TypeError, RecursionError, BadStateTree) as error:
         raise SnapshotDamaged(folder, [f"its checksums are right, its contents are not: {error}"]) from error
     return Snapshot(stage, step, manifest.incarnation, state, manifest.losses)
@@ -137,7 +137,9 @@ def _damage(path: Path, wanted: FileRecord) -> str | None:
         size = path.stat().st_size
         if size != wanted.bytes:
             return f"{path.name} has {size} bytes, written were {wanted.bytes}"
-        return None if record(path) == wanted else f"{path.name} is damaged: its SHA-256 is another than was written"
+        return (
+            None if file_record(path) == wanted else f"{path.name} is damaged: its SHA-256 is another than was written"
+        )
     except FileNotFoundError:
         return f"{path.name} is missing"
     except OSError as error:

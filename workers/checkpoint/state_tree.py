@@ -1,10 +1,13 @@
-"""Values that hold tensors, such as an optimizer's state, taken apart into JSON and named tensors, and put together.
+"""Values that hold tensors, such as an optimizer's state, as JSON and named tensors.
 
     {"betas": (0.9, inf), "state": {0: {"step": <tensor>}}}
     {"betas": {"$tuple": [0.9, {"$float": "inf"}]},
      "state": {"$dict": [[0, {"step": {"$tensor": "optimizer.state.0.step"}}]]}}       <tensor> under that name
 
-What comes back is equal in value and type. Nothing is evaluated, and no class is looked up by a name in the data.
+Decoded values are equal in value and type. Nothing is evaluated, and no class is looked up by a name in the data.
+
+This is not the structure that travels with messages: that has no dict keys but strings, while optimizers number their
+parameters; in JSON it would need these tags as well; and a manifest is there to be read by people.
 """
 
 import math
@@ -14,21 +17,19 @@ from typing import Any
 
 from torch import Tensor
 
+from stageline.workers.disk.tensor_file import Unsaveable
+
 Json = Any  # None, bool, int, float, str, and lists and dicts of them
 
 _EXACT = 2**53  # whole numbers up to here are the same in every reader of JSON
 
 
-class Unsaveable(Exception):
-    """A value is of a type that a snapshot has no form for; the text says where it lies."""
-
-
 class BadStateTree(Exception):
-    """The JSON is not what `take_apart` gives, or its tensors are missing."""
+    """The JSON is not what `encode_state` returns, or its tensors are missing."""
 
 
-def take_apart(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
-    """`value` as JSON; its tensors are put into `tensors`, named by their paths below `path`.
+def encode_state(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
+    """`value` as JSON. Adds its tensors to `tensors`, named by their paths below `path`.
 
     Raises `Unsaveable` for anything but tensors, None, bool, int, float, str, and dicts, Counters, lists and tuples.
     """
@@ -55,23 +56,23 @@ def take_apart(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
             raise Unsaveable(f"{path} is of type {type(value).__module__}.{type(value).__qualname__}")
 
 
-def put_together(skeleton: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """What `take_apart` was given. Raises `BadStateTree`."""
-    match skeleton:
+def decode_state(encoded: Json, tensors: Mapping[str, Tensor]) -> Any:
+    """The value that `encode_state` has encoded. Raises `BadStateTree`."""
+    match encoded:
         case None | bool() | str() | int() | float():
-            return skeleton
+            return encoded
         case list():
-            return [put_together(each, tensors) for each in skeleton]
-        case dict() if not any(key.startswith("$") for key in skeleton):
-            return {key: put_together(each, tensors) for key, each in skeleton.items()}
+            return [decode_state(each, tensors) for each in encoded]
+        case dict() if not any(key.startswith("$") for key in encoded):
+            return {key: decode_state(each, tensors) for key, each in encoded.items()}
         case dict():
-            return _tagged(skeleton, tensors)
+            return _tagged(encoded, tensors)
         case _:
-            raise _meaningless(skeleton)
+            raise _meaningless(encoded)
 
 
-def _tagged(skeleton: dict[str, Json], tensors: Mapping[str, Tensor]) -> Any:
-    match list(skeleton.items()):
+def _tagged(encoded: dict[str, Json], tensors: Mapping[str, Tensor]) -> Any:
+    match list(encoded.items()):
         case [("$tensor", str(name))] if name in tensors:
             return tensors[name]
         case [("$int", str(digits))] if digits.removeprefix("-").isdecimal():
@@ -79,13 +80,13 @@ def _tagged(skeleton: dict[str, Json], tensors: Mapping[str, Tensor]) -> Any:
         case [("$float", "inf" | "-inf" | "nan" as name)]:
             return float(name)
         case [("$tuple", list(items))]:
-            return tuple(put_together(each, tensors) for each in items)
+            return tuple(decode_state(each, tensors) for each in items)
         case [("$dict", list(pairs))]:
             return _paired(pairs, tensors)
         case [("$counter", list(pairs))]:
             return Counter(_paired(pairs, tensors))
         case _:
-            raise _meaningless(skeleton)
+            raise _meaningless(encoded)
 
 
 def _named(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
@@ -96,28 +97,28 @@ def _named(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _items(values: list[Any] | tuple[Any, ...], path: str, tensors: dict[str, Tensor]) -> list[Json]:
-    return [take_apart(each, f"{path}.{place}", tensors) for place, each in enumerate(values)]
+    return [encode_state(each, f"{path}.{place}", tensors) for place, each in enumerate(values)]
 
 
 def _dict(value: dict[Any, Any], path: str, tensors: dict[str, Tensor]) -> Json:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: take_apart(each, f"{path}.{key}", tensors) for key, each in value.items()}
+        return {key: encode_state(each, f"{path}.{key}", tensors) for key, each in value.items()}
     return {"$dict": _pairs(value, path, tensors)}
 
 
 def _pairs(value: Mapping[Any, Any], path: str, tensors: dict[str, Tensor]) -> list[Json]:
     return [
-        [take_apart(key, f"{path} (a key)", tensors), take_apart(each, f"{path}.{key}", tensors)]
+        [encode_state(key, f"{path} (a key)", tensors), encode_state(each, f"{path}.{key}", tensors)]
         for key, each in value.items()
     ]
 
 
 def _paired(pairs: list[Json], tensors: Mapping[str, Tensor]) -> dict[Any, Any]:
     try:
-        return {put_together(key, tensors): put_together(each, tensors) for key, each in pairs}
+        return {decode_state(key, tensors): decode_state(each, tensors) for key, each in pairs}
     except (TypeError, ValueError) as error:
         raise _meaningless(pairs) from error
 
 
-def _meaningless(skeleton: Json) -> BadStateTree:
-    return BadStateTree(f"{str(skeleton)[:200]} stands for nothing")
+def _meaningless(encoded: Json) -> BadStateTree:
+    return BadStateTree(f"{str(encoded)[:200]} stands for nothing")

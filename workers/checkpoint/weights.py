@@ -1,23 +1,32 @@
-"""Saves trained weights: one safetensors file for each stage, under the unsplit model's names."""
+"""Trained weights on disk: one safetensors file for each stage, under the unsplit model's names."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stageline.pipeline.digest import TensorDigest, tensor_digests
 from stageline.pipeline.stage.stage import Stage
+from stageline.workers.disk.atomic_file import draft_of, make_folder, publish
+from stageline.workers.disk.tensor_file import read_tensors, write_tensors
 
 
 def save_weights(stages: Mapping[int, Stage], folder: Path) -> dict[str, TensorDigest]:
-    """Writes `stage-N.safetensors` for each stage into `folder`; returns the digests of what was written."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes `stage-N.safetensors` for each stage into `folder`; returns the digests of what was written.
+
+    Raises `OSError` and `Unsaveable`.
+    """
+    make_folder(folder)
     digests: dict[str, TensorDigest] = {}
     for index, stage in stages.items():
-        state = {name: _own(tensor) for name, tensor in stage.state_dict().items()}
-        save_file(state, folder / f"stage-{index}.safetensors")
+        state = {name: tensor.detach().cpu() for name, tensor in stage.state_dict().items()}
+        file = folder / f"stage-{index}.safetensors"
+        draft = draft_of(file)
+        try:
+            write_tensors(draft, state)
+            publish(draft, file)
+        finally:
+            draft.unlink(missing_ok=True)
         digests |= tensor_digests(state)
     return digests
 
@@ -27,9 +36,4 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("stage-*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{folder} holds no stage-*.safetensors: has the run finished, on this machine?")
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU: safetensors refuses tensors that share memory."""
-    return tensor.detach().to("cpu", copy=True).contiguous().clone(memory_format=torch.contiguous_format)
+    return {name: tensor for file in files for name, tensor in read_tensors(file).items()}

@@ -50,7 +50,7 @@ def place(where: str | None) -> str | None:
 def _address(where: str | None) -> str:
     if where is None:
         return os.environ.get("STAGELINE_BROKER__URL") or BrokerPlan().url
-    if (url := runs.broker_of(Path(where))) is not None:
+    if (url := runs.read_broker_url(Path(where))) is not None:
         return url
     if runs.is_run(Path(where)):
         raise BrokerUnreachable(_away(Path(where)))

@@ -8,6 +8,7 @@ from time import monotonic
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
+from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.preflight.estimate import estimate_of
 from stageline.workers.process import socket_paths as sockets
 from stageline.workers.process.in_process import run_memory
@@ -15,7 +16,7 @@ from stageline.workers.process.signals import Signals
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs import measured_timetable as measured
 from stageline.workers.runs.open_store import kept_store
-from stageline.workers.runs.result import Result, keep, result_of
+from stageline.workers.runs.result import Result, result_of
 from stageline.workers.runtime.job import prepare
 
 from .children import LocalRun, Spawn
@@ -62,14 +63,14 @@ def ready(plan: Plan, resume: str | None = None, spares: int = 0) -> Launch:
     """
     if plan.queues.url != IN_MEMORY:
         sockets.check()
-    name = runs.new_id(plan) if resume is None else runs.to_resume(plan, resume)
+    name = runs.new_id(plan) if resume is None else runs.run_to_resume(plan, resume)
     job = prepare(plan)
     if resume is not None:
-        runs.demand_same(job.plan, runs.folder(plan, name))
+        runs.require_same_plan(job.plan, runs.folder(plan, name))
     expected = estimate_of(job)
     folder = runs.make_folder(plan, name)
     if resume is None:  # a run that goes on has its own plan there
-        keep(folder, runs.PLAN, job.plan.as_mapping())
+        write_json(folder / runs.PLAN, job.plan.as_mapping())
     return Launch(job.plan, job.schedule, name, folder, job.steps, expected.warnings, resume is not None, spares)
 
 
@@ -80,7 +81,7 @@ def go(launch: Launch, words: Sequence[str], on_status: Callable[[Facts], None])
     if outcome.code:
         return Ended(outcome.code, outcome.reason)
     result = result_of(launch.plan, launch.run, outcome.facts, monotonic() - started)
-    keep(launch.folder, runs.RESULT, result)
+    write_json(launch.folder / runs.RESULT, result)
     store = None if launch.plan.queues.url == IN_MEMORY else kept_store(launch.plan, launch.run)
     return Ended(0, outcome.reason, result, measured.of_run(store, launch.schedule, launch.steps))
 

@@ -20,9 +20,10 @@ from stageline.pipeline.exit_code import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.passwords import masked
 from stageline.pipeline.schedule import Schedule, make_schedule
+from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.open_store import open_store
-from stageline.workers.runs.result import keep, result_of
+from stageline.workers.runs.result import result_of
 
 from .signals import Signals
 
@@ -59,12 +60,14 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
     ):
         terms = RunConfig.of(plan, schedule)
         if place.resume and not store.load().facts:  # else they tell of which plan the run is
-            runs.demand_same(plan, folder)
+            runs.require_same_plan(plan, folder)
         run = run_of(store, terms.plan, place.run, resume=place.resume, alone=bool(place.parent))
-        keep(folder, runs.PLAN, plan.as_mapping())  # not before: another plan's broker must leave this run's alone
+        write_json(
+            folder / runs.PLAN, plan.as_mapping()
+        )  # not before: another plan's broker must leave this run's alone
         core = Coordinator(terms, store, run, time())
         host = _Host(core, plan, folder, place.parent, signals)
-        runs.keep_broker(folder, office.endpoint)
+        runs.write_broker_url(folder, office.endpoint)
         try:
             on_bound(office.endpoint)
             attend(core, office, stop=host.must_leave, linger=1.0 if place.parent else LINGER)
@@ -136,7 +139,7 @@ class _Host:
         for _, said in self._core.handle(b"", Ask("status"), time()):
             if isinstance(said, Answer) and said.facts["weights_sha256"] and said.facts["training_steps"]:
                 result = result_of(self._plan, self._core.run, said.facts, monotonic() - self._started)
-                keep(self._folder, runs.RESULT, result)
+                write_json(self._folder / runs.RESULT, result)
                 log.info("result", weights_sha256=result.weights_sha256, file=self._folder / runs.RESULT)
 
 

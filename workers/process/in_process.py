@@ -23,7 +23,7 @@ from stageline.pipeline.exit_code import ExitCode
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.launch.supervisor import Facts, LaunchOutcome
-from stageline.workers.replay.bad_microbatch import told
+from stageline.workers.replay.bad_microbatch import record_failure
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
@@ -101,7 +101,7 @@ class _Local:
         """Why the run stops, with its bad microbatch kept."""
         stage = error.culprit.action.stage if error.culprit is not None else 0
         place = self._places[self._job.schedule.owner(stage)]
-        return told(self._job, place.executor, self._queues, error, self._core.run, place.incarnation)
+        return record_failure(self._job, place.executor, self._queues, error, self._core.run, place.incarnation)
 
     def finish(self, folder: Path) -> LaunchOutcome:
         for place in self._places:

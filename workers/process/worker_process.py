@@ -31,9 +31,9 @@ from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, TurnedAway, WorkerIdentity
-from stageline.workers.replay.bad_microbatch import told
-from stageline.workers.replay.capture import RecordingExecutor, RecordingHooks, recorder_of
-from stageline.workers.replay.recorder import RecordWriter
+from stageline.workers.replay.bad_microbatch import record_failure
+from stageline.workers.replay.capture import RecordingExecutor, RecordingHooks, record_writer
+from stageline.workers.replay.record_writer import RecordWriter
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job, prepare
@@ -160,13 +160,13 @@ def _work(
         ear.listen()  # where a trim comes from
 
     def blame(error: ComputeFailed) -> str:
-        return told(job, executor, queues, error, run, incarnation)
+        return record_failure(job, executor, queues, error, run, incarnation)
 
     run, incarnation, start = assigned.run, assigned.incarnation, assigned.step
     last_words = _last_words(link, incarnation, blame, replaced=job.plan.recovery.on)
     with closing(_open(job, assigned, link, folder, make_room)) as queues, last_words:
         executor = job.executor(assigned.index)
-        recorder = recorder_of(job.plan, assigned.index, run, incarnation, start)
+        recorder = record_writer(job.plan, assigned.index, run, incarnation, start)
         carrier = _carrier(job, assigned, executor, recorder)
         worker = job.worker(assigned.index, carrier, queues, run=run, incarnation=incarnation, start=start)
         watch.wake_by(queues.ring)

@@ -1,7 +1,7 @@
-"""Keeps the microbatch that stops a run, so that it can be run again alone: its messages, and the state of the stage.
+"""Records the microbatch that stops a run, so that it can be run again alone: its messages, and the stage's state.
 
-Nothing is done for it before it is known to be bad. Its messages are still with their producers: the queues are
-rewound, and deliver them once more.
+This costs nothing before a microbatch fails. Its messages are still retained by their producers: the queues are
+rewound, and deliver them again.
 """
 
 import shutil
@@ -13,30 +13,33 @@ from time import monotonic
 from stageline.broker.codec.message import Message, encode
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import QueueKey, Queues
+from stageline.pipeline.numbering import message_number
 from stageline.pipeline.schedule import Action, Kind
 from stageline.workers.checkpoint.manifest import Origin
 from stageline.workers.checkpoint.snapshot import Snapshot, write_snapshot
-from stageline.workers.checkpoint.state_tree import Unsaveable
+from stageline.workers.disk.atomic_file import draft_of, publish, sync, write_json
+from stageline.workers.disk.tensor_file import Unsaveable
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.result import keep
 from stageline.workers.runtime.executor import ComputeFailed, Culprit, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
 
-from .capture import gives
+from .capture import output_key
 from .directory import MESSAGES, REASON, Reason, RecordDirectory
 from .record_file import Direction, write_entry
 
-LONGEST = 5.0  # seconds that the producers get to deliver the messages again
+LONGEST = 5.0  # seconds that the producers have to deliver the messages again
 
 
-def told(job: Job, executor: Executor, queues: Queues, error: ComputeFailed, run: str, incarnation: int) -> str:
-    """Why the run stops, and how its bad microbatch, which is kept if the plan wants it, is run again."""
+def record_failure(
+    job: Job, executor: Executor, queues: Queues, error: ComputeFailed, run: str, incarnation: int
+) -> str:
+    """Records the microbatch that failed, if the plan says so. Returns why the run stops and how to replay it."""
     culprit = error.culprit
     if culprit is None or job.plan.recovery.record == "none":
         return str(error)
     try:
-        folder = _keep(job, executor, queues, culprit, str(error), run, incarnation)
+        folder = _record(job, executor, queues, culprit, str(error), run, incarnation)
     except (OSError, Unsaveable, BrokerError, TimeoutError) as problem:
         return f"{error}\nThe microbatch could not be recorded: {problem}"
     stage, microbatch = culprit.action.stage, culprit.action.microbatch
@@ -44,33 +47,36 @@ def told(job: Job, executor: Executor, queues: Queues, error: ComputeFailed, run
     return f"{error}\nIt is recorded. To run it again, alone: stageline replay {quote(str(folder))} {place}"
 
 
-def _keep(
+def _record(
     job: Job, executor: Executor, queues: Queues, culprit: Culprit, reason: str, run: str, incarnation: int
 ) -> Path:
     """Returns the run's folder."""
-    stage, step, plan = culprit.action.stage, culprit.step, job.plan
+    stage, step, microbatch, plan = culprit.action.stage, culprit.step, culprit.action.microbatch, job.plan
     records = RecordDirectory(runs.folder(plan, run), stage)
-    folder = records.bad(step, culprit.action.microbatch)
-    draft = folder.with_name(f".{folder.name}")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    state = executor.stages[stage].state()
-    write_snapshot(draft, Snapshot(stage, step, incarnation, state), Origin(run, plan.digest()))
-    with (draft / MESSAGES).open("wb") as file:
-        for message in _messages(queues, _taken(job, culprit.action), step, culprit.action.microbatch):
-            write_entry(file, Direction.TAKEN, encode(message))
-        if culprit.gave is not None and (key := gives(culprit.action)) is not None:
-            number = step * job.schedule.microbatches + culprit.action.microbatch
-            place = run, key.flow, step, culprit.action.microbatch, key.stage, incarnation, number
-            write_entry(file, Direction.GIVEN, encode(Message(*place, culprit.gave))[:1])
-    keep(draft, REASON, Reason(action=str(culprit.action), raised=culprit.gave is None, reason=reason))
-    records.describe(run, plan)
-    shutil.rmtree(folder, ignore_errors=True)
-    draft.rename(folder)
+    folder = records.bad(step, microbatch)
+    draft = draft_of(folder)
+    try:
+        draft.mkdir(parents=True)
+        snapshot = Snapshot(stage, step, incarnation, executor.stages[stage].state())
+        write_snapshot(draft, snapshot, Origin(run, plan.digest()))
+        with (draft / MESSAGES).open("wb") as file:
+            for message in _messages(queues, _inputs(job, culprit.action), step, microbatch):
+                write_entry(file, Direction.TAKEN, encode(message))
+            if culprit.gave is not None and (key := output_key(culprit.action)) is not None:
+                number = message_number(step, microbatch, job.schedule.microbatches)
+                place = run, key.flow, step, microbatch, key.stage, incarnation, number
+                write_entry(file, Direction.GIVEN, encode(Message(*place, culprit.gave))[:1])
+        sync(draft / MESSAGES)
+        write_json(draft / REASON, Reason(action=str(culprit.action), raised=culprit.gave is None, reason=reason))
+        records.describe(run, plan)
+        shutil.rmtree(folder, ignore_errors=True)
+        publish(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     return records.run
 
 
-def _taken(job: Job, action: Action) -> tuple[QueueKey, ...]:
+def _inputs(job: Job, action: Action) -> tuple[QueueKey, ...]:
     """The queues from which the stage took the microbatch up to `action`."""
     forward = job.route.takes(Action(Kind.FORWARD, action.stage, action.microbatch))
     return forward if action.kind is Kind.FORWARD else forward + job.route.takes(action)
@@ -79,10 +85,10 @@ def _taken(job: Job, action: Action) -> tuple[QueueKey, ...]:
 def _messages(queues: Queues, keys: Iterable[QueueKey], step: int, microbatch: int) -> list[Message]:
     """Raises `TimeoutError`, and what `take` raises."""
     deadline = monotonic() + LONGEST
-    return [_again(queues, key, step, microbatch, deadline) for key in keys]
+    return [_taken_again(queues, key, step, microbatch, deadline) for key in keys]
 
 
-def _again(queues: Queues, key: QueueKey, step: int, microbatch: int, deadline: float) -> Message:
+def _taken_again(queues: Queues, key: QueueKey, step: int, microbatch: int, deadline: float) -> Message:
     inbound = queues.inbound(key)
     inbound.rewind(step)
     while (left := deadline - monotonic()) > 0:

@@ -1,8 +1,8 @@
 """The folder in which a run records what its stages take and give, so that one microbatch can be run again alone.
 
 recorded/stage-2/about.json            the run, its plan, and where the plan file is
-recorded/stage-2/step-0000000100.3     messages of the steps from 100 on, up to the next snapshot: see recordfile
-                                       (3: the incarnation that wrote it; what several have written is the same)
+recorded/stage-2/step-0000000100.3     messages of the steps from 100 on, up to the next snapshot: see record_file
+                                       (3: the incarnation that wrote it; the bits are the same for all)
 recorded/stage-2/bad-0000000118-5/     microbatch 5 of step 118, which stopped the run: its messages, the state of
                                        the stage, which is a snapshot, and the reason
 """
@@ -19,7 +19,7 @@ from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.exit_code import ExitCode
 from stageline.pipeline.plan import Plan
-from stageline.workers.runs.result import keep
+from stageline.workers.disk.atomic_file import write_json
 
 from .record_file import Direction, RecordDamaged, RecordedMessage, read_entries
 
@@ -32,17 +32,17 @@ FORMAT = "record/1"
 _NAME = re.compile(r"step-(\d{10,})\.(\d+)")
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
-Place = tuple[Direction, QueueKey, int, int]  # of a message: way, queue, step, microbatch
+Place = tuple[Direction, QueueKey, int, int]  # of a message: direction, queue, step, microbatch
 
 
 class NotRecorded(StagelineError):
-    """What is wanted is not in the record; the text says what is, or how to have it there."""
+    """The microbatch is not recorded; the text says what is, or how to have it recorded."""
 
     exit_code = ExitCode.USAGE
 
 
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Whose record it is: `plan` as `Plan.as_mapping()` gives it, `file` is the plan file ("": there was none)."""
+    """The run that was recorded: `plan` is `Plan.as_mapping()`, `file` the plan file's path ("" if there was none)."""
 
     format: str = FORMAT
     run: str
@@ -51,7 +51,7 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Why a microbatch is bad, in words, the action that found out, and whether it `raised`."""
+    """Why a microbatch is bad, in words, the action that failed, and whether it `raised`."""
 
     format: str = FORMAT
     action: str
@@ -79,16 +79,16 @@ class RecordDirectory:
         return self.folder / f"bad-{step:010d}-{microbatch}"
 
     def describe(self, run: str, plan: Plan) -> None:
-        """Says in the folder whose record it is. Raises `OSError`."""
+        """Writes which run this is a record of. Raises `OSError`."""
         file = "" if plan.file is None else str(plan.file.absolute())
-        keep(self.folder, ABOUT, About(run=run, plan=plan.as_mapping(), file=file))
+        write_json(self.folder / ABOUT, About(run=run, plan=plan.as_mapping(), file=file))
 
     def about(self) -> About:
-        """Whose record it is. Raises `NotRecorded` or `RecordDamaged`."""
+        """The run that was recorded. Raises `NotRecorded` or `RecordDamaged`."""
         return _read(self.folder / ABOUT, About, f"nothing of stage {self.stage} is recorded in {self.run}")
 
     def reason(self, step: int, microbatch: int) -> Reason | None:
-        """Why the microbatch is bad, None if nothing says that it is. Raises `RecordDamaged`."""
+        """Why the microbatch is bad, None if it did not stop the run. Raises `RecordDamaged`."""
         path = self.bad(step, microbatch) / REASON
         return _read(path, Reason, "") if path.exists() else None
 
@@ -99,19 +99,19 @@ class RecordDirectory:
         return [(begin, path) for begin, _, path in found]
 
     def messages(self) -> dict[Place, RecordedMessage]:
-        """What is recorded of all steps. Raises `RecordDamaged`."""
+        """The recorded messages of all steps. Raises `RecordDamaged`."""
         return by_place(entry for _, path in self.segments() for entry in read_entries(path))
 
     def messages_of_bad(self, step: int, microbatch: int) -> dict[Place, RecordedMessage]:
-        """What is recorded of a bad microbatch. Raises `RecordDamaged`."""
+        """The recorded messages of a bad microbatch. Raises `RecordDamaged`."""
         return by_place(read_entries(self.bad(step, microbatch) / MESSAGES))
 
 
 def by_place(entries: Iterator[RecordedMessage]) -> dict[Place, RecordedMessage]:
-    """Entries by what they hold. What was recorded twice has the same bits both times, or the later ones count: a run
-    may have been resumed with other software."""
+    """Entries by the message that they hold. Of a message that was recorded twice the later entry counts: a run may
+    have been resumed with other software, and bits."""
     headers = ((entry, entry.header) for entry in entries)
-    return {(e.way, QueueKey(h.flow, h.stage), h.step, h.microbatch): e for e, h in headers}
+    return {(e.direction, QueueKey(h.flow, h.stage), h.step, h.microbatch): e for e, h in headers}
 
 
 def _read(path: Path, kind: type[Kind], absent: str) -> Kind:

@@ -1,7 +1,7 @@
-"""One file of recorded messages: those that a stage took, whole, and of those that it gave, the headers.
+"""One file of recorded messages: those that a stage took in full, those that it gave as headers only.
 
-    entry: "SLRE" | way, u8 | number of frames, u24 | CRC-32 | bytes of each frame, u64 ... | CRC-32 | the frames
-                                                                                               (little-endian)
+    entry: "SLRE" | direction, u8 | number of frames, u24 | CRC-32 | bytes of each frame, u64 ... | CRC-32 | the frames
+                                                                                       (little-endian)
 The frames are a message's as they travel: its header has a checksum of its own and one for each tensor, so a header
 alone tells whether another message has the same bits. A killed writer leaves a last entry that is cut off.
 """
@@ -31,17 +31,17 @@ class RecordDamaged(StagelineError):
 
 
 class Direction(IntEnum):
-    """How a message met the stage whose record this is."""
+    """Whether the stage took the message or gave it."""
 
-    TAKEN = 0  # from its queues, or what would have come from there
-    GIVEN = 1  # what it computed: the header alone
+    TAKEN = 0  # an input: the message in full
+    GIVEN = 1  # a result: the header alone
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedMessage:
     """One message in `file`: its frames begin at byte `offset` and have these `sizes`."""
 
-    way: Direction
+    direction: Direction
     header: Header
     file: Path
     offset: int
@@ -57,9 +57,9 @@ class RecordedMessage:
             raise RecordDamaged(f"{self.file}, byte {self.offset}: {error}") from error
 
 
-def write_entry(file: BinaryIO, way: Direction, frames: Sequence[Frame]) -> None:
-    """Appends a message and hands it to the system, where a killed writer cannot take it along. Raises `OSError`."""
-    start = _START.pack(MAGIC, way, len(frames).to_bytes(3, "little"))
+def write_entry(file: BinaryIO, direction: Direction, frames: Sequence[Frame]) -> None:
+    """Appends a message and flushes it to the system, so that it survives the process. Raises `OSError`."""
+    start = _START.pack(MAGIC, direction, len(frames).to_bytes(3, "little"))
     sizes = b"".join(_SIZE.pack(memoryview(frame).nbytes) for frame in frames)
     file.write(start + _crc(start) + sizes + _crc(sizes))
     file.writelines(frames)
@@ -84,11 +84,11 @@ def _entry(file: BinaryIO, path: Path, length: int) -> RecordedMessage | None:
     start = _checked(file, path, _START.size)
     if start is None:
         return None
-    magic, way, count = _START.unpack(start)
+    magic, direction, count = _START.unpack(start)
     sizes = _checked(file, path, _SIZE.size * int.from_bytes(count, "little"))
     if sizes is None:
         return None
-    if magic != MAGIC or way not in list(Direction) or not sizes:
+    if magic != MAGIC or direction not in list(Direction) or not sizes:
         raise RecordDamaged(f"{path}, byte {place}: this is no entry of ours")
     each = tuple(size for (size,) in _SIZE.iter_unpack(sizes))
     offset = file.tell()
@@ -96,7 +96,7 @@ def _entry(file: BinaryIO, path: Path, length: int) -> RecordedMessage | None:
         return None
     header = read_header(file.read(each[0]))
     file.seek(offset + sum(each))
-    return RecordedMessage(Direction(way), header, path, offset, each)
+    return RecordedMessage(Direction(direction), header, path, offset, each)
 
 
 def _checked(file: BinaryIO, path: Path, size: int) -> bytes | None:

@@ -1,6 +1,5 @@
 """Names runs and the files in their folders."""
 
-import os
 import secrets
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +9,7 @@ import msgspec
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.exit_code import ExitCode
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
+from stageline.workers.disk.atomic_file import write_file
 
 from .result import Result
 
@@ -17,7 +17,7 @@ STORE = "broker.sqlite"
 IN_FOLDER = "sqlite"  # of `broker.store`: the records are in that file
 RESULT = "result.json"
 PLAN = "plan.json"
-BROKER = "broker.url"  # there while the run's broker is
+BROKER = "broker.url"  # there while the broker of the run is
 
 
 def new_id(plan: Plan) -> str:
@@ -26,19 +26,19 @@ def new_id(plan: Plan) -> str:
 
 
 class FolderUnusable(StagelineError):
-    """A run cannot leave its files where its plan says."""
+    """The folder that a run's files go to cannot be made."""
 
     exit_code = ExitCode.REFUSED
 
 
 class NoSuchRun(StagelineError):
-    """There is no run to go on with."""
+    """There is no such run, or none that can be resumed."""
 
     exit_code = ExitCode.USAGE
 
 
-def to_resume(plan: Plan, run: str) -> str:
-    """The run to go on with: `run`, or the newest of the plan's name if that is "". Raises `NoSuchRun`."""
+def run_to_resume(plan: Plan, run: str) -> str:
+    """The run to resume: `run`, or if that is "" the newest unfinished one of the plan's name. Raises `NoSuchRun`."""
     if run and not is_run(folder(plan, run)):
         raise NoSuchRun(f"there is no run {run} in {plan.run.dir}; `stageline train` without --resume begins one")
     if run:
@@ -50,10 +50,10 @@ def to_resume(plan: Plan, run: str) -> str:
     return unfinished[-1]
 
 
-def demand_same(plan: Plan, folder: Path) -> None:
+def require_same_plan(plan: Plan, folder: Path) -> None:
     """Raises `PlanRefused`, which names the differences, if the run in `folder` was begun with another plan.
 
-    `plan` has its stages and workers filled in. Without a readable plan there, only the broker can tell.
+    `plan` has its stages and workers filled in. Without a readable plan there, only the broker can compare.
     """
     try:
         kept = msgspec.json.decode((folder / PLAN).read_bytes(), type=dict[str, object])
@@ -80,12 +80,12 @@ def newest(plan: Plan) -> Path:
 
 
 def folder(plan: Plan, run: str) -> Path:
-    """Where a run leaves its files: weights, logs, the broker's records, the result."""
+    """The folder of a run's files: weights, logs, the broker's records, the result."""
     return plan.run.dir / run
 
 
 def make_folder(plan: Plan, run: str) -> Path:
-    """The same, which is there from now on. Raises `FolderUnusable`."""
+    """Makes the folder of a run's files and returns it. Raises `FolderUnusable`."""
     made = folder(plan, run)
     try:
         made.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def is_run(folder: Path) -> bool:
 
 
 def result_in(folder: Path) -> Result | None:
-    """What the run in `folder` came to, None if it has not finished. Raises `NoSuchRun` for a file that is not ours."""
+    """The result of the run in `folder`, None if it has not finished. Raises `NoSuchRun` if the file is not a result."""
     file = folder / RESULT
     try:
         return msgspec.json.decode(file.read_bytes(), type=Result)
@@ -113,25 +113,21 @@ def result_in(folder: Path) -> Result | None:
         raise NoSuchRun(f"{file} is not the result of a run: {error}") from error
 
 
-def broker_of(folder: Path) -> str | None:
-    """Where the broker of the run in `folder` listens, None if none does."""
+def read_broker_url(folder: Path) -> str | None:
+    """The address of the broker of the run in `folder`, None if it has none."""
     try:
         return (folder / BROKER).read_text().strip()
     except OSError:
         return None
 
 
-def keep_broker(folder: Path, endpoint: str) -> None:
-    """Says where the broker of the run in `folder` listens: to this user alone, since addresses may hold passwords."""
-    draft = folder / f".{BROKER}.tmp"
-    draft.unlink(missing_ok=True)
-    with open(draft, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        file.write(f"{endpoint}\n")
-    draft.replace(folder / BROKER)
+def write_broker_url(folder: Path, url: str) -> None:
+    """Writes the address of the broker of the run in `folder`. Only this user may read it: it may hold a password."""
+    write_file(folder / BROKER, f"{url}\n".encode(), mode=0o600)
 
 
 def newest_in(runs: Path) -> Path | None:
-    """The run that was begun, or gone on with, last of all in the folder `runs`; None if there is none."""
+    """The run in the folder `runs` that was begun or resumed last; None if there is none."""
     found = sorted(runs.glob(f"*/{PLAN}"), key=_started)
     return found[-1].parent if found else None
 
@@ -139,5 +135,5 @@ def newest_in(runs: Path) -> Path | None:
 def _started(file: Path) -> float:
     try:
         return file.stat().st_mtime
-    except OSError:  # gone meanwhile
+    except OSError:  # deleted meanwhile
         return 0.0

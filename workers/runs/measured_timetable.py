@@ -1,4 +1,4 @@
-"""The timetable that a run really had, from what the broker has kept of its steps."""
+"""The measured timetable of a run, from the times that the broker has recorded."""
 
 from contextlib import closing
 
@@ -7,13 +7,13 @@ from stageline.broker.stores.base import Store
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
 
-TAIL = 3  # steps before the end at which the last one shown lies: the very last ones run the line empty
+TAIL = 3  # steps at the end that are not shown: in these the pipeline drains
 
 
 def of_run(store: Store | None, schedule: Schedule, steps: int) -> list[Timed]:
     """Every action of a few of the last of `steps` training steps, in seconds since the epoch.
 
-    Nothing if no times were kept in `store`, which is closed.
+    Nothing without a store, or if it holds no times. Closes the store.
     """
     if store is None:
         return []
@@ -22,7 +22,7 @@ def of_run(store: Store | None, schedule: Schedule, steps: int) -> list[Timed]:
 
 
 def measured(store: Store, schedule: Schedule, steps: range) -> list[Timed]:
-    """The actions of `steps`, as far as their times are kept."""
+    """The actions of `steps`, as far as their times are recorded."""
     found = ((stage, step, store.record(stage, step)) for step in steps for stage in range(schedule.stages))
     return [
         Timed(schedule.owner(stage), action, start, end, step)
@@ -33,7 +33,7 @@ def measured(store: Store, schedule: Schedule, steps: range) -> list[Timed]:
 
 
 def _late(schedule: Schedule, steps: int) -> range:
-    """In asynchronous mode a step is one microbatch: as many are taken as show how the steps overlap."""
+    """One synchronous step, or as many asynchronous ones, each of one microbatch, as show how they overlap."""
     shown = 1 if schedule.mode == "sync" else 2 * schedule.stages
     end = max(shown, steps - TAIL)
     return range(max(0, end - shown), min(end, steps))

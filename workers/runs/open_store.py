@@ -1,4 +1,4 @@
-"""Opens the broker's records where the plan's `broker.store` says they are. For one broker at a time."""
+"""Opens the store of a broker's records: SQLite in the run's folder, or Redis. One broker at a time may use it."""
 
 from collections.abc import Callable
 
@@ -9,20 +9,20 @@ from stageline.pipeline.plan import Plan
 
 from . import folder as runs
 
-AWAY = 600.0  # seconds that a broker waits for the server that keeps its records
+PATIENCE = 600.0  # seconds that a broker waits for a Redis server that is away
 
 
 def open_store(plan: Plan, run: str, waiting: Callable[[str], None] = lambda reason: None) -> Store:
-    """The records of `run`. `waiting` hears why a server that keeps them is waited for. Raises `StoreUnusable`."""
+    """The store of `run`. Calls `waiting(reason)` while it waits for a Redis server. Raises `StoreUnusable`."""
     if plan.broker.store == runs.IN_FOLDER:
         return SqliteStore(runs.folder(plan, run) / runs.STORE)
-    from stageline.broker.stores.redis import RedisStore  # takes time to load
+    from stageline.broker.stores.redis import RedisStore  # slow to import
 
-    return RedisStore(plan.broker.store, run, patience=AWAY, waiting=waiting)
+    return RedisStore(plan.broker.store, run, patience=PATIENCE, waiting=waiting)
 
 
 def kept_store(plan: Plan, run: str) -> Store | None:
-    """The same after the run; None if they are still in use, or not there any more."""
+    """The store of a run that is over; None if it is still in use, or was deleted."""
     if plan.broker.store == runs.IN_FOLDER and not (runs.folder(plan, run) / runs.STORE).exists():
         return None
     try:

@@ -1,6 +1,5 @@
-"""What a finished run has come to: one value, printed by `train --json` and kept in the run's folder."""
+"""The result of a finished run: one value, printed by `train --json` and written to the run's folder."""
 
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -41,11 +40,3 @@ def result_of(plan: Plan, run: str, facts: dict[str, Any], seconds: float) -> Re
         seconds=round(seconds, 3),
         restarts=int(facts.get("restarts") or 0),
     )
-
-
-def keep(folder: Path, name: str, value: object) -> None:
-    """Writes `value` as JSON into the run's folder; whoever reads meanwhile finds the old file or the new one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{name}.tmp"
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-    draft.replace(folder / name)

@@ -20,7 +20,7 @@ import structlog
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
-from stageline.workers.checkpoint.tensor_file import sync
+from stageline.workers.disk.atomic_file import write_file
 
 from .executor import BadMicrobatch, ComputeFailed, Culprit, Executor
 from .loop import ActionExecutor
@@ -60,14 +60,7 @@ class SkipLog:
 
     def decide(self, place: Place, reason: str) -> None:
         """When this returns, the decision survives a power failure."""
-        path = self._path(place)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}")
-        draft.write_text(f"{reason}\n")
-        sync(draft)
-        draft.replace(path)
-        for folder in (path.parent, self.folder, self.folder.parent):
-            sync(folder)
+        write_file(self._path(place), f"{reason}\n".encode())
 
     def _path(self, place: Place) -> Path:
         stage, step, microbatch = place

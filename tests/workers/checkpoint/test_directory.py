@@ -1,4 +1,4 @@
-"""The folder of snapshots: what is there is whole, whoever was killed."""
+"""The folder of snapshots: every snapshot in it is whole, whenever its writer was killed."""
 
 import json
 import os
@@ -28,19 +28,19 @@ def checkpoints(tmp_path: Path) -> SnapshotDirectory:
     return SnapshotDirectory(tmp_path / "runs" / "digits-1" / "checkpoints", ORIGIN)
 
 
-def put(
-    checkpoints: SnapshotDirectory, *placed: tuple[int, int], incarnation: int = 1, state: StageState = STATES[0]
+def write(
+    checkpoints: SnapshotDirectory, *places: tuple[int, int], incarnation: int = 1, state: StageState = STATES[0]
 ) -> None:
-    for stage, step in placed:
-        checkpoints.place(Snapshot(stage, step, incarnation, state))
+    for stage, step in places:
+        checkpoints.write(Snapshot(stage, step, incarnation, state))
 
 
 def everything(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def test_a_placed_snapshot_can_be_loaded_and_nothing_else_is_left(checkpoints):
-    path = checkpoints.place(Snapshot(1, 120, 3, STATES[0], {119: 0.5}))
+def test_a_written_snapshot_can_be_loaded_and_no_draft_is_left(checkpoints):
+    path = checkpoints.write(Snapshot(1, 120, 3, STATES[0], {119: 0.5}))
     assert path == checkpoints.folder / "stage-1" / "step-0000000120"
     assert everything(checkpoints.folder / "stage-1") == {
         path.name,
@@ -53,7 +53,7 @@ def test_a_placed_snapshot_can_be_loaded_and_nothing_else_is_left(checkpoints):
 
 def test_all_of_a_snapshot_is_on_the_disk_before_it_has_its_name(checkpoints, monkeypatch):
     events: list[str] = []
-    fsync, rename = os.fsync, Path.rename
+    fsync, rename = os.fsync, Path.replace
 
     def noted_fsync(descriptor: int) -> None:
         fsync(descriptor)
@@ -64,8 +64,8 @@ def test_all_of_a_snapshot_is_on_the_disk_before_it_has_its_name(checkpoints, mo
         return rename(path, target)
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(Path, "rename", noted_rename)
-    home = checkpoints.place(Snapshot(0, 20, 1, STATES[0])).parent
+    monkeypatch.setattr(Path, "replace", noted_rename)
+    home = checkpoints.write(Snapshot(0, 20, 1, STATES[0])).parent
     before, after = events[: events.index("renamed")], events[events.index("renamed") + 1 :]
     drafts = [Path(event).relative_to(home).parts[1:] for event in before if event.startswith(f"{home}/")]
     assert sorted(drafts) == [(), (MANIFEST,), (TRAINING,), (WEIGHTS,)]
@@ -74,53 +74,53 @@ def test_all_of_a_snapshot_is_on_the_disk_before_it_has_its_name(checkpoints, mo
 
 
 def test_steps_are_ordered_as_numbers_however_many_digits_they_have(checkpoints):
-    put(checkpoints, (0, 9), (0, 10**10), (0, 10**9))
+    write(checkpoints, (0, 9), (0, 10**10), (0, 10**9))
     (checkpoints.folder / "stage-0" / "step-by-step").mkdir()
     assert checkpoints.steps(0) == [9, 10**9, 10**10]
 
 
 def test_a_snapshot_of_another_plan_is_refused_by_name(checkpoints):
-    put(checkpoints, (0, 20), (0, 40))
+    write(checkpoints, (0, 20), (0, 40))
     other = SnapshotDirectory(checkpoints.folder, Origin("digits-1", "c0de" * 16))
     with pytest.raises(SnapshotDamaged, match="another plan"):
         other.load(0, 20)
 
 
-def test_only_what_is_older_than_the_complete_checkpoint_is_forgotten(checkpoints):
-    put(checkpoints, *((stage, step) for stage in range(2) for step in (0, 20, 40, 60)))
-    checkpoints.forget(0, below=40)
-    checkpoints.forget(0, below=40)
+def test_only_what_is_older_than_the_complete_checkpoint_is_deleted(checkpoints):
+    write(checkpoints, *((stage, step) for stage in range(2) for step in (0, 20, 40, 60)))
+    checkpoints.delete_before(0, 40)
+    checkpoints.delete_before(0, 40)
     assert checkpoints.steps(0) == [40, 60]
     assert checkpoints.steps(1) == [0, 20, 40, 60]
     assert not list(checkpoints.folder.glob("*/.*"))
 
 
-def test_a_run_that_goes_on_as_a_whole_abandons_what_is_newer(checkpoints):
-    put(checkpoints, (0, 20), (0, 40), (0, 60))
-    checkpoints.abandon(0, above=40)
+def test_a_run_that_is_resumed_as_a_whole_deletes_what_is_newer(checkpoints):
+    write(checkpoints, (0, 20), (0, 40), (0, 60))
+    checkpoints.delete_after(0, 40)
     assert checkpoints.steps(0) == [20, 40]
 
 
 def test_the_next_owner_may_come_to_the_same_state_again(checkpoints):
-    put(checkpoints, (0, 20))
-    put(checkpoints, (0, 20), incarnation=2)
+    write(checkpoints, (0, 20))
+    write(checkpoints, (0, 20), incarnation=2)
     assert checkpoints.verify(0, 20) == []
     assert checkpoints.load(0, 20).incarnation == 1
 
 
-def test_another_state_at_the_same_step_is_told_and_changes_nothing(checkpoints):
-    put(checkpoints, (0, 20))
+def test_another_state_at_the_same_step_is_refused_and_changes_nothing(checkpoints):
+    write(checkpoints, (0, 20))
     with pytest.raises(SnapshotsDiffer, match=r"stage 0 came to step 20 with other bits than before.*incarnation 1"):
-        put(checkpoints, (0, 20), incarnation=2, state=STATES[1])
+        write(checkpoints, (0, 20), incarnation=2, state=STATES[1])
     assert not difference(checkpoints.load(0, 20).state, STATES[0])
     assert not list(checkpoints.folder.glob("*/.*"))
 
 
 @pytest.mark.parametrize("name", [MANIFEST, WEIGHTS, TRAINING])
 def test_a_damaged_snapshot_is_replaced(checkpoints, name):
-    put(checkpoints, (0, 20))
+    write(checkpoints, (0, 20))
     (checkpoints.path(0, 20) / name).write_bytes(b"")
-    put(checkpoints, (0, 20), incarnation=2, state=STATES[1])
+    write(checkpoints, (0, 20), incarnation=2, state=STATES[1])
     assert not difference(checkpoints.load(0, 20).state, STATES[1])
     assert not list(checkpoints.folder.glob("*/.*"))
 
@@ -137,8 +137,8 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [0, 100, 100_000])
-def test_a_full_disk_is_told_and_leaves_nothing_behind(checkpoints, size):
-    put(checkpoints, (0, 20))
+def test_a_full_disk_is_reported_and_leaves_nothing_behind(checkpoints, size):
+    write(checkpoints, (0, 20))
     big = StageState({"0.weight": torch.zeros(100_000)})
     with (
         files_of_at_most(size),
@@ -146,17 +146,17 @@ def test_a_full_disk_is_told_and_leaves_nothing_behind(checkpoints, size):
             SnapshotFailed, match=r"stage 0 could not write its snapshot of step 40 to .*stage-0: .*too large"
         ),
     ):
-        put(checkpoints, (0, 40), state=big)
+        write(checkpoints, (0, 40), state=big)
     assert checkpoints.steps(0) == [20]
     assert not list(checkpoints.folder.glob("*/.*"))
-    put(checkpoints, (0, 40), state=big)
+    write(checkpoints, (0, 40), state=big)
 
 
-def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
+def test_a_folder_that_cannot_be_written_to_is_reported(tmp_path):
     # A file in its place stops root too, whom no permission does.
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(SnapshotFailed, match=r"stage 0 could not write .*checkpoints"):
-        put(SnapshotDirectory(tmp_path / "checkpoints", ORIGIN), (0, 0))
+        write(SnapshotDirectory(tmp_path / "checkpoints", ORIGIN), (0, 0))
 
 
 @pytest.mark.parametrize(("kills", "at_least"), [("boundaries", 90), ("30", 30)])

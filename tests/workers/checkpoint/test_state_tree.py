@@ -1,4 +1,4 @@
-"""What is taken apart comes together again, in value and type; JSON that anybody could have written does no harm."""
+"""Decoded state equals what was encoded, in value and type; JSON from any other source does no harm."""
 
 from collections import Counter, OrderedDict, deque
 from enum import StrEnum
@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.workers.checkpoint.state_tree import BadStateTree, Unsaveable, put_together, take_apart
+from stageline.workers.checkpoint.state_tree import BadStateTree, decode_state, encode_state
+from stageline.workers.disk.tensor_file import Unsaveable
 from support.states import difference
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["$tensor", "$dict"])
@@ -26,14 +27,14 @@ values = st.recursive(
 @given(values)
 def test_a_value_comes_back_through_json_equal_in_value_and_type(value):
     parts: dict[str, torch.Tensor] = {}
-    skeleton = msgspec.json.decode(msgspec.json.encode(take_apart(value, "top", parts)))
-    assert not difference(put_together(skeleton, parts), value)
+    encoded = msgspec.json.decode(msgspec.json.encode(encode_state(value, "top", parts)))
+    assert not difference(decode_state(encoded, parts), value)
 
 
-def test_the_skeleton_of_an_optimizers_state_reads_like_it():
+def test_the_encoded_of_an_optimizers_state_reads_like_it():
     state = {"lr": 0.1, "betas": (0.9, float("inf")), "state": {0: {"step": torch.ones(())}}, "more": OrderedDict(a=1)}
     parts: dict[str, torch.Tensor] = {}
-    assert take_apart(state, "optimizer", parts) == {
+    assert encode_state(state, "optimizer", parts) == {
         "lr": 0.1,
         "betas": {"$tuple": [0.9, {"$float": "inf"}]},
         "state": {"$dict": [[0, {"step": {"$tensor": "optimizer.state.0.step"}}]]},
@@ -49,11 +50,11 @@ class Colour(StrEnum):
 @pytest.mark.parametrize("odd", [object(), {1, 2}, deque([1]), Colour.RED, 1j, b"x", torch.float32, abs])
 def test_a_value_without_a_form_is_refused_with_its_place(odd):
     with pytest.raises(Unsaveable, match=r"^top\.a\.1 is of type "):
-        take_apart({"a": [0, odd]}, "top", {})
+        encode_state({"a": [0, odd]}, "top", {})
 
 
 @pytest.mark.parametrize(
-    "skeleton",
+    "encoded",
     [
         {"$tensor": "missing"},
         {"$tensor": 1},
@@ -69,6 +70,6 @@ def test_a_value_without_a_form_is_refused_with_its_place(odd):
         [{"$nothing": None}],
     ],
 )
-def test_a_skeleton_that_stands_for_nothing_is_refused(skeleton):
+def test_a_encoded_that_stands_for_nothing_is_refused(encoded):
     with pytest.raises(BadStateTree):
-        put_together(skeleton, {})
+        decode_state(encoded, {})

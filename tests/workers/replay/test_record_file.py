@@ -25,12 +25,12 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_message_comes_back_to_the_bit(file):
     taken, given = read_entries(file)
-    assert taken.way is Direction.TAKEN
+    assert taken.direction is Direction.TAKEN
     tensor, tree, word = taken.load().payload
     assert torch.equal(tensor, message(0).payload[0])
     assert tensor.stride() == message(0).payload[0].stride()
     assert (tree["mask"].dtype, word) == (torch.bool, "word")
-    assert given.way is Direction.GIVEN
+    assert given.direction is Direction.GIVEN
 
 
 def test_of_what_was_given_the_header_tells_the_bits(file):
@@ -57,4 +57,4 @@ def test_a_flipped_bit_anywhere_is_found(file):
     for place in range(len(whole)):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
         with pytest.raises(RecordDamaged, match=file.name):
-            [entry.load() for entry in read_entries(file) if entry.way is Direction.TAKEN]
+            [entry.load() for entry in read_entries(file) if entry.direction is Direction.TAKEN]

@@ -1,10 +1,9 @@
-"""Tensors on disk: a safetensors file, and a note on each tensor that the format would not give back just as it was.
+"""Tensors on disk: a safetensors file, with a note on each tensor that the format would not give back just as it was.
 
 The format keeps dtypes, shapes and values of row-major tensors. Bits of later steps follow strides and alignment too,
-so those are noted; complex numbers are stored as pairs of real ones.
+so the notes, JSON in the file's metadata, hold those. Complex numbers are stored as pairs of real ones.
 """
 
-import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +17,13 @@ from torch import Tensor
 from stageline.pipeline.stage.layout import layout
 from stageline.pipeline.stage.placing import empty, skew_of
 
-from .state_tree import Unsaveable
+from .atomic_file import sync
 
-_CHUNK = 4 * 2**20  # bytes read at once
+_METADATA = "stageline"  # the key of the notes
+
+
+class Unsaveable(Exception):
+    """A value cannot be stored; the text says where it lies and what it is."""
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -31,63 +34,38 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     complex: bool = False
 
 
-class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file's size in bytes and SHA-256 in hex."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes CPU tensors to a new file; when this returns, it is on the disk and was read back from there.
 
-    bytes: int
-    sha256: str
-
-
-def write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Note]:
-    """Writes CPU tensors to a new file; it is on the disk when this returns. Returns the notes needed to read them.
-
-    Raises `OSError`, also if the file reads back otherwise than it was written, and `Unsaveable` for a tensor that has
-    no form there (sparse, quantized).
+    Raises `OSError`, also if the file does not read back as it was written, and `Unsaveable` for a tensor that the
+    format cannot hold (sparse, quantized).
     """
-    stored = _apart({name: _stored(name, tensor) for name, tensor in tensors.items()})
+    stored = _unshared({name: _stored(name, tensor) for name, tensor in tensors.items()})
+    notes = {name: note for name, tensor in tensors.items() if (note := _note(tensor)) != Note()}
     try:
-        save_file(stored, path)
+        save_file(stored, path, {_METADATA: msgspec.json.encode(notes).decode()} if notes else None)
     except SafetensorError as error:
         raise OSError(str(error)) from error
     except (ValueError, KeyError, RuntimeError) as error:
         raise Unsaveable(f"{path.name}: {error}") from error
     path.chmod(path.parent.stat().st_mode & 0o666)  # save_file keeps it from all other users
     sync(path)
-    _read_from_disk(path)
-    _demand_equal(path, stored)
-    return {name: note for name, tensor in tensors.items() if (note := _note(tensor)) != Note()}
+    _drop_cache(path)
+    _require_equal(path, stored)
 
 
-def read(path: Path, notes: Mapping[str, Note]) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, in memory of their own. Raises `OSError`, `ValueError`."""
     try:
         with safe_open(path, "pt") as file:
+            notes = msgspec.json.decode((file.metadata() or {}).get(_METADATA, "{}"), type=dict[str, Note])
             return {name: _restored(file.get_tensor(name), notes.get(name, Note())) for name in file.keys()}  # noqa: SIM118  # no mapping
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(str(error)) from error
 
 
-def record(path: Path) -> FileRecord:
-    """What `path` holds now. Raises `OSError`."""
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(_CHUNK))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return FileRecord(path.stat().st_size, digest.hexdigest())
-
-
-def sync(path: Path) -> None:
-    """Has a file, or what a folder says of its files, on the disk. Raises `OSError`."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _read_from_disk(path: Path) -> None:
-    """Makes the next reading come from the disk, where the system can: what is in memory is what was written there."""
+def _drop_cache(path: Path) -> None:
+    """Makes the next read come from the disk and not from the page cache, where the system can."""
     if hasattr(os, "posix_fadvise"):
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -101,8 +79,8 @@ def _stored(name: str, tensor: Tensor) -> Tensor:
     return real.contiguous()
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, none in the memory of another: the format has no form for that."""
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, none in the memory of another: the format refuses that."""
     found: dict[int, str] = {}
     for name, tensor in tensors.items():
         found.setdefault(tensor.untyped_storage().data_ptr(), name)
@@ -130,7 +108,7 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _demand_equal(path: Path, stored: Mapping[str, Tensor]) -> None:
+def _require_equal(path: Path, stored: Mapping[str, Tensor]) -> None:
     with safe_open(path, "pt") as file:
         for name, tensor in stored.items():
             if not torch.equal(_bytes(file.get_tensor(name)), _bytes(tensor)):

@@ -1,0 +1,104 @@
+"""Jobs run in order on a thread of their own; the backlog is bounded; the first failure ends it."""
+
+import threading
+from contextlib import closing
+
+from stageline.workers.disk.background_writer import BackgroundWriter
+
+
+class Gate:
+    """A job that takes as long as a test wants."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def __call__(self) -> None:
+        self.begun.set()
+        assert self.may_end.wait(30)
+
+
+def test_jobs_run_in_the_order_of_submission_but_for_those_that_go_first():
+    done: list[str] = []
+    gate = Gate()
+    with closing(BackgroundWriter("test", limit=1)) as writer:
+        writer.submit(gate)
+        assert gate.begun.wait(30)
+        writer.submit(lambda: done.append("second"))
+        writer.submit(lambda: done.append("third"))
+        writer.submit(lambda: done.append("first"), first=True)
+        assert not writer.flush(0.01)
+        gate.may_end.set()
+        assert writer.flush(30)
+    assert done == ["first", "second", "third"]
+
+
+def test_a_key_has_room_below_the_limit_and_a_job_without_a_size_needs_none():
+    gate = Gate()
+    with closing(BackgroundWriter("test", limit=10)) as writer:
+        writer.submit(gate, "a", 100)  # is running, and does not wait
+        assert gate.begun.wait(30)
+        assert writer.has_room("a")
+        writer.submit(lambda: None, "a", 9)
+        assert writer.has_room("a")
+        writer.submit(lambda: None, "a", 1)
+        assert not writer.has_room("a", 0.01)
+        assert writer.has_room("b")
+        writer.submit(lambda: None, "a")
+        gate.may_end.set()
+        assert writer.has_room("a", 30)
+
+
+def test_submitting_waits_for_room():
+    gate = Gate()
+    with closing(BackgroundWriter("test", limit=1)) as writer:
+        writer.submit(gate)
+        assert gate.begun.wait(30)
+        writer.submit(lambda: None, size=1)
+        other = threading.Thread(target=writer.submit, args=(lambda: None, None, 1))
+        other.start()
+        other.join(0.05)
+        assert other.is_alive()
+        gate.may_end.set()
+        other.join(30)
+        assert not other.is_alive()
+
+
+def test_the_first_failure_ends_the_writing_and_lets_no_submission_wait():
+    gate, done = Gate(), []
+    failures: list[Exception] = []
+    reported = threading.Event()
+
+    def failed(error: Exception) -> None:
+        failures.append(error)
+        reported.set()
+
+    def fail() -> None:
+        gate()
+        raise OSError("the disk is full")
+
+    writer = BackgroundWriter("test", 1, failed)
+    writer.submit(fail)
+    assert gate.begun.wait(30)
+    writer.submit(lambda: done.append(1), size=1)
+    gate.may_end.set()
+    assert reported.wait(30)
+    writer.submit(lambda: done.append(2), size=1)
+    writer.submit(lambda: done.append(3), size=1)
+    assert not writer.flush()
+    assert writer.close()
+    assert failures == [writer.failure]
+    assert not done
+
+
+def test_closing_drops_what_has_not_begun_in_time():
+    gate, done = Gate(), []
+    writer = BackgroundWriter("test", limit=1)
+    writer.submit(gate)
+    assert gate.begun.wait(30)
+    writer.submit(lambda: done.append(1))
+    assert not writer.close(0.01)
+    writer.submit(lambda: done.append(2))
+    gate.may_end.set()
+    assert writer.close(30)
+    assert not done
