@@ -1,6 +1,6 @@
-"""The fingerprint of a model's weights: one SHA-256 that any script can compute, from 32 bytes per tensor.
+"""The digest of a model's weights: one SHA-256 that any script can compute, from 32 bytes per tensor.
 
-Workers digest each tensor where it lies (`tensor_digests`); whoever holds all digests combines them (`weights_sha256`).
+Workers digest their own tensors (`tensor_digests`); the broker combines the digests (`weights_sha256`).
 """
 
 import ctypes
@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the broker combines digests and has no need of torch
+if TYPE_CHECKING:  # the broker combines digests without torch
     from torch import Tensor
 
 TensorDigest = tuple[str, tuple[int, ...], str]

@@ -1,6 +1,6 @@
-"""A tree is what a stage takes and gives: tensors nested in tuples, lists and dicts, with plain values between them.
+"""Trees are a stage's inputs and outputs: tensors nested in tuples, lists and dicts, with plain values among them.
 
-Most trees are a single tensor, so every function looks for that first.
+Most trees are a single tensor, so every function checks for that first.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Tree: TypeAlias = "Leaf | tuple[Tree, ...] | list[Tree] | dict[str, Tree]"
 
 
 def map_leaves(function: Callable[[Leaf], Leaf], tree: Tree) -> Tree:
-    """`tree` with `function` of each leaf in its place, called in the order of `leaves`."""
+    """`tree` with every leaf replaced by `function(leaf)`, called in the order of `leaves`."""
     kind = type(tree)  # exactly: a named tuple would come back as a plain one
     if kind is tuple:
         return tuple([map_leaves(function, branch) for branch in tree])  # type: ignore[union-attr]
@@ -25,17 +25,14 @@ def map_leaves(function: Callable[[Leaf], Leaf], tree: Tree) -> Tree:
 
 
 def map_tensors(function: Callable[[Tensor], Leaf], tree: Tree) -> Tree:
-    """`tree` with `function` of each tensor in its place, called in the order of `leaves`; the rest is kept."""
+    """`tree` with every tensor replaced by `function(tensor)`, called in the order of `leaves`."""
     if isinstance(tree, Tensor):
         return function(tree)
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def leaves(tree: Tree, path: str = "") -> list[tuple[str, Leaf]]:
-    """The leaves of `tree` and their paths ("", "[0]", "[1]['mask']"): sequences from the front, dicts as filled.
-
-    No two leaves have the same path.
-    """
+    """The leaves of `tree` with their paths ("", "[0]", "[1]['mask']"), which are unique; dicts in their own order."""
     match tree:
         case Tensor():
             return [(path, tree)]
@@ -55,7 +52,7 @@ def tensors(tree: Tree) -> list[Tensor]:
 
 
 def describe(tree: Tree) -> str:
-    """`tree` for people: "(float32 [4, 8], None)"."""
+    """Describes `tree` for people: "(float32 [4, 8], None)"."""
     match tree:
         case Tensor():
             return f"{str(tree.dtype).removeprefix('torch.')} {list(tree.shape)}"

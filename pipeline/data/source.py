@@ -4,8 +4,8 @@
     batch_size 4, 10 rows             [ . . . . | 4 5 6 7 | . . ]    the last batch is smaller, never dropped
     2 microbatches                              [4 5][6 7]
 
-Stage 0 asks for the inputs of a step and the last stage for its targets, each from a source of its own: nothing
-but the seed and the step may decide what a batch holds.
+Stage 0 asks for the inputs of a step and the last stage for its targets, each from its own source: what a batch holds
+must follow from the seed and the step alone.
 """
 
 from collections.abc import Iterator
@@ -24,34 +24,35 @@ Batch: TypeAlias = tuple[Tree, Tree]  # inputs, targets
 
 
 class DataError(StagelineError, ValueError):
-    """The data source gives what no step can be made of."""
+    """The data source returned something that cannot be cut into microbatches."""
 
     exit_code = ExitCode.REFUSED
 
 
 class Source(Protocol):
-    """Where the batches of a run come from. Two sources of the same arguments give the same batches, to the bit."""
+    """A data source. Two sources with the same arguments return the same batches, bit for bit."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in one pass over the data, the last and smaller one included; at least 1."""
+        """Batches in one pass over the data, including a smaller last one; at least 1."""
 
     def batch(self, step: int) -> Batch:
-        """Inputs and targets of `step`, counted from 0 over all epochs; in any order, any number of times.
+        """The inputs and targets of `step`, which counts from 0 over all epochs. Steps may be asked for in any order,
+        and more than once.
 
-        Every tensor's dimension 0 counts rows, which may be none. Global random state is neither read nor changed.
+        Dimension 0 of every tensor is rows; there may be none. Must neither read nor change global random state.
         """
 
     def held_out(self) -> Batch | None:
-        """Rows that no batch holds, to measure the trained model by; None if the source keeps none back."""
+        """Rows that are in no batch, to evaluate the trained model on; None if there are none."""
 
 
 class Rows:
-    """The ready source: rows of tensors in memory, in an order drawn anew for every epoch.
+    """The built-in source: rows of tensors in memory, shuffled in every epoch.
 
-    `inputs` and `targets` are trees whose tensors all have as many rows (dimension 0), of any dtype. With `shuffle`
-    a batch is a copy of its rows; without, a view of them. Raises `DataError` if the tensors disagree about the
-    number of rows, if there are none, or if `batch_size` is below 1.
+    `inputs` and `targets` are trees of tensors of any dtype, all with the same number of rows (dimension 0). With
+    `shuffle` a batch is a copy of its rows; without, a view of them. Raises `DataError` if the tensors have different
+    numbers of rows or none at all, or if `batch_size` is below 1.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Rows:
             raise DataError(f"batch_size is {batch_size}. Give each batch at least one row.")
         self._inputs, self._targets, self._held_out = inputs, targets, held_out
         self._batch_size, self._seed, self._shuffle = batch_size, seed, shuffle
-        # Stages on one worker are a few steps apart, so at the seam of two epochs both orders are in use.
+        # Stages on one worker are a few steps apart, so between two epochs both orders are in use.
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
     @property
@@ -95,9 +96,9 @@ class Rows:
 
 
 def rows(tree: Tree) -> int:
-    """How many rows the tensors of `tree` have in dimension 0.
+    """The number of rows (dimension 0) of all tensors of `tree`.
 
-    Raises `DataError` if there is no tensor, one has no dimensions, or two disagree.
+    Raises `DataError` if there is no tensor, one has no dimensions, or two differ.
     """
     shapes = [tuple(leaf.shape) for leaf in tensors(tree)]
     counts = {shape[0] for shape in shapes if shape}
@@ -107,9 +108,9 @@ def rows(tree: Tree) -> int:
 
 
 def split_batch(tree: Tree, microbatches: int) -> list[Tree]:
-    """Cut every tensor of `tree` along dimension 0 as `torch.tensor_split` does; the slices are views.
+    """Cuts every tensor of `tree` along dimension 0 as `torch.tensor_split` does; the slices are views.
 
-    The first `rows % microbatches` slices hold one row more than the others; with fewer rows than microbatches the
+    The first `rows % microbatches` slices have one row more than the others; with fewer rows than microbatches the
     last ones are empty. Plain values are the same in every microbatch. Raises `DataError` as `rows` does.
     """
     rows(tree)
@@ -120,7 +121,7 @@ def split_batch(tree: Tree, microbatches: int) -> list[Tree]:
 
 
 def share(microbatch_rows: int, batch_rows: int) -> float:
-    """What a microbatch's mean loss counts in its batch's, so that the counted losses add up to the batch's mean.
+    """The weight of a microbatch's mean loss in its batch's, so that the weighted losses add up to the batch's mean.
 
     1 for an empty batch: its gradients are zeros, and its loss is left out of every sum.
     """

@@ -1,6 +1,7 @@
 """Schedules as data: for every worker, the list of actions it runs in a step, decided before the run.
 
-What is true of them all: per stage, forwards and backwards each run in ascending microbatch order.
+Every schedule runs a stage's forwards, and its backwards, in ascending order of microbatches. May import `errors`.
+Read `value.py`, then `catalogue.py`; `check` proves what is true of a schedule.
 """
 
 from .action import Action, Kind

@@ -6,15 +6,15 @@ from typing import NamedTuple, Self
 
 
 class Kind(StrEnum):
-    """What an action does for its stage."""
+    """What an action computes for its stage."""
 
     FORWARD = "F"
     BACKWARD = "B"  # both gradients at once
-    INPUT = "I"  # the gradient with respect to the stage's input, which the stage before waits for
-    WEIGHT = "W"  # the gradient with respect to the weights, which only the update waits for
+    INPUT = "I"  # the gradient with respect to the stage's input; the stage before waits for it
+    WEIGHT = "W"  # the gradient with respect to the weights; only the update waits for it
     UPDATE = "U"  # the optimizer; once per step, with no microbatch of its own
 
-    __hash__ = str.__hash__  # an Enum's own is Python code, run for every action of a program
+    __hash__ = str.__hash__  # Enum's own is slow Python code, and runs for every action of a program
 
 
 _WRITTEN = re.compile(r"(?a:(?P<stage>\d+)(?:(?P<kind>[FBIW])(?P<microbatch>\d+)|U))")
@@ -34,7 +34,7 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The action that `str` writes as `text`. Raises ValueError for anything else."""
+        """The inverse of `str`. Raises `ValueError` for any other text."""
         match = _WRITTEN.fullmatch(text)
         if match is None:
             raise ValueError(

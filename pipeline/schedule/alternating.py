@@ -1,7 +1,7 @@
-"""One stage's list in the schedules that warm up, then alternate: `F x w, (F B) x (M - w), B x w`.
+"""Schedules that warm up, then alternate: a stage runs `F x w, (F B) x (M - w), B x w`.
 
-They differ in nothing but w: GPipe runs all forwards first, 1F1B as few as keep the stages behind it busy, the others
-lie between. One more than w microbatches are in flight at most. Four stages, 1F1B (B takes twice as long as F):
+They differ only in the warm-up w: GPipe runs all forwards first, 1F1B as few as keep the later stages busy, the others
+lie between. At most w + 1 microbatches are in flight. Four stages, 1F1B (B takes twice as long as F):
 
     stage 0  F0 F1 F2 F3 .. .. .. .. .. .. B0 == F4 B1 == F5 B2 == F6 B3 ...
     stage 1  .. F0 F1 F2 .. .. .. .. B0 == F3 B1 == F4 B2 == F5 B3 == F6 ...
@@ -31,10 +31,8 @@ def eager(stages: int) -> list[int]:
 
 
 def alternate(stage: int, numbers: range, warm_up: int, first_trainable: int) -> Iterator[Turn]:
-    """`stage`'s turns over `numbers`: `warm_up` forwards, then forward and backward in turn, then what is left.
-
-    A stage below `first_trainable` runs no backward.
-    """
+    """The turns of `stage` over `numbers`: `warm_up` forwards, then forward and backward in turn, then the remaining
+    backwards. A stage below `first_trainable` runs no backward."""
     if stage < first_trainable:
         return (Turn(Kind.FORWARD, stage, number) for number in numbers)
     return _warm_up_and_alternate(stage, numbers, min(warm_up, len(numbers)))

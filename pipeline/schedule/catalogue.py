@@ -1,4 +1,4 @@
-"""The catalogue: makes a schedule of a name for a shape, or refuses with the reason and the way out."""
+"""The catalogue: makes a schedule by name for a shape, or refuses with the reason and the way out."""
 
 import difflib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b")
 
 
 def schedule_names() -> tuple[str, ...]:
-    """The names that `make_schedule` knows."""
+    """The names that `make_schedule` accepts."""
     return _NAMES
 
 
@@ -28,11 +28,11 @@ def make_schedule(
     window: Sequence[int] | None = None,
     first_trainable: int = 0,
 ) -> Schedule:
-    """The schedule `name` for the stages that each worker owns (`placement`) and the microbatches of a step.
+    """Makes the schedule `name` for a placement, the stages of each worker, and the microbatches of a step.
 
     `window` is for the schedule of that name: how many microbatches each stage has in flight at most. Stages below
     `first_trainable` run no backward. Asynchronous mode is 1F1B without a flush; its steps are single microbatches.
-    Raises ScheduleRefused, whose text says why and what would work.
+    Raises `ScheduleRefused`, whose text gives the reason and what would work.
     """
     _check_name(name)
     shape = Shape(name, _frozen(placement), microbatches, first_trainable)
@@ -45,9 +45,9 @@ def make_schedule(
 
 
 def forward_only(placement: Sequence[Sequence[int]], microbatches: int) -> Schedule:
-    """Every microbatch forward through every stage, and nothing else: for evaluation.
+    """Makes the schedule of evaluation: every microbatch forward through every stage, and nothing else.
 
-    Raises ScheduleRefused for a placement that leaves a stage without its worker.
+    Raises `ScheduleRefused` if the placement leaves a stage without a worker.
     """
     stages = sum(map(len, placement))
     shape = Shape("forward-only", _frozen(placement), microbatches, first_trainable=stages)
@@ -70,7 +70,7 @@ def _check_mode(shape: Shape, mode: str) -> None:
         raise shape.refused(f'there is no mode {mode!r}; use "sync" or "async"')
     if shape.name != "1f1b":
         raise shape.refused(
-            "asynchronous mode is defined for 1f1b alone (PipeDream), the others live from the flush that ends a step; "
+            "asynchronous mode is defined for 1f1b alone (PipeDream), the others need the flush that ends a step; "
             'use name = "1f1b", or mode = "sync"'
         )
     if shape.microbatches != 1:

@@ -1,7 +1,7 @@
 """Interleaved 1F1B (arXiv 2104.04473): each worker owns several stages, P apart, and takes them in turn.
 
-The stages loop over the workers (worker r of P owns r, P + r, 2P + r, ...), and microbatches go round in groups: a
-worker forwards a group through its first stage, then through its second, and so on, before it begins the next group.
+The stages loop over the workers (worker r of P owns r, P + r, 2P + r, ...), and microbatches run in groups: a worker
+forwards a group through its first stage, then through its second, and so on, before it begins the next group.
 Two workers with two stages each, groups of two (stage before, microbatch after the letter; B takes twice as long):
 
     worker 0  0F0 0F1 2F0 2F1 0F2 ... 2B0 === 0F3 2B1 === 2F2 0B0 === 2F3 0B1 === ... 2B2 === ...
@@ -16,7 +16,7 @@ from .value import Lists, Placement
 
 
 def interleaved(shape: Shape) -> Lists:
-    """Each worker's list for one step, its updates left out. Raises ScheduleRefused if stages or groups do not fit."""
+    """Each worker's list for one step, without updates. Raises `ScheduleRefused` if stages or groups do not fit."""
     placement = tuple(tuple(sorted(stages)) for stages in shape.placement)
     if shape.stages % shape.workers or placement != _looped(shape):
         raise shape.refused(_not_looped(shape))
@@ -48,7 +48,7 @@ def _worker(shape: Shape, worker: int, group: int) -> Iterator[Action]:
 
 
 def _group(workers: int, microbatches: int) -> int | None:
-    """How many microbatches go round together; None where they do not divide."""
+    """The number of microbatches in a group; None if the step does not divide into groups."""
     rounds = max(1, microbatches // workers)
     return microbatches // rounds if microbatches % rounds == 0 else None
 

@@ -1,6 +1,6 @@
-"""Several stages on one worker: their lists are merged by when each action would start, had every stage its own worker.
+"""Merges the lists of stages on one worker, by the time at which each action would start on a worker of its own.
 
-Any placement can be merged so: neighbours on one worker, a U (first and last stage together), four stages on three
+This works for any placement: neighbours on one worker, a U (first and last stage together), four stages on three
 workers. All workers follow one order in time, in which nothing starts before its data, so they cannot deadlock.
 """
 
@@ -19,13 +19,13 @@ class Turn(NamedTuple):
     number: int
 
 
-_COST = {Kind.FORWARD: 1, Kind.BACKWARD: 2}  # what is known of costs before a run; messages take no time
+_COST = {Kind.FORWARD: 1, Kind.BACKWARD: 2}  # costs that are assumed before a run; messages take no time
 
 
 def merge(lists: Sequence[Iterator[Turn]], first_trainable: int) -> Iterator[Turn]:
     """All turns of all stages' lists in the order of their start.
 
-    Of those that start at once a backward goes first, then the lower number. Nothing else can tie: a microbatch is
+    Of turns that start at once a backward goes first, then the lower number. Nothing else can tie: a microbatch is
     never at two stages at once.
     """
     clock = _Clock(lists, first_trainable)
@@ -34,7 +34,7 @@ def merge(lists: Sequence[Iterator[Turn]], first_trainable: int) -> Iterator[Tur
 
 
 class _Clock:
-    """When each stage is free, and when the messages came that it has not used yet."""
+    """When each stage is free, and when the messages arrived that it has not used yet."""
 
     def __init__(self, lists: Sequence[Iterator[Turn]], first_trainable: int) -> None:
         self._lists = lists
@@ -45,7 +45,7 @@ class _Clock:
         self._arrivals: dict[tuple[Kind, int], deque[int]] = {queue: deque() for queue in (*forward, *backward)}
 
     def next_turn(self) -> Turn | None:
-        """Runs the turn that starts next; None when all lists are at their end."""
+        """Runs the turn that starts next and returns it; None at the end of all lists."""
         starts = [(start, head) for head in self._heads.values() if (start := self._start(head)) is not None]
         if not starts:
             return None

@@ -1,4 +1,4 @@
-"""What a schedule is asked for, and whether any schedule could be made for it."""
+"""The shape that a schedule is made for, and whether any schedule can be made for it."""
 
 from dataclasses import dataclass
 
@@ -29,11 +29,11 @@ class Shape:
         )
 
     def refused(self, reason: str) -> ScheduleRefused:
-        """The refusal that says `reason` of this schedule and shape."""
+        """The error that refuses this schedule and shape for `reason`."""
         return ScheduleRefused(f"schedule {self.name} cannot run {self}: {reason}")
 
     def check(self) -> None:
-        """Raises ScheduleRefused unless every stage has one worker and the numbers are in range."""
+        """Raises `ScheduleRefused` unless every stage has one worker and the numbers are in range."""
         if self.microbatches < 1:
             raise self.refused("a step needs at least one microbatch; set schedule.microbatches to 1 or more")
         for worker, stages in enumerate(self.placement):

@@ -1,4 +1,4 @@
-"""A schedule as a value: who does what in which order, and the program that repeats it over a run."""
+"""A schedule as a value: what each worker does in which order, and the program that repeats it over a run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Schedule:
 
     `workers[w]` is one step of worker w and ends each of its stages with the stage's `U`. Stages below
     `first_trainable` run forward only; their `U` marks the end of the step there.
-    In asynchronous mode a step is one microbatch, and steps overlap: only `program` tells how.
+    In asynchronous mode a step is one microbatch, and steps overlap as `program` orders them.
     """
 
     name: str
@@ -49,17 +49,17 @@ class Schedule:
         return any(action.kind is not Kind.FORWARD for actions in self.workers for action in actions)
 
     def owner(self, stage: int) -> int:
-        """The worker that owns `stage`. Raises ValueError if no worker does."""
+        """The worker that owns `stage`. Raises `ValueError` if no worker does."""
         for worker, stages in enumerate(self.placement):
             if stage in stages:
                 return worker
         raise ValueError(f"no worker owns stage {stage}: stages are numbered 0 to {self.stages - 1}")
 
     def program(self, worker: int, steps: range) -> Iterator[tuple[int, Action]]:
-        """What `worker` does over `steps`, in order, each action with the step it belongs to.
+        """The actions of `worker` over `steps`, in order, each with its step.
 
-        Synchronous: the step's list again and again. Asynchronous: one list over all steps, in which the microbatch
-        is always 0, since the step is the microbatch's number.
+        In synchronous mode the step's list is repeated. In asynchronous mode it is one list over all steps, in which
+        the microbatch is always 0, since the step is the microbatch's number.
         """
         match self.mode:
             case "sync":

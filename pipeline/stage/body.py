@@ -1,4 +1,4 @@
-"""The layers of a stage as one module, with the unsplit model's names for what is in it."""
+"""The layers of a stage as one module, whose parameters and buffers go by the unsplit model's names outside of it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -13,9 +13,9 @@ Weights = Mapping[str, Tensor]
 
 
 class Body(nn.ModuleList):
-    """One module, so that `torch.func.functional_call` can lend the layers other weights.
+    """One module, so that `torch.func.functional_call` can run the layers with other weights.
 
-    Its first layer is "0", as in every module list; in the unsplit model it is `names[0]`.
+    In here the first layer is "0", as in every module list; in the unsplit model it is `names[0]`.
     """
 
     def __init__(self, layers: Sequence[nn.Module], names: Sequence[str], device: torch.device) -> None:
@@ -27,39 +27,43 @@ class Body(nn.ModuleList):
     def forward(self, run: Callable[[], Tree]) -> Tree:
         return run()
 
-    def lend(self, weights: Weights, run: Callable[[], Tree]) -> Tree:
-        """What `run()` returns while `weights`, by their names here, stand in for the layers' own."""
+    def run_with(self, weights: Weights, run: Callable[[], Tree]) -> Tree:
+        """Returns `run()`, called while `weights`, by their names in here, replace the layers' own."""
         output: Tree = torch.func.functional_call(self, dict(weights), (run,))
         return output
 
     def weights(self) -> dict[str, Tensor]:
-        """The layers' state dicts as one, by unsplit names; the tensors are the layers' own."""
+        """The layers' state dicts as one, by unsplit names. The tensors are the layers' own, not copies."""
         pairs = zip(self.names, self, strict=True)
         return {f"{name}.{key}": value for name, layer in pairs for key, value in layer.state_dict().items()}
 
     def set_weights(self, state: Weights) -> None:
-        """Takes over what `weights` gave. Raises `RuntimeError`, from torch, naming what is missing or misshapen."""
+        """Loads what `weights` returns. Raises torch's `RuntimeError`, which names what is missing or misshapen."""
         for name, layer in zip(self.names, self, strict=True):
             prefix = f"{name}."
             layer.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The parameters that require a gradient, by their names here."""
+        """The parameters that require a gradient, by their names in here."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
-    def unsplit(self, named: Weights) -> dict[str, Tensor]:
+    def by_unsplit_names(self, named: Weights) -> dict[str, Tensor]:
         """The same tensors, by their names in the unsplit model."""
         return {self._unsplit(name): tensor for name, tensor in named.items()}
 
-    def own(self, named: Weights) -> dict[str, Tensor]:
-        """The same tensors, by their names here. What is unknown here is left out."""
+    def by_own_names(self, named: Weights) -> dict[str, Tensor]:
+        """The same tensors, by their names in here, without those that are of no parameter or buffer."""
         names = [name for name, _ in (*self.named_parameters(), *self.named_buffers())]
         return {name: named[self._unsplit(name)] for name in names if self._unsplit(name) in named}
 
-    def set_buffers(self, named: Weights) -> None:
-        """Gives each buffer that is in `named`, by its unsplit name, that value.
+    def unsplit_buffers(self) -> dict[str, Tensor]:
+        """The layers' own buffers, by their names in the unsplit model."""
+        return self.by_unsplit_names(dict(self.named_buffers()))
 
-        A layer may have exchanged its buffer for one of another shape, or have had none yet when it was made.
+    def set_buffers(self, named: Weights) -> None:
+        """Sets each buffer that is in `named`, by its unsplit name.
+
+        A layer may have replaced its buffer by one of another shape, or have had none yet when it was made.
         """
         for name, module, key in self._buffer_places():
             if name in named:
@@ -78,8 +82,7 @@ class Body(nn.ModuleList):
 def _set_buffer(module: nn.Module, key: str, value: Tensor, device: torch.device) -> None:
     old = module._buffers[key]
     if old is not None and old.shape == value.shape and old.dtype == value.dtype:
-        old.data.copy_(
-            value
-        )  # past autograd: BatchNorm writes its statistics unseen by graphs that hold them, so we may
+        # Unseen by autograd, as BatchNorm writes its statistics: graphs that hold the buffer stay valid.
+        old.data.copy_(value)
     else:
         module._buffers[key] = copied(value).to(device)

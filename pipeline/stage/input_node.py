@@ -1,8 +1,7 @@
-"""Where a received tensor enters autograd: as an inner node, since a first layer may write to it, and one that keeps
-the gradient just as it arrives.
+"""Received tensors enter autograd as inner nodes, which a first layer may write to and which keep the gradient as is.
 
-A leaf would do neither. It refuses in-place layers, and its `.grad` is laid out anew in the leaf's own strides: the
-stage before would then go on from another layout than the unsplit model does, and bits follow layouts.
+A leaf would do neither. It refuses in-place layers, and its `.grad` is copied to the leaf's own strides: the stage
+before would continue from another layout than the unsplit model does, and bits follow layouts.
 """
 
 from itertools import count
@@ -15,28 +14,28 @@ from stageline.pipeline.tree import Tree, map_leaves
 
 
 class InputNodes:
-    """The inlets of one microbatch: one for each tensor of the received `x` that requires a gradient."""
+    """The input nodes of one microbatch: one for each tensor of the received `x` that requires a gradient."""
 
-    __slots__ = ("_inlets", "_places")
+    __slots__ = ("_nodes", "_places")
 
     def __init__(self, x: Tree) -> None:
         self._places = _places(x)
-        self._inlets: list[InputNode] = []
+        self._nodes: list[InputNode] = []
 
     def enter(self, tensor: Tensor) -> Tensor:
-        """The next of these tensors, in the order of `leaves`, as a node of the graph."""
-        self._inlets.append(InputNode())
-        return enter(tensor, self._inlets[-1])
+        """Makes the next of these tensors, in the order of `leaves`, a node of the graph."""
+        self._nodes.append(InputNode())
+        return enter(tensor, self._nodes[-1])
 
     def gradients(self) -> Tree:
-        """The tree of `x` with what has arrived, None for what carries no gradient; None if nothing in it does."""
-        if not self._inlets:
+        """The tree of `x` with the gradients, None for leaves that carry none; None if no leaf does."""
+        if not self._nodes:
             return None
-        return map_leaves(lambda place: self._inlets[place].gradient if isinstance(place, int) else None, self._places)
+        return map_leaves(lambda place: self._nodes[place].gradient if isinstance(place, int) else None, self._places)
 
 
 class InputNode:
-    """Keeps the gradient that has arrived at a received tensor; None before, and if there is none."""
+    """The gradient with respect to a received tensor; None before backward, and if there is none."""
 
     __slots__ = ("gradient",)
 
@@ -44,29 +43,29 @@ class InputNode:
         self.gradient: Tensor | None = None
 
 
-def enter(tensor: Tensor, inlet: InputNode) -> Tensor:
-    """`tensor`, without a copy, as a node of the graph; from now on it is the graph's own. Hand it in only once."""
-    return _Enter.apply(tensor, _anchor, inlet)  # type: ignore[no-any-return, no-untyped-call]
+def enter(tensor: Tensor, node: InputNode) -> Tensor:
+    """Makes `tensor` itself a node of the graph, which owns it from now on. Call this once for each tensor."""
+    return _Enter.apply(tensor, _anchor, node)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Enter(torch.autograd.Function):
-    """Marked dirty, the tensor itself is the function's output. The anchor, a number that requires a gradient and gets
-    none, is what makes autograd come here."""
+    """Since it is marked dirty, the tensor itself is the function's output. The anchor, a number that requires a
+    gradient and gets none, makes autograd call `backward`."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, anchor: Tensor, inlet: InputNode) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, anchor: Tensor, node: InputNode) -> Tensor:
         ctx.mark_dirty(tensor)
-        ctx.inlet = inlet
+        ctx.node = node
         return tensor
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[None, None, None]:
-        ctx.inlet.gradient = gradient[0]
+        ctx.node.gradient = gradient[0]
         return None, None, None
 
 
 def _places(x: Tree) -> Tree:
-    """The tree of `x` with the numbers 0, 1, ... for the tensors that require a gradient, None for all else."""
+    """The tree of `x` with the numbers 0, 1, ... for tensors that require a gradient, None for other leaves."""
     if isinstance(x, Tensor):
         return 0 if x.requires_grad else None
     numbers = count()

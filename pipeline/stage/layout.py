@@ -1,13 +1,13 @@
-"""How a tensor's elements lie in memory. Layouts travel: kernels choose their path by strides, and bits follow.
+"""How a tensor's elements lie in memory. Messages and snapshots keep it: kernels choose by strides, and bits follow.
 
     dense       one block without gaps, dimensions in any order (channels_last is one)
     with gaps   distinct elements, unused memory between them (one of the parts of `chunk`)
-    overlapping several indices share an element other than by expansion (`unfold`); the only kind that is not kept
+    overlapping several indices share an element other than by expansion (`unfold`); the only layout that is not kept
 
 An expanded dimension (stride 0) is stored once. Shapes, strides and sizes are in elements.
 
-The address of the first element counts too: a slice that begins off an alignment boundary takes other kernels than its
-copy at one. Its skew, the address modulo `ALIGNMENT` bytes, travels with the layout.
+The address of the first element counts too: kernels differ for a slice that begins off an alignment boundary. Its skew,
+the address modulo `ALIGNMENT` bytes, is kept with the layout.
 """
 
 from functools import lru_cache
@@ -19,7 +19,7 @@ ALIGNMENT = 64  # bytes; what torch allocates on the CPU begins at a multiple of
 
 
 class Layout(NamedTuple):
-    """`stored` elements lie in a stretch of `extent` elements; overlapping layouts have no extent."""
+    """`stored` elements lie within `extent` elements of memory. Overlapping layouts have no extent."""
 
     stored: int
     extent: int | None
@@ -29,9 +29,9 @@ class Layout(NamedTuple):
         return self.stored == self.extent
 
 
-@lru_cache(maxsize=1024)  # the same few layouts pass all day
+@lru_cache(maxsize=1024)  # a run has few different layouts
 def layout(shape: Ints, strides: Ints) -> Layout:
-    """What shape and strides, of equal length and not negative, say about memory."""
+    """The layout of a tensor with this shape and these strides, none of them negative."""
     stored = prod(stored_shape(shape, strides))
     if stored == 0:
         return Layout(0, 0)

@@ -1,4 +1,4 @@
-"""Matches the gradient that a stage is given with the outputs it has stashed: place by place, same shape and dtype."""
+"""Matches a received gradient with the stashed outputs, leaf by leaf: same place, shape and dtype."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from stageline.pipeline.tree import Leaf, Tree, describe, leaves
 def matched(outputs: Tree, gradient: Tree, stage: int) -> tuple[list[Tensor], list[Tensor]]:
     """The outputs that take part in backward, and their gradients. An output without a gradient takes no part.
 
-    Raises `GradientMismatch`, naming `stage`, what was given and what it was given for.
+    Raises `GradientMismatch`, which names `stage`, the gradient and the output.
     """
     if isinstance(outputs, Tensor) and _fits(outputs, gradient):
         return [outputs], [gradient]  # type: ignore[list-item]  # only a tensor fits

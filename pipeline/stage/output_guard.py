@@ -1,7 +1,7 @@
-"""What may leave a stage: detached tensors that share no memory with what will be written to, nor with each other.
+"""Makes a stage's outputs safe to send: detached, without memory shared with what will be written to.
 
-A retained message must never change, but an update writes to weights, a forward to buffers, a layer in place to what
-was received.
+A retained message must never change, but an update writes to weights, a forward to buffers, an in-place layer to its
+input.
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ from .placing import copied
 
 
 class OutputGuard:
-    """The way out of stage number `stage`. Knows where the weights and buffers of `body` lie as it is made."""
+    """Checks and copies the outputs of stage number `stage`. Notes where the weights and buffers of `body` lie."""
 
     def __init__(self, body: Body, stage: int) -> None:
         self._stage = stage
@@ -29,8 +29,8 @@ class OutputGuard:
     def refuse_aliases(self, output: Tree) -> None:
         """Raises `StageError` if two tensors of `output` share memory.
 
-        They would arrive apart: an in-place layer would write to one of them, and their gradients would be added up in
-        another order.
+        They would arrive as two: an in-place layer would write to one of them only, and their gradients would be
+        added up in another order.
         """
         seen: dict[int, str] = {}
         for path, leaf in leaves(output):

@@ -1,4 +1,4 @@
-"""Places tensors in memory as others lie: same strides, same skew. Kernels choose by both, and bits follow."""
+"""Allocates tensors that lie in memory as others do: same strides, same skew. Kernels choose by both; bits follow."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,8 @@ from .layout import ALIGNMENT, Ints, layout, packed_strides, stored_shape
 def skew_of(tensor: Tensor) -> int:
     """The address of the tensor's first element modulo `ALIGNMENT`, in bytes.
 
-    0 on other devices, where only torch allocates, and where elements lie off their own size, as torch puts none.
+    0 on other devices, where only torch allocates, and at addresses that are no multiple of the element size, which
+    torch never uses.
     """
     if not tensor.is_cpu:
         return 0
@@ -29,7 +30,7 @@ def empty(shape: Ints, strides: Ints, dtype: torch.dtype, skew: int = 0, device:
 def copied(tensor: Tensor) -> Tensor:
     """A copy on the same device that lies as `tensor` does: gaps, expanded dimensions and skew included.
 
-    An overlapping one is packed, its dimensions in the same order; what is to be conjugated or negated is.
+    Overlapping layouts are packed, with the dimensions in the same order. Lazy conjugation and negation are resolved.
     """
     shape, strides = tuple(tensor.shape), tensor.stride()
     if (

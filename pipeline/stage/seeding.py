@@ -1,4 +1,4 @@
-"""Random numbers that are the same wherever the model is cut: every layer has a seed of its own for each microbatch."""
+"""Seeds each layer for each microbatch, so that random numbers do not depend on where the model is cut."""
 
 from hashlib import sha256
 
@@ -6,12 +6,12 @@ import torch
 
 
 def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
-    """What the random generators are seeded with before `layer`, counted in the whole model."""
+    """The seed before `layer`, numbered in the unsplit model."""
     return int.from_bytes(sha256(f"{seed}/{step}/{microbatch}/{layer}".encode()).digest()[:8], "little")
 
 
 def generators(device: torch.device) -> list[torch.Generator]:
-    """Those that layers on `device` draw from: torch's default ones."""
+    """The generators that layers on `device` draw from: torch's default ones of the CPU and of the device."""
     if device.type != "cuda":
         return [torch.default_generator]
     torch.cuda.init()  # type: ignore[no-untyped-call]  # fills default_generators

@@ -3,9 +3,9 @@
     forward   activation in -> layers, each seeded -> stash -> activation out (or the loss, on the last stage)
     backward  gradient with respect to that output in -> autograd -> gradient with respect to the input out
     update    optimizer step, gradients cleared
-    snapshot  all state out, as a value; restore: in again, so that what follows has the same bits
+    snapshot  all state, as a value; restore continues from it with the same bits
 
-By hand, in a loop of your own:
+In a loop of your own:
 
     y = first.forward(x)
     loss = last.forward(y, target)
@@ -21,28 +21,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stageline.pipeline.errors import ForeignState, LossNotScalar, StageError
-from stageline.pipeline.tree import Tree, describe, map_tensors
+from stageline.pipeline.errors import ForeignState, StageError
+from stageline.pipeline.tree import Tree, map_tensors
 
 from .body import Body, Weights
 from .input_node import InputNodes
+from .loss import scalar
 from .matching import matched
 from .output_guard import OutputGuard
 from .placing import copied
 from .seeding import generators, layer_seed
 from .stash import Stash
-from .state import StageState, adopt, capture
+from .state import StageState, capture_state, restore_state
 from .versions import Version, Versions
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 Loss = Callable[[Any, Any], Tensor]
 
-LOSS = "the loss"  # in the place of a layer's name
+LOSS = "the loss"  # in place of a layer's name
 
 
 class _NotGiven:
-    """Tells a gradient that was left out from one that is None, which a next stage that ignored its input sends."""
+    """The default of a gradient. None means something else: the next stage ignored its input."""
 
 
 NOT_GIVEN = _NotGiven()
@@ -83,7 +84,7 @@ class Stage:
         trainable = [p for p in self._body.parameters() if p.requires_grad]
         self.optimizer = optimizer(trainable) if optimizer is not None and trainable else None
         self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
-        self._outlet = OutputGuard(self._body, index)
+        self._output_guard = OutputGuard(self._body, index)
         self._generators = generators(self.device)
         self._stash = Stash(index)
         self._versions = Versions(self._body) if stash_weights else None
@@ -97,7 +98,7 @@ class Stage:
 
     @property
     def at_layer(self) -> str:
-        """The name of the layer that runs now, or ran last, or "the loss": what a diagnosis wants to know."""
+        """The name of the layer that runs now or ran last, or "the loss", for diagnosis."""
         return self.names[self._position] if self._position < len(self.names) else LOSS
 
     def forward(
@@ -110,33 +111,34 @@ class Stage:
         share: float = 1.0,
         owned: bool = False,
     ) -> Tree:
-        """The activation for the next stage; with a `target`, on a stage with a loss, `share` times the loss (0-dim).
+        """Returns the activation for the next stage; with a `target`, on a stage with a loss, the loss (0-dim) times
+        `share`.
 
-        `x`: what the stage before returned, or a batch: tensors of any shape and dtype, nested in any way. Gradients
-        flow back to those of its tensors that require them. `share` is the microbatch's rows over the batch's rows.
-        `owned` says that nobody else needs the memory of `x`; otherwise it is copied, since a layer may write to it.
+        `x` is what the stage before returned, or a batch: tensors of any shape and dtype, nested in any way. Backward
+        computes the gradients with respect to those of its tensors that require them. `share` is the microbatch's rows
+        over the batch's rows. With `owned`, the stage may write to the memory of `x`; otherwise it copies `x`.
         Raises `LossNotScalar`, `StageError`, and whatever the layers raise.
         """
         if not torch.is_grad_enabled():
             with torch.enable_grad():
                 return self.forward(x, target, step=step, microbatch=microbatch, share=share, owned=owned)
         key = (step, self._forwarded if microbatch is None else microbatch)
-        self._stash.refuse(key)
+        self._stash.require_absent(key)
         if not self._body.training:
             self._body.train()
-        version = self._versions.of(key) if self._versions else None
-        inlets = InputNodes(x)
-        output = self._run(map_tensors(partial(self._receive, inlets, owned), x), key, version)
+        version = self._versions.version_for(key) if self._versions else None
+        input_nodes = InputNodes(x)
+        output = self._run(map_tensors(partial(self._receive, input_nodes, owned), x), key, version)
         loss = self.loss if target is not None else None
         if loss is not None:
             output = self._loss_of(loss, output, target)
-        self._stash.put(key, output, share if loss is not None else None, inlets, version)
+        self._stash.put(key, output, share if loss is not None else None, input_nodes, version)
         self._forwarded += 1
         if loss is not None:
             return map_tensors(lambda t: t.detach() * share, output)
         if not isinstance(output, Tensor):
-            self._outlet.refuse_aliases(output)
-        return self._outlet.sendable(output, None if owned else x)
+            self._output_guard.refuse_aliases(output)
+        return self._output_guard.sendable(output, None if owned else x)
 
     def backward(
         self,
@@ -146,12 +148,12 @@ class Stage:
         microbatch: int | None = None,
         owned: bool = False,
     ) -> Tree:
-        """The gradient with respect to the stage's input, of the oldest stashed microbatch or of the one named.
+        """Returns the gradient with respect to the stage's input, of the named microbatch or of the oldest stashed one.
 
-        `gradient` is with respect to what `forward` returned: the same tree, a tensor of the same shape and dtype for
-        every tensor that requires a gradient, or None for one that gets none. Left out after a loss.
-        The result has the tree of `x`, with None for what carries no gradient; None on a first stage. `owned` says that
-        nobody else needs the memory of `gradient`. Parameters' gradients are added up in `.grad`.
+        `gradient` is with respect to what `forward` returned: the same tree, with a tensor of the same shape and dtype
+        for every tensor that requires a gradient, or None for one that gets none. Leave it out after a loss.
+        The result has the tree of `x`, with None for leaves that carry no gradient; it is None on a first stage. With
+        `owned`, the stage may send on the memory of `gradient`. Parameters' gradients are added up in `.grad`.
         Raises `GradientMismatch`, or `StageError` if nothing is stashed.
         """
         stashed = self._stash.pop(step, microbatch)
@@ -165,8 +167,8 @@ class Stage:
             torch.autograd.backward(outputs, gradients)
         if self._versions and stashed.version:
             self._versions.collect(stashed.version)
-        result = stashed.inlets.gradients()
-        return None if result is None else self._outlet.sendable(result, None if owned else gradient)
+        result = stashed.input_nodes.gradients()
+        return None if result is None else self._output_guard.sendable(result, None if owned else gradient)
 
     def update(self) -> None:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler."""
@@ -176,68 +178,68 @@ class Stage:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self._versions:
-            self._versions.expire()
+            self._versions.invalidate()
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
 
     def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False) -> Tree:
-        """The stage's output in evaluation mode: no stash, no gradient; seeded like `forward`."""
+        """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`."""
         if self._body.training:
             self._body.eval()
         with torch.no_grad():
             inputs = map_tensors(partial(self._own, owned), x)
-            return self._outlet.sendable(self._run(inputs, (step, microbatch), None), None if owned else x)
+            return self._output_guard.sendable(self._run(inputs, (step, microbatch), None), None if owned else x)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers under the unsplit model's names; the tensors are the stage's own, not copies."""
+        """Parameters and buffers by the unsplit model's names. The tensors are the stage's own, not copies."""
         return self._body.weights()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state_dict` gave. Raises `RuntimeError`, from torch, naming what is missing or misshapen."""
+        """Loads what `state_dict` returns. Raises torch's `RuntimeError`, which names what is missing or misshapen."""
         self._body.set_weights(state)
 
     def snapshot(self) -> StageState:
-        """All state, in copies, so that the next action may follow at once. Taken between two steps.
+        """Copies all state, between two steps.
 
-        In asynchronous mode it holds what the forwards of the microbatches in flight read. Raises `StageError` within
-        a synchronous step: what is stashed for a backward is not state that could be saved.
+        In asynchronous mode that includes what the forwards of the microbatches in flight have read. Raises
+        `StageError` within a synchronous step: the graphs that are stashed for backward cannot be saved.
         """
         if self._stash and not self._versions:
             raise StageError(
                 f"stage {self.index} holds {len(self._stash)} microbatches that have yet to go backward: "
                 f"a snapshot is taken between two steps, after the update"
             )
-        in_flight = self._versions.saved(self._stash.used()) if self._versions else ()
-        return capture(self._body, self.optimizer, self.lr_scheduler, in_flight)
+        in_flight = self._versions.in_flight(self._stash.versions()) if self._versions else ()
+        return capture_state(self._body, self.optimizer, self.lr_scheduler, in_flight)
 
     def state(self) -> StageState:
-        """All state at this moment, in copies, within a step too; what the microbatches in flight have is left out."""
-        return capture(self._body, self.optimizer, self.lr_scheduler, ())
+        """Copies all state but that of microbatches in flight. Possible within a step, too."""
+        return capture_state(self._body, self.optimizer, self.lr_scheduler, ())
 
     def restore(self, state: StageState) -> None:
-        """Takes over what `snapshot` gave, here or in another process; `state` stays as it is.
+        """Restores what `snapshot` returned, here or in another process. Does not change `state`.
 
-        The microbatches that were in flight are then to be run forward again, as the program from the snapshot's step
-        on does: each uses what it used before, and gives the same output. Raises `ForeignState` if this stage has
-        other parameters, buffers, optimizer or learning rate scheduler; it is then not to be used any more.
+        Microbatches that were in flight must then be run forward again, as the program from the snapshot's step on
+        does: each reads what it read before, and gives the same output. Raises `ForeignState` if this stage has other
+        parameters, buffers, optimizer or learning rate scheduler; it must not be used afterwards.
         """
         self._stash.clear()
         self._forwarded = 0
         try:
-            adopt(state, self._body, self.optimizer, self.lr_scheduler)
+            restore_state(state, self._body, self.optimizer, self.lr_scheduler)
         except (RuntimeError, ValueError, KeyError) as error:
             raise ForeignState(f"stage {self.index} cannot go on from this state: {error}") from error
         if self._versions:
             self._versions.restore(state.in_flight)
-        self._outlet = OutputGuard(self._body, self.index)
+        self._output_guard = OutputGuard(self._body, self.index)
 
     def buffers(self) -> Weights:
-        """The layers' buffers by the unsplit model's names, in copies."""
-        return {name: copied(buffer) for name, buffer in self._body.unsplit(dict(self._body.named_buffers())).items()}
+        """Copies of the layers' buffers, by the unsplit model's names."""
+        return {name: copied(buffer) for name, buffer in self._body.unsplit_buffers().items()}
 
     def set_buffers(self, buffers: Weights) -> None:
-        """Takes over what `buffers` gave. Those that have not changed are left alone: a graph may hold them."""
-        now = self._body.unsplit(dict(self._body.named_buffers()))
+        """Restores what `buffers` returned. Does not write to unchanged buffers, since a graph may hold them."""
+        now = self._body.unsplit_buffers()
         changed = (name for name, kept in buffers.items() if name not in now or not torch.equal(kept, now[name]))
         self._body.set_buffers({name: buffers[name] for name in changed})
 
@@ -252,9 +254,9 @@ class Stage:
             x = layer(x)
         return x
 
-    def _receive(self, inlets: InputNodes, owned: bool, tensor: Tensor) -> Tensor:
+    def _receive(self, input_nodes: InputNodes, owned: bool, tensor: Tensor) -> Tensor:
         mine = self._own(owned, tensor)
-        return inlets.enter(mine) if tensor.requires_grad else mine
+        return input_nodes.enter(mine) if tensor.requires_grad else mine
 
     def _own(self, owned: bool, tensor: Tensor) -> Tensor:
         mine = tensor.detach()
@@ -266,14 +268,7 @@ class Stage:
 
     def _loss_of(self, function: Loss, output: Tree, target: Tree) -> Tensor:
         self._position = len(self._layers)
-        loss = function(output, map_tensors(self._here, target))
-        if not isinstance(loss, Tensor) or loss.dim() != 0:
-            found = describe(loss) if isinstance(loss, Tensor) else repr(loss)
-            raise LossNotScalar(
-                f"the loss must be one number (a 0-dimensional tensor, the mean over rows); "
-                f"it returned {found}. Use reduction='mean', or take its mean()."
-            )
-        return loss
+        return scalar(function(output, map_tensors(self._here, target)))
 
 
 def _listed(layers: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""What backward needs of the forwards that have not gone backward yet."""
+"""The stash: what backward needs of each forward that has not gone backward yet."""
 
 from collections.abc import Iterator
 
@@ -14,17 +14,19 @@ from .versions import Key, Version
 
 
 class Stashed(msgspec.Struct):
-    """One forward: its outputs with their graph, where its input entered it, and the version of the weights that it
-    ran with if those are stashed."""
+    """One forward: its outputs with their graph, the nodes of its input, and its version of the weights."""
 
     outputs: Tree
-    share: float | None  # of a loss; None for an activation
-    inlets: InputNodes
-    version: Version | None
+    share: float | None  # the weight of a loss; None for an activation
+    input_nodes: InputNodes
+    version: Version | None  # None without weight stashing
     requires_grad: bool  # whether any of the outputs does
 
     def gradient_of_loss(self, stage: int) -> Tree:
-        """Of the whole loss with respect to this output. Raises `GradientMismatch` if it is an activation."""
+        """The gradient of the batch's loss with respect to this output.
+
+        Raises `GradientMismatch` if the output is an activation.
+        """
         if self.share is None:
             sent = ", ".join(describe(leaf) for _, leaf in leaves(self.outputs))
             raise GradientMismatch(
@@ -45,29 +47,34 @@ class Stash:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def refuse(self, key: Key) -> None:
-        """Raises `StageError` if microbatch `key` is there already."""
+    def require_absent(self, key: Key) -> None:
+        """Raises `StageError` if microbatch `key` is stashed already."""
         if key in self._kept:
             raise StageError(
                 f"stage {self._stage} already holds microbatch {key[1]} of step {key[0]}, not yet backward"
             )
 
-    def put(self, key: Key, outputs: Tree, share: float | None, inlets: InputNodes, version: Version | None) -> None:
-        """Keeps one forward, if it will go backward or used a version of the weights, which is in use until then."""
+    def put(
+        self, key: Key, outputs: Tree, share: float | None, input_nodes: InputNodes, version: Version | None
+    ) -> None:
+        """Stashes one forward, if it will go backward or has a version of the weights, which is in use until then."""
         requires_grad = _requires_grad(outputs)
         if requires_grad or version is not None:
-            self._kept[key] = Stashed(outputs, share, inlets, version, requires_grad)
+            self._kept[key] = Stashed(outputs, share, input_nodes, version, requires_grad)
 
     def pop(self, step: int | None, microbatch: int | None) -> Stashed | None:
-        """The forward that is named, or the oldest; None if it was not kept. Raises `StageError` if there is none."""
+        """Removes and returns the named forward, None if it was not stashed; by default the oldest one.
+
+        Raises `StageError` if there is no oldest one.
+        """
         if step is not None and microbatch is not None:
             return self._kept.pop((step, microbatch), None)
         if not self._kept:
             raise StageError(f"stage {self._stage} has nothing to run backward: call forward first")
         return self._kept.pop(next(iter(self._kept)))
 
-    def used(self) -> Iterator[tuple[Key, Version]]:
-        """The versions of the weights that the forwards ran with."""
+    def versions(self) -> Iterator[tuple[Key, Version]]:
+        """The versions of the weights that the stashed forwards ran with."""
         return ((key, stashed.version) for key, stashed in self._kept.items() if stashed.version is not None)
 
     def clear(self) -> None:

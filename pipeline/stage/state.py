@@ -1,6 +1,6 @@
-"""The state of a stage as a value: all that it needs to go on later, elsewhere, with the same bits.
+"""The state of a stage as a value: everything needed to continue later, elsewhere, with the same bits.
 
-Random numbers are not part of it: generators are seeded anew before each layer of each microbatch.
+Random number generators are not part of it: they are seeded before each layer of each microbatch.
 """
 
 from collections import Counter, OrderedDict
@@ -24,7 +24,7 @@ Part = TypeVar("Part", Optimizer, LRScheduler)
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """A microbatch that was run forward and not yet backward, with what its forward read and later actions change:
-    its version of the trainable parameters, and the buffers as they were before it."""
+    the trainable parameters, and the buffers as they were before it."""
 
     step: int
     microbatch: int
@@ -34,10 +34,10 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """What `Stage.snapshot` gives and `Stage.restore` takes. Tensors lie on the CPU, under the unsplit model's names.
+    """What `Stage.snapshot` returns and `Stage.restore` takes. Tensors are on the CPU, by the unsplit model's names.
 
-    `weights` is the stage's `state_dict()`; `buffers` are those that it leaves out (`persistent=False`).
-    `gradients` are those that no update has cleared; with the optimizers of torch there are none between two steps.
+    `weights` is the stage's `state_dict()`; `buffers` are the buffers that it leaves out (`persistent=False`).
+    `gradients` are gradients that no update has cleared; torch's optimizers leave none between two steps.
     `in_flight` is in the order of the forwards, and empty in synchronous mode.
     """
 
@@ -49,32 +49,32 @@ class StageState:
     in_flight: tuple[InFlight, ...] = ()
 
 
-def capture(
+def capture_state(
     body: Body, optimizer: Optimizer | None, lr_scheduler: LRScheduler | None, in_flight: tuple[InFlight, ...]
 ) -> StageState:
-    """The state of a stage with these parts, in copies."""
+    """Copies the state of a stage with these parts."""
     weights = body.weights()
-    buffers = body.unsplit(dict(body.named_buffers()))
+    buffers = body.unsplit_buffers()
     gradients = {name: p.grad for name, p in body.named_parameters() if p.grad is not None}
     return StageState(
         weights=on_host(weights),
         buffers=on_host({name: buffer for name, buffer in buffers.items() if name not in weights}),
-        gradients=on_host(body.unsplit(gradients)),
+        gradients=on_host(body.by_unsplit_names(gradients)),
         optimizer=_settings(optimizer),
         lr_scheduler=_settings(lr_scheduler),
         in_flight=in_flight,
     )
 
 
-def adopt(state: StageState, body: Body, optimizer: Optimizer | None, lr_scheduler: LRScheduler | None) -> None:
-    """Gives parts like those that `state` was captured from that state, but for what is in flight.
+def restore_state(state: StageState, body: Body, optimizer: Optimizer | None, lr_scheduler: LRScheduler | None) -> None:
+    """Restores `state`, but for what is in flight, in parts like those that it was captured from.
 
-    Raises `RuntimeError`, `ValueError` or `KeyError`, some from torch, if they are of another making.
+    Raises `RuntimeError`, `ValueError` or `KeyError`, some from torch, if the parts do not match.
     """
     body.set_buffers({**state.weights, **state.buffers})
-    _refuse_others(state.weights, body.weights())
+    _require_same_form(state.weights, body.weights())
     body.set_weights(state.weights)
-    gradients = body.own(state.gradients)
+    gradients = body.by_own_names(state.gradients)
     for name, parameter in body.named_parameters():
         parameter.grad = gradients[name].to(parameter.device, copy=True) if name in gradients else None
     _restore(optimizer, state.optimizer, _restore_optimizer, "an optimizer")
@@ -82,9 +82,9 @@ def adopt(state: StageState, body: Body, optimizer: Optimizer | None, lr_schedul
 
 
 def on_host(value: Any) -> Any:
-    """`value` with all that can change in it copied: its tensors, to the CPU, and its containers.
+    """A copy of `value`, with its tensors on the CPU: of tensors, and of dicts, Counters, lists and tuples of them.
 
-    Containers are dicts, Counters, lists and tuples, nested in any way; anything else is handed on.
+    Anything else is not copied.
     """
     match value:
         case Tensor():
@@ -108,8 +108,8 @@ def _settings(part: Optimizer | LRScheduler | None) -> Settings | None:
     return settings
 
 
-def _refuse_others(saved: Weights, mine: Weights) -> None:
-    """Raises `ValueError` if the two are not named alike, or not of the same shapes and dtypes; copying would cast."""
+def _require_same_form(saved: Weights, mine: Weights) -> None:
+    """Raises `ValueError` unless both have the same names, shapes and dtypes; copying would cast."""
     if odd := sorted(saved.keys() ^ mine.keys()):
         here, there = ("in the state", "not in the stage") if odd[0] in saved else ("in the stage", "not in the state")
         raise ValueError(f"{odd[0]} is {here} and {there}")
@@ -130,7 +130,7 @@ def _restore_lr_scheduler(lr_scheduler: LRScheduler, saved: Settings) -> None:
 
 
 def _restore_optimizer(optimizer: Optimizer, saved: Settings) -> None:
-    """`load_state_dict` without its casts: it rounds what is kept in another dtype than the parameter has."""
+    """`load_state_dict` without its casts, which round state that has another dtype than its parameter."""
     optimizer.load_state_dict(saved)
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -140,7 +140,7 @@ def _restore_optimizer(optimizer: Optimizer, saved: Settings) -> None:
 
 
 def _placed(saved: Any, loaded: Any) -> Any:
-    """`saved` with each tensor on the device on which the optimizer wants it."""
+    """`saved` with each tensor on the device of its counterpart in `loaded`."""
     match saved, loaded:
         case Tensor(), Tensor():
             return saved.to(loaded.device)

@@ -23,11 +23,11 @@ Key = tuple[int, int]  # step, microbatch
 @dataclass(frozen=True, slots=True)
 class Version:
     """What one forward reads and later actions change, by the body's names: trainable parameters, as leaves of their
-    own, and the buffers as they were before it. `again`: the forward has run before, in another process."""
+    own, and the buffers as they were before it. `rerun`: the forward has run before, in another process."""
 
     weights: Weights
     buffers: Weights
-    again: bool = False
+    rerun: bool = False
 
 
 class Versions:
@@ -36,54 +36,54 @@ class Versions:
     def __init__(self, body: Body) -> None:
         self._body = body
         self._current: Weights | None = None
-        self._again: dict[Key, Version] = {}
+        self._reruns: dict[Key, Version] = {}
 
-    def of(self, key: Key) -> Version:
-        """The version that the forward of microbatch `key` reads: the current one, unless it ran before."""
-        if key in self._again:
-            return self._again.pop(key)
+    def version_for(self, key: Key) -> Version:
+        """The version that the forward of microbatch `key` reads: the current one, or the one it has read before."""
+        if key in self._reruns:
+            return self._reruns.pop(key)
         if self._current is None:
             self._current = {name: _leaf(parameter) for name, parameter in self._body.trainable().items()}
         return Version(self._current, {name: copied(buffer) for name, buffer in self._body.named_buffers()})
 
     def run(self, version: Version, forward: Callable[[], Tree]) -> Tree:
-        """What `forward()` gives with the version's weights.
+        """Returns `forward()`, called with the version's weights.
 
-        One that runs again works on copies of the buffers it once had, and leaves the layers' own as they are: what it
-        does to them has been done.
+        A forward that runs again gets copies of the buffers that it read before, and leaves the layers' own as they
+        are: those hold its changes already.
         """
-        buffers = {name: copied(buffer) for name, buffer in version.buffers.items()} if version.again else {}
-        return self._body.lend({**version.weights, **buffers}, forward)
+        buffers = {name: copied(buffer) for name, buffer in version.buffers.items()} if version.rerun else {}
+        return self._body.run_with({**version.weights, **buffers}, forward)
 
     def collect(self, version: Version) -> None:
-        """Moves the gradients that a backward has left at the version's weights to the parameters."""
+        """Moves the gradients from the version's weights, where backward leaves them, to the parameters."""
         for name, parameter in self._body.trainable().items():
             parameter.grad, version.weights[name].grad = version.weights[name].grad, None
 
-    def expire(self) -> None:
-        """The parameters have changed: the next forward begins a version of its own."""
+    def invalidate(self) -> None:
+        """Called when the parameters have changed: the next forward makes a new version."""
         self._current = None
 
-    def saved(self, used: Iterable[tuple[Key, Version]]) -> tuple[InFlight, ...]:
-        """The versions `used` by microbatches in flight, and those to be run again, as values. Nothing ever writes to
-        them, so they are no copies."""
-        unsplit = self._body.unsplit
+    def in_flight(self, stashed: Iterable[tuple[Key, Version]]) -> tuple[InFlight, ...]:
+        """The state of the `stashed` microbatches, and of those that are still to be run again. Nothing ever writes to
+        versions, so they are not copied."""
+        unsplit = self._body.by_unsplit_names
         return tuple(
             InFlight(*key, _on_host(unsplit(version.weights)), _on_host(unsplit(version.buffers)))
-            for key, version in (*used, *self._again.items())
+            for key, version in (*stashed, *self._reruns.items())
         )
 
     def restore(self, in_flight: Iterable[InFlight]) -> None:
-        """The forwards of these microbatches, when they run again, will read what they once read."""
+        """Makes the forwards of these microbatches, when they run again, read what they have read before."""
         self._current = None
-        self._again = {(each.step, each.microbatch): self._restored(each) for each in in_flight}
+        self._reruns = {(each.step, each.microbatch): self._restored(each) for each in in_flight}
 
     def _restored(self, saved: InFlight) -> Version:
-        own = self._body.own
+        own = self._body.by_own_names
         return Version(
             {name: _leaf(tensor) for name, tensor in own(saved.weights).items()},
             {name: copied(tensor) for name, tensor in own(saved.buffers).items()},
-            again=True,
+            rerun=True,
         )
 
 

@@ -1,4 +1,4 @@
-"""What every drawing of a timetable shows: each worker's actions, how they are labelled, and a scale of round times."""
+"""The contents of a timetable, whatever draws it: each worker's actions, their labels, and a scale of round times."""
 
 import math
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Sheet:
-    """A timetable to draw. `seconds`: its times are in seconds, else in the unit of a plan's costs."""
+    """A timetable to draw. Its times are in seconds if `seconds` is set, else in the unit of a plan's costs."""
 
     timed: Sequence[Timed]
     seconds: bool
 
     @cached_property
     def rows(self) -> list[list[Timed]]:
-        """Each worker's actions by start. Without those that take no time: there is nothing to see of them."""
+        """Each worker's actions by start, without those that take no time."""
         seen = sorted((each for each in self.timed if each.end > each.start), key=lambda each: each.start)
         return [[each for each in seen if each.worker == worker] for worker in range(self._workers)]
 
@@ -40,7 +40,7 @@ class Sheet:
 
     @cached_property
     def shortest(self) -> float:
-        """The time of the shortest action whose label should be read."""
+        """The duration of the shortest action."""
         return min((each.end - each.start for row in self.rows for each in row), default=1)
 
     @cached_property
@@ -50,7 +50,7 @@ class Sheet:
 
     @cached_property
     def stages(self) -> list[list[int]]:
-        """The stages of each worker, as far as they have run."""
+        """The stages of each worker that have run."""
         return [
             sorted({each.action.stage for each in self.timed if each.worker == worker})
             for worker in range(self._workers)
@@ -67,7 +67,7 @@ class Sheet:
         return f"{stage}{each.action.kind}{number}"
 
     def number(self, each: Timed) -> int:
-        """What tells an action's microbatch from the others: its number, or its step's where each has one."""
+        """The number of an action's microbatch, or of its step where each step has one microbatch."""
         return each.step if self._steps_of_one else each.action.microbatch
 
     def ticks(self, most: int) -> list[float]:
@@ -79,7 +79,7 @@ class Sheet:
         return [apart * tick for tick in range(math.floor(self.span / apart + 1e-9) + 1)]
 
     def time(self, time: float) -> str:
-        """A time since the start, for people."""
+        """A time since the start, with its unit."""
         if not self.seconds:
             return f"{time:.6g}"
         for unit, factor in (("s", 1), ("ms", 1e3)):

@@ -1,4 +1,4 @@
-"""A timetable as a standalone SVG image. It follows the reader's light or dark theme; hovering an action says more."""
+"""A timetable as a standalone SVG image, in the reader's light or dark theme. Hovering an action shows its details."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ _NARROWEST, _WIDEST = 420, 880  # of the rows
 
 def draw_svg(timed: Sequence[Timed], *, title: str, seconds: bool = False) -> str:
     """The actions as an image with a row for each worker. Times are in seconds or in the unit of a plan's costs."""
-    return "\n".join(_Picture(Sheet(timed, seconds), title).lines()) + "\n"
+    return "\n".join(_Drawing(Sheet(timed, seconds), title).lines()) + "\n"
 
 
 @dataclass(frozen=True)
-class _Picture:
+class _Drawing:
     sheet: Sheet
     title: str
 
@@ -83,7 +83,7 @@ class _Picture:
             x, width = self._x(each.start), (each.end - each.start) * self._per_time
             tone = self.sheet.stages[worker].index(each.action.stage) % TONES
             yield (
-                f"<g><title>{self._told(each)}</title>"
+                f"<g><title>{self._details(each)}</title>"
                 f'<rect class="{each.action.kind} t{tone}" x="{x + 0.75:.2f}" y="{top}" '
                 f'width="{max(width - 1.5, 0.5):.2f}" height="{_BAR}" rx="{min(4, width / 4):.1f}"/>'
                 f"{self._label(each, x + width / 2, top, width)}</g>"
@@ -91,11 +91,11 @@ class _Picture:
 
     def _label(self, each: Timed, x: float, top: float, width: float) -> str:
         label = self.sheet.label(each) if self._room_for_labels else str(self.sheet.number(each))
-        if width < _least(label):
+        if width < _least_width(label):
             return ""
         return f'<text class="label" x="{x:.2f}" y="{top + _BAR / 2 + 4.5}">{label}</text>'
 
-    def _told(self, each: Timed) -> str:
+    def _details(self, each: Timed) -> str:
         start, end = (self.sheet.time(time - self.sheet.start) for time in (each.start, each.end))
         of = "" if each.action.kind is Kind.UPDATE else f" of microbatch {each.action.microbatch}"
         return (
@@ -114,9 +114,9 @@ class _Picture:
 
     @cached_property
     def _room_for_labels(self) -> bool:
-        """Whether nearly all labels fit; otherwise all are cut to their number, since a mixture is hard to read."""
+        """Whether nearly all labels fit; otherwise all are cut to their number: a mixture is hard to read."""
         fits = [
-            (each.end - each.start) * self._per_time >= _least(self.sheet.label(each))
+            (each.end - each.start) * self._per_time >= _least_width(self.sheet.label(each))
             for row in self.sheet.rows
             for each in row
         ]
@@ -145,6 +145,6 @@ class _Picture:
         return _EDGE + _NAMES + (time - self.sheet.start) * self._per_time
 
 
-def _least(label: str) -> float:
-    """The width that a label needs."""
+def _least_width(label: str) -> float:
+    """The least width of an action with this label, in pixels."""
     return _LETTER * len(label) + 4

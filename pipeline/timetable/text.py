@@ -14,7 +14,7 @@ from stageline.pipeline.schedule.check import Timed
 
 from .sheet import WORDS, Sheet
 
-_WIDEST = 400  # columns, where no width is given: beyond it nobody reads labels any more
+_WIDEST = 400  # columns, where no width is given: wider ones cannot be read
 
 _ASCII = {Kind.FORWARD: "-", Kind.BACKWARD: "=", Kind.INPUT: "~", Kind.WEIGHT: "+", Kind.UPDATE: "u"}
 _UNICODE = {Kind.FORWARD: "░", Kind.BACKWARD: "█", Kind.INPUT: "▓", Kind.WEIGHT: "▒", Kind.UPDATE: "▄"}
@@ -23,10 +23,10 @@ _UNICODE = {Kind.FORWARD: "░", Kind.BACKWARD: "█", Kind.INPUT: "▓", Kind.W
 def draw_text(
     timed: Sequence[Timed], *, width: int | None = None, ascii_only: bool = False, seconds: bool = False
 ) -> str:
-    """The actions as lines of at most `width` columns, if that leaves room for any; without it, as wide as labels need.
+    """The actions as lines of at most `width` columns, if that leaves room for any; by default as wide as labels need.
 
-    A cell that is too narrow for its label shows what kind of action it is. Times are in seconds or in the unit of a
-    plan's costs.
+    A cell that is too narrow for its label is filled with the pattern of its kind. Times are in seconds or
+    in the unit of a plan's costs.
     """
     sheet = Sheet(timed, seconds)
     if not sheet.span:
@@ -53,7 +53,7 @@ _IDLE = "idle"  # above the shares
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Turns times into columns. `gap` is how many are left free at the end of a cell."""
+    """Turns times into columns. `gap` is the number of free columns at the end of a cell."""
 
     start: float
     per_time: float
@@ -61,12 +61,12 @@ class _Columns:
     gap: int
 
     def of(self, time: float) -> int:
-        """Halves go up, so that actions of one length get one width wherever they begin."""
+        """The column of a time. Halves are rounded up, so that actions of one length have one width anywhere."""
         return math.floor((time - self.start) * self.per_time + 0.5 + 1e-6)
 
 
 def _columns(sheet: Sheet, room: int) -> _Columns:
-    """The shortest action gets room for its label and a gap, or for the label, or a column, or what there is."""
+    """Scales the shortest action to its label and a gap, else to its label, else to one column, else to the width."""
     label = max(len(sheet.label(each)) for row in sheet.rows for each in row)
     widest = room / sheet.span * sheet.shortest
     shortest = next((wanted for wanted in (label + 1, label, 1) if wanted <= widest), widest)

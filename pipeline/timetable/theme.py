@@ -1,6 +1,6 @@
 """The colours of a drawn timetable: a hue for each kind of action, a tone for each of a worker's stages.
 
-Blue and orange stay apart for eyes that do not see red or green. The page follows the reader's theme.
+Blue and orange can be told apart without seeing red or green. The page follows the reader's theme.
 """
 
 from dataclasses import dataclass

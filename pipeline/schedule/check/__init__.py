@@ -1,4 +1,7 @@
-"""Checks schedules: complete, in order, free of deadlock; and how long they take and how much they hold."""
+"""Proves that a schedule is complete, in order and free of deadlock; computes its times and its peaks in memory.
+
+May import `schedule`. Read `verdict.py` first.
+"""
 
 from .costs import Costs
 from .errors import Deadlock, Disordered, Incomplete, UnsoundSchedule

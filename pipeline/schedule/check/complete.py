@@ -1,6 +1,6 @@
-"""Is a worker's list complete, and in an order that the worker itself could keep?
+"""Checks that a worker's list is complete, and that each action comes after those of its stage that it needs.
 
-What it needs from other workers is not looked at here.
+What it needs from other workers is checked in `timing.py`.
 """
 
 from collections import Counter
@@ -12,9 +12,9 @@ from .errors import Disordered, Incomplete
 
 Program = Sequence[tuple[int, Action]]  # a worker's actions, each after its step
 
-# Of each stage, what a microbatch's action comes after: these of the microbatch before, so that messages are numbered
-# and gradients summed in microbatch order; and that of the same microbatch, which it builds on.
-_AFTER_LAST = {
+# What a microbatch's action comes after, at each stage: these actions on the previous microbatch, so that messages are
+# numbered and gradients summed in microbatch order, and the action on the same microbatch that it builds on.
+_AFTER_PREVIOUS = {
     Kind.FORWARD: (Kind.FORWARD,),
     Kind.BACKWARD: (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT),
     Kind.INPUT: (Kind.BACKWARD, Kind.INPUT),
@@ -24,7 +24,7 @@ _BUILDS_ON = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT
 
 
 def check_complete(schedule: Schedule, worker: int, program: Program, steps: range) -> None:
-    """Raises Incomplete unless `program` has every action of the worker's stages in `steps` exactly once, and no other.
+    """Raises `Incomplete` unless `program` has every action of the worker's stages in `steps` once, and no other.
 
     A backward may be there whole or as its two halves.
     """
@@ -41,7 +41,7 @@ def check_complete(schedule: Schedule, worker: int, program: Program, steps: ran
 
 
 def check_order(schedule: Schedule, worker: int, program: Program) -> None:
-    """Raises Disordered unless every action comes after those of the same stage that it builds on."""
+    """Raises `Disordered` unless every action comes after those of the same stage that it builds on."""
     places = {run: place for place, run in enumerate(program)}
     for (step, action), place in places.items():
         for earlier in _earlier(schedule, step, action):
@@ -73,19 +73,19 @@ def _halve(wanted: Counter[tuple[int, Action]], found: Counter[tuple[int, Action
 def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[int, Action]]:
     if action.kind is Kind.UPDATE:
         yield step - 1, action
-        for kind in _AFTER_LAST:
+        for kind in _AFTER_PREVIOUS:
             yield step, Action(kind, action.stage, schedule.microbatches - 1)
         return
-    for kind in _AFTER_LAST[action.kind]:
-        yield _last(schedule, step, Action(kind, action.stage, action.microbatch))
+    for kind in _AFTER_PREVIOUS[action.kind]:
+        yield _previous(schedule, step, Action(kind, action.stage, action.microbatch))
     if action.kind in _BUILDS_ON:
         yield step, Action(_BUILDS_ON[action.kind], action.stage, action.microbatch)
     if schedule.mode == "sync":
         yield step - 1, Action(Kind.UPDATE, action.stage)
 
 
-def _last(schedule: Schedule, step: int, action: Action) -> tuple[int, Action]:
-    """The same for the microbatch before: the last one of the step before, if it is the first."""
+def _previous(schedule: Schedule, step: int, action: Action) -> tuple[int, Action]:
+    """The same action for the previous microbatch: for the last one of the previous step, if it is the first."""
     if action.microbatch > 0:
         return step, Action(action.kind, action.stage, action.microbatch - 1)
     return step - 1, Action(action.kind, action.stage, schedule.microbatches - 1)

@@ -1,4 +1,4 @@
-"""What a schedule's actions and messages cost, as far as anyone plans with it."""
+"""The times that a schedule's actions and messages are assumed to take."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -8,10 +8,10 @@ from stageline.pipeline.schedule import Action, Kind
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """How long things take, all in one unit: per stage its actions for one microbatch, per hop the way of a message.
+    """Times, all in one unit: of each stage's actions for one microbatch, and of a message over each hop.
 
     A backward takes as long as its two halves, `input` and `weight`. `latency[h]` is the one-way latency between stages
-    h and h+1; a hop between two stages of one worker has none, whatever stands here.
+    h and h+1; between two stages of one worker there is none, whatever it says.
     """
 
     forward: tuple[float, ...]
@@ -21,7 +21,7 @@ class Costs:
     latency: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Raises ValueError unless all are for the same stages."""
+        """Raises `ValueError` unless all are for the same stages."""
         lengths = [len(each) for each in (self.forward, self.input, self.weight, self.update)]
         if set(lengths) != {self.stages} or len(self.latency) != max(0, self.stages - 1):
             raise ValueError(
@@ -31,19 +31,19 @@ class Costs:
 
     @property
     def stages(self) -> int:
-        """How many stages these are the costs of."""
+        """The number of stages."""
         return len(self.forward)
 
     @classmethod
     def even(
         cls, stages: int, *, forward: float = 1, backward: float = 2, update: float = 0, latency: float = 0
     ) -> Self:
-        """The same for every stage and every hop, with a backward's halves equally long."""
+        """The same times for every stage and every hop; the halves of a backward take equally long."""
         half = (backward / 2,) * stages
         return cls((forward,) * stages, half, half, (update,) * stages, (latency,) * (stages - 1))
 
     def of(self, action: Action) -> float:
-        """How long `action` takes."""
+        """The time that `action` takes."""
         match action.kind:
             case Kind.FORWARD:
                 return self.forward[action.stage]

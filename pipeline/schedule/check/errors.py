@@ -1,12 +1,12 @@
-"""What makes a schedule unsound."""
+"""The errors of an unsound schedule."""
 
 
 class UnsoundSchedule(Exception):
-    """A schedule that no line of workers can run: the text names the schedule, the worker and the action."""
+    """No workers can run this schedule; the text names the schedule, the worker and the action."""
 
 
 class Incomplete(UnsoundSchedule):
-    """An action is missing, or there more than once, or not one of that worker's."""
+    """An action is missing, repeated, or another worker's."""
 
 
 class Disordered(UnsoundSchedule):
@@ -14,4 +14,4 @@ class Disordered(UnsoundSchedule):
 
 
 class Deadlock(UnsoundSchedule):
-    """Workers wait for each other for ever: the text says who waits for what."""
+    """Workers wait for each other for ever; the text names what each of them waits for."""

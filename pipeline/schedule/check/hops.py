@@ -1,6 +1,6 @@
-"""The way of messages: which queue an action takes from and which it puts on, and which hop lies between.
+"""The queues that an action takes from and puts on, and the hop that each queue crosses.
 
-Hop h is between stages h and h+1; queues are named by what they carry and the stage that takes from them.
+Hop h is between stages h and h+1. Queues are named by what they carry and the stage that takes from them.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from .costs import Costs
 
 
 def check_fit(schedule: Schedule, costs: Costs, windows: Mapping[str, int]) -> None:
-    """Raises ValueError unless the costs are for the schedule's stages and the windows for its queues."""
+    """Raises `ValueError` unless the costs are for the schedule's stages and the windows for its queues."""
     if costs.stages != schedule.stages:
         raise ValueError(f"schedule {schedule.name} has {schedule.stages} stages, and the costs are for {costs.stages}")
     queues = hops(schedule)
@@ -30,12 +30,12 @@ def hops(schedule: Schedule) -> dict[str, int]:
 
 
 def latency(schedule: Schedule, costs: Costs, hop: int) -> float:
-    """How long a message takes over `hop`: nothing where one worker owns both its ends."""
+    """The time that a message takes over `hop`: none if one worker owns both its ends."""
     return 0 if schedule.owner(hop) == schedule.owner(hop + 1) else costs.latency[hop]
 
 
 def inbound(action: Action) -> str:
-    """The queue that `action` takes from; there is none of that name at the line's ends, and "" for no queue."""
+    """The queue that `action` takes from, "" for none. At the ends of the pipeline there is no queue of that name."""
     match action.kind:
         case Kind.FORWARD:
             return f"forward-{action.stage}"
@@ -46,7 +46,7 @@ def inbound(action: Action) -> str:
 
 
 def outbound(action: Action) -> str:
-    """The queue that `action` puts on, named likewise."""
+    """The queue that `action` puts on, named in the same way."""
     match action.kind:
         case Kind.FORWARD:
             return f"forward-{action.stage + 1}"
@@ -57,12 +57,12 @@ def outbound(action: Action) -> str:
 
 
 def needed(action: Action) -> tuple[str, int]:
-    """What `action` takes, in a word, and the stage that sends it."""
+    """What `action` takes, "activation" or "gradient", and the stage that sends it."""
     if action.kind is Kind.FORWARD:
         return "activation", action.stage - 1
     return "gradient", action.stage + 1
 
 
 def consumer_of(action: Action) -> int:
-    """The stage that takes what `action` puts."""
+    """The stage that takes the result of `action`."""
     return action.stage + 1 if action.kind is Kind.FORWARD else action.stage - 1

@@ -1,7 +1,7 @@
-"""Runs a schedule's workers on a clock: when does every action start, and does any worker wait for ever?
+"""Simulates a schedule's workers: when does every action start, and does any worker wait for ever?
 
-Each worker runs its list in order. It waits for the message that an action takes and, where the queue that the result
-goes to has a window, for room in it. Nothing here depends on the order in which the workers are looked at.
+Each worker runs its list in order. It waits for the message that an action takes and, if the queue of the result has a
+window, for room in it. The result does not depend on the order in which the workers are visited.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,20 +25,20 @@ class Timed:
     step: int = 0
 
 
-def timed_run(
+def simulate(
     schedule: Schedule, costs: Costs, steps: range, windows: Mapping[str, int]
 ) -> tuple[list[Timed], dict[str, int]]:
-    """Every action with its times, and for each queue the most messages that can be put and not yet taken.
+    """Returns every action with its times, and for each queue the most messages that can be put and not yet taken.
 
-    The times are for these costs; the most messages are for any costs, they follow from the order of actions alone.
-    `windows` limits what may be in a queue (named "forward-1", "backward-0": what it carries, and the stage that takes
-    from it); a worker that would put more waits. Raises Deadlock if a worker waits for ever, ValueError if the costs or
-    windows are for another line than the schedule's.
+    The times are for these costs; the numbers of messages hold for any costs, since they follow from the order of
+    actions alone. `windows` limits the messages in a queue (named "forward-1", "backward-0": what it carries, and the
+    stage that takes from it); a worker that would put more waits. Raises `Deadlock` if a worker waits for ever,
+    `ValueError` if the costs or windows do not fit the schedule.
     """
     check_fit(schedule, costs, windows)
-    line = _Line(schedule, costs, steps, windows)
-    line.run()
-    return sorted(line.timed, key=lambda timed: timed.start), line.most()
+    pipeline = _Pipeline(schedule, costs, steps, windows)
+    pipeline.run()
+    return sorted(pipeline.timed, key=lambda timed: timed.start), pipeline.most()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +66,19 @@ _Move = _Take | _Run | _Put  # an action is up to three moves, and a worker may 
 
 @dataclass(slots=True)
 class _Queue:
-    """What a queue has carried. Its messages are numbered by their place in the lists."""
+    """The messages that a queue has carried, numbered by their place in the lists."""
 
     number: int  # among the queues
     latency: float
     window: int | None
-    puts: list[tuple[float, list[int]]] = field(default_factory=list)  # when, and what the producer knew by then
+    puts: list[tuple[float, list[int]]] = field(default_factory=list)  # time, and the takes that the producer knew of
     takes: list[float] = field(default_factory=list)
     most: int = 0
 
 
 @dataclass(slots=True)
 class _Worker:
-    """How far a worker is, and how many messages of each queue it can tell to be taken."""
+    """How far a worker is, and of how many takes of each queue it knows."""
 
     number: int
     moves: list[_Move]
@@ -87,7 +87,7 @@ class _Worker:
     time: float = 0
 
 
-class _Line:
+class _Pipeline:
     def __init__(self, schedule: Schedule, costs: Costs, steps: range, windows: Mapping[str, int]) -> None:
         self._schedule = schedule
         self._costs = costs

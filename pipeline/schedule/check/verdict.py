@@ -1,4 +1,4 @@
-"""The checker: replays all workers of a schedule, and says what is true of it before anything runs."""
+"""The checker: simulates all workers of a schedule, and computes what is true of it before anything runs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from stageline.pipeline.schedule import Kind, Schedule
 
 from .complete import Program, check_complete, check_order
 from .costs import Costs
-from .timing import Timed, timed_run
+from .timing import Timed, simulate
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is true of a sound schedule. Times are in the unit of the costs."""
+    """The properties of a sound schedule. Times are in the unit of the costs."""
 
     timed: tuple[Timed, ...]  # every action, by start
     span: float  # from the first start to the last end
@@ -23,12 +23,12 @@ class Verdict:
 
     @property
     def ideal(self) -> float:
-        """The span that nothing could beat: the busiest worker's computing."""
+        """The shortest possible span: the time that the busiest worker computes."""
         return max(self.busy)
 
     @property
     def bubble(self) -> float:
-        """How long the busiest worker waits."""
+        """The time that the busiest worker waits."""
         return self.span - self.ideal
 
     @property
@@ -44,19 +44,20 @@ def check_schedule(
     steps: int | None = None,
     windows: Mapping[str, int] | None = None,
 ) -> Verdict:
-    """Replays all workers over `steps` steps: one in synchronous mode, as many as reach a steady state in the other.
+    """Checks and simulates `steps` steps: by default one in synchronous mode, and in asynchronous mode as many as it
+    takes to reach a steady state.
 
     Without `costs` a forward takes 1, a backward 2, an update and a message nothing. `windows` limits, by queue
     ("forward-1", "backward-0"), the messages put and not yet taken: a worker that would put more waits.
-    Raises Incomplete, Disordered or Deadlock, all of them Unsound, if the schedule cannot be run, and ValueError if
-    costs or windows are for another line.
+    Raises `Incomplete`, `Disordered` or `Deadlock`, all of them `UnsoundSchedule`, if the schedule cannot be run, and
+    `ValueError` if the costs or windows do not fit it.
     """
-    over = range(steps or _enough(schedule))
+    over = range(steps or _enough_steps(schedule))
     programs = [list(schedule.program(worker, over)) for worker in range(len(schedule.placement))]
     for worker, program in enumerate(programs):
         check_complete(schedule, worker, program, over)
         check_order(schedule, worker, program)
-    timed, queue_bound = timed_run(schedule, costs or Costs.even(schedule.stages), over, windows or {})
+    timed, queue_bound = simulate(schedule, costs or Costs.even(schedule.stages), over, windows or {})
     return Verdict(
         timed=tuple(timed),
         span=max(each.end for each in timed),
@@ -72,7 +73,7 @@ def check_schedule(
     )
 
 
-def _enough(schedule: Schedule) -> int:
+def _enough_steps(schedule: Schedule) -> int:
     return 1 if schedule.mode == "sync" else 3 * schedule.stages
 
 
@@ -81,7 +82,7 @@ def _busy(timed: list[Timed], worker: int) -> float:
 
 
 def _in_flight(schedule: Schedule, program: Program, stages: tuple[int, ...]) -> Iterator[int]:
-    """How many microbatches `stages` hold after each action; a stage that runs no backward holds none."""
+    """The number of microbatches that `stages` hold after each action; a stage that runs no backward holds none."""
     in_flight = 0
     yield in_flight
     for _, action in program:
