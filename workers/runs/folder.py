@@ -103,7 +103,7 @@ def is_run(folder: Path) -> bool:
 
 
 def result_in(folder: Path) -> Result | None:
-    """The result of the run in `folder`, None if it has not finished. Raises `NoSuchRun` if the file is not a result."""
+    """The result of the run in `folder`, None if it has not finished. Raises `NoSuchRun` if the file is damaged."""
     file = folder / RESULT
     try:
         return msgspec.json.decode(file.read_bytes(), type=Result)
