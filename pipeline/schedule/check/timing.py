@@ -65,7 +65,7 @@ _Move = _Take | _Run | _Put  # an action is up to three moves, and a worker may 
 
 
 @dataclass(slots=True)
-class _Queue:
+class _TimedQueue:
     """The messages that a queue has carried, numbered by their place in the lists."""
 
     number: int  # among the queues
@@ -92,7 +92,7 @@ class _Pipeline:
         self._schedule = schedule
         self._costs = costs
         self._queues = {
-            name: _Queue(number, latency(schedule, costs, hop), windows.get(name))
+            name: _TimedQueue(number, latency(schedule, costs, hop), windows.get(name))
             for number, (name, hop) in enumerate(hops(schedule).items())
         }
         self._workers = [
@@ -152,7 +152,7 @@ class _Pipeline:
         return f"stage {stage} on worker {self._schedule.owner(stage)}"
 
 
-def _take(worker: _Worker, queue: _Queue) -> bool:
+def _take(worker: _Worker, queue: _TimedQueue) -> bool:
     if len(queue.takes) == len(queue.puts):
         return False
     put_at, known = queue.puts[len(queue.takes)]
@@ -163,7 +163,7 @@ def _take(worker: _Worker, queue: _Queue) -> bool:
     return True
 
 
-def _put(worker: _Worker, queue: _Queue) -> bool:
+def _put(worker: _Worker, queue: _TimedQueue) -> bool:
     if queue.window is not None and (taken := len(queue.puts) + 1 - queue.window) > 0:
         if len(queue.takes) < taken:
             return False

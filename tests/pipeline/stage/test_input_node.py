@@ -10,6 +10,18 @@ from stageline.pipeline.stage.stage import Stage
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+class StrideRecorder(nn.Module):
+    """Notes the strides of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, ...]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.stride())
+        return x * 2
+
+
 def test_an_input_that_is_not_handed_over_is_never_written_to():
     x = torch.tensor([-1.0, 1.0])
     Stage(nn.ReLU(inplace=True)).forward(x)
@@ -17,24 +29,18 @@ def test_an_input_that_is_not_handed_over_is_never_written_to():
 
 
 def test_expanded_and_channels_last_inputs_keep_their_layout():
-    seen: list[tuple[int, ...]] = []
-
-    class Look(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(x.stride())
-            return x * 2
-
     expanded = torch.randn(1, 4).expand(3, 4)
     permuted = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    stage = Stage(Look())
+    recorder = StrideRecorder()
+    stage = Stage(recorder)
     for x in (expanded, permuted):
         stage.forward(x)
-    assert seen == [expanded.stride(), permuted.stride()]
+    assert recorder.seen == [expanded.stride(), permuted.stride()]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_a_gradient_keeps_the_layout_in_which_it_arrives(cut):
-    # A leaf's .grad is laid out anew in the leaf's strides; SiLU's backward takes another path then, with other bits.
+    # A leaf's .grad is copied to the leaf's own strides; SiLU's backward takes another path then, with other bits.
     class Transpose(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.transpose(1, 2)
@@ -55,13 +61,7 @@ def test_a_gradient_keeps_the_layout_in_which_it_arrives(cut):
 
 
 def test_a_cut_after_a_chunk_keeps_the_gaps_in_memory():
-    seen: list[tuple[int, ...]] = []
-
-    class Look(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(x.stride())
-            return x * 2
-
     half = torch.randn(4, 6, 5).chunk(2, dim=1)[0]
-    Stage(Look()).forward(half)
-    assert seen == [half.stride()]
+    recorder = StrideRecorder()
+    Stage(recorder).forward(half)
+    assert recorder.seen == [half.stride()]

@@ -1,0 +1,74 @@
+"""A model is cut into stages between its layers; what cannot be cut is refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from stageline.pipeline.model.cut import cut_model, first_trainable
+from stageline.pipeline.model.load import ModelRefused
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 400))
+
+
+def names(segments) -> list[tuple[str, ...]]:
+    return [part.names for part in segments]
+
+
+def test_a_cut_is_before_the_layer_of_its_number():
+    segments = cut_model(model(), [1, 4])
+    assert names(segments) == [("0",), ("1", "2", "3"), ("4",)]
+    assert [(part.index, part.first_layer) for part in segments] == [(0, 0), (1, 1), (2, 4)]
+
+
+def test_stages_are_balanced_by_parameters():
+    assert names(cut_model(model(), "auto", 2)) == [("0", "1", "2", "3"), ("4",)]
+    assert names(cut_model(model())) == [("0", "1", "2", "3", "4")]
+
+
+def test_modules_that_are_stages_already_stay_as_they_are():
+    assert names(cut_model([nn.Linear(2, 2), nn.Tanh()])) == [("0",), ("1",)]
+
+
+def test_the_first_stage_that_trains_is_found():
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    assert first_trainable(cut_model([frozen, nn.Tanh(), nn.Linear(2, 2)])) == 2
+    with pytest.raises(ModelRefused, match="nothing to train"):
+        first_trainable(cut_model([frozen]))
+
+
+class OwnWeight(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(2, 2))
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+def tied() -> nn.Sequential:
+    first, last = nn.Linear(2, 2), nn.Linear(2, 2)
+    last.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), last)
+
+
+def repeated() -> nn.Sequential:
+    layer = nn.Linear(2, 2)
+    return nn.Sequential(layer, layer)
+
+
+@pytest.mark.parametrize(
+    ("made", "cut", "stages", "says"),
+    [
+        (model(), [5], None, "5 is out of range. The model has 5 layers"),
+        (model(), None, 6, "model.stages = 6, but the model has 5 layers"),
+        (nn.Linear(2, 2), None, None, "the model is a Linear; wanted is an nn.Sequential"),
+        (OwnWeight(), None, None, "scale belong to the model itself"),
+        (repeated(), None, None, "the same module stands twice"),
+        (tied(), [1], None, r"stages 0 and 1 share one parameter or buffer \(0.weight is 2.weight\)"),
+        ([nn.Tanh(), 7], None, None, "some are not torch modules"),
+        ([nn.Tanh()], [1], None, "given as 1 ready stages: leave model.cut"),
+    ],
+    ids=range(8),
+)
+def test_a_model_that_cannot_be_cut_is_refused(made, cut, stages, says):
+    with pytest.raises(ModelRefused, match=says):
+        cut_model(made, cut, stages)

@@ -1,0 +1,65 @@
+"""Objects that a plan names are loaded from the user's files; every failure names the plan's key."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stageline.pipeline.model.load import ModelRefused, call, load_function, load_object
+
+MODEL = """
+from neighbour import DEPTH
+
+def build():
+    return DEPTH
+
+def broken():
+    raise ValueError("no such layer")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "neighbour.py").write_text("DEPTH = 3")
+    (tmp_path / "pipeline.py").write_text(MODEL)
+    (tmp_path / "typo.py").write_text("import nothing_of_this_name")
+    return tmp_path
+
+
+def test_a_file_may_have_any_name_and_import_its_neighbours(folder):
+    assert load_object("pipeline.py:build", folder, "model.factory")() == 3
+
+
+def test_a_dotted_name_is_imported(folder):
+    assert load_object("torch.nn.Linear", folder, "model.factory") is torch.nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("build", 'names nothing. Write "file.py:name"'),
+        ("pipeline.py", 'is a file: write "pipeline.py:NAME"'),
+        ("missing.py:build", "there is no file"),
+        ("pipeline.py:bild", "has no 'bild'. It has: broken, build"),
+        ("typo.py:build", r"ModuleNotFoundError: .*nothing_of_this_name.* \(typo\.py, line 1\)"),
+        ("nothing_of_this_name.build", "cannot import nothing_of_this_name"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_with_the_plans_key(folder, reference, says):
+    with pytest.raises(ModelRefused, match=f"^model.factory.*{says}"):
+        load_object(reference, folder, "model.factory")
+
+
+def test_an_error_of_the_users_factory_is_named_with_its_line(folder):
+    factory = load_object("pipeline.py:broken", folder, "model.factory")
+    with pytest.raises(ModelRefused, match=r"model.factory: ValueError: no such layer \(pipeline.py, line 8\)"):
+        call(factory, "model.factory")
+
+
+def test_a_class_becomes_one_of_its_objects(folder):
+    assert isinstance(load_function("torch.nn.BCELoss", folder, "model.loss"), torch.nn.BCELoss)
+    assert load_function("torch.nn.functional.relu", folder, "model.loss") is torch.nn.functional.relu
+    with pytest.raises(ModelRefused, match="is a int, which cannot be called"):
+        load_function("neighbour.py:DEPTH", folder, "model.loss")

@@ -1,0 +1,42 @@
+"""Trained weights are one safetensors file for each stage, which anything can read."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from stageline.pipeline.digest import tensor_digests, weights_sha256
+from stageline.pipeline.stage.stage import Stage
+from stageline.workers.checkpoint.weights import load_weights, save_weights
+
+
+def stages() -> dict[int, Stage]:
+    torch.manual_seed(1)
+    tied = nn.Linear(3, 3)
+    tied.register_buffer("view", tied.weight.detach()[1])
+    convolution = nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last)
+    return {0: Stage([convolution, nn.BatchNorm2d(4)]), 1: Stage(tied, index=1, first_layer=2)}
+
+
+def test_the_whole_models_weights_come_back_to_the_bit(tmp_path):
+    made = stages()
+    digests = save_weights(made, tmp_path / "run")
+    save_weights(made, tmp_path / "run")  # by a replacement that finishes again
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["stage-0.safetensors", "stage-1.safetensors"]
+    wanted = made[0].state_dict() | made[1].state_dict()
+    back = load_weights(tmp_path / "run")
+    assert back.keys() == wanted.keys() == digests.keys()
+    assert all(torch.equal(back[name], wanted[name]) for name in wanted)
+    assert weights_sha256(tensor_digests(back)) == weights_sha256(digests)
+
+
+def test_the_files_can_be_used_without_stageline(tmp_path):
+    made = stages()
+    save_weights(made, tmp_path)
+    plain = load_file(tmp_path / "stage-0.safetensors")
+    assert all(torch.equal(plain[name], tensor) for name, tensor in made[0].state_dict().items())
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no stage-\*\.safetensors"):
+        load_weights(tmp_path)

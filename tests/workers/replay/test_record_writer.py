@@ -1,0 +1,59 @@
+"""Records are written behind the compute loop's back; a disk that fails ends the recording, not the run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from stageline.broker.codec.message import Flow, Message
+from stageline.pipeline.plan import Plan, read_plan
+from stageline.workers.replay.directory import RecordDirectory
+from stageline.workers.replay.record_file import Direction
+from stageline.workers.replay.record_writer import RecordWriter
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return read_plan("examples/mlp", sets=[f"run.dir={tmp_path}", "recovery.snapshot_every=10"], environment={})
+
+
+def message(step: int) -> Message:
+    return Message("run-1", Flow.FORWARD, step, 0, 1, 3, step, torch.full((2,), float(step)))
+
+
+def test_what_was_recorded_is_there_once_the_writer_is_closed(plan):
+    writer = RecordWriter(plan, "run-1", (1,), 3, 4)
+    for step in (4, 9, 10):
+        writer.record(1, Direction.TAKEN, message(step))
+    writer.record(1, Direction.GIVEN, message(11))
+    writer.close()
+    records = RecordDirectory(plan.run.dir / "run-1", 1)
+    assert records.about().run == "run-1"
+    assert [(begin, path.name) for begin, path in records.segments()] == [
+        (4, "step-0000000004.3"),
+        (10, "step-0000000010.3"),
+    ]
+    recorded = {(place[0], place[2]): entry for place, entry in records.messages().items()}
+    assert recorded.keys() == {(Direction.TAKEN, 4), (Direction.TAKEN, 9), (Direction.TAKEN, 10), (Direction.GIVEN, 11)}
+    assert torch.equal(recorded[Direction.TAKEN, 9].load().payload, message(9).payload)
+
+
+def test_records_from_before_a_step_are_deleted_a_file_at_a_time(plan):
+    writer = RecordWriter(plan, "run-1", (1,), 3, 0)
+    for step in (0, 9, 10, 20):
+        writer.record(1, Direction.TAKEN, message(step))
+    writer.delete_before(15)
+    writer.close()
+    assert [begin for begin, _ in RecordDirectory(plan.run.dir / "run-1", 1).segments()] == [10, 20]
+
+
+def test_a_disk_that_fails_ends_the_recording_and_says_why(plan):
+    (plan.run.dir / "run-1").write_text("a file is in the way")
+    with capture_logs() as logs:
+        writer = RecordWriter(plan, "run-1", (1,), 3, 0)
+        for step in range(3):
+            writer.record(1, Direction.TAKEN, message(step))
+        writer.close()
+    assert [entry["event"] for entry in logs] == ["recording ends"]
+    assert "Not a directory" in logs[0]["reason"]

@@ -1,0 +1,70 @@
+"""Runs are found by the files in their folders."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stageline.pipeline.plan import Plan, PlanRefused, read_plan
+from stageline.workers.disk.atomic_file import write_json
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.folder import FolderUnusable, NoSuchRun
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return read_plan("examples/mlp", sets=[f"run.dir={tmp_path}"], environment={})
+
+
+def begin(plan: Plan, run: str, at: float) -> Path:
+    folder = runs.make_folder(plan, run)
+    write_json(folder / runs.PLAN, plan.as_mapping())
+    os.utime(folder / runs.PLAN, (at, at))
+    return folder
+
+
+def test_the_newest_unfinished_run_of_the_plans_name_is_resumed(plan):
+    begin(plan, "mlp-1", 10)
+    begin(plan, "mlp-2", 30)
+    write_json(begin(plan, "mlp-3", 50) / runs.RESULT, {})
+    begin(plan, "other-4", 70)
+    assert runs.run_to_resume(plan, "") == "mlp-2"
+    assert runs.run_to_resume(plan, "mlp-1") == "mlp-1"
+    assert runs.newest(plan).name == "mlp-3"
+    assert runs.newest_in(plan.run.dir).name == "other-4"
+
+
+def test_without_a_run_to_resume_that_is_reported(plan):
+    with pytest.raises(NoSuchRun, match="there is no run mlp-7"):
+        runs.run_to_resume(plan, "mlp-7")
+    with pytest.raises(NoSuchRun, match="no unfinished run of mlp"):
+        runs.run_to_resume(plan, "")
+    assert runs.newest_in(plan.run.dir) is None
+
+
+def test_a_run_is_resumed_with_its_own_plan_only(plan):
+    folder = begin(plan, "mlp-1", 10)
+    runs.require_same_plan(plan, folder)
+    other = read_plan("examples/mlp", sets=[f"run.dir={plan.run.dir}", "run.seed=9"], environment={})
+    with pytest.raises(PlanRefused, match=r"run mlp-1 was begun with another plan: .*seed"):
+        runs.require_same_plan(other, folder)
+
+
+def test_a_folder_that_cannot_be_made_is_reported(plan):
+    (plan.run.dir / "mlp-1").write_text("a file is in the way")
+    with pytest.raises(FolderUnusable, match="mlp-1, cannot be made"):
+        runs.make_folder(plan, "mlp-1")
+
+
+def test_the_brokers_address_is_for_this_user_alone(tmp_path):
+    assert runs.read_broker_url(tmp_path) is None
+    runs.write_broker_url(tmp_path, "tcp://127.0.0.1:5600")
+    assert runs.read_broker_url(tmp_path) == "tcp://127.0.0.1:5600"
+    assert (tmp_path / runs.BROKER).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_result_that_is_damaged_is_reported(tmp_path):
+    assert runs.result_in(tmp_path) is None
+    (tmp_path / runs.RESULT).write_text("{")
+    with pytest.raises(NoSuchRun, match="is not the result of a run"):
+        runs.result_in(tmp_path)
