@@ -1,14 +1,21 @@
 # `make train` runs the main job, `make test` the checks; both need nothing but Python >= 3.11.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
+RUN := PYTHONPATH=tests $(BIN)/python -m
 
-.PHONY: train test lint faults fuzz simulate bench docker-test clean
+.PHONY: train test test-all lint faults fuzz simulate bench docker-test clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
 
+# What each change must pass: a few minutes.
 test: lint
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(PYTEST)
+
+# The tests that `make test` leaves out: whole matrices, long runs, more seeds.
+test-all: .venv/ready
+	$(PYTEST) -m slow
 
 lint: .venv/ready build/types/stageline
 	$(BIN)/ruff check .
@@ -21,23 +28,22 @@ build/types/stageline:
 	for part in pipeline broker workers; do ln -sfn ../../../$$part $@/$$part; done
 	for file in __init__.py __main__.py py.typed; do ln -sfn ../../../workers/api/$$file $@/$$file; done
 
-# Kills processes at every place of small runs, for about an hour; goes on where it was interrupted.
-faults: .venv/ready
-	PYTHONPATH=tests $(BIN)/python -m simulation.run_seeds --seeds 20000
-	$(BIN)/pytest -m faults
-	PYTHONPATH=tests $(BIN)/python -m faults.run_sweep
+# 20,000 seeds, then kills processes at every place of small runs, for about an hour; an interrupted sweep continues.
+# `make faults FAULTS="--trials 200"` runs so many of the trials.
+faults: simulate
+	$(RUN) faults.run_sweep $(FAULTS)
 
-# What reads from wires, for a minute, under a fuzzer.
+# Recovery under 20,000 seeds; a seed that fails is printed with the command that repeats it.
+simulate: .venv/ready
+	$(RUN) simulation.run_seeds --seeds 20000
+
+# The decoders of what comes over a wire, for a minute, under a fuzzer.
 fuzz: .venv/ready
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fuzz]'
-	PYTHONPATH=tests $(BIN)/python -m fuzz.fuzz_wire -max_total_time=60
+	$(RUN) fuzz.fuzz_wire -max_total_time=60
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks
-
-# Recovery under ten times the seeds that `make test` runs; a seed that fails is printed with the command to see it.
-simulate: .venv/ready
-	PYTHONPATH=tests $(BIN)/python -m simulation.run_seeds --seeds 20000
 
 # Needs a Docker engine with Compose; BASE_IMAGE names the interpreter's image if it is not python:3.11-slim.
 docker-test: .venv/ready

@@ -1,11 +1,12 @@
 """Kills processes of real runs at every place of their programs, and demands the bits of the undisturbed run.
 
-    make faults                                              all trials; the table goes into docs/promises.md
-    python tests/faults.py --trials 1000                     a fair sample, with which it does so too
-    python tests/faults.py --trials 60 --transport tcp       some of them
-    python tests/faults.py --only redis/4/worker-1@17        one, by its name
+    make faults                                             all trials; the table goes into docs/promises.md
+    python -m faults.run_sweep --trials 1000                a fair sample, which writes the table, too
+    python -m faults.run_sweep --trials 60 --transport tcp  some of them
+    python -m faults.run_sweep --only redis/4/worker-1@17   one, by its name
 
-What was tried is kept in runs/faults.jsonl; a sweep that was interrupted goes on there. --fresh begins anew.
+Run it from the project's folder with PYTHONPATH=tests. Verdicts are kept in runs/faults.jsonl; an interrupted sweep
+continues there. --fresh starts over.
 """
 
 import json
@@ -16,13 +17,12 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from pathlib import Path
-from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
 import click
 
-from faults import promises_table as promises
+from faults import promises_table
 from faults.sweep import STAGES, TRANSPORTS, Trial, all_trials
 from faults.trial import Verdict, judge, run
 from support import action_log
@@ -35,12 +35,14 @@ UNDISTURBED = Trial("ipc", 2, ())
 
 
 @click.command()
-@click.option("--trials", type=click.IntRange(min=1), help="At most so many.")
-@click.option("--transport", type=click.Choice(TRANSPORTS), multiple=True, help="Over this one only.")
-@click.option("--stages", type=click.Choice([str(stages) for stages in STAGES]), multiple=True, help="Of these only.")
-@click.option("--only", multiple=True, metavar="NAME", help="The trial of this name, whether it was tried or not.")
+@click.option("--trials", type=click.IntRange(min=1), help="At most so many: the first of the list, which is shuffled.")
+@click.option("--transport", type=click.Choice(TRANSPORTS), multiple=True, help="Over this transport only.")
+@click.option(
+    "--stages", type=click.Choice([str(stages) for stages in STAGES]), multiple=True, help="With so many stages only."
+)
+@click.option("--only", multiple=True, metavar="NAME", help="The trial of this name, even if it was run before.")
 @click.option("--jobs", default=3, show_default=True, type=click.IntRange(min=1), help="Trials at a time.")
-@click.option("--fresh", is_flag=True, help="Try again what was tried before.")
+@click.option("--fresh", is_flag=True, help="Run again what was run before.")
 def main(
     trials: int | None,
     transport: tuple[str, ...],
@@ -49,7 +51,7 @@ def main(
     jobs: int,
     fresh: bool,
 ) -> None:
-    """Kill and compare; the exit code is 1 if anything was not as promised."""
+    """Kill and compare. The exit code is 1 if any trial broke a promise."""
     if fresh:
         KEPT.unlink(missing_ok=True)
     kept = {} if only else _kept()
@@ -62,43 +64,40 @@ def main(
     left = [trial for trial in chosen if str(trial) not in kept]
     click.echo(f"{len(chosen)} trials, {len(chosen) - len(left)} of them done before")
     with RedisServer(appendfsync="no") as redis, closing(Sweep(redis, jobs)) as sweep:
-        for verdict in _shown(sweep.go(left), len(left)):
+        for verdict in _shown(sweep.run(left), len(left)):
             kept[verdict.trial] = verdict
             if not only:
                 _keep(verdict)
     found = [kept[str(trial)] for trial in chosen]
-    click.echo(promises.table(found))
+    click.echo(promises_table.table(found))
     if not only and chosen == all_trials()[: len(chosen)] and len(chosen) >= ENOUGH:
-        promises.write(found)
+        promises_table.write(found)
     sys.exit(any(verdict.wrong for verdict in found))
 
 
 class Sweep:
-    """Several trials at a time, each in a nursery that nobody else uses meanwhile."""
+    """Runs several trials at a time."""
 
     def __init__(self, redis: RedisServer, jobs: int) -> None:
         self._redis = redis
         self._pool = ThreadPoolExecutor(jobs)
-        self._nurseries: SimpleQueue[ForkServer] = SimpleQueue()
-        for _ in range(jobs):
-            self._nurseries.put(ForkServer())
+        self._fork_server = ForkServer()
 
-    def go(self, trials: Iterable[Trial]) -> Iterator[Verdict]:
-        """In the order in which they end."""
-        undisturbed, _ = self._run(UNDISTURBED)
+    def run(self, trials: Iterable[Trial]) -> Iterator[Verdict]:
+        """Yields verdicts in the order in which the trials end."""
+        undisturbed, _ = self._run_trial(UNDISTURBED)
         if undisturbed["code"]:
             raise click.ClickException(undisturbed["reason"])
-        for done in as_completed([self._pool.submit(self._try, trial, undisturbed) for trial in trials]):
+        for done in as_completed([self._pool.submit(self._judge, trial, undisturbed) for trial in trials]):
             yield done.result()
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-        while not self._nurseries.empty():
-            self._nurseries.get().close()
+        self._fork_server.close()
 
-    def _try(self, trial: Trial, undisturbed: dict[str, Any]) -> Verdict:
+    def _judge(self, trial: Trial, undisturbed: dict[str, Any]) -> Verdict:
         try:
-            outcome, folder = self._run(trial)
+            outcome, folder = self._run_trial(trial)
         except RuntimeError as error:
             return Verdict(str(trial), [str(error)], 0, [], 0)
         verdict = judge(trial, outcome, action_log.read(folder), undisturbed)
@@ -108,24 +107,22 @@ class Sweep:
             shutil.rmtree(folder.parent)
         return verdict
 
-    def _run(self, trial: Trial) -> tuple[dict[str, Any], Path]:
+    def _run_trial(self, trial: Trial) -> tuple[dict[str, Any], Path]:
         folder = Path(tempfile.mkdtemp(prefix="faults-")) / "tiny"
         database = self._redis.own_number()
-        fork_server = self._nurseries.get()
         try:
-            return run(fork_server, trial, folder, self._redis.tcp_url_of(database)), folder
+            return run(self._fork_server, trial, folder, self._redis.tcp_url_of(database)), folder
         finally:
-            self._nurseries.put(fork_server)
             with closing(self._redis.client(database)) as client:
                 client.flushdb()
 
 
 def _shown(verdicts: Iterable[Verdict], count: int) -> Iterator[Verdict]:
-    """Says how far it is, and what went wrong, with the command that does it again."""
+    """Prints the progress, and each failure with the command that repeats it."""
     started = monotonic()
     for number, verdict in enumerate(verdicts, 1):
         if verdict.wrong:
-            click.echo(f"FAILED  python tests/faults.py --only {verdict.trial}")
+            click.echo(f"FAILED  PYTHONPATH=tests .venv/bin/python -m faults.run_sweep --only {verdict.trial}")
             click.echo("".join(f"        {reason}\n" for reason in verdict.wrong))
         if number % 20 == 0 or number == count:
             click.echo(f"{number} of {count}, {(monotonic() - started) / number:.2f} s each")
@@ -133,7 +130,7 @@ def _shown(verdicts: Iterable[Verdict], count: int) -> Iterator[Verdict]:
 
 
 def _kept() -> dict[str, Verdict]:
-    """What was tried before and went well."""
+    """The verdicts of an earlier sweep, without its failures."""
     lines = KEPT.read_text().splitlines() if KEPT.exists() else []
     verdicts = (Verdict(**json.loads(line)) for line in lines)
     return {verdict.trial: verdict for verdict in verdicts if not verdict.wrong}

@@ -1,8 +1,8 @@
-"""Which processes are killed when: every trial of the sweep as a value, and as a line of text that names it.
+"""Which processes are killed when: each trial of the sweep as a value, and as a text that names it.
 
 redis/4/worker-1@17+worker-2@17      over Redis, 4 stages: both after their 17th action
 ipc/2/worker-0@9+worker-0@3          worker 0 after its 9th action, and its replacement after its 3rd
-tcp/2/broker@5                       the broker after the 5th sentence that it was told
+tcp/2/broker@5                       the broker after the 5th message that it received
 """
 
 import random
@@ -15,14 +15,14 @@ from support.fork_server import Kill
 
 STEPS, MICROBATCHES, SNAPSHOT_EVERY = 6, 2, 2
 ACTIONS = STEPS * (2 * MICROBATCHES + 1) + MICROBATCHES  # of each worker; the last are an evaluation
-SENTENCES = 24  # of the broker: two steps' worth at least
+MESSAGES = 24  # received by the broker: those of two steps at least
 TRANSPORTS = ("ipc", "tcp", "redis")
 STAGES = (2, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run, and who is killed in it."""
+    """One run, and the processes that are killed in it."""
 
     transport: str
     stages: int
@@ -39,7 +39,7 @@ class Trial:
 
 
 def all_trials() -> list[Trial]:
-    """Every one, in an order in which any beginning is a fair sample."""
+    """Every trial, in an order in which any beginning is a fair sample."""
     trials = [
         Trial(transport, stages, kills)
         for transport in TRANSPORTS
@@ -59,6 +59,6 @@ def _kills(stages: int) -> Iterator[tuple[Kill, ...]]:
         yield tuple((worker, action) for worker in workers)
         worker = chance.choice(workers)
         yield (worker, action), (worker, chance.randint(1, SNAPSHOT_EVERY * (2 * MICROBATCHES + 1)))
-        yield ("broker", chance.randint(1, SENTENCES)), (chance.choice(workers), action)
-        yield ("broker", chance.randint(1, SENTENCES)), *((worker, action) for worker in workers)
-    yield from ((("broker", sentence),) for sentence in range(1, SENTENCES + 1))
+        yield ("broker", chance.randint(1, MESSAGES)), (chance.choice(workers), action)
+        yield ("broker", chance.randint(1, MESSAGES)), *((worker, action) for worker in workers)
+    yield from ((("broker", message),) for message in range(1, MESSAGES + 1))

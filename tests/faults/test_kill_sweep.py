@@ -1,6 +1,6 @@
-"""Kill anything: SIGKILL between two actions of real processes, and the weights are the undisturbed run's.
+"""SIGKILL between any two actions of real processes: the weights are those of the undisturbed run.
 
-A small part of what `make faults` tries; `sweep.py` says how to read the names.
+A small part of the trials of `make faults`; `sweep.py` says how to read their names.
 """
 
 from pathlib import Path
@@ -15,11 +15,16 @@ from support.fork_server import ForkServer
 from support.redis_server import shared_server
 
 SOME = """
-    ipc/2/worker-0@1  ipc/2/worker-1@13  ipc/2/worker-0@32  tcp/4/worker-2@2  redis/2/worker-0@22  redis/4/worker-3@26
-    ipc/2/worker-0@12+worker-1@12  tcp/4/worker-1@20+worker-2@20  redis/4/worker-0@16+worker-1@16
+    ipc/2/worker-0@1  tcp/4/worker-2@2  redis/2/worker-0@22
+    ipc/2/worker-0@12+worker-1@12  redis/4/worker-0@16+worker-1@16
     ipc/4/worker-0@10+worker-1@10+worker-2@10+worker-3@10
-    ipc/2/worker-1@14+worker-1@3  redis/2/worker-0@25+worker-0@7
-    ipc/2/broker@1  tcp/4/broker@7  ipc/2/broker@5+worker-0@20  tcp/2/broker@9+worker-0@15+worker-1@15
+    ipc/2/worker-1@14+worker-1@3
+    tcp/4/broker@7  tcp/2/broker@9+worker-0@15+worker-1@15
+"""
+MORE = """
+    ipc/2/worker-1@13  ipc/2/worker-0@32  redis/4/worker-3@26
+    tcp/4/worker-1@20+worker-2@20  redis/2/worker-0@25+worker-0@7
+    ipc/2/broker@1  ipc/2/broker@5+worker-0@20
 """
 
 
@@ -35,8 +40,10 @@ def test_the_undisturbed_run_is_what_plain_torch_computes(undisturbed: dict[str,
     assert undisturbed["orphans"] == undisturbed["left"] == []
 
 
-@pytest.mark.parametrize("name", SOME.split())
-def test_whoever_is_killed_the_run_ends_as_if_nothing_had_been(
+@pytest.mark.parametrize(
+    "name", [*SOME.split(), *(pytest.param(name, marks=pytest.mark.slow) for name in MORE.split())]
+)
+def test_a_run_whose_processes_are_killed_ends_as_the_undisturbed_run(
     name: str, fork_server: ForkServer, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     this = Trial.parse(name)
@@ -47,7 +54,9 @@ def test_whoever_is_killed_the_run_ends_as_if_nothing_had_been(
     assert verdict.fired == len(this.kills)
 
 
-def test_a_trial_that_loses_bits_or_leaves_something_is_found_out(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+def test_a_trial_that_loses_bits_or_leaves_something_behind_is_detected(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
     this = Trial("ipc", 2, (("worker-0", 3),))
     facts = {**undisturbed["facts"], "weights_sha256": "other"}
     entries = [
@@ -62,7 +71,7 @@ def test_a_trial_that_loses_bits_or_leaves_something_is_found_out(undisturbed: d
     assert (verdict.fired, verdict.recoveries, verdict.redone) == (1, [0.5], 1)
 
 
-def test_a_trials_name_says_all_of_it() -> None:
+def test_the_name_of_a_trial_holds_all_of_it() -> None:
     trials = all_trials()
     assert len(trials) > 1000
     assert [Trial.parse(str(each)) for each in trials] == trials

@@ -1,4 +1,4 @@
-"""Runs one trial of the sweep and holds it against the undisturbed run: same bits, nothing left, little done again."""
+"""Runs one trial of the sweep and compares it with the undisturbed run: same bits, nothing left, little repeated."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ CUTS = {2: [4], 4: [2, 4, 6]}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a trial. `wrong`: nothing, if all is well. `fired`: the kills that were carried out.
+    """The result of a trial. `wrong`: each broken promise. `fired`: the number of kills that were carried out.
 
     `recoveries`: seconds from each kill of a worker until its replacement began to compute, and from each kill of the
     broker until the next one answered. `redone`: actions that were computed more than once.
@@ -35,7 +35,7 @@ class Verdict:
 
 
 def run(fork_server: ForkServer, trial: Trial, folder: Path, redis: str = "") -> dict[str, Any]:
-    """The run of a trial, which leaves its diary in `folder`. `redis`: the address of an empty database."""
+    """Runs a trial, which leaves its action log in `folder`. `redis`: the address of an empty database."""
     url = {"ipc": "ipc://", "tcp": "tcp://127.0.0.1:0", "redis": redis}[trial.transport]
     sets = (
         f"run.steps={STEPS}",
@@ -50,7 +50,7 @@ def run(fork_server: ForkServer, trial: Trial, folder: Path, redis: str = "") ->
 
 
 def judge(trial: Trial, outcome: dict[str, Any], entries: Sequence[Entry], undisturbed: dict[str, Any]) -> Verdict:
-    """What came of the run of `trial`, given the outcome of one in which nobody was killed."""
+    """The verdict on the run of `trial`, given the outcome of one without kills."""
     kills = [entry for entry in entries if entry.what == action_log.KILLED]
     wrong = [*_outcome(outcome, undisturbed), *_surplus(entries, kills)]
     workers = sum(kill.process != "broker" for kill in kills)
@@ -72,7 +72,7 @@ def _outcome(outcome: dict[str, Any], undisturbed: dict[str, Any]) -> list[str]:
 
 
 def _surplus(entries: Sequence[Entry], kills: Sequence[Entry]) -> list[str]:
-    """Actions that were done again and need not have been: before the newest checkpoint there was, or by survivors."""
+    """Actions that were repeated needlessly: from before the newest checkpoint of that moment, or by survivors."""
     floors = {(kill.process, kill.generation): _checkpoint(entries, kill.when) for kill in kills}
     newest: dict[tuple[str, int, str], int] = {}
     wrong = []
@@ -96,7 +96,7 @@ def _redone(entries: Sequence[Entry]) -> int:
 
 
 def _recoveries(entries: Sequence[Entry], kills: Sequence[Entry]) -> list[float]:
-    """A replacement that finds nothing left to do is not counted."""
+    """Seconds from each kill to its recovery; a replacement that finds nothing left to do is not counted."""
     found = []
     for kill in kills:
         sign = action_log.ANSWERED if kill.process == "broker" else action_log.ACTION
@@ -108,5 +108,5 @@ def _recoveries(entries: Sequence[Entry], kills: Sequence[Entry]) -> list[float]
 
 
 def _must_fire(trial: Trial) -> int:
-    """The kills that nothing can forestall: a worker's first. A run may end before the others are due."""
+    """How many kills must happen: the first of each worker. A run may end before the others are due."""
     return len({name for name, _ in trial.kills if name != "broker"})

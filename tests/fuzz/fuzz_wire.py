@@ -1,10 +1,10 @@
-"""Fuzzes all that reads what came over a wire: it must be read, or refused with the error that is meant for that.
+"""Fuzzes all decoders of what comes over a wire: each input is decoded, or refused with BadMessage.
 
-    make fuzz                                   a minute; Python 3.11 to 3.13 on Linux
-    python tests/fuzz.py -max_total_time=3600   an hour; further options are libFuzzer's
-    python tests/fuzz.py crash-1a2b3c           an input that was found, once more
+    make fuzz                                        a minute; Python 3.11 to 3.13 on Linux
+    python -m fuzz.fuzz_wire -max_total_time=3600    an hour; further options are libFuzzer's
+    python -m fuzz.fuzz_wire crash-1a2b3c            an input that was found, once more
 
-What was found interesting is kept in runs/fuzz/, and begun with the next time.
+Run it from the project's folder with PYTHONPATH=tests. Interesting inputs are kept in runs/fuzz/ for the next time.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["broker", "pipeline"]):
+with atheris.instrument_imports(include=["stageline"]):
     import torch
 
     from stageline.broker.codec.checksum import sealed
@@ -31,8 +31,8 @@ KEPT = Path("runs") / "fuzz"
 LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)
 
 
-def whole(data: bytes) -> None:
-    """Frames as they came, each after its length."""
+def message(data: bytes) -> None:
+    """Frames of a message, each after its length."""
     with contextlib.suppress(BadMessage):
         decode(list(_split(data)), limits=LIMITS)
 
@@ -50,38 +50,38 @@ def request(data: bytes) -> None:
             unpack(frame)
 
 
-def word(data: bytes) -> None:
+def announcement(data: bytes) -> None:
     key, _, rest = data.partition(b" ")
     with contextlib.suppress(BadMessage):
         read_announcement([key, [b"w", rest, b"c", b"%d" % zlib.crc32(data)]], CreditEntry)
 
 
-def sentence(data: bytes) -> None:
-    for decode_sentence in (decode_to_broker, decode_from_broker):
+def control(data: bytes) -> None:
+    for decode_control in (decode_to_broker, decode_from_broker):
         with contextlib.suppress(BadMessage):
-            decode_sentence(sealed(data))
+            decode_control(sealed(data))
 
 
-TARGETS = (whole, header, request, word, sentence)
+TARGETS = (message, header, request, announcement, control)
 
 
 def seeds() -> list[bytes]:
-    """One input for each target, each read without complaint."""
+    """One valid input for each target."""
     payload = {"x": torch.arange(6.0).reshape(2, 3).t(), "mask": (torch.tensor([True]), None, 0.5, "é")}
     frames = [bytes(frame) for frame in frames_of(Message("run", Flow.FORWARD, 7, 2, 1, 3, 30, payload))]
-    take, standing = (
+    credit, retention = (
         Credit("run", Flow.FORWARD, 1, 3, 9, 4, 8, False, True),
         Retention("run", Flow.FORWARD, 1, 3, 9, 0, 4),
     )
     joined = b"".join(len(frame).to_bytes(2, "little") + frame for frame in frames)
     inputs = [
-        (whole, joined),
+        (message, joined),
         (header, frames[0][:-4]),
-        (request, pack(take)[4:]),
-        (request, pack(standing)[4:]),
-        (word, b"1-1 4 8 -1"),
-        (sentence, encode(Report(1, 5, "2F3 of step 7", 0.5, 0.5, snapshots=[(1, 20)]))[4:]),
-        (sentence, encode(Stop("enough", 75))[4:]),
+        (request, pack(credit)[4:]),
+        (request, pack(retention)[4:]),
+        (announcement, b"1-1 4 8 -1"),
+        (control, encode(Report(1, 5, "2F3 of step 7", 0.5, 0.5, snapshots=[(1, 20)]))[4:]),
+        (control, encode(Stop("enough", 75))[4:]),
     ]
     return [bytes([TARGETS.index(target)]) + data for target, data in inputs]
 
@@ -107,7 +107,7 @@ def main() -> None:
     for number, seed in enumerate(seeds()):
         one(seed)
         (KEPT / f"seed-{number}").write_bytes(seed)
-    arguments = sys.argv if any(Path(word).is_file() for word in sys.argv[1:]) else [*sys.argv, str(KEPT)]
+    arguments = sys.argv if any(Path(argument).is_file() for argument in sys.argv[1:]) else [*sys.argv, str(KEPT)]
     atheris.Setup(arguments, one)
     atheris.Fuzz()
 

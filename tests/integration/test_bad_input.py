@@ -263,7 +263,7 @@ def test_queues_that_cannot_be_opened_are_named_by_the_run(workspace):
     assert "this machine has no such address" in train.stderr
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_a_broker_that_waits_for_its_records_is_named_by_the_run(workspace):
     """Its workers said that there was no broker."""
     train = workspace.command("train", ".", "--set", f"broker.store=redis://127.0.0.1:{free_port()}/0")

@@ -187,7 +187,7 @@ def test_with_all_others_damaged_too_the_run_does_not_go_on_and_names_all(
 
 @pytest.mark.parametrize("url", ["tcp://127.0.0.1:0", "redis"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_messages_of_before_do_not_stand_in_the_way(
     url: str, mode: str, stage: int, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:

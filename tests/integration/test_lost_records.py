@@ -16,7 +16,7 @@ SETS = (
 RUN = "lost"
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_workers_go_on_under_a_broker_that_has_lost_its_records(workspace: Workspace, tmp_path: Path):
     undisturbed = json.loads(workspace.command("train", ".", "--json", *SETS).stdout.splitlines()[-1])
     url = f"tcp://127.0.0.1:{free_port()}"

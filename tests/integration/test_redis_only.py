@@ -105,11 +105,11 @@ def the_server_is_away(party: Party) -> None:
 @pytest.mark.parametrize(
     "happens",
     [
-        pytest.param(nothing_happens, marks=pytest.mark.faults),
+        pytest.param(nothing_happens, marks=pytest.mark.slow),
         the_broker_is_killed,
-        pytest.param(a_worker_is_killed, marks=pytest.mark.faults),
-        pytest.param(everyone_is_killed, marks=pytest.mark.faults),
-        pytest.param(the_server_is_away, marks=pytest.mark.faults),
+        pytest.param(a_worker_is_killed, marks=pytest.mark.slow),
+        pytest.param(everyone_is_killed, marks=pytest.mark.slow),
+        pytest.param(the_server_is_away, marks=pytest.mark.slow),
     ],
     ids=lambda happens: happens.__name__,
 )

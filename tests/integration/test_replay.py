@@ -83,7 +83,7 @@ def test_what_is_older_than_the_checkpoint_before_the_last_is_forgotten(fork_ser
         replay(run, Wanted(1, begins[0] - 1, 0))
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_other_code_gives_other_bits_and_that_is_said(workspace, capsys):
     recovery = ("recovery.record=all", "recovery.restarts=1", "recovery.snapshot_every=3")
     assert workspace.command("train", ".", *(word for each in recovery for word in ("--set", each))).returncode == 0
@@ -139,7 +139,7 @@ def test_a_microbatch_that_stops_the_run_can_be_run_again(workspace, capfd, monk
     assert "and bad-0000000005-0" in capfd.readouterr().err
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_a_breakpoint_stops_at_the_microbatch_and_only_there(workspace):
     workspace.write("model.py", PICKY)
     recovery = ("recovery.record=all", "recovery.restarts=1", "recovery.snapshot_every=3", "data.batch_size=8")

@@ -58,7 +58,7 @@ def test_a_spare_takes_a_lost_workers_place(fork_server, tmp_path, kills):
 
 
 @pytest.mark.parametrize("spares", [(), ("--spares", "1")], ids=["started again", "spare"])
-@pytest.mark.faults
+@pytest.mark.slow
 def test_train_goes_on_after_a_kill_with_the_same_bits(workspace, spares):
     undisturbed = workspace.command("train", ".", "--json", *STEPS)
     train = workspace.start("train", ".", "--json", *STEPS, *RECOVERY, *spares)

@@ -11,7 +11,7 @@ from support.redis_server import shared_server
 from support.whole_run import WholeRun, expected, plan_in
 from support.wire_damage import KINDS, BadWire
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.slow
 
 STEPS = 12
 

@@ -1,7 +1,9 @@
 """Runs seeds of the simulation, or one of them: see the package `simulation` for what is real in it and what is not.
 
-python tests/simulator.py --seeds 20000 --from 2000
-python tests/simulator.py --seed 1234
+python -m simulation.run_seeds --seeds 20000 --from 2000
+python -m simulation.run_seeds --seed 1234
+
+Run it from the project's folder with PYTHONPATH=tests.
 """
 
 import argparse
@@ -25,7 +27,7 @@ class Found:
     wrong: str = ""
 
     def __str__(self) -> str:
-        return f"python tests/simulator.py --seed {self.seed}    # {self.wrong}"
+        return f"PYTHONPATH=tests python -m simulation.run_seeds --seed {self.seed}    # {self.wrong}"
 
 
 def simulate(seed: int, *, tell: bool = False) -> Found:
