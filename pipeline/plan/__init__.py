@@ -1,38 +1,31 @@
-"""The plan of a run: one frozen value, read from TOML, validated once, the same for every process of the run."""
+"""The plan of a run: one frozen value, read from TOML, checked as a whole, the same for every process of the run.
 
-from .difference import Difference, differences
-from .refusal import PlanError, PlanRefused
-from .settings import from_mapping, read_plan
-from .value import (
-    BrokerPlan,
-    DataPlan,
-    LrSchedulerPlan,
-    ModelPlan,
-    OptimizerPlan,
-    Plan,
-    QueuesPlan,
-    RecoveryPlan,
-    RunPlan,
-    SchedulePlan,
-    WorkerPlan,
-)
+May import `pipeline.schedule`. Read `models.py` first: every key with its type, default and meaning; then `reader.py`.
+Names are imported when they are first used: `passwords`, `urls` and `difference` do without the import of pydantic.
+"""
 
-__all__ = [
-    "BrokerPlan",
-    "DataPlan",
-    "Difference",
-    "LrSchedulerPlan",
-    "ModelPlan",
-    "OptimizerPlan",
-    "Plan",
-    "PlanError",
-    "PlanRefused",
-    "QueuesPlan",
-    "RecoveryPlan",
-    "RunPlan",
-    "SchedulePlan",
-    "WorkerPlan",
-    "differences",
-    "from_mapping",
-    "read_plan",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .difference import differences
+    from .errors import PlanError, PlanRefused
+    from .plan import Plan
+    from .reader import from_mapping, read_plan
+
+_MODULES = {
+    "Plan": "plan",
+    "PlanError": "errors",
+    "PlanRefused": "errors",
+    "differences": "difference",
+    "from_mapping": "reader",
+    "read_plan": "reader",
+}
+
+__all__ = ["Plan", "PlanError", "PlanRefused", "differences", "from_mapping", "read_plan"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

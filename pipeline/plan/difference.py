@@ -1,11 +1,26 @@
-"""In what two plans of one run disagree, by name, so that nobody has to compare two digests by eye."""
+"""In which keys two plans of one run disagree, and which keys may differ between its machines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .refusal import shown
+from .errors import shown
 from .tables import canonical, flat
-from .value import UNCOUNTED
+
+# What neither decides the computation nor which worker does which part of it. The digest leaves it out.
+UNCOUNTED = frozenset(
+    {
+        "run.name",
+        "run.dir",
+        "run.log_every",
+        "queues.url",
+        "queues.retain_bytes",
+        "recovery.lease",
+        "recovery.restarts",
+        "recovery.record",
+        "broker.url",
+        "broker.store",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +32,7 @@ class Difference:
     there: object
 
     def __str__(self) -> str:
-        return f"{self.key}: {_said(self.here)} here, {_said(self.there)} there"
+        return f"{self.key}: {_shown(self.here)} here, {_shown(self.there)} there"
 
 
 def differences(here: Mapping[str, object], there: Mapping[str, object]) -> tuple[Difference, ...]:
@@ -28,5 +43,5 @@ def differences(here: Mapping[str, object], there: Mapping[str, object]) -> tupl
     return tuple(pair for pair in pairs if canonical(pair.here) != canonical(pair.there))
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     return "not set" if value is None else shown(value)

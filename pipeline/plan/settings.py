@@ -1,106 +1,94 @@
-"""Where a plan comes from: a file or a mapping, the environment and `--set`. The one place where a file is read.
+"""Which origin sets a key: `--set` over the environment over the file over the default."""
 
-text -> tables -> settings, the later over the earlier -> sections, key by key -> plan -> checks of the whole
-"""
-
-import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from .layers import NotASetting, Setting, from_environment, from_set, from_tables, merged
-from .lines import lines_of
-from .passwords import masked
-from .reading import Reading
-from .refusal import PlanError, PlanRefused
-from .tables import Key
-from .value import Plan
+from .lines import place
+from .plan import Origin
+from .tables import Key, leaves
 
-FILE_NAME = "stageline.toml"
-_NOTHING: Mapping[str, str] = MappingProxyType({})
+PREFIX = "STAGELINE_"
+
+# Two ways to say one thing: whoever says it one way overrules a lower origin that said it the other way.
+_RIVALS: dict[Key, Key] = {
+    ("run", "steps"): ("run", "epochs"),
+    ("run", "epochs"): ("run", "steps"),
+    ("model", "cut"): ("model", "stages"),
+    ("model", "stages"): ("model", "cut"),
+}
 
 
-def read_plan(path: str | Path, *, sets: Sequence[str] = (), environment: Mapping[str, str] = _NOTHING) -> Plan:
-    """The plan that the TOML file at `path` (or stageline.toml in that folder), `environment` and `sets` make.
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key's value as given, by whom, and where. `text` is the value as typed, None if it came as TOML."""
 
-    `sets` are the arguments of `--set`, `section.key=value`, and overrule `environment` (STAGELINE_SECTION__KEY),
-    which overrules the file. Raises `PlanRefused`, which names all that is wrong.
-    """
-    file = Path(path)
+    key: Key
+    value: object
+    origin: Origin
+    where: str = ""
+    text: str | None = None
+
+
+class NotASetting(ValueError):
+    """What came after `--set` names no key and value."""
+
+
+def from_tables(tables: Mapping[str, object], file: str, lines: Mapping[Key, int]) -> Iterator[Setting]:
+    """The settings of a plan file's tables."""
+    for key, value in leaves(tables):
+        yield Setting(key, value, "file", place(file, lines, key))
+
+
+def from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
+    """The settings among environment variables: STAGELINE_SECTION__KEY sets section.key, in lower case."""
+    for name, text in sorted(environment.items()):
+        key = tuple(name.removeprefix(PREFIX).lower().split("__"))
+        if name.startswith(PREFIX) and len(key) > 1:
+            yield Setting(key, _toml(text), "environment", name, text)
+
+
+def from_set(argument: str) -> Setting:
+    """The setting that `--set section.key=value` makes. Raises `NotASetting` if it makes none."""
+    name, equals, text = argument.partition("=")
+    key = tuple(part.strip() for part in name.split("."))
+    if not equals or not all(key):
+        raise NotASetting(argument)
+    return Setting(key, _toml(text.strip()), "--set", "--set", text.strip())
+
+
+def merged(settings: Iterable[Setting]) -> dict[Key, Setting]:
+    """What holds after `settings`, each over the ones before it."""
+    held: dict[Key, Setting] = {}
+    for setting in settings:
+        held = {key: earlier for key, earlier in held.items() if not _overrules(setting, earlier)}
+        held[setting.key] = setting
+    return held
+
+
+def nested(settings: Iterable[Setting]) -> dict[str, Any]:
+    """The values of `settings` as tables."""
+    tables: dict[str, Any] = {}
+    for setting in settings:
+        *path, last = setting.key
+        table = tables
+        for name in path:
+            table = table.setdefault(name, {})
+        table[last] = setting.value
+    return tables
+
+
+def _overrules(later: Setting, earlier: Setting) -> bool:
+    shared = min(len(later.key), len(earlier.key))
+    rivals = _RIVALS.get(later.key) == earlier.key and later.origin != earlier.origin
+    return rivals or later.key[:shared] == earlier.key[:shared]
+
+
+def _toml(text: str) -> object:
+    """The value that `text` writes in TOML, or `text` itself if it writes none: text needs no quotes."""
     try:
-        text = _text(file)
-    except IsADirectoryError:
-        return read_plan(file / FILE_NAME, sets=sets, environment=environment)
-    return _plan(_tables(text, file), file, lines_of(text), sets, environment)
-
-
-def from_mapping(
-    tables: Mapping[str, object],
-    *,
-    file: str | Path | None = None,
-    sets: Sequence[str] = (),
-    environment: Mapping[str, str] = _NOTHING,
-) -> Plan:
-    """The plan that `tables`, shaped like a plan file, make; no file is read, `file` says what paths are relative to.
-
-    Takes what `Plan.as_mapping` gives. Raises `PlanRefused`, which names all that is wrong.
-    """
-    return _plan(tables, None if file is None else Path(file), {}, sets, environment)
-
-
-def _plan(
-    tables: Mapping[str, object],
-    file: Path | None,
-    lines: Mapping[Key, int],
-    sets: Sequence[str],
-    environment: Mapping[str, str],
-) -> Plan:
-    name = str(file or "")
-    path = None if file is None else file.absolute()
-    typed, errors = _typed(sets)
-    settings = merged([*from_tables(tables, name, lines), *from_environment(environment), *typed])
-    plan = Reading(settings, name, lines).plan(path, errors)
-    return plan if ("run", "name") in settings else replace(plan, run=replace(plan.run, name=_name(path)))
-
-
-def _name(path: Path | None) -> str:
-    """The run's name, if nobody gives it one: that of the plan's folder, as far as it makes a name."""
-    folder = "" if path is None else path.parent.name
-    return re.sub(r"\W+", "-", folder).strip("-") or "run"
-
-
-def _typed(sets: Sequence[str]) -> tuple[list[Setting], list[PlanError]]:
-    settings, errors = [], []
-    for argument in sets:
-        try:
-            settings.append(from_set(argument))
-        except NotASetting:
-            errors.append(PlanError(masked(argument), "write section.key=value, such as run.steps=20", "--set"))
-    return settings, errors
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise _refused(file, f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}") from None
-    except IsADirectoryError:
-        raise
-    except OSError as error:
-        raise _refused(file, f"it cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise _refused(file, f"byte {error.start} is not UTF-8, which a TOML file is written in") from error
-
-
-def _tables(text: str, file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _refused(file, f"this is not TOML: {error}") from error
-
-
-def _refused(file: Path, reason: str) -> PlanRefused:
-    return PlanRefused([PlanError("", reason, str(file))])
+        tables = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return tables["value"] if len(tables) == 1 else text

@@ -8,8 +8,7 @@ import click
 import msgspec
 
 from stageline.pipeline.exit_code import ExitCode
-from stageline.pipeline.plan import read_plan
-from stageline.pipeline.plan.value import BrokerPlan
+from stageline.pipeline.plan import urls
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.runs import folder as runs
 
@@ -49,11 +48,13 @@ def place(where: str | None) -> str | None:
 
 def _address(where: str | None) -> str:
     if where is None:
-        return os.environ.get("STAGELINE_BROKER__URL") or BrokerPlan().url
+        return os.environ.get("STAGELINE_BROKER__URL") or urls.BROKER["tcp"]
     if (url := runs.read_broker_url(Path(where))) is not None:
         return url
     if runs.is_run(Path(where)):
         raise BrokerUnreachable(_away(Path(where)))
+    from stageline.pipeline.plan import read_plan  # imports pydantic
+
     return read_plan(where, environment=os.environ).broker.url
 
 

@@ -5,14 +5,16 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from stageline.pipeline.plan import Plan, read_plan
 from stageline.pipeline.plan.passwords import masked
 
 from . import option_types as kinds
+
+if TYPE_CHECKING:  # imports pydantic
+    from stageline.pipeline.plan import Plan
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -26,15 +28,17 @@ broker = click.option("--broker", callback=kinds.address(dials=True), metavar="U
 parent = click.option("--parent", type=int, default=0, hidden=True, help="Leave when this process is gone.")
 
 
-def plan_of(config: str, sets: Sequence[str]) -> Plan:
+def plan_of(config: str, sets: Sequence[str]) -> "Plan":
     """The plan that the command line and the environment name; warnings go to stderr."""
+    from stageline.pipeline.plan import read_plan
+
     plan = read_plan(config, sets=sets, environment=os.environ)
     for warning in plan.warnings:
         click.echo(f"stageline: warning: {warning}", err=True)
     return plan
 
 
-def demand_restarts(plan: Plan) -> None:
+def demand_restarts(plan: "Plan") -> None:
     """Raises `click.UsageError` if the plan has no use for spare workers."""
     if not plan.recovery.on:
         raise click.UsageError("a spare has nothing to wait for: no worker is replaced; add --set recovery.restarts=5")

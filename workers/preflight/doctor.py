@@ -6,7 +6,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from hashlib import sha256
@@ -168,7 +167,7 @@ def _repeats(plan: Plan, folder: Path) -> str:
 
 
 def _first_step(plan: Plan, folder: Path) -> str:
-    short = replace(plan, run=replace(plan.run, steps=1, epochs=None))
+    short = plan.model_copy(update={"run": plan.run.model_copy(update={"steps": 1, "epochs": None})})
     outcome = run_memory(prepare(short), "doctor", folder)
     if outcome.code:
         raise ModelRefused(f"the first step failed: {outcome.reason}")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.pipeline.plan import Plan, PlanError, PlanRefused, WorkerPlan, differences, from_mapping, read_plan
-from stageline.pipeline.plan.keys import TABLES, WORKER
+from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences, from_mapping, read_plan
+from stageline.pipeline.plan.models import PlanTables, WorkerPlan, section
 from stageline.pipeline.plan.tables import flat
 from support.paths import DOCS, EXAMPLES
 
@@ -178,7 +178,10 @@ threads = 4
     assert plan.lr_scheduler is not None
     assert plan.lr_scheduler.options == {"step_size": 30}
     assert (plan.queues.retain_bytes, plan.recovery.lease) == (64 * 2**20, 0.25)
-    assert plan.workers == (WorkerPlan((0, 2), "cuda:0", 1), WorkerPlan((1, 3), "cpu", 4))
+    assert plan.workers == (
+        WorkerPlan(stages=(0, 2), device="cuda:0", threads=1),
+        WorkerPlan(stages=(1, 3), device="cpu", threads=4),
+    )
     assert plan.placement == ((0, 2), (1, 3))
 
 
@@ -251,6 +254,10 @@ def test_a_set_value_is_toml_or_else_text(file: Path, text: str, value: object) 
 def test_text_that_looks_like_a_number_is_text_where_text_is_wanted(file: Path) -> None:
     assert read_plan(file, sets=["run.name=7"]).run.name == "7"
     assert read_plan(file, environment={"STAGELINE_RUN__NAME": "true"}).run.name == "true"
+
+
+def test_what_is_typed_as_not_a_number_is_text_where_text_is_wanted(file: Path) -> None:
+    assert read_plan(file, sets=["run.name=nan"]).run.name == "nan"
 
 
 def test_a_set_value_can_smuggle_in_no_other_key(file: Path) -> None:
@@ -372,7 +379,7 @@ WRONG = [
     ({"run__seed": -1}, "run.seed", "a whole number from 0 on is wanted"),
     ({"run__name": "../up"}, "run.name", "a name of letters, digits and - _ . is wanted"),
     ({"run__steps": 3}, "run.steps", "epochs = 2 is given too; keep one of the two"),
-    ({"run__epochs": None}, "run.steps", "say how long to train: steps = 1000, or epochs = 10"),
+    ({"run__epochs": None}, "run.steps", "set how long to train: steps = 1000, or epochs = 10"),
     ({"run": 5}, "run", "this is a table: write [run], and its keys below"),
     ({"workers": [1]}, "workers", "this is a table: write [workers.0], and its keys below"),
     ({"workers": {"0": 1}}, "workers.0", "this is a table: write [workers.0], and its keys below"),
@@ -391,7 +398,7 @@ WRONG = [
     ({"model__cut": []}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
     ({"model__cut": "half"}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
     ({"model__cut": 2}, "model.cut", "is wanted, this is a whole number"),
-    ({"model__cut": "auto"}, "model.cut", "say into how many stages: add stages = 2"),
+    ({"model__cut": "auto"}, "model.cut", "set the number of stages: add stages = 2"),
     ({"model__stages": 3}, "model.stages", "cut = [5] makes 2; leave stages out"),
     ({"model__stages": 10**9}, "model.stages", "a whole number from 1 to 1024 is wanted"),
     ({"workers__0__stages": [0, 10**9]}, "workers.0.stages", "a whole number from 0 to 1023 is wanted"),
@@ -664,6 +671,7 @@ def test_options_that_only_look_alike_differ(one: dict[str, object], other: dict
 
 # For every plan
 
+MODELS = [(table, section(table)) for table in PlanTables.model_fields]
 NAMES = st.text(min_size=1, max_size=8)
 VALUES = st.recursive(
     st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -705,8 +713,8 @@ def test_a_plan_written_as_a_mapping_and_read_again_is_the_same(tables: dict[str
     assert plan.origins.keys() == flat(plan.as_mapping()).keys()
 
 
-SECTIONS = st.sampled_from((*TABLES, "workers", "other"))
-KEYS = st.sampled_from(sorted({key for table in TABLES.values() for key in table.keys} | {"0", "1", "stages", ""}))
+SECTIONS = st.sampled_from((*PlanTables.model_fields, "other"))
+KEYS = st.sampled_from(sorted({key for _, keys in MODELS for key in keys.model_fields} | {"0", "1", "stages", ""}))
 JUNK = st.none() | st.just(b"bytes") | st.floats() | st.integers() | VALUES
 JUNK_TABLES = st.dictionaries(KEYS, JUNK | st.dictionaries(KEYS, JUNK, max_size=3), max_size=4)
 
@@ -734,8 +742,8 @@ def documented() -> dict[str, str]:
 
 
 def test_every_key_is_documented_and_nothing_else() -> None:
-    keys = {f"{name}.{key}" for name, table in TABLES.items() for key in table.keys}
-    assert documented().keys() == keys | {f"workers.N.{key}" for key in WORKER.keys}
+    keys = {f"{table}.{key}" for table, keys in MODELS for key in keys.model_fields}
+    assert documented().keys() == {key.replace("workers.", "workers.N.") for key in keys}
 
 
 def test_the_documented_defaults_are_the_defaults() -> None:
@@ -748,9 +756,9 @@ def test_the_documented_defaults_are_the_defaults() -> None:
 
 
 def test_what_is_documented_as_needed_is_needed() -> None:
-    needed = {key for key, cell in documented().items() if cell.startswith("needed")}
-    tables = {**TABLES, "workers.N": WORKER}
-    assert needed == {f"{name}.{key}" for name, table in tables.items() for key in table.needed}
+    needed = {key.replace(".N", "") for key, cell in documented().items() if cell.startswith("needed")}
+    fields = [(table, key, field) for table, keys in MODELS for key, field in keys.model_fields.items()]
+    assert needed == {f"{table}.{key}" for table, key, field in fields if field.is_required()}
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*/stageline.toml")))

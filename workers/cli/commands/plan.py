@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from stageline.pipeline.plan.refusal import shown
+from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
 from stageline.workers.cli.display.tables import share, show, size

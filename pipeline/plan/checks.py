@@ -1,14 +1,12 @@
-"""What the keys of a plan must agree on once each is of its kind: a table of checks, and the keys each reads."""
+"""What the keys of a plan must agree on once each is valid by itself: a table of checks, and the keys each reads."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from stageline.pipeline import schedule
 
-if TYPE_CHECKING:  # a name for the checks' argument: plan values call the checks
-    from .value import Plan
+from .models import PlanTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +17,8 @@ class Problem:
     reason: str
 
 
-def problems(plan: "Plan", refused: Collection[str] = ()) -> list[Problem]:
-    """All that does not go together. A check that reads a key of `refused` is left out: there is no value to check."""
+def problems(plan: PlanTables, refused: Collection[str] = ()) -> list[Problem]:
+    """Every disagreement. A check that reads a key of `refused` is left out: that key has no value to check."""
     sound = [check for keys, check in _CHECKS if not any(overlap(key, bad) for key in keys for bad in refused)]
     return [problem for check in sound for problem in check(plan)]
 
@@ -30,23 +28,23 @@ def overlap(one: str, other: str) -> bool:
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
-def _length(plan: "Plan") -> Iterator[Problem]:
+def _length(plan: PlanTables) -> Iterator[Problem]:
     match plan.run.steps, plan.run.epochs:
         case None, None:
-            yield Problem("run.steps", "say how long to train: steps = 1000, or epochs = 10")
+            yield Problem("run.steps", "set how long to train: steps = 1000, or epochs = 10")
         case int(), int(epochs):
             yield Problem("run.steps", f"epochs = {epochs} is given too; keep one of the two")
 
 
-def _number_of_stages(plan: "Plan") -> Iterator[Problem]:
+def _number_of_stages(plan: PlanTables) -> Iterator[Problem]:
     match plan.model.cut, plan.model.stages:
         case "auto", None:
-            yield Problem("model.cut", "say into how many stages: add stages = 2")
+            yield Problem("model.cut", "set the number of stages: add stages = 2")
         case tuple(cut), int(stages) if len(cut) + 1 != stages:
             yield Problem("model.stages", f"cut = {list(cut)} makes {len(cut) + 1}; leave stages out")
 
 
-def _rows(plan: "Plan") -> Iterator[Problem]:
+def _rows(plan: PlanTables) -> Iterator[Problem]:
     rows, microbatches = plan.data.batch_size, plan.schedule.microbatches
     if rows < microbatches:
         yield Problem(
@@ -56,7 +54,7 @@ def _rows(plan: "Plan") -> Iterator[Problem]:
         )
 
 
-def _asynchronous(plan: "Plan") -> Iterator[Problem]:
+def _asynchronous(plan: PlanTables) -> Iterator[Problem]:
     if plan.schedule.mode != "async":
         return
     if plan.schedule.microbatches != 1:
@@ -65,7 +63,7 @@ def _asynchronous(plan: "Plan") -> Iterator[Problem]:
         yield Problem("schedule.name", 'mode = "async" is defined for name = "1f1b"; use that, or mode = "sync"')
 
 
-def _window(plan: "Plan") -> Iterator[Problem]:
+def _window(plan: PlanTables) -> Iterator[Problem]:
     named, window, stages = plan.schedule.name == "window", plan.schedule.window, plan.model.stages
     if named and window is None:
         yield Problem("schedule.window", 'name = "window" needs it: one K for each stage, such as window = [4, 2]')
@@ -77,16 +75,15 @@ def _window(plan: "Plan") -> Iterator[Problem]:
         yield Problem("schedule.window", f"{len(window)} values for {stages} stages; give one K for each stage")
 
 
-def _recovery(plan: "Plan") -> Iterator[Problem]:
-    asked = plan.origins.get("recovery.restarts", "default") != "default"
-    if asked and plan.recovery.restarts and not plan.recovery.snapshot_every:
+def _recovery(plan: PlanTables) -> Iterator[Problem]:
+    if "restarts" in plan.recovery.model_fields_set and plan.recovery.restarts and not plan.recovery.snapshot_every:
         yield Problem(
             "recovery.restarts",
             "a worker can be replaced only where there are snapshots; use snapshot_every = 20, or restarts = 0",
         )
 
 
-def _record(plan: "Plan") -> Iterator[Problem]:
+def _record(plan: PlanTables) -> Iterator[Problem]:
     if plan.recovery.record != "all":
         return
     if plan.queues.url == "memory://":
@@ -94,31 +91,34 @@ def _record(plan: "Plan") -> Iterator[Problem]:
     elif not plan.recovery.on:
         yield Problem(
             "recovery.record",
-            "what is recorded is run again from a snapshot, and nobody writes any; "
+            "what is recorded is run again from a snapshot, and none are written; "
             'use recovery.restarts = 5 and snapshot_every = 20, or record = "bad"',
         )
 
 
-def _owners(plan: "Plan") -> Iterator[Problem]:
+def _owners(plan: PlanTables) -> Iterator[Problem]:
     owners = Counter(stage for stages in plan.placement for stage in stages)
     count = max(owners, default=-1) + 1 if plan.model.stages is None else plan.model.stages
     for stage in range(count):
         if owners[stage] != 1:
-            yield Problem("workers", f"stage {stage} is owned by {_said(plan, stage)}; give it to exactly one worker")
+            yield Problem(
+                "workers", f"stage {stage} is owned by {_owner_names(plan, stage)}; give it to exactly one worker"
+            )
     for stage in sorted(stage for stage in owners if stage >= count):
         yield Problem(
-            "workers", f"stage {stage} is owned by {_said(plan, stage)}, but there are {count} stages, 0 to {count - 1}"
+            "workers",
+            f"stage {stage} is owned by {_owner_names(plan, stage)}, but there are {count} stages, 0 to {count - 1}",
         )
 
 
-def _said(plan: "Plan", stage: int) -> str:
+def _owner_names(plan: PlanTables, stage: int) -> str:
     owners = [f"worker {index}" for index, stages in enumerate(plan.placement) for each in stages if each == stage]
     return " and ".join(owners) or "no worker"
 
 
-def _shape(plan: "Plan") -> Iterator[Problem]:
+def _shape(plan: PlanTables) -> Iterator[Problem]:
     known = plan.model.stages is not None and any(plan.placement)
-    # What the checks above have refused already, the catalogue would refuse again in its own words.
+    # What the checks above have refused already, the catalogue would refuse a second time.
     if not known or any(True for check in (_asynchronous, _window, _owners) for _ in check(plan)):
         return
     wanted = plan.schedule
@@ -128,7 +128,7 @@ def _shape(plan: "Plan") -> Iterator[Problem]:
         yield Problem("schedule.name", str(refused))
 
 
-Check = Callable[["Plan"], Iterator[Problem]]
+Check = Callable[[PlanTables], Iterator[Problem]]
 
 _STAGES = ("model.cut", "model.stages")
 _SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.window")

@@ -1,4 +1,4 @@
-"""What is wrong with a plan, and where, in words for whoever wrote it."""
+"""What is wrong with a plan, and where, for the user who wrote it."""
 
 import json
 from collections.abc import Sequence
@@ -41,6 +41,6 @@ class PlanRefused(StagelineError):
 
 
 def shown(value: object) -> str:
-    """`value` as a plan file would write it, without passwords in addresses, shortened to fit in a sentence."""
+    """`value` as a plan file would write it, without passwords in addresses, shortened."""
     text = json.dumps(all_masked(value), ensure_ascii=False, default=str)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -1,0 +1,226 @@
+"""What a key of the plan accepts, what the plan keeps of it, and what a refusal of its value asks for.
+
+batch_size: Annotated[int, whole(1)]     64 -> 64     "many" -> "a whole number from 1 on is wanted, this is text"
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from . import urls
+from .passwords import masked
+
+T = TypeVar("T")
+
+_LARGEST = 2**63 - 1  # TOML's integers have 64 bits
+_SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_TIMES = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
+_TYPES: tuple[tuple[type, str], ...] = (
+    (type(None), "None"),
+    (bool, "true or false"),  # before int: Python's bool is one
+    (int, "a whole number"),
+    (float, "a number"),
+    (str, "text"),
+    (Mapping, "a table"),
+    (list, "a list"),
+    (tuple, "a list"),
+)
+_UNFIT = PydanticCustomError("unfit", "adds nothing to what is wanted")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """Annotates the type of a key: a refusal of its value asks for `what`. `schema` replaces the type's own validation;
+    `names` are the allowed texts, for a hint at the nearest."""
+
+    what: str
+    schema: CoreSchema | None = None
+    names: tuple[str, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._validated, self.schema or handler(source))
+
+    def _validated(self, value: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise ValueError(f"{self.what} is wanted{self._hint(value, error)}") from None
+
+    def _hint(self, value: object, error: ValidationError) -> str:
+        found = error.errors(include_url=False, include_input=False)
+        if reasons := [str(each["ctx"]["error"]) for each in found if each["type"] == "value_error"]:
+            return f"; {reasons[0]}"
+        if all(_is_about_type(each["type"], value) for each in found):
+            return f", this is {name_of(value)}"
+        near = nearest(value, self.names) if isinstance(value, str) else ""
+        return f"; {near}" if near else ""
+
+
+class _NotNull:
+    """TOML has no null: a key that may be left out is None then, but cannot be set to None."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        nullable: Any = handler(source)
+        schema: CoreSchema = nullable["schema"]
+        return schema
+
+
+Unset = Annotated[T | None, _NotNull()]  # None if the plan leaves the key out
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """A question naming the one of `names` that was probably meant; "" if none is near."""
+    near = difflib.get_close_matches(name, names, 1)
+    return f'did you mean "{near[0]}"?' if near else ""
+
+
+def name_of(value: object) -> str:
+    """The type of `value` in the terms of a plan file."""
+    return next((name for kind, name in _TYPES if isinstance(value, kind)), f"a {type(value).__name__}")
+
+
+def whole(least: int, most: int = _LARGEST) -> Wanted:
+    """A whole number, at least `least` and at most `most`."""
+    upward = "on" if most == _LARGEST else f"to {most}"
+    return Wanted(f"a whole number from {least} {upward}", core_schema.int_schema(strict=True, ge=least, le=most))
+
+
+def one_of(names: Sequence[str]) -> Wanted:
+    """One of `names`."""
+    return Wanted(_either([f'"{name}"' for name in names]), core_schema.literal_schema(list(names)), tuple(names))
+
+
+def address(schemes: Mapping[str, str], *names: str) -> Wanted:
+    """An address of one of `schemes`, each given with an example; or one of `names`. It is dumped without password."""
+    return Wanted(
+        _either([f'"{example}"' for example in (*names, *schemes.values())]),
+        core_schema.no_info_after_validator_function(
+            partial(_checked_address, schemes, names),
+            core_schema.str_schema(strict=True),
+            serialization=core_schema.plain_serializer_function_ser_schema(masked),
+        ),
+    )
+
+
+def _matching(pattern: str, what: str) -> Wanted:
+    return Wanted(what, core_schema.str_schema(strict=True, pattern=f"^({pattern})$"))
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def _is_about_type(kind: str, value: object) -> bool:
+    return kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str))
+
+
+def _checked_address(schemes: Mapping[str, str], names: Collection[str], url: str) -> str:
+    fault = None if url in names else urls.fault(url, schemes)
+    if fault is not None:
+        raise ValueError(fault) if fault else _UNFIT
+    return url
+
+
+def _ascending(cut: str | tuple[int, ...]) -> str | tuple[int, ...]:
+    if not isinstance(cut, str) and any(before >= after for before, after in pairwise(cut)):
+        raise _UNFIT
+    return cut
+
+
+def _size(value: object) -> object:
+    return int(_quantity(value, _SIZES)) if isinstance(value, str) else value
+
+
+def _seconds(value: object) -> object:
+    return _quantity(value, _TIMES) if isinstance(value, str) else value
+
+
+def _quantity(text: str, units: Mapping[str, float]) -> float:
+    found = _QUANTITY.fullmatch(text.strip())
+    if found is None or found[2] not in units:
+        raise ValueError(f"units are {', '.join(units)}")
+    return float(found[1]) * units[found[2]]
+
+
+def _arguments(table: object) -> dict[str, object]:
+    if not isinstance(table, Mapping):
+        raise PydanticCustomError("table_type", "a table is wanted")
+    return {str(name): _named_argument(str(name), value) for name, value in table.items()}
+
+
+def _named_argument(name: str, value: object) -> object:
+    try:
+        return _argument(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _argument(value: object) -> object:
+    match value:
+        case bool() | str():
+            return value
+        case int() if abs(value) > _LARGEST:
+            raise ValueError("a whole number has at most 64 bits")
+        case float() if not math.isfinite(value):
+            raise ValueError(f"{value} is not a finite number")
+        case int() | float():
+            return value
+        case list() | tuple():
+            return [_argument(each) for each in value]
+        case Mapping():
+            return _arguments(value)
+        case _:
+            raise ValueError(f"{name_of(value)} does not travel: write it as text, and read it in the factory")
+
+
+Name = Annotated[str, _matching(r"\w[\w.-]*", "a name of letters, digits and - _ .")]
+Reference = Annotated[
+    str,
+    _matching(
+        r".+\.py:\w+|\w+(\.\w+)+", 'a name in a file or a package, such as "model.py:build" or "torch.optim.SGD",'
+    ),
+]
+Device = Annotated[str, _matching(r"[a-z]+(:\d+)?", 'a device such as "cpu" or "cuda:0"')]
+Folder = Annotated[Path, PlainSerializer(Path.as_posix), Wanted("a folder")]
+Size = Annotated[
+    int,
+    Field(strict=True, ge=1, le=_LARGEST),
+    BeforeValidator(_size, json_schema_input_type=int | str),
+    Wanted('a size in bytes, such as 1048576 or "512MiB",'),
+]
+Seconds = Annotated[
+    float,
+    Field(strict=True, gt=0, allow_inf_nan=False),
+    BeforeValidator(_seconds, json_schema_input_type=float | str),
+    Wanted('a time in seconds, such as 10, "10s" or "250ms",'),
+]
+Cut = Annotated[
+    Annotated[tuple[Annotated[int, whole(1)], ...], Field(min_length=1)] | Literal["auto"],
+    AfterValidator(_ascending),
+    Wanted('"auto" or a list of ascending layer numbers from 1 on, such as [2, 4],'),
+]
+Argument = Annotated[object, PlainValidator(_argument), Wanted("an argument that TOML can write")]
+Options = Annotated[  # keyword arguments for a user's factory
+    Mapping[str, object],
+    PlainValidator(_arguments, json_schema_input_type=dict[str, object]),
+    Wanted("a table of arguments"),
+]

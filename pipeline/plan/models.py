@@ -1,0 +1,318 @@
+"""Every key of a plan: its type, its default and what it is for. Validation and the JSON schema follow from here."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from stageline.pipeline import schedule
+from stageline.pipeline.schedule import Mode, Placement
+
+from . import urls
+from .key_types import (
+    Argument,
+    Cut,
+    Device,
+    Folder,
+    Name,
+    Options,
+    Reference,
+    Seconds,
+    Size,
+    Unset,
+    Wanted,
+    address,
+    one_of,
+    whole,
+)
+
+BadMicrobatch = Literal["halt", "skip"]
+Recorded = Literal["none", "bad", "all"]
+
+# A slip of the finger shall not make a billion workers, nor a list of a billion actions.
+_MOST_STAGES = 1024
+_MOST_MICROBATCHES = 65536
+
+
+class Section(BaseModel):
+    """One table of a plan file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FactorySection(Section):
+    """A table whose keys, but for `factory`, are keyword arguments for the factory."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Argument]
+
+    @property
+    def options(self) -> Options:
+        """The keyword arguments."""
+        return self.__pydantic_extra__
+
+
+class RunPlan(Section):
+    """How long the run is, and where it leaves its files. Exactly one of `steps` and `epochs` is given."""
+
+    name: Name = Field(
+        default="run",
+        description="Names the run in reports and its folder in `run.dir`. Default: the plan's folder.",
+        examples=["digits"],
+    )
+    seed: Annotated[int, whole(0)] = Field(
+        default=0,
+        description="Seeds the model's weights, the order of the data and every layer's random numbers.",
+        examples=[40],
+    )
+    steps: Unset[Annotated[int, whole(1)]] = Field(
+        default=None, description="How many steps to train; one step is one batch.", examples=[1000]
+    )
+    epochs: Unset[Annotated[int, whole(1)]] = Field(
+        default=None, description="How many passes over the data to train.", examples=[20]
+    )
+    dir: Folder = Field(
+        default=Path("runs"),
+        description="Where the run's folder is made, relative to where the command runs.",
+        examples=["/data/runs"],
+    )
+    log_every: Annotated[int, whole(1)] = Field(
+        default=10, description="The loss of every so many steps is kept in the results.", examples=[100]
+    )
+
+
+class ModelPlan(Section):
+    """What is trained and where it is cut. `stages` is None until the model is loaded, if only the model can tell."""
+
+    factory: Reference = Field(
+        description="Is called with `options` and returns an nn.Sequential, or a list of modules: the stages.",
+        examples=["model.py:build"],
+    )
+    options: Options = Field(
+        default_factory=dict, description="Keyword arguments for the factory.", examples=[{"width": 128}]
+    )
+    cut: Unset[Cut] = Field(
+        default=None,
+        description='The layers with which stages 1, 2, ... begin; "auto" cuts into `stages` stages.',
+        examples=[[2, 4]],
+    )
+    stages: Unset[Annotated[int, whole(1, _MOST_STAGES)]] = Field(
+        default=None, description='How many stages there are. Without `cut` it cuts as "auto" does.', examples=[4]
+    )
+    loss: Reference = Field(
+        description="A function of (outputs, targets), or a module class: the mean over the rows.",
+        examples=["torch.nn.functional.cross_entropy"],
+    )
+    metrics: Annotated[tuple[Reference, ...], Wanted('a list such as ["metrics.py:accuracy"]')] = Field(
+        default=(),
+        description="Functions of (outputs, targets) that measure the rows held out, after the last step.",
+        examples=[["model.py:accuracy"]],
+    )
+
+
+class DataPlan(Section):
+    """Where the batches come from."""
+
+    source: Reference = Field(
+        description="Is called with `batch_size`, `seed` and `options` and returns a source, such as stageline.Rows.",
+        examples=["data.py:batches"],
+    )
+    options: Options = Field(
+        default_factory=dict, description="Keyword arguments for the source.", examples=[{"folder": "/data/digits"}]
+    )
+    batch_size: Annotated[int, whole(1)] = Field(
+        description="Rows in a batch; at least `schedule.microbatches`.", examples=[64]
+    )
+
+
+class SchedulePlan(Section):
+    """The order of the work."""
+
+    name: Annotated[str, one_of(schedule.schedule_names())] = Field(
+        default="1f1b", description="The order in which a stage runs forwards and backwards.", examples=["gpipe"]
+    )
+    microbatches: Annotated[int, whole(1, _MOST_MICROBATCHES)] = Field(
+        default=1,
+        description="Slices of a batch that are under way at a time; more of them keep the workers busier.",
+        examples=[8],
+    )
+    mode: Annotated[Mode, one_of(get_args(Mode))] = Field(
+        default="sync",
+        description='"sync" updates once per batch and computes what the uncut model would; "async" (PipeDream) '
+        "updates after every batch without waiting for the line to empty.",
+        examples=["async"],
+    )
+    window: Unset[
+        Annotated[
+            tuple[Annotated[int, whole(1)], ...],
+            Field(min_length=1),
+            Wanted("a list with one whole number from 1 on for each stage, such as [4, 2],"),
+        ]
+    ] = Field(
+        default=None,
+        description='For name = "window", and only there: how many microbatches each stage has in flight at most.',
+        examples=[[7, 4]],
+    )
+
+
+class OptimizerPlan(FactorySection):
+    """`factory` is called with a stage's parameters and the other keys."""
+
+    factory: Reference = Field(
+        description="Is called with a stage's parameters, once for each stage that has any.",
+        examples=["torch.optim.AdamW"],
+    )
+
+
+class LrSchedulerPlan(FactorySection):
+    """`factory` is called with a stage's optimizer and the other keys."""
+
+    factory: Reference = Field(
+        description="Is called with a stage's optimizer; steps once per step.",
+        examples=["torch.optim.lr_scheduler.StepLR"],
+    )
+
+
+class QueuesPlan(Section):
+    """What carries the messages, and how many bytes of them a producer retains."""
+
+    url: Annotated[str, address(urls.QUEUES)] = Field(
+        default="ipc://", description="What carries the messages between workers.", examples=list(urls.QUEUES.values())
+    )
+    retain_bytes: Size = Field(
+        default=2**30,
+        description="How much a producer keeps in memory to deliver again; four times as much may lie on disk.",
+        examples=["256MiB"],
+    )
+
+
+class RecoveryPlan(Section):
+    """How the loss of a worker is noticed and repaired."""
+
+    lease: Seconds = Field(
+        default=10.0,
+        description="How long (seconds) a worker may be silent, or without progress, before it counts as lost.",
+        examples=["30s"],
+    )
+    snapshot_every: Annotated[int, whole(0)] = Field(
+        default=20,
+        description="Steps between snapshots; work redone after a loss is bounded by it. 0: none are written.",
+        examples=[100],
+    )
+    restarts: Annotated[int, whole(0)] = Field(
+        default=5,
+        description="How many times in a row, without a newer complete checkpoint, a worker may be replaced before "
+        "the run is given up. 0: losing a worker ends the run.",
+        examples=[5],
+    )
+    on_bad_microbatch: Annotated[BadMicrobatch, one_of(get_args(BadMicrobatch))] = Field(
+        default="halt",
+        description="What happens when a microbatch's loss is not a finite number or the model raises: the run "
+        "stops and names it, or the microbatch is left out.",
+        examples=["skip"],
+    )
+    record: Annotated[Recorded, one_of(get_args(Recorded))] = Field(
+        default="bad",
+        description="What `stageline replay` can run again: nothing, the microbatch that stopped the run, or every "
+        "microbatch since the last but one complete checkpoint.",
+        examples=["all"],
+    )
+
+    @property
+    def on(self) -> bool:
+        """Whether stages write snapshots, and lost workers are replaced."""
+        return self.restarts > 0 and self.snapshot_every > 0
+
+
+class BrokerPlan(Section):
+    """Where workers and commands find the broker, and where it keeps its records."""
+
+    url: Annotated[str, address(urls.BROKER)] = Field(
+        default=urls.BROKER["tcp"],
+        description="Where `broker` listens, and where `worker` and `status` look for it. `train` takes a free "
+        "address of its own.",
+        examples=list(urls.BROKER.values()),
+    )
+    store: Annotated[str, address(urls.REDIS, "sqlite")] = Field(
+        default="sqlite",
+        description="Where the broker keeps its records: in a file of the run's folder, or at a Redis server.",
+        examples=["redis://host:6379/0"],
+    )
+
+
+class WorkerPlan(Section):
+    """One worker: the stages it owns, the device they live on, the threads it computes with."""
+
+    stages: Annotated[
+        tuple[Annotated[int, whole(0, _MOST_STAGES - 1)], ...],
+        Field(min_length=1),
+        Wanted("a list of stages such as [0, 2]"),
+    ] = Field(
+        description="The stages that the worker owns; several for an interleaved or a U-shaped placement.",
+        examples=[[0, 2]],
+    )
+    device: Device = Field(default="cpu", description="Where the stages live.", examples=["cuda:0"])
+    threads: Annotated[int, whole(1)] = Field(
+        default=1, description="Threads that torch computes with. It is part of the result.", examples=[4]
+    )
+
+
+def by_number(tables: Mapping[str, object]) -> list[str]:
+    """The names of [workers.0], [workers.1], ... in the order of their numbers."""
+    return sorted(tables, key=lambda name: (len(name), name))
+
+
+def _in_order(workers: object) -> object:
+    if isinstance(workers, Mapping):
+        return [workers[name] for name in by_number(workers)]
+    raise PydanticCustomError("model_type", "a table is wanted")
+
+
+_Number = Annotated[str, Field(pattern="^(0|[1-9][0-9]*)$")]
+
+
+class PlanTables(Section):
+    """The plan of a run, stageline.toml: what is trained, how it is cut and scheduled, and who computes what."""
+
+    run: RunPlan = Field(default_factory=RunPlan)
+    model: ModelPlan
+    data: DataPlan
+    schedule: SchedulePlan = Field(default_factory=SchedulePlan)
+    optimizer: OptimizerPlan
+    lr_scheduler: Unset[LrSchedulerPlan] = None
+    queues: QueuesPlan = Field(default_factory=QueuesPlan)
+    recovery: RecoveryPlan = Field(default_factory=RecoveryPlan)
+    broker: BrokerPlan = Field(default_factory=BrokerPlan)
+    workers: Annotated[
+        tuple[WorkerPlan, ...], BeforeValidator(_in_order, json_schema_input_type=dict[_Number, WorkerPlan])
+    ] = Field(default=(), description="Who owns which stages. Default: one worker for each stage.")
+
+    @property
+    def placement(self) -> Placement:
+        """The stages of each worker."""
+        return tuple(worker.stages for worker in self.workers)
+
+    def with_stages(self, stages: int) -> Self:
+        """For a model of `stages` stages; where no worker is named, each stage has one. Nothing is checked."""
+        workers = self.workers or tuple(WorkerPlan(stages=(stage,)) for stage in range(stages))
+        return self.model_copy(update={"model": self.model.model_copy(update={"stages": stages}), "workers": workers})
+
+    def with_known_stages(self) -> Self:
+        """`with_stages`, if the number of stages is given, or follows from the cut."""
+        match self.model.cut, self.model.stages:
+            case _, int(stages):
+                return self.with_stages(stages)
+            case tuple(cut), None:
+                return self.with_stages(len(cut) + 1)
+            case _:
+                return self
+
+
+def section(table: str) -> type[Section]:
+    """The model of `table`'s keys; for "workers", of one worker's."""
+    annotation = PlanTables.model_fields[table].annotation
+    return next(
+        each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and issubclass(each, Section)
+    )

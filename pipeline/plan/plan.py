@@ -1,0 +1,91 @@
+"""The plan as a value: what is trained, how it is cut and scheduled, and which worker owns which stage."""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from .checks import problems
+from .difference import UNCOUNTED
+from .errors import PlanError, PlanRefused, shown
+from .models import PlanTables
+from .passwords import ADDRESSES, masked
+from .tables import canonical, flat
+from .urls import open_to_others
+
+Origin = Literal["default", "file", "environment", "--set"]
+
+_EXPOSED = (
+    "can be reached from other machines and nothing on it is encrypted: anyone who reaches it can read and change "
+    "the run. Use 127.0.0.1, or an address inside a tunnel (WireGuard, ssh)."
+)
+_SEEN = (
+    "{key} was given with a password on the command line, where every user of this machine can read it (ps). Leave "
+    "that --set out, and put the address into the environment, as {variable}, or into a plan file that only you can "
+    "read."
+)
+
+
+class Plan(PlanTables):
+    """All of a run's settings. Two plans are equal if their tables are, from wherever they were read.
+
+    `workers` is empty as long as `model.stages` is None and the plan names no workers: see `resolved`.
+    """
+
+    file: Path | None = None
+    origins: Mapping[str, Origin] = Field(default_factory=dict)  # dotted key -> who set it
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Plan):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in PlanTables.model_fields)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed but should be known before the run begins."""
+        urls = self._addresses()
+        exposed = (f'{key} = "{masked(url)}" {_EXPOSED}' for key, url in urls.items() if open_to_others(url))
+        typed = (key for key, url in urls.items() if masked(url) != url and self.origins.get(key) == "--set")
+        seen = (_SEEN.format(key=key, variable=f"STAGELINE_{key.replace('.', '__').upper()}") for key in typed)
+        return (*exposed, *seen)
+
+    def resolved(self, stages: int) -> "Plan":
+        """The plan for a model that turned out to have `stages` stages; where no worker is named, one for each stage.
+
+        Raises `PlanRefused` if the plan asks for another number, or if workers and schedule do not fit it.
+        """
+        if self.model.stages not in (None, stages):
+            raise PlanRefused([self._error("model.stages", f"the model has {stages} stages")])
+        plan = self.with_stages(stages)
+        if wrong := [plan._error(problem.key, problem.reason) for problem in problems(plan)]:
+            raise PlanRefused(wrong)
+        return plan
+
+    def as_mapping(self) -> dict[str, object]:
+        """The plan as nested tables of JSON's own types, just as `from_mapping` takes it; what is None is left out.
+
+        It may be shown and sent: its addresses are without their passwords.
+        """
+        tables = self.model_dump(mode="json", exclude_none=True, exclude={"file", "origins", "workers"})
+        if self.workers:
+            tables["workers"] = {str(index): each.model_dump(mode="json") for index, each in enumerate(self.workers)}
+        return tables
+
+    def digest(self) -> str:
+        """SHA-256 (hex) over what determines the computation and which worker does which part of it.
+
+        Names, folders, addresses and what is merely reported are left out: two machines may differ in them.
+        """
+        counted = {key: value for key, value in flat(self.as_mapping()).items() if key not in UNCOUNTED}
+        return sha256(canonical(counted).encode()).hexdigest()
+
+    def _addresses(self) -> dict[str, str]:
+        """All of them, as they were given, by their keys."""
+        held = (key.split(".") for key in ADDRESSES)
+        return {f"{section}.{name}": getattr(getattr(self, section), name) for section, name in held}
+
+    def _error(self, key: str, reason: str) -> PlanError:
+        value = flat(self.as_mapping()).get(key)
+        return PlanError(key, reason, str(self.file or ""), "" if value is None else shown(value))

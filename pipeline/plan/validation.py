@@ -1,0 +1,176 @@
+"""Settings to a plan. All that is wrong is found at once: every key by its model, then the keys with each other."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from .checks import problems
+from .errors import PlanError, PlanRefused, shown
+from .key_types import Wanted, nearest
+from .lines import place
+from .models import PlanTables, by_number, section
+from .plan import Plan
+from .settings import Setting, nested
+from .tables import Key, dotted, flat, leaves
+
+_REQUIRED = ("model", "data", "optimizer")  # an absent one is read as empty: each missing key is named
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a key, and its value, None where the key itself is the trouble."""
+
+    reason: str
+    value: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The settings that hold. `name` is how errors call the plan file, "" if there is none; `lines` places its keys."""
+
+    settings: Mapping[Key, Setting]
+    name: str
+    lines: Mapping[Key, int]
+
+    def plan(self, file: Path | None, run_name: str, errors: Iterable[PlanError] = ()) -> Plan:
+        """The plan, called `run_name` unless it has a name. Raises `PlanRefused` with `errors` and all others."""
+        tables = self._tables(run_name)
+        faults = self._faults(tables)
+        sound = _sound_part(tables, faults).with_known_stages()
+        plan = Plan.model_construct(**dict(sound), file=file)
+        found = [
+            *errors,
+            *(self._error(key, fault) for key, fault in faults.items()),
+            *self._disagreements(plan, faults),
+        ]
+        if found:
+            raise PlanRefused(found)
+        origins = {dotted(key): self._origin(key) for key, _ in leaves(plan.as_mapping())}
+        return plan.model_copy(update={"origins": origins})
+
+    def _tables(self, run_name: str) -> dict[str, Any]:
+        tables = {**{name: {} for name in _REQUIRED}, "run": {}, **nested(self.settings.values())}
+        if isinstance(tables["run"], Mapping):
+            tables["run"] = {"name": run_name, **tables["run"]}
+        return tables
+
+    def _faults(self, tables: dict[str, Any]) -> dict[Key, Fault]:
+        """All keys that are refused. Changes `tables` where typed text only looked like something else: run.name=7."""
+        faults = _invalid(tables)
+        texts = {key: text for key, fault in faults.items() if (text := self._as_text(key, fault)) is not None}
+        for key, text in texts.items():
+            _table_around(tables, key)[key[-1]] = text
+        still = _invalid(tables) if texts else faults
+        return {key: fault for key, fault in faults.items() if key in still} | _misnumbered(tables)
+
+    def _as_text(self, key: Key, fault: Fault) -> str | None:
+        # As an argument, nan or inf would be taken as text, which no factory knows what to do with.
+        number = isinstance(fault.value, float) and not math.isfinite(fault.value)
+        taken = key in self.settings and not (number and key[-1] not in section(key[0]).model_fields)
+        return self.settings[key].text if taken else None
+
+    def _disagreements(self, plan: Plan, faults: Mapping[Key, Fault]) -> Iterator[PlanError]:
+        values = flat(plan.as_mapping())
+        for problem in problems(plan, [dotted(key) for key in faults]):
+            yield self._error(tuple(problem.key.split(".")), Fault(problem.reason, values.get(problem.key)))
+
+    def _error(self, key: Key, fault: Fault) -> PlanError:
+        value = "" if fault.value is None else shown(fault.value)
+        return PlanError(dotted(key), fault.reason, self._where(key), value)
+
+    def _where(self, key: Key) -> str:
+        inside = (setting.where for name, setting in self.settings.items() if name[: len(key)] == key)
+        return next(inside, place(self.name, self.lines, key))
+
+    def _origin(self, key: Key) -> Any:
+        return self.settings[key].origin if key in self.settings else "default"
+
+
+def _invalid(tables: Mapping[str, Any]) -> dict[Key, Fault]:
+    """What the models refuse, by key."""
+    try:
+        PlanTables.model_validate(tables)
+    except ValidationError as error:
+        found = [(_key(each["loc"], tables), each) for each in error.errors(include_url=False)]
+        return {key: _fault(key, each) for key, each in found}
+    return {}
+
+
+def _key(loc: tuple[int | str, ...], tables: Mapping[str, Any]) -> Key:
+    match loc:
+        case "workers", int(place), *rest:
+            return ("workers", by_number(tables["workers"])[place], *map(str, rest))
+        case _:
+            return tuple(map(str, loc))
+
+
+def _fault(key: Key, error: ErrorDetails) -> Fault:
+    match error["type"]:
+        case "missing":
+            return Fault(f"missing; {_wanted(key)} is wanted")
+        case "extra_forbidden" if len(key) == 1:
+            hint = nearest(key[0], PlanTables.model_fields) or f"there are {', '.join(PlanTables.model_fields)}"
+            return Fault(f"there is no such table; {hint}")
+        case "extra_forbidden":
+            return Fault(f"there is no such key; {_meant(key)}")
+        case "value_error":
+            return Fault(str(error["ctx"]["error"]), error["input"])
+        case _:  # not a table
+            header = "workers.0" if key == ("workers",) else dotted(key)
+            return Fault(f"this is a table: write [{header}], and its keys below", error["input"])
+
+
+def _wanted(key: Key) -> str:
+    """What the type of a required key asks for."""
+    return next(each.what for each in _field(key).metadata if isinstance(each, Wanted))
+
+
+def _field(key: Key) -> FieldInfo:
+    return section(key[0]).model_fields[key[-1]]
+
+
+def _meant(key: Key) -> str:
+    *path, name = key
+    known = section(key[0]).model_fields
+    if near := nearest(name, known):
+        return near
+    elsewhere = (
+        table for table in PlanTables.model_fields if table != "workers" and name in section(table).model_fields
+    )
+    if table := next(elsewhere, None):
+        return f"did you mean {table}.{name}?"
+    if "options" in known:
+        return f"arguments for the factory go into [{dotted(path)}.options]"
+    return f"there are {', '.join(known)}"
+
+
+def _misnumbered(tables: Mapping[str, Any]) -> dict[Key, Fault]:
+    workers = tables.get("workers", {})
+    if not isinstance(workers, Mapping):
+        return {}
+    numbers = [str(number) for number in range(len(workers))]
+    wanted = ", ".join(f"[workers.{number}]" for number in numbers)
+    fault = Fault(f"workers are numbered from 0 without gaps: {wanted}")
+    return {} if set(numbers) == set(workers) else {("workers",): fault}
+
+
+def _sound_part(tables: dict[str, Any], faults: Iterable[Key]) -> PlanTables:
+    """`tables` without what is refused. Where that was required an example stands in for it: no check reads it."""
+    for key in faults:
+        _table_around(tables, key).pop(key[-1], None)
+    tables = {**{name: {} for name in _REQUIRED}, **tables}
+    for key in _invalid(tables):
+        _table_around(tables, key)[key[-1]] = next(iter(_field(key).examples or ()))
+    return PlanTables.model_validate(tables)
+
+
+def _table_around(tables: dict[str, Any], key: Key) -> dict[str, Any]:
+    for name in key[:-1]:
+        tables = tables[name]
+    return tables
