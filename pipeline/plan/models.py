@@ -31,7 +31,7 @@ from .key_types import (
 BadMicrobatch = Literal["halt", "skip"]
 Recorded = Literal["none", "bad", "all"]
 
-# A slip of the finger shall not make a billion workers, nor a list of a billion actions.
+# A typing error shall not make a billion workers, nor a list of a billion actions.
 _MOST_STAGES = 1024
 _MOST_MICROBATCHES = 65536
 
@@ -274,7 +274,7 @@ _Number = Annotated[str, Field(pattern="^(0|[1-9][0-9]*)$")]
 
 
 class PlanTables(Section):
-    """The plan of a run, stageline.toml: what is trained, how it is cut and scheduled, and who computes what."""
+    """The plan of a run: what is trained, how it is cut and scheduled, and which worker computes what."""
 
     run: RunPlan = Field(default_factory=RunPlan)
     model: ModelPlan
@@ -287,7 +287,7 @@ class PlanTables(Section):
     broker: BrokerPlan = Field(default_factory=BrokerPlan)
     workers: Annotated[
         tuple[WorkerPlan, ...], BeforeValidator(_in_order, json_schema_input_type=dict[_Number, WorkerPlan])
-    ] = Field(default=(), description="Who owns which stages. Default: one worker for each stage.")
+    ] = Field(default_factory=tuple, description="Which worker owns which stages. Default: one for each stage.")
 
     @property
     def placement(self) -> Placement:

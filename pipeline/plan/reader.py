@@ -84,7 +84,10 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise _refused(file, f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}") from None
+        raise _refused(
+            file,
+            f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}; `stageline init` writes one",
+        ) from None
     except IsADirectoryError:
         raise
     except OSError as error:

@@ -92,7 +92,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other_package(wheel):
     expected = {f"stageline/{name}" for name in sources - api} | {f"stageline/{Path(name).name}" for name in api}
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
-        assert files == expected | {"stageline/py.typed"}
+        assert files == expected | {"stageline/py.typed", "stageline/workers/cli/templates/stageline.toml"}
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         assert "Private ::" not in archive.read(metadata).decode()
 

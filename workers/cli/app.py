@@ -13,6 +13,7 @@ from .errors import CommandFailed, explained
 from .suggestion import suggestion
 
 COMMANDS = (  # each is the file of this name in commands/
+    "init",
     "train",
     "worker",
     "broker",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # imports pydantic
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-config = click.argument("config", type=click.Path())
+config = click.argument("config", type=click.Path(), default=".")  # a folder stands for the plan in it
 sets = click.option(
     "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Overrule a key of the plan: --set run.steps=20."
 )

@@ -22,12 +22,13 @@ from stageline.workers.process.signals import Signals, exit_at_once
 def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     """Examine this machine and the plan CONFIG.
 
-    Exits with 1 if something is wrong. Without CONFIG only the machine is looked at.
+    Exits with 1 if something is wrong. Without CONFIG the plan in this folder is examined, if there is one.
 
     Two machines compute the same bits if they have the same fingerprint and run one plan. The codec of the queues
     loses nothing; what remains are operations that are not deterministic, for which a plan's first step is computed
     twice.
     """
+    config = config or ("." if Path("stageline.toml").exists() else None)
     plan = options.plan_of(config, sets) if config else None
     from stageline.workers.preflight.doctor import Finding, Health, examine
 

@@ -1,5 +1,6 @@
 """`stageline plan`: what a plan comes to, before it runs."""
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,18 @@ if TYPE_CHECKING:  # loads torch
 @options.config
 @options.sets
 @options.as_json
-def plan(config: str, sets: tuple[str, ...], as_json: bool) -> None:
+@click.option("--schema", is_flag=True, help="Print the JSON schema of plan files instead, for editors.")
+def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> None:
     """Show what the plan CONFIG comes to, or why it cannot work.
 
-    Every key with who decided it, how the model is split, what a stage holds in memory, what a queue carries. Loads
+    Every key with its origin, how the model is split, what a stage holds in memory, what a queue carries. Loads
     the model and the data, and runs the first microbatch through it.
     """
+    if schema:
+        from stageline.pipeline.plan.schema import plan_schema
+
+        click.echo(json.dumps(plan_schema(), indent=2))
+        return
     read = options.plan_of(config, sets)
     from stageline.workers.preflight.estimate import estimate
 
