@@ -19,6 +19,7 @@ from .tables import Key
 from .validation import Given
 
 FILE_NAME = "stageline.toml"
+_MISSING = f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}; `stageline init` writes one"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -84,10 +85,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise _refused(
-            file,
-            f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}; `stageline init` writes one",
-        ) from None
+        raise _refused(file, _MISSING) from None
     except IsADirectoryError:
         raise
     except OSError as error:
