@@ -1,0 +1,61 @@
+"""What the keys of a plan must agree on."""
+
+import pytest
+
+from stageline.pipeline.plan import PlanRefused
+from support.small_plans import plan, refusal, the_error
+
+DISAGREEING = [
+    ({"run__steps": 3}, "run.steps", "epochs = 2 is given too; keep one of the two"),
+    ({"run__epochs": None}, "run.steps", "set how long to train: steps = 1000, or epochs = 10"),
+    ({"model__cut": "auto"}, "model.cut", "set the number of stages: add stages = 2"),
+    ({"model__stages": 3}, "model.stages", "cut = [5] makes 2; leave stages out"),
+    ({"data__batch_size": 3, "schedule__microbatches": 4}, "data.batch_size", "3 rows make no 4 microbatches; use"),
+    (
+        {"schedule__mode": "async", "schedule__microbatches": 2},
+        "schedule.microbatches",
+        'mode = "async" updates after every microbatch; use microbatches = 1',
+    ),
+    ({"schedule__mode": "async", "schedule__name": "gpipe"}, "schedule.name", 'is defined for name = "1f1b"'),
+    ({"schedule__name": "window"}, "schedule.window", 'name = "window" needs it: one K for each stage'),
+    ({"schedule__window": [2, 1]}, "schedule.window", 'name = "1f1b" takes none; use name = "window"'),
+    ({"schedule__name": "window", "schedule__window": [2]}, "schedule.window", "1 values for 2 stages"),
+    ({"recovery__restarts": 2, "recovery__snapshot_every": 0}, "recovery.restarts", "use snapshot_every = 20, or rest"),
+    (
+        {"recovery__record": "all", "recovery__restarts": 0},
+        "recovery.record",
+        "use recovery.restarts = 5 and snapshot_every = 20, or record",
+    ),
+    ({"recovery__record": "all", "queues__url": "memory://"}, "recovery.record", "nothing is recorded in passing; use"),
+    ({"workers__0__stages": [0]}, "workers", "stage 1 is owned by no worker; give it to exactly one worker"),
+    ({"workers__0__stages": [0, 1, 1]}, "workers", "stage 1 is owned by worker 0 and worker 0"),
+    (
+        {"workers__0__stages": [0, 1], "workers__1__stages": [1]},
+        "workers",
+        "stage 1 is owned by worker 0 and worker 1; give it to exactly one worker",
+    ),
+    ({"workers__0__stages": [0, 1, 2]}, "workers", "stage 2 is owned by worker 0, but there are 2 stages, 0 to 1"),
+    (
+        {"schedule__name": "interleaved-1f1b", "workers__0__stages": [1], "workers__1__stages": [0]},
+        "schedule.name",
+        "interleaved-1f1b",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "key", "reason"), DISAGREEING)
+def test_keys_that_disagree_are_named_with_the_way_out(changes: dict[str, object], key: str, reason: str) -> None:
+    error = the_error(**changes)
+    assert error.key == key
+    assert reason in error.reason
+
+
+def test_a_key_without_a_value_spares_the_checks_that_would_read_it() -> None:
+    assert the_error(schedule__microbatches="many").key == "schedule.microbatches"
+    assert the_error(schedule="1f1b").key == "schedule"
+    assert {error.key for error in refusal(model=3, workers__0__stages=[7])} == {"model"}
+
+
+def test_owners_that_fit_no_model_are_refused_before_it_is_known() -> None:
+    with pytest.raises(PlanRefused, match="stage 1 is owned by no worker"):
+        plan(model__cut=None, workers__0__stages=[0, 2])

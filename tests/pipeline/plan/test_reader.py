@@ -1,0 +1,144 @@
+"""Where a plan comes from: a file, a folder, a mapping; and how one that cannot be read is refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stageline.pipeline.plan import PlanRefused, from_mapping, read_plan
+from stageline.pipeline.plan.models import WorkerPlan
+from support.small_plans import SMALLEST, TABLES_OF_SMALLEST
+
+
+def test_a_file_becomes_one_value_with_the_defaults_filled_in(file: Path) -> None:
+    plan = read_plan(file)
+    assert plan.as_mapping() == {
+        "run": {"name": "digits", "seed": 0, "epochs": 2, "dir": "runs", "log_every": 10},
+        "model": {
+            "factory": "model.py:build",
+            "options": {},
+            "cut": [5],
+            "stages": 2,
+            "loss": "torch.nn.functional.cross_entropy",
+            "metrics": [],
+        },
+        "data": {"source": "data.py:batches", "options": {}, "batch_size": 64},
+        "schedule": {"name": "1f1b", "microbatches": 1, "mode": "sync"},
+        "optimizer": {"factory": "torch.optim.SGD", "lr": 0.1},
+        "queues": {"url": "ipc://", "retain_bytes": 2**30},
+        "recovery": {"lease": 10.0, "snapshot_every": 20, "restarts": 5, "on_bad_microbatch": "halt", "record": "bad"},
+        "broker": {"url": "tcp://127.0.0.1:5600", "store": "sqlite"},
+        "workers": {
+            "0": {"stages": [0], "device": "cpu", "threads": 1},
+            "1": {"stages": [1], "device": "cpu", "threads": 1},
+        },
+    }
+    assert plan.file == file
+    assert plan.warnings == ()
+
+
+def test_a_folder_stands_for_the_plan_in_it(file: Path) -> None:
+    assert read_plan(file.parent) == read_plan(file)
+
+
+def test_a_plan_that_an_editor_began_with_a_byte_order_mark_is_read(file: Path) -> None:
+    file.write_text(SMALLEST, encoding="utf-8-sig")
+    assert read_plan(file).data.batch_size == 64
+
+
+def test_a_folder_whose_name_makes_no_run_name_is_adapted(tmp_path: Path) -> None:
+    odd = tmp_path / "my plan (2)" / "stageline.toml"
+    assert from_mapping(TABLES_OF_SMALLEST, file=odd).run.name == "my-plan-2"
+    assert from_mapping(TABLES_OF_SMALLEST, file="/stageline.toml").run.name == "run"
+    assert from_mapping(TABLES_OF_SMALLEST).run.name == "run"
+
+
+def test_everything_a_file_can_say_arrives(file: Path) -> None:
+    file.write_text("""\
+[run]
+name = "letters-2"
+seed = 40
+steps = 1_000
+dir = "/data/runs"
+log_every = 100
+[model]
+factory = "model.py:build"
+options = { width = 128, deep = true, sizes = [1, 2.5, "x"] }
+cut = [2, 4, 6]
+loss = "model.py:loss"
+metrics = ["model.py:accuracy", "sklearn.metrics.log_loss"]
+[data]
+source = "data.py:batches"
+batch_size = 32
+[data.options]
+context = 64
+nested.deeper = "yes"
+[schedule]
+name = "interleaved-1f1b"
+microbatches = 8
+[optimizer]
+factory = "torch.optim.AdamW"
+lr = 1e-3
+betas = [0.9, 0.99]
+[lr_scheduler]
+factory = "torch.optim.lr_scheduler.StepLR"
+step_size = 30
+[queues]
+url = "tcp://127.0.0.1:0"
+retain_bytes = "64 MiB"
+[recovery]
+lease = "250ms"
+snapshot_every = 5
+[broker]
+url = "tcp://127.0.0.1:7000"
+[workers.0]
+stages = [0, 2]
+device = "cuda:0"
+[workers.1]
+stages = [1, 3]
+threads = 4
+""")
+    plan = read_plan(file)
+    assert (plan.run.name, plan.run.seed, plan.run.steps, plan.run.epochs) == ("letters-2", 40, 1000, None)
+    assert (plan.run.dir, plan.run.log_every) == (Path("/data/runs"), 100)
+    assert plan.model.options == {"width": 128, "deep": True, "sizes": [1, 2.5, "x"]}
+    assert (plan.model.cut, plan.model.stages) == ((2, 4, 6), 4)
+    assert plan.model.metrics == ("model.py:accuracy", "sklearn.metrics.log_loss")
+    assert plan.data.options == {"context": 64, "nested": {"deeper": "yes"}}
+    assert plan.optimizer.options == {"lr": 1e-3, "betas": [0.9, 0.99]}
+    assert plan.lr_scheduler is not None
+    assert plan.lr_scheduler.options == {"step_size": 30}
+    assert (plan.queues.retain_bytes, plan.recovery.lease) == (64 * 2**20, 0.25)
+    assert plan.workers == (
+        WorkerPlan(stages=(0, 2), device="cuda:0", threads=1),
+        WorkerPlan(stages=(1, 3), device="cpu", threads=4),
+    )
+    assert plan.placement == ((0, 2), (1, 3))
+
+
+def test_a_file_that_is_not_toml_is_one_error_with_its_place(file: Path) -> None:
+    file.write_text("[run]\nseed = = 3\n")
+    with pytest.raises(PlanRefused, match=rf"^{re.escape(str(file))}: this is not TOML: .*line 2") as refused:
+        read_plan(file, sets=["run.foo=3"])
+    assert len(refused.value.errors) == 1
+
+
+def test_a_file_that_is_not_text_is_refused(file: Path) -> None:
+    file.write_bytes(b"[run]\n\xff")
+    with pytest.raises(PlanRefused, match="byte 6 is not UTF-8"):
+        read_plan(file)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(PlanRefused, match=re.escape(f"{tmp_path}/none.toml: there is no such file")):
+        read_plan(tmp_path / "none.toml")
+
+
+def test_a_folder_without_a_plan_is_refused_by_the_name_of_the_file_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(PlanRefused, match=r"stageline\.toml: there is no such file; name a plan"):
+        read_plan(tmp_path)
+
+
+def test_a_path_that_cannot_be_read_is_refused_with_the_cause(tmp_path: Path) -> None:
+    with pytest.raises(PlanRefused, match="it cannot be read: File name too long"):
+        read_plan(tmp_path / ("x" * 300))

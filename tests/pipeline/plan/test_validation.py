@@ -1,0 +1,164 @@
+"""How a plan is refused: every error at once, each with place, key, value and what would be right."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stageline.pipeline.plan import PlanRefused, from_mapping, read_plan
+from stageline.pipeline.plan.models import PlanTables, section
+from support.small_plans import VALUES, the_error
+
+BAD = """\
+colour = 3
+[run]
+seed = "four"
+epochs = 2
+steps = 3
+
+[shedule]
+name = "1f1b"
+[model]
+factory = "model"
+width = 3
+cut = [4, 2]
+[data]
+batchsize = 4
+source = 3
+[schedule]
+name = "1f1bb"
+microbatches = 0
+[workers.0]
+stages = []
+[workers.2]
+stages = [0]
+"""
+
+
+def test_all_that_is_wrong_is_said_at_once_each_with_its_line(file: Path) -> None:
+    file.write_text(BAD)
+    with pytest.raises(PlanRefused) as refused:
+        read_plan(file, sets=["run", "run.foo=3"], environment={"STAGELINE_RUN__LOG_EVERY": "0"})
+    found = {(error.where.removeprefix(f"{file}"), error.key) for error in refused.value.errors}
+    assert found == {
+        (":1", "colour"),
+        (":3", "run.seed"),
+        (":5", "run.steps"),
+        (":8", "shedule"),
+        (":10", "model.factory"),
+        (":11", "model.width"),
+        (":12", "model.cut"),
+        (":9", "model.loss"),
+        (":14", "data.batchsize"),
+        (":13", "data.batch_size"),
+        (":15", "data.source"),
+        (":17", "schedule.name"),
+        (":18", "schedule.microbatches"),
+        ("", "optimizer.factory"),
+        (":20", "workers.0.stages"),
+        (":20", "workers"),
+        ("--set", "run"),
+        ("--set", "run.foo"),
+        ("STAGELINE_RUN__LOG_EVERY", "run.log_every"),
+    }
+    assert str(refused.value).splitlines() == [str(error) for error in refused.value.errors]
+
+
+WRONG = [
+    ({"run__epochs": True}, "run.epochs", "a whole number from 1 on is wanted, this is true or false"),
+    ({"model__options": {"width": None}}, "model.options", "width: None does not travel"),
+    ({"schedule": {"window": None}}, "schedule.window", "is wanted, this is None"),
+    ({"run__epochs": 1.5}, "run.epochs", "a whole number from 1 on is wanted, this is a number"),
+    ({"run__epochs": [1]}, "run.epochs", "a whole number from 1 on is wanted, this is a list"),
+    ({"run__epochs": {"a": 1}}, "run.epochs", "a whole number from 1 on is wanted, this is a table"),
+    ({"run__epochs": 0}, "run.epochs", "a whole number from 1 on is wanted"),
+    ({"run__epochs": 2**63}, "run.epochs", "a whole number from 1 on is wanted"),
+    ({"run__seed": -1}, "run.seed", "a whole number from 0 on is wanted"),
+    ({"run__name": "../up"}, "run.name", "a name of letters, digits and - _ . is wanted"),
+    ({"run": 5}, "run", "this is a table: write [run], and its keys below"),
+    ({"workers": [1]}, "workers", "this is a table: write [workers.0], and its keys below"),
+    ({"workers": {"0": 1}}, "workers.0", "this is a table: write [workers.0], and its keys below"),
+    ({"run__sede": 1}, "run.sede", 'there is no such key; did you mean "seed"?'),
+    ({"run__microbatches": 1}, "run.microbatches", "there is no such key; did you mean schedule.microbatches?"),
+    ({"data__colour": 1}, "data.colour", "there is no such key; arguments for the factory go into [data.options]"),
+    ({"broker__colour": 1}, "broker.colour", "there is no such key; there are url"),
+    ({"shedule__name": "1f1b"}, "shedule", 'there is no such table; did you mean "schedule"?'),
+    ({"model__factory": None}, "model.factory", "missing; a name in a file or a package, such as"),
+    ({"model__factory": "build"}, "model.factory", 'such as "model.py:build" or "torch.optim.SGD", is wanted'),
+    ({"model__metrics": "a.b"}, "model.metrics", "is wanted, this is text"),
+    ({"model__metrics": [3]}, "model.metrics", "this is a whole number"),
+    ({"model__cut": [4, 2]}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
+    ({"model__cut": [2, 2]}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
+    ({"model__cut": [0, 2]}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
+    ({"model__cut": []}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
+    ({"model__cut": "half"}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
+    ({"model__cut": 2}, "model.cut", "is wanted, this is a whole number"),
+    ({"model__stages": 10**9}, "model.stages", "a whole number from 1 to 1024 is wanted"),
+    ({"workers__0__stages": [0, 10**9]}, "workers.0.stages", "a whole number from 0 to 1023 is wanted"),
+    ({"schedule__microbatches": 10**9}, "schedule.microbatches", "a whole number from 1 to 65536 is wanted"),
+    ({"schedule__name": "1f1bb"}, "schedule.name", 'is wanted; did you mean "1f1b"?'),
+    ({"schedule__mode": "asink"}, "schedule.mode", '"sync" or "async" is wanted; did you mean'),
+    ({"schedule__name": "window", "schedule__window": [2, 0]}, "schedule.window", "a whole number from 1 on is wanted"),
+    ({"optimizer": None}, "optimizer.factory", "missing; a name in a file or a package"),
+    ({"lr_scheduler__gamma": 0.1}, "lr_scheduler.factory", "missing; a name in a file or a package"),
+    ({"optimizer__lr": float("nan")}, "optimizer.lr", "nan is not a finite number"),
+    ({"optimizer__big": 2**64}, "optimizer.big", "a whole number has at most 64 bits"),
+    (
+        {"model__options": {"at": {"x": Path("x")}}},
+        "model.options",
+        "at: x: a PosixPath does not travel: write it as text, and read it in the factory",
+    ),
+    (
+        {"queues__url": "http://h"},
+        "queues.url",
+        '"memory://", "ipc://", "tcp://127.0.0.1:5600", "redis://127.0.0.1:6379/0"',
+    ),
+    ({"queues__url": "tcp"}, "queues.url", '"memory://", "ipc://", "tcp://127.0.0.1:5600", "redis://127.0.0.1:6379/0"'),
+    ({"queues__url": "tcp://h"}, "queues.url", "tcp:// goes with a host and a port"),
+    ({"broker__url": "tcp://h:65536"}, "broker.url", "a port is at most 65535"),
+    ({"queues__url": "redis://h:65536/0"}, "queues.url", "a port is 0 to 65535"),
+    ({"queues__url": "redis://[::1/0"}, "queues.url", "an IPv6 address stands in []"),
+    ({"queues__url": "redis://:6379/0"}, "queues.url", "a host is missing"),
+    ({"queues__url": "redis://h/abc"}, "queues.url", "'/abc', is not the number of a database"),
+    ({"queues__url": "unix://"}, "queues.url", "the path of a socket is missing"),
+    ({"broker__url": "memory://"}, "broker.url", '"tcp://127.0.0.1:5600", "redis://'),
+    ({"queues__retain_bytes": "3 bytes"}, "queues.retain_bytes", "units are B, KB, MB, GB, KiB, MiB, GiB"),
+    ({"queues__retain_bytes": 0}, "queues.retain_bytes", 'a size in bytes, such as 1048576 or "512MiB", is wanted'),
+    ({"recovery__lease": "soon"}, "recovery.lease", "units are ms, s, min, h"),
+    ({"recovery__lease": 0}, "recovery.lease", 'a time in seconds, such as 10, "10s" or "250ms", is wanted'),
+    ({"recovery__lease": float("inf")}, "recovery.lease", "a time in seconds"),
+    ({"recovery__on_bad_microbatch": "stop"}, "recovery.on_bad_microbatch", '"halt" or "skip" is wanted'),
+    ({"workers__0__stages": [0, 1], "workers__0__device": "gpu 1"}, "workers.0.device", 'such as "cpu" or "cuda:0"'),
+    ({"workers__0__threads": 2}, "workers.0.stages", "missing; a list of stages such as [0, 2] is wanted"),
+    ({"workers__1__stages": [0, 1]}, "workers", "workers are numbered from 0 without gaps: [workers.0]"),
+]
+
+
+@pytest.mark.parametrize(("changes", "key", "reason"), WRONG)
+def test_what_is_wrong_is_named_with_what_would_be_right(changes: dict[str, object], key: str, reason: str) -> None:
+    error = the_error(**changes)
+    assert error.key == key
+    assert reason in error.reason
+
+
+MODELS = [(table, section(table)) for table in PlanTables.model_fields]
+
+
+SECTIONS = st.sampled_from((*PlanTables.model_fields, "other"))
+
+
+KEYS = st.sampled_from(sorted({key for _, keys in MODELS for key in keys.model_fields} | {"0", "1", "stages", ""}))
+
+
+JUNK = st.none() | st.just(b"bytes") | st.floats() | st.integers() | VALUES
+
+
+JUNK_TABLES = st.dictionaries(KEYS, JUNK | st.dictionaries(KEYS, JUNK, max_size=3), max_size=4)
+
+
+@given(st.dictionaries(SECTIONS, JUNK | JUNK_TABLES, max_size=6), st.lists(st.text(max_size=9), max_size=2))
+def test_any_tables_become_a_plan_or_are_refused_with_reasons(tables: dict, sets: list[str]) -> None:
+    with pytest.raises(PlanRefused) as refused:
+        from_mapping({**tables, "other": {}}, sets=sets)
+    assert all(error.reason for error in refused.value.errors)
