@@ -233,7 +233,7 @@ def test_the_broker_tells_how_to_start_workers_of_the_same_plan(workspace):
 def test_doctor_finds_this_machine_and_the_small_plan_well(workspace, capsys):
     assert workspace.here("doctor", ".", "--json") == 0
     findings = {each["what"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
-    assert {"torch", "package pipeline", "ipc sockets", "fingerprint", "determinism"} <= set(findings)
+    assert {"torch", "package stageline", "ipc sockets", "fingerprint", "determinism"} <= set(findings)
     assert "same bits" in findings["determinism"]["found"]
 
 

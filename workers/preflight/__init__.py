@@ -1,4 +1,4 @@
-"""What a plan comes to before it runs, and whether this machine can run it.
+"""Checks before a run: what a plan comes to, and whether this machine can run it.
 
-May import `runtime`. Read `estimate.py` first.
+May import `runtime` and `process`. Read `estimate.py` first: it runs `dry_run.py`, and `doctor.py` uses both.
 """

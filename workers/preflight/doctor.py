@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import msgspec
+import psutil
 import torch
 import zmq
 
@@ -30,9 +31,20 @@ from stageline.workers.runtime.job import prepare
 
 from .estimate import estimate
 
-OURS = ("pipeline", "broker", "workers")
-DISTRIBUTION = "stageline"
-_LIBRARIES = ("torch", "pyzmq", "msgspec", "redis", "safetensors", "click", "rich", "structlog")
+NAME = "stageline"  # of the distribution, and of its one package
+_LIBRARIES = (
+    "torch",
+    "pyzmq",
+    "msgspec",
+    "redis",
+    "safetensors",
+    "zlib-ng",
+    "pydantic",
+    "psutil",
+    "click",
+    "rich",
+    "structlog",
+)
 _OLDEST_TORCH = (2, 10)  # before it, even torch.load(weights_only=True) could be made to run code
 
 
@@ -43,7 +55,7 @@ class Health(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What was looked at, what was found, and whether that is well."""
+    """What was examined, what was found, and whether it is as it should be."""
 
     what: str
     health: Health
@@ -52,7 +64,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 def examine(plan: Plan | None, folder: Path) -> Iterator[Finding]:
     """One finding after another: of the machine, then of the plan. What it writes goes into the empty `folder`."""
-    yield from (_interpreter(), *_libraries(), *_packages(), *_sameness(), *_sockets(folder))
+    yield from (_interpreter(), *_libraries(), _package(), _memory(), *_sameness(), *_sockets(folder))
     if plan is not None:
         yield from _plan(plan, folder)
 
@@ -72,15 +84,17 @@ def _libraries() -> Iterator[Finding]:
         yield Finding(name, Health.BAD if old else Health.GOOD, f"{version}, but 2.10 is wanted" if old else version)
 
 
-def _packages() -> Iterator[Finding]:
-    """Our packages have everyday names: another distribution may bring one of the same name."""
-    owners = metadata.packages_distributions()
-    for name in OURS:
-        found = sorted(set(owners.get(name, [])))
-        where = Path(str(sys.modules[name].__file__)).parent if name in sys.modules else "not loaded"
-        well = found in ([DISTRIBUTION], [])  # an editable install lists no package
-        reason = f"{where}" if well else f"comes from {' and '.join(found)}; uninstall the others, or use a fresh venv"
-        yield Finding(f"package {name}", Health.GOOD if well else Health.BAD, reason)
+def _package() -> Finding:
+    """Another distribution may bring a package of the same name."""
+    found = sorted(set(metadata.packages_distributions().get(NAME, [])))
+    if found not in ([NAME], []):  # an editable install lists no package
+        return Finding(f"package {NAME}", Health.BAD, f"comes from {' and '.join(found)}; use a fresh environment")
+    return Finding(f"package {NAME}", Health.GOOD, str(Path(str(sys.modules[NAME].__file__)).parent))
+
+
+def _memory() -> Finding:
+    memory = psutil.virtual_memory()
+    return Finding("memory", Health.GOOD, f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB are free")
 
 
 def _sameness() -> Iterator[Finding]:
@@ -89,8 +103,8 @@ def _sameness() -> Iterator[Finding]:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     yield Finding("hardware", Health.GOOD, f"{hardware}, {os.cpu_count()} cores, {device}")
     facts = (sys.version_info[:2], torch.__version__, torch.__config__.show(), hardware, device)
-    print_of = sha256(repr(facts).encode()).hexdigest()[:12]
-    yield Finding("fingerprint", Health.GOOD, f"{print_of}: machines with the same one compute the same bits")
+    digest = sha256(repr(facts).encode()).hexdigest()[:12]
+    yield Finding("fingerprint", Health.GOOD, f"{digest}: machines with the same one compute the same bits")
 
 
 def _sockets(folder: Path) -> Iterator[Finding]:
@@ -134,8 +148,8 @@ def _server(url: str) -> str:
 
 
 def _free(url: str) -> str:
-    with closing(open_server(url)) as office:
-        return masked(office.endpoint)
+    with closing(open_server(url)) as channel:
+        return masked(channel.endpoint)
 
 
 def _writable(folder: Path) -> str:

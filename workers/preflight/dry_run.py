@@ -1,7 +1,7 @@
-"""Tries a job in this process before anything starts: one microbatch through all stages, an update, the metrics.
+"""Runs one microbatch of a job in this process before the run: through all stages, with an update and the metrics.
 
-What a user's model, loss, optimizer or metric cannot do shows here, and not when two machines are at work; and what
-it takes, in bytes, is measured on the way.
+Errors of a user's model, loss, optimizer or metric show here, before any other process starts. The bytes that stages
+and messages take are measured on the way.
 """
 
 from collections.abc import Iterable
@@ -68,7 +68,7 @@ def dry_run(job: Job) -> Sizes:
         _demand_gradient(job, executors)
         _evaluate(job, executors)
     except (ComputeFailed, Unsendable) as error:
-        raise ModelRefused(f"a trial run of the first microbatch failed: {error}") from error
+        raise ModelRefused(f"a dry run of the first microbatch failed: {error}") from error
     return Sizes(stages, messages)
 
 
@@ -133,7 +133,7 @@ def _gradient_message(job: Job, stage: int, received: Tree) -> dict[QueueKey, in
 
 
 def _bytes_of(key: QueueKey, payload: Tree) -> int:
-    frames = encode(Message("trial", key.flow, 0, 0, key.stage, 1, 0, payload))
+    frames = encode(Message("dry-run", key.flow, 0, 0, key.stage, 1, 0, payload))
     return sum(memoryview(frame).nbytes for frame in frames)
 
 
@@ -159,7 +159,7 @@ def _total(held: Iterable[Tensor]) -> int:
 
 
 def _evaluate(job: Job, executors: list[Executor]) -> None:
-    """Metrics run after the last step: a wrong one would show when all the work is done."""
+    """Runs the metrics: a wrong one would otherwise show after the last step."""
     if not job.metrics or not job.feed.evaluation:
         return
     sent: Tree = None

@@ -53,12 +53,15 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def estimate(plan: Plan) -> Estimate:
-    """Loads model and data and tries them. Raises `PlanRefused`, `ModelRefused` or `DataError` if it cannot work."""
+    """Loads model and data and runs a microbatch.
+
+    Raises `PlanRefused`, `ModelRefused` or `DataError` if the plan cannot work.
+    """
     return estimate_of(prepare(plan))
 
 
 def estimate_of(job: Job) -> Estimate:
-    """The same for a job, which is used up by it: see `dry_run`. Raises as `estimate` does."""
+    """`estimate` for a job that is loaded. Its stages cannot be trained afterwards: see `dry_run`."""
     plan = job.plan
     verdict = _verdict(job)
     sizes = dry_run(job)
@@ -127,7 +130,7 @@ def _steps_kept(job: Job) -> int:
 
 
 def _spills(job: Job, queues: list[QueueEstimate]) -> Iterator[str]:
-    """Messages are kept until they are trimmed: what has no room in memory goes to the disk."""
+    """Warnings of workers whose messages have no room in memory: the rest goes to the disk until it is trimmed."""
     limit = job.plan.queues.retain_bytes
     for worker, needed in enumerate(_by_worker(job, queues)):
         if needed > limit:

@@ -174,4 +174,4 @@ def test_a_model_that_fails_at_everything_is_not_skipped(workspace, capsys):
     sets = (*BASE, *SYNC, *WHERE[1], "recovery.on_bad_microbatch=skip", "queues.url=memory://", "run.seed=3")
     assert workspace.here("train", ".", *(word for each in sets for word in ("--set", each))) in (1, 78)
     said = capsys.readouterr().err
-    assert f"{IN_A_ROW} microbatches in a row are bad" in said or "a trial run" in said
+    assert f"{IN_A_ROW} microbatches in a row are bad" in said or "a dry run" in said

@@ -1,0 +1,34 @@
+"""What a plan comes to before it runs: the split, memory by stage, bytes by queue."""
+
+import pytest
+
+from stageline.pipeline.plan import PlanRefused, read_plan
+from stageline.workers.preflight.estimate import estimate
+from support.workspace import Workspace
+
+
+def test_a_plan_comes_to_stages_queues_and_idle_workers(workspace: Workspace) -> None:
+    found = estimate(read_plan(workspace.folder))
+    assert found.steps == 6
+    assert [(stage.stage, stage.worker, stage.parameters) for stage in found.stages] == [(0, 0, 40), (1, 1, 18)]
+    assert [stage.bytes["weights"] for stage in found.stages] == [160, 72]  # float32
+    assert all(stage.total == sum(stage.bytes.values()) for stage in found.stages)
+    assert [(queue.producer, queue.consumer) for queue in found.queues] == [(1, 0), (0, 1)]
+    assert len(found.idle) == 2
+    assert all(0 < idle < 1 for idle in found.idle)
+
+
+def test_an_optimizer_with_state_takes_the_memory_of_its_state(workspace: Workspace) -> None:
+    found = estimate(read_plan(workspace.folder, sets=["optimizer.momentum=0.9"]))
+    assert [stage.bytes["optimizer"] for stage in found.stages] == [stage.bytes["gradients"] for stage in found.stages]
+
+
+def test_messages_without_room_in_memory_give_a_warning(workspace: Workspace) -> None:
+    needed = max(queue.retained for queue in estimate(read_plan(workspace.folder)).queues)
+    found = estimate(read_plan(workspace.folder, sets=[f"queues.retain_bytes={needed // 2}"]))
+    assert any("the rest on disk" in warning for warning in found.warnings)
+
+
+def test_messages_without_any_room_are_refused_with_the_size_that_is_enough(workspace: Workspace) -> None:
+    with pytest.raises(PlanRefused, match=r"queues\.retain_bytes.*it would wait for ever\. Use \"1MiB\" or more"):
+        estimate(read_plan(workspace.folder, sets=["queues.retain_bytes=100"]))
