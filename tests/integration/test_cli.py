@@ -310,7 +310,7 @@ def test_help_of_every_command_shows_an_example(command, capsys):
     ("arguments", "hint"),
     [
         ("trian .", "did you mean train?"),
-        ("xyzzy", "there are train, worker, broker"),
+        ("xyzzy", "there are init, train, worker"),
         ("train . --jsn", "--json"),
         ("schedule show 1f1 --stages 2 --microbatches 2", "did you mean 1f1b?"),
         ("schedule show 1f1b --stages two --microbatches 2", "two"),
