@@ -1,6 +1,6 @@
 """Records what a worker's stages take and give, so that every microbatch of the last steps can be run again alone.
 
-RecordingExecutor    runs an executor; hands what goes in and what comes out to the record writer
+RecordingExecutor    runs an executor; passes its inputs and results to the record writer
 RecordingHooks       are snapshot hooks that delete records together with snapshots
 """
 
