@@ -1,7 +1,10 @@
 """The errors of an unsound schedule."""
 
 
-class UnsoundSchedule(Exception):
+from stageline.pipeline.errors import StagelineError
+
+
+class UnsoundSchedule(StagelineError):
     """No workers can run this schedule; the text names the schedule, the worker and the action."""
 
 
