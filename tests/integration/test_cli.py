@@ -335,7 +335,7 @@ def test_help_of_every_command_shows_an_example(command, capsys):
         ("schedule show 1f1b --stages 2 --workers 3 --microbatches 2", "more than there are stages"),
         ("schedule show window --stages 2 --window 1,4 --microbatches 2", "raise the window of stage 0"),
         ("schedule show 1f1b --placement 0;0 --microbatches 2", "exactly one owner"),
-        ("schedule show gpipe --stages 1000000000 --microbatches 1000000000", "too many to look at"),
+        ("schedule show gpipe --stages 1000000000 --microbatches 1000000000", "too many to draw"),
     ],
 )
 def test_what_is_typed_wrong_is_answered_with_a_hint_and_exit_code_2(arguments, hint, capsys):

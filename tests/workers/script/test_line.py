@@ -175,5 +175,5 @@ def test_a_run_that_fails_says_why_and_where_its_logs_are(tmp_path):
     )
     with pytest.raises(RunFailed, match="loss of microbatch 0 of step 5 is inf") as failed:
         train(tmp_path, 'model.loss="loss.py:loss"', "optimizer.lr=0.1", f"run.dir={tmp_path}", "run.steps=9")
-    assert failed.value.code == 1
+    assert failed.value.exit_code == 1
     assert (failed.value.folder / "worker-1.log").exists()
