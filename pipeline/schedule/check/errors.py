@@ -1,6 +1,5 @@
 """The errors of an unsound schedule."""
 
-
 from stageline.pipeline.errors import StagelineError
 
 
