@@ -139,7 +139,7 @@ class Log:
             raise ValueError(f"a {message.identity} of run {message.run!r} was put into {self.key} of run {self.run!r}")
         if message.microbatch >= self._microbatches:
             raise ValueError(f"a {message.identity} was put where a step has {self._microbatches} microbatches")
-        return message_number(message.step, message.microbatch, self._microbatches)
+        return message.number(self._microbatches)
 
     def _compare(self, number: int, header: Frame) -> None:
         first = fingerprint(read_header(self.frames(number)[0], limits=self._limits))

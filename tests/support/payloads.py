@@ -8,8 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stageline.broker.codec.dtypes import DTYPES
 from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.tensors import DTYPES
 from stageline.pipeline.stage.placing import skew_of
 from stageline.pipeline.tree import Tree
 

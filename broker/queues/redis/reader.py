@@ -148,7 +148,7 @@ class Reader:
         """
         header = read_header(whole.header, limits=self._limits)
         check_run(header, self._run)
-        number = message_number(header.step, header.microbatch, self._microbatches)
+        number = header.number(self._microbatches)
         if (header.flow, header.stage, number) != (self.key.flow, self.key.stage, whole.number):
             raise ForeignMessage(
                 f"{header.identity} lies in Redis as message {whole.number} of {self.key}: two plans share a run's name"

@@ -160,7 +160,7 @@ class Dealer:
                 f"{header.identity} is not of this plan, which has {self._microbatches} microbatches: "
                 "start all workers from the same plan"
             )
-        number, marks = message_number(header.step, header.microbatch, self._microbatches), fingerprint(header)
+        number, marks = header.number(self._microbatches), fingerprint(header)
         whole = len(frames) > 1 or not header.tensors
         if consumer.judge(number, marks, whole=whole) is Acceptance.DROP:
             return

@@ -6,27 +6,25 @@
 A frame: CRC-32 of the rest, u32 little-endian | version, u8 | msgpack array.
 """
 
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from stageline.broker.codec.checksum import checked, sealed
-from stageline.broker.codec.header import MOST
 from stageline.broker.codec.message import Flow
+from stageline.broker.codec.tensors import Count
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.base import QueueKey
 
 VERSION = 1
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
-
 
 class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     run: str
     flow: Flow
-    stage: _Count
-    incarnation: _Count  # Take: the consumer's; Standing: the newest consumer's that the producer has heard of
-    serial: _Count  # of the Take; counts what one consumer says, so that the newest is known
+    stage: Count
+    incarnation: Count  # Take: the consumer's; Standing: the newest consumer's that the producer has heard of
+    serial: Count  # of the Take; counts what one consumer says, so that the newest is known
 
     @property
     def key(self) -> QueueKey:
@@ -39,8 +37,8 @@ class Credit(_Request, frozen=True):
     `resend`: what was sent from `next` on is lost, send it again. `ask`: answer with a `Retention`.
     """
 
-    next: _Count
-    credit: _Count
+    next: Count
+    credit: Count
     resend: bool
     ask: bool
 
@@ -48,8 +46,8 @@ class Credit(_Request, frozen=True):
 class Retention(_Request, frozen=True):
     """Messages before `first` are forgotten; those before `sent` went out ahead of this, over this connection."""
 
-    first: _Count
-    sent: _Count
+    first: Count
+    sent: Count
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from stageline.broker.codec.dtypes import DTYPES
 from stageline.broker.codec.message import (
     Flow,
     Limits,
@@ -25,6 +24,7 @@ from stageline.broker.codec.message import (
     fingerprint,
     read_header,
 )
+from stageline.broker.codec.tensors import DTYPES
 from stageline.broker.errors import Unsendable
 from stageline.pipeline.tree import Tree
 from support.paths import DOCS

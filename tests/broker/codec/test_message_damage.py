@@ -57,7 +57,7 @@ def forged(**changes: Any) -> bytes:
         "stage": 0,
         "incarnation": 0,
         "sequence": 0,
-        "outline": [0],
+        "structure": [0],
         "tensors": [[changes.pop(name, value) for name, value in tensor.items()]],
     }
     return sealed(msgspec.msgpack.encode(list({**header, **changes}.values())))
@@ -120,21 +120,21 @@ FORGERIES = [
     ({"stage": 2**63}, r"malformed.*\$\[4\]"),
     ({"incarnation": 1.5}, r"malformed.*\$\[5\]"),
     ({"more": 1}, "malformed"),
-    ({"outline": []}, "neither a value nor a container"),
-    ({"outline": [1]}, "0 tensors in its outline and announces 1"),
-    ({"outline": [1, [0], [0]]}, "2 tensors in its outline and announces 1"),
-    ({"outline": [4, [0]]}, "neither a value nor a container"),
-    ({"outline": [3, "a"]}, "neither a value nor a container"),
-    ({"outline": [3, "a", [0], "a", 1]}, "neither a value nor a container"),
-    ({"outline": [3, 1, [0]]}, "neither a value nor a container"),
-    ({"outline": [False]}, "begins with a bool"),
-    ({"outline": [0.0]}, "begins with a float"),
-    ({"outline": [True, [0]]}, "begins with a bool"),
-    ({"outline": [1, [False]]}, "begins with a bool"),
-    ({"outline": [[0]]}, "begins with a list"),
-    ({"outline": {"a": [0]}}, "a dict that is neither"),
-    ({"outline": b"x"}, "a bytes that is neither"),
-    ({"tensors": []}, "1 tensors in its outline and announces 0"),
+    ({"structure": []}, "neither a value nor a container"),
+    ({"structure": [1]}, "0 tensors in its structure and announces 1"),
+    ({"structure": [1, [0], [0]]}, "2 tensors in its structure and announces 1"),
+    ({"structure": [4, [0]]}, "neither a value nor a container"),
+    ({"structure": [3, "a"]}, "neither a value nor a container"),
+    ({"structure": [3, "a", [0], "a", 1]}, "neither a value nor a container"),
+    ({"structure": [3, 1, [0]]}, "neither a value nor a container"),
+    ({"structure": [False]}, "begins with a bool"),
+    ({"structure": [0.0]}, "begins with a float"),
+    ({"structure": [True, [0]]}, "begins with a bool"),
+    ({"structure": [1, [False]]}, "begins with a bool"),
+    ({"structure": [[0]]}, "begins with a list"),
+    ({"structure": {"a": [0]}}, "a dict that is neither"),
+    ({"structure": b"x"}, "a bytes that is neither"),
+    ({"tensors": []}, "1 tensors in its structure and announces 0"),
     ({"dtype": 0}, "dtype code 0 is unknown"),
     ({"dtype": 23}, "dtype code 23 is unknown"),
     ({"shape": [2, 2]}, "1 strides for 2 dimensions"),
@@ -190,15 +190,15 @@ def test_a_message_of_another_run_is_refused_with_both_runs():
 @pytest.mark.parametrize(
     "body",
     [
-        b"\x99\xa1r\xa7forward" + bytes(5) + b"\x91" * 500_000,  # an outline that never ends
+        b"\x99\xa1r\xa7forward" + bytes(5) + b"\x91" * 500_000,  # a structure that never ends
         b"\xdd\xff\xff\xff\xff" * 3,  # 2^32 - 1 entries announced
         b"\x99\xdb\xff\xff\xff\xff",  # a string of 4 GiB announced
         b"\x99\xa1\xff",  # not UTF-8
-        b"\x99\xa1r\xa7forward" + bytes(5) + b"\x91" * 900 + b"\x00" + b"\x90",  # a deep outline
+        b"\x99\xa1r\xa7forward" + bytes(5) + b"\x91" * 900 + b"\x00" + b"\x90",  # a deep structure
         b"\x99\xa1r\xa7forward" + bytes(5) + b"\x92\x01" * 300 + b"\x00" + b"\x90",  # a deep tuple
-        b"\x99\xa1r\xa7forward" + bytes(5) + b"\xdd\xff\xff\xff\xff",  # a long outline announced
-        b"\x99\xa1r\xa7forward" + bytes(5) + b"\xd6\xff\x00\x00\x00\x00\x90",  # a timestamp in the outline
-        b"\x99\xa1r\xa7forward" + bytes(5) + b"\xc7\x01\x05\x00\x90",  # an extension type in the outline
+        b"\x99\xa1r\xa7forward" + bytes(5) + b"\xdd\xff\xff\xff\xff",  # a long structure announced
+        b"\x99\xa1r\xa7forward" + bytes(5) + b"\xd6\xff\x00\x00\x00\x00\x90",  # a timestamp in the structure
+        b"\x99\xa1r\xa7forward" + bytes(5) + b"\xc7\x01\x05\x00\x90",  # an extension type in the structure
         b"\x9a\xa1r\xa7forward" + bytes(5) + b"\xc0\x90\x00",  # ten entries
     ],
 )
@@ -263,8 +263,8 @@ def tensor_entries(draw: Any) -> list[Any]:
 @example([[12, [0, 3], [2**63 - 1, 2**63 - 1], True, 0, 0, 4]], None, None)
 @example([[2, [2**62, 2], [0, 0], False, 1, 0, 63]], None, None)
 def test_a_forged_header_that_is_accepted_can_be_allocated_and_filled(entries: Any, beside: Any, instead: Any):
-    outline = [1, beside, *[[0] for _ in entries]]
-    body = ["r", "forward", 0, 0, 0, 0, 0, outline, entries if instead is None else instead]
+    structure = [1, beside, *[[0] for _ in entries]]
+    body = ["r", "forward", 0, 0, 0, 0, 0, structure, entries if instead is None else instead]
     try:
         header = read_header(sealed(msgspec.msgpack.encode(body)), limits=Limits(message_bytes=2**16))
     except BadMessage:
