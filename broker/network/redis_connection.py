@@ -5,8 +5,9 @@ was cut off may have been carried out, and only who sent it can find out.
 """
 
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import hiredis
@@ -39,6 +40,14 @@ UNCOPIED = 2**16  # bytes of an argument from which on it is sent from where it 
 
 _BEGIN, _END = (b"MULTI",), (b"EXEC",)
 _MISPLACED = (MovedError, AskError, ClusterCrossSlotError)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Commands that are carried out together, and the function that takes their answers."""
+
+    unit: Unit
+    receive: Callable[[list[Any]], None]
 
 
 class RedisAway(BrokerError):

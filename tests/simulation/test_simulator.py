@@ -28,8 +28,8 @@ from stageline.broker.ledger.ledger import Ledger
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
 from stageline.broker.queues.log import Log
-from stageline.broker.queues.zeromq.consumer import Acceptance, Consumer
-from stageline.broker.queues.zeromq.requests import Credit
+from stageline.broker.queues.receiver import Receiver
+from stageline.broker.queues.zeromq.requests import CreditRequest, Requester
 from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
 from support.paths import importing_tests
 
@@ -187,23 +187,22 @@ def test_a_zombie_whose_reports_count_ruins_the_run(monkeypatch):
 
 
 def test_duplicates_that_are_taken_are_computed_twice(monkeypatch):
-    judge = Consumer.judge
+    accepts = Receiver.accepts
 
-    def accept_duplicates(consumer: Consumer, number: int, fingerprint: bytes, *, whole: bool) -> Acceptance:
-        verdict = judge(consumer, number, fingerprint, whole=whole)
-        return Acceptance.ACCEPT if whole and number < consumer.next else verdict
+    def accept_duplicates(receiver: Receiver, number: int, fingerprint: bytes, *, whole: bool) -> bool:
+        return accepts(receiver, number, fingerprint, whole=whole) or (whole and number < receiver.next)
 
-    monkeypatch.setattr(Consumer, "judge", accept_duplicates)
+    monkeypatch.setattr(Receiver, "accepts", accept_duplicates)
     assert "OutOfPlace" in first_wrong()
 
 
 def test_a_request_that_is_said_only_once_may_be_lost_for_ever(monkeypatch):
-    request = Consumer.request
+    request = Requester.request
 
-    def request_once(consumer: Consumer, now: float) -> Credit | None:
-        return request(consumer, now) if consumer.wants else None
+    def request_once(requester: Requester, now: float) -> CreditRequest | None:
+        return request(requester, now) if requester.receiver.must_report else None
 
-    monkeypatch.setattr(Consumer, "request", request_once)
+    monkeypatch.setattr(Requester, "request", request_once)
     assert "every worker has been waiting for another" in first_wrong()
 
 

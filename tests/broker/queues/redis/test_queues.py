@@ -21,7 +21,7 @@ from stageline.broker.network import redis_connection as redis_link
 from stageline.broker.network.redis_connection import RedisAway, RedisLink
 from stageline.broker.network.redis_requirements import RedisUnfit, check_fitness
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis import queues as queues_module
 from stageline.broker.queues.redis import sender_thread as sender_module
 from stageline.broker.queues.redis.entries import PIECE
@@ -42,7 +42,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Senders that look around often, so that a test of what they then see is short."""
     monkeypatch.setattr(sender_module, "IDLE", 0.05)
     monkeypatch.setattr(sender_module, "FITNESS", 0.05)
-    monkeypatch.setattr(sender_module, "LATE", 0.1)
+    monkeypatch.setattr(sender_module, "LONGEST_RETRY", 0.1)
 
 
 @pytest.fixture(params=PROGRAMS)
@@ -408,7 +408,7 @@ def test_a_message_that_stays_damaged_is_named(stack: ExitStack, server: RedisSe
     [(_, fields)] = client.xrange(STREAM)
     line.producer.close()
     client.xadd(STREAM, {**fields, b"h": fields[b"h"][:-1] + b"?"}, id="1-1")
-    with pytest.raises(BadMessage, match="message 1 of forward-1 came damaged 9 times in a row"):
+    with pytest.raises(BadMessage, match="message 1 of forward-1 arrived damaged 9 times in a row"):
         consumer.inbound(KEY).rewind(0), Line(consumer, consumer, 4).take_numbers(2)
 
 
