@@ -163,7 +163,7 @@ def _body(frame: memoryview, limits: Limits) -> memoryview:
         raise BadMessage("the header is damaged: its CRC-32 does not match")
     if version != WIRE_VERSION:
         raise ForeignMessage(
-            f"the message has wire version {version}, this side speaks {WIRE_VERSION}; "
+            f"the message has wire version {version}, this side has {WIRE_VERSION}; "
             "install the same version of stageline on every machine"
         )
     return frame[_PREFIX.size : -_CRC.size]

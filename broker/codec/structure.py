@@ -1,6 +1,6 @@
 """The structure of a payload is its tree without the tensors; it travels in the header.
 
-In msgpack None, bool, int, float and str are themselves, and an array's first element says what it is:
+In msgpack None, bool, int, float and str are themselves, and an array's first element is its kind:
 `[0]` the next tensor, `[1, ...]` a tuple, `[2, ...]` a list, `[3, key, value, ...]` a dict in its own order.
 """
 
