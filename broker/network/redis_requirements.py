@@ -27,8 +27,8 @@ def check_fitness(address: str, answers: Sequence[object]) -> tuple[str, ...]:
         )
     if facts.get("aof_enabled") != "1":
         return (
-            f"Redis at {address} has no append-only file: what it holds is gone when it restarts, and is added again by "
-            "the workers that still have it. Set appendonly to yes, in redis.conf or by CONFIG SET appendonly yes",
+            f"Redis at {address} has no append-only file: what it holds is gone when it restarts, and is added again "
+            "by the workers that still have it. Set appendonly to yes, in redis.conf or by CONFIG SET appendonly yes",
         )
     return ()
 
