@@ -8,7 +8,7 @@ Socket = zmq.Socket[Any]
 Context = zmq.Context[Socket]
 
 REQUEST_BYTES = 2**12  # the most that a request may have
-HANDSHAKE = 5000  # ms after which a connection without ZeroMQ's handshake is dropped
+HANDSHAKE_TIMEOUT = 5000  # ms after which a connection without ZeroMQ's handshake is dropped
 SOLE_WAIT = 20  # ms that a worker without unsent messages waits at one socket before it polls all of them
 
 
@@ -34,7 +34,7 @@ def for_dealer(socket: Socket, hwm: int, message_bytes: int) -> None:
 def _for_all(socket: Socket, hwm: int) -> None:
     socket.set(zmq.SNDHWM, hwm)  # messages; credit keeps as few under way, this holds should it fail
     socket.set(zmq.RCVHWM, hwm)
-    socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE)
+    socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT)
     # A dead host is noticed by TCP, not by ZeroMQ's heartbeats: those time out while one long message is on its way.
     socket.set(zmq.TCP_KEEPALIVE, 1)
     socket.set(zmq.TCP_KEEPALIVE_IDLE, 10)  # seconds

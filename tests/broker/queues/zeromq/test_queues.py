@@ -223,8 +223,8 @@ def once(proxy: Proxy, garbage: bytes) -> None:
 
 @pytest.fixture
 def nobody_else_hangs_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only `Handshake` can end a connection over which nobody greets, and soon."""
-    monkeypatch.setattr(options_module, "GREETING", 600_000)
+    """Only `Handshake` can end a connection without a handshake, and soon."""
+    monkeypatch.setattr(options_module, "HANDSHAKE_TIMEOUT", 600_000)
     monkeypatch.setattr(dealer_module, "UNANSWERED", 600.0)
     monkeypatch.setattr(dealer_module, "NO_HANDSHAKE", 0.2)
 
