@@ -78,10 +78,6 @@ class MessageInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
     def identity(self) -> Identity:
         return Identity(self.run, self.flow, self.step, self.microbatch, self.stage)
 
-    def number(self, microbatches: int) -> int:
-        """The message's place in the run, of which a step has `microbatches`."""
-        return self.step * microbatches + self.microbatch
-
 
 class Header(MessageInfo, frozen=True):
     """A message without the bytes of its tensors."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stageline.broker.codec.message import LIMITS, Frame, Limits, Message, decode, encode, fingerprint, read_header
 from stageline.broker.errors import Disagreement, Overwritten, QueueFull, QueueGap
+from stageline.pipeline.numbering import message_number, message_place
 from stageline.pipeline.tree import Tree, tensors
 
 from .base import QueueKey
@@ -151,7 +152,7 @@ class Log:
 
     def name(self, number: int) -> str:
         """Message `number`, for people."""
-        step, microbatch = divmod(number, self._microbatches)
+        step, microbatch = message_place(number, self._microbatches)
         return f"message {number} of {self.key} (step {step}, microbatch {microbatch})"
 
     def close(self) -> None:
@@ -165,7 +166,7 @@ class Log:
             raise ValueError(f"a {message.identity} of run {message.run!r} was put into {self.key} of run {self.run!r}")
         if message.microbatch >= self._microbatches:
             raise ValueError(f"a {message.identity} was put where a step has {self._microbatches} microbatches")
-        return message.number(self._microbatches)
+        return message_number(message.step, message.microbatch, self._microbatches)
 
     def _compare(self, number: int, header: Frame) -> None:
         first = fingerprint(read_header(self.frames(number)[0], limits=self._limits))

@@ -75,17 +75,19 @@ def seeds() -> list[bytes]:
     """One valid input for each target."""
     payload = {"x": torch.arange(6.0).reshape(2, 3).t(), "mask": (torch.tensor([True]), None, 0.5, "é")}
     frames = [bytes(frame) for frame in frames_of(Message("run", Flow.FORWARD, 7, 2, 1, 3, 30, payload))]
-    credit_request = CreditRequest("run", Flow.FORWARD, 1, 3, 9, 4, 8, False, True)
-    reply = RetentionReply("run", Flow.FORWARD, 1, 3, 9, 0, 4)
+    credit, retention = (
+        CreditRequest("run", Flow.FORWARD, 1, 3, 9, 4, 8, False, True),
+        RetentionReply("run", Flow.FORWARD, 1, 3, 9, 0, 4),
+    )
     joined = b"".join(len(frame).to_bytes(2, "little") + frame for frame in frames)
     inputs = [
         (message, joined),
         (header, frames[0][:-4]),
-        (request, pack(credit_request)[4:]),
-        (request, pack(reply)[4:]),
-        (word, b"1-1 4 8 -1"),
-        (sentence, encode(Report(1, 5, "2F3 of step 7", 0.5, 0.5, snapshots=[(1, 20)]))[4:]),
-        (sentence, encode(Stop("enough", 75))[4:]),
+        (request, pack(credit)[4:]),
+        (request, pack(retention)[4:]),
+        (announcement, b"1-1 4 8 -1"),
+        (control, encode(Report(1, 5, "2F3 of step 7", 0.5, 0.5, snapshots=[(1, 20)]))[4:]),
+        (control, encode(Stop("enough", 75))[4:]),
     ]
     return [bytes([TARGETS.index(target)]) + data for target, data in inputs]
 

@@ -18,12 +18,12 @@ from stageline.broker.queues.memory import MemoryQueue
 from stageline.broker.queues.receiver import Receiver
 from stageline.broker.queues.sender import Sender
 from stageline.broker.queues.zeromq.requests import CreditRequest, Requester, RetentionReply, reply_to
+from stageline.pipeline.numbering import message_number
 
 RECONNECT = 0.05  # seconds between two attempts
 
-Item = (
-    CreditRequest | RetentionReply | tuple[Frame, bool]
-)  # a message: its header, which holds all, and whether it counts as whole
+# A message: its header, which holds all, and whether it counts as whole.
+Item = CreditRequest | RetentionReply | tuple[Frame, bool]
 
 
 @dataclass(eq=False)
@@ -182,7 +182,7 @@ class Ends:
         header = read_header(frame)
         check_run(header, self._run)
         consumer = self._consumer(line, QueueKey(header.flow, header.stage))
-        number, marks = header.number(self._microbatches), fingerprint(header)
+        number, marks = message_number(header.step, header.microbatch, self._microbatches), fingerprint(header)
         if consumer is not None and consumer.receiver.accepts(number, marks, whole=whole):
             consumer.receiver.accept(assemble(header, []), marks)
             consumer.postpone(self.process.clock.now)

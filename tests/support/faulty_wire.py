@@ -27,6 +27,7 @@ from stageline.broker.queues.zeromq.requests import (
     unpack_reply,
     unpack_request,
 )
+from stageline.pipeline.numbering import message_number, message_place
 
 RUN = "wire-run"
 KEY = QueueKey(Flow.FORWARD, 1)
@@ -198,7 +199,7 @@ class World:
 
     def _message(self, frames: list[bytes]) -> None:
         header = read_header(frames[0])
-        number, bits = header.number(MICROBATCHES), fingerprint(header)
+        number, bits = message_number(header.step, header.microbatch, MICROBATCHES), fingerprint(header)
         if not self.receiver.accepts(number, bits, whole=len(frames) > 1):
             return
         buffers = allocate(header)

@@ -22,6 +22,7 @@ from stageline.broker.errors import BadMessage, ForeignMessage, QueueGap
 from stageline.broker.network.redis_connection import Exchange
 from stageline.broker.queues.credit import Retention
 from stageline.broker.queues.receiver import Receiver
+from stageline.pipeline.numbering import message_number
 
 from .announcements import Announcer, credit_numbers
 from .entries import EntryId, Keys, StreamEntry, pour, read_entry
@@ -127,7 +128,7 @@ class StreamReader:
         """
         header = read_header(whole.header, limits=self._limits)
         check_run(header, self._run)
-        key, number = self.receiver.key, header.number(self._microbatches)
+        key, number = self.receiver.key, message_number(header.step, header.microbatch, self._microbatches)
         if (header.flow, header.stage, number) != (key.flow, key.stage, whole.number):
             raise ForeignMessage(
                 f"{header.identity} lies in Redis as message {whole.number} of {key}: two plans share a run's name"

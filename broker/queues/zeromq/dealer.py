@@ -11,6 +11,7 @@ import zmq
 from stageline.broker.codec.message import Flow, Limits, Message, check_run, complete, fingerprint, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.receiver import TOO_OFTEN, Receiver
+from stageline.pipeline.numbering import message_number
 
 from . import socket_options as options
 from .handshake import Handshake
@@ -159,8 +160,9 @@ class Dealer:
                 "start all workers from the same plan"
             )
         receiver, bits = requester.receiver, fingerprint(header)
+        number = message_number(header.step, header.microbatch, self._microbatches)
         whole = len(frames) > 1 or not header.tensors
-        if not receiver.accepts(header.number(self._microbatches), bits, whole=whole):
+        if not receiver.accepts(number, bits, whole=whole):
             return
         try:
             message = complete(header, frames[1:])

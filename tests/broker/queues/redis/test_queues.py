@@ -17,7 +17,7 @@ import torch
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import BadMessage, Disagreement, Fenced, Overwritten, QueueFull, QueueGap
-from stageline.broker.network import redis_connection as redis_link
+from stageline.broker.network import redis_connection
 from stageline.broker.network.redis_connection import RedisAway, RedisLink
 from stageline.broker.network.redis_requirements import RedisUnfit, check_fitness
 from stageline.broker.queues.base import QueueKey
@@ -239,7 +239,7 @@ def test_cut_answers_make_no_gap_and_no_duplicate(stack: ExitStack, hasty: None,
 def test_a_damaged_byte_is_never_accepted(
     stack: ExitStack, hasty: None, monkeypatch: pytest.MonkeyPatch, direction: str, seed: int
 ) -> None:
-    monkeypatch.setattr(redis_link, "SILENCE", 0.5)  # a damaged length can leave a connection stuck
+    monkeypatch.setattr(redis_connection, "SILENCE", 0.5)  # a damaged length can leave a connection stuck
     server, dice = shared_server(), random.Random(seed)
     proxy = stack.enter_context(Proxy(f"tcp://127.0.0.1:{server.port}"))
     url = f"redis://{proxy.endpoint.removeprefix('tcp://')}/{server.own_number()}"
@@ -290,7 +290,7 @@ def test_a_server_that_never_comes_is_named(stack: ExitStack, server: RedisServe
 def test_a_frozen_server_holds_nobody_up(
     stack: ExitStack, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_link, "SILENCE", 0.3)
+    monkeypatch.setattr(redis_connection, "SILENCE", 0.3)
     line = line_at(stack, server.url)
     line.put(0)
     line.take()
