@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
-from stageline.broker.control.channel import REDIS
+from stageline.broker.control.open import REDIS
 from stageline.broker.control.protocol import Assigned
 from stageline.broker.queues.base import QueueKey, Queues, Trouble
 from stageline.broker.queues.ends import QueueOptions
