@@ -72,8 +72,8 @@ def test_workers_that_were_started_again_are_known_by_their_names_and_wait_two_s
         ((_, said),) = talk.say(name(index), msgspec.structs.replace(hello(index), pid=7))
         assert isinstance(said, Standby)
         assert "waiting up to 10 s for running workers to reconnect (a minute if they were loading)" in said.reason
-        assert said.reason.endswith("if nobody is, all begin at checkpoint 40")
-    assert why(talk) == {"text": said.reason, "action": "nothing yet: it goes on by itself"}
+        assert said.reason.endswith("if none does, all begin at checkpoint 40")
+    assert why(talk) == {"text": said.reason, "action": "wait: the run continues by itself"}
     assert talk.status()["listening"]
     assert {worker["standing"] for worker in talk.status()["workers"]} == {"unheard"}
     talk.after(2.5)
@@ -115,7 +115,7 @@ def test_who_has_stood_by_stands_by_until_those_who_had_the_places_are_heard_or_
     ((_, said),) = talk.say(b"stranger", stranger)
     assert isinstance(said, Standby)
     assert "it has not reconnected yet" in str(why(talk)["text"])
-    assert why(talk)["action"] == "nothing yet: it speaks if it is still there, and counts as lost otherwise"
+    assert why(talk)["action"] == "wait: it reconnects, or is declared lost in 10 s"
     for turn in range(12):
         sends = talk.after(1.0)
         talk.say(name(0), working(0, turn))
