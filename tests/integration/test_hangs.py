@@ -70,7 +70,6 @@ def test_a_worker_that_is_told_to_go_is_replaced_like_one_that_is_killed(
     assert going.end()["facts"]["restarts"] == 1
 
 
-@pytest.mark.slow
 def test_a_worker_that_was_stopped_for_longer_than_its_lease_wakes_up_as_a_zombie(
     workspace: Workspace, tmp_path: Path
 ) -> None:
