@@ -1,4 +1,4 @@
-"""What can go wrong between workers; each class is a sentence and says whose fault it is."""
+"""The errors of the broker package: what can go wrong between workers, and on which side."""
 
 from stageline.pipeline.errors import StagelineError
 
@@ -8,15 +8,15 @@ class BrokerError(StagelineError):
 
 
 class BadMessage(BrokerError):
-    """What arrived is not a message of ours, or not any more: damaged, too large, of another run or wire version."""
+    """What arrived is not a valid message: damaged, too large, or of another run or wire version."""
 
 
 class Unsendable(BrokerError):
-    """The sender's payload holds something that cannot travel; the model's output must change."""
+    """The payload holds something that cannot travel; the model's output must change."""
 
 
 class Disagreement(BrokerError):
-    """Two messages of one identity have different bits: something that computed them was not deterministic."""
+    """Two messages of one identity have different bits: what computed them was not deterministic."""
 
 
 class QueueGap(BrokerError):
@@ -24,28 +24,28 @@ class QueueGap(BrokerError):
 
 
 class QueueFull(BrokerError):
-    """A queue holds all it may and nobody takes from it."""
+    """A queue holds as much as it may, and no message is trimmed."""
 
 
 class QueueClosed(BrokerError):
-    """This end of a queue was closed and can neither put nor take."""
+    """This end of a queue is closed: it can neither put nor take."""
 
 
 class Fenced(BrokerError):
-    """A newer incarnation owns the stage: whoever gets this is a zombie and must stop."""
+    """A newer incarnation owns the stage: the worker that gets this error was replaced and must stop."""
 
 
 class EndpointTaken(BrokerError):
-    """An address to listen at cannot be had: in use, or not an address of this machine."""
+    """An address cannot be bound: in use, or not an address of this machine."""
 
 
 class AddressUnusable(BrokerError):
-    """What is given as the broker's address cannot be one."""
+    """The text given as the broker's address is not an address."""
 
 
 class ForeignMessage(BadMessage):
-    """An intact message of another run or wire version: asking again would bring the same."""
+    """An intact message of another run or wire version: a resend would bring the same."""
 
 
 class Overwritten(BrokerError):
-    """A tensor was written to after it was put: sent again, its message would have other bits."""
+    """A tensor was written to after it was put: a resend of its message would have other bits."""

@@ -1,7 +1,7 @@
-"""Prints what setup.py requires, with the extras named as arguments ("examples,test"), as pip reads requirements.
+"""Prints what setup.py requires, with the extras named as arguments ("examples,test"), as a requirements file.
 
-So the image's layer with the dependencies is made without the code, and outlives changes of it. It stands in for
-setuptools, which an interpreter's image need not hold.
+So the image's layer of dependencies is built without the code and is not rebuilt when the code changes. The script
+replaces setuptools, which an interpreter's image need not contain.
 """
 
 import runpy
@@ -16,6 +16,7 @@ def required(setup: Path, extras: list[str]) -> list[str]:
     given: dict[str, Any] = {}
     stand_in = ModuleType("setuptools")
     stand_in.setup = given.update  # type: ignore[attr-defined]
+    stand_in.find_packages = lambda **_: []  # type: ignore[attr-defined]  # the code is not there
     sys.modules["setuptools"] = stand_in
     runpy.run_path(str(setup))
     return [*given["install_requires"], *(line for extra in extras for line in given["extras_require"][extra])]

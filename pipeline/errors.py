@@ -2,7 +2,6 @@
 
 import traceback
 from pathlib import Path
-from typing import ClassVar
 
 from .exit_code import ExitCode
 
@@ -10,7 +9,7 @@ from .exit_code import ExitCode
 class StagelineError(Exception):
     """An expected error. Its text is a sentence for the user; a command that it ends exits with `exit_code`."""
 
-    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+    exit_code: int = ExitCode.FAILED
 
 
 class StageError(StagelineError):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan
-from stageline.workers.launch.launch import Launch, go, ready
-from stageline.workers.launch.supervisor import Facts
+from stageline.workers.launch.launch import Launch, prepare_launch, run_launch
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.measured_timetable import measured
+from stageline.workers.runs.outcome import Facts
 
 from .. import redis_server
 from ..timing import Timing
@@ -30,9 +30,9 @@ def train(workload: Workload, sets: Sequence[str] = ()) -> Timing:
     """`sets`: settings of the plan beside the workload's, each as `--set` takes it."""
     with tempfile.TemporaryDirectory() as folder:
         sets = [*settings(workload, folder), *sets]
-        launch = ready(read_plan(PLAN, sets=sets, environment=os.environ))
+        launch = prepare_launch(read_plan(PLAN, sets=sets, environment=os.environ))
         peak = _Peak()
-        ended = go(launch, [str(PLAN), *(word for each in sets for word in ("--set", each))], peak)
+        ended = run_launch(launch, [str(PLAN), *(word for each in sets for word in ("--set", each))], peak)
         if ended.result is None or ended.result.loss is None:
             raise RunFailed(f"{workload}: {ended.reason}")
         return Timing(_ends(launch), ended.result.loss, peak.bytes)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey, Queues
-from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.numbering import message_place
 

@@ -1,23 +1,32 @@
-"""A message is what travels on a queue; here it becomes frames, and frames become a message again.
+"""A message is what travels on a queue; it is encoded to frames, and decoded from them.
 
-encode                  message -> [header, tensor, tensor, ...]     frames lie over the tensors' own memory
-decode                  frames  -> message                           copies once, into memory of its own
-read_header, allocate, assemble                                      the steps of decode, for a transport that can
-                                                                     receive into the tensors' memory
+encode                             message -> [header, tensor, tensor, ...]    frames are views of the tensors
+decode                             frames  -> message                          copies once
+read_header, allocate, assemble    the steps of decode, for a transport that can receive into the tensors' memory
 """
 
 from collections.abc import Sequence
 
-import msgspec
 import torch
 
 from stageline.broker.errors import BadMessage
 from stageline.pipeline.tree import Tree
 
 from .checksum import crc32
-from .header import LIMITS, Flow, Frame, Header, Identity, Limits, check_run, fingerprint, read_header, write_header
-from .structure import ONE_TENSOR, fill, structure
-from .tensors import buffer, copy, pack, unpack
+from .header import (
+    LIMITS,
+    Flow,
+    Header,
+    Identity,
+    Limits,
+    MessageInfo,
+    check_run,
+    fingerprint,
+    read_header,
+    write_header,
+)
+from .structure import ONE_TENSOR, flatten, unflatten
+from .tensors import Frame, buffer, copy, pack, unpack
 
 __all__ = [
     "LIMITS",
@@ -38,38 +47,23 @@ __all__ = [
 ]
 
 
-class Message(msgspec.Struct, frozen=True):
-    """What travels on a queue. `stage` is the consumer's, `incarnation` the producer's.
+class Message(MessageInfo, frozen=True):
+    """What travels on a queue. `payload` is a tensor, a plain value, or tuples, lists and dicts of them, nested."""
 
-    `sequence` numbers the messages of a queue from 0. `payload` is a tensor, a plain value, or tuples, lists and dicts
-    of them, nested.
-    """
-
-    run: str
-    flow: Flow
-    step: int
-    microbatch: int
-    stage: int
-    incarnation: int
-    sequence: int
     payload: Tree
-
-    @property
-    def identity(self) -> Identity:
-        return Identity(self.run, self.flow, self.step, self.microbatch, self.stage)
 
 
 def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
     """The message's frames: the header, then the bytes of each tensor, flat.
 
-    A dense tensor on the CPU is not copied: its frame lies over its memory and keeps that alive, so nobody may write
-    to the tensor while the frame is in use. Raises `Unsendable` for what cannot travel, and for what a receiver with
-    these limits would refuse.
+    A dense tensor on the CPU is not copied: its frame is a view of its memory and keeps that alive, so the tensor must
+    not be written to while the frame is in use. Raises `Unsendable` for what cannot travel, and for what a receiver
+    with these limits would refuse.
     """
     if isinstance(message.payload, torch.Tensor):
-        form, parts = ONE_TENSOR, [pack(message.payload)]
+        structure, parts = ONE_TENSOR, [pack(message.payload)]
     else:
-        form, tensors = structure(message.payload, limits.depth)
+        structure, tensors = flatten(message.payload, limits.depth)
         parts = [pack(tensor) for tensor in tensors]
     header = Header(
         message.run,
@@ -79,14 +73,14 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
         message.stage,
         message.incarnation,
         message.sequence,
-        form,
+        structure,
         tuple([part[0] for part in parts]),
     )
     return [write_header(header, limits=limits), *[part[1] for part in parts]]
 
 
 def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
-    """The message of `frames`. Its tensors have memory of their own, and lie in it as the sender's did.
+    """The message of `frames`. Its tensors have memory of their own, with the strides and the skew of the sender's.
 
     Raises `BadMessage` naming what is wrong; nothing is allocated before all sizes are checked.
     """
@@ -98,7 +92,7 @@ def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
 def complete(header: Header, contents: Sequence[Frame]) -> Message:
     """The message of a header and the frames that followed it, copied into memory of its own.
 
-    Raises `BadMessage` if a frame has not the size or the checksum that the header says.
+    Raises `BadMessage` if a frame does not have the size or the checksum in the header.
     """
     _check(header, contents)
     return _message(header, [copy(tensor, content) for tensor, content in zip(header.tensors, contents, strict=True)])
@@ -112,7 +106,7 @@ def allocate(header: Header) -> list[memoryview]:
 def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
     """The message of a header and its filled buffers, which become the memory of its tensors.
 
-    Raises `BadMessage` if a buffer has not the size or the checksum that the header says.
+    Raises `BadMessage` if a buffer does not have the size or the checksum in the header.
     """
     _check(header, buffers)
     return _message(header, [unpack(tensor, buffer) for tensor, buffer in zip(header.tensors, buffers, strict=True)])
@@ -127,7 +121,7 @@ def _message(header: Header, tensors: list[torch.Tensor]) -> Message:
         header.stage,
         header.incarnation,
         header.sequence,
-        tensors[0] if header.outline == ONE_TENSOR else fill(header.outline, iter(tensors)),
+        tensors[0] if header.structure == ONE_TENSOR else unflatten(header.structure, iter(tensors)),
     )
 
 

@@ -1,6 +1,6 @@
-"""The outline of a payload is its tree with the tensors taken out; it travels in the header.
+"""The structure of a payload is its tree without the tensors; it travels in the header.
 
-In msgpack None, bool, int, float and str are themselves, and an array's first element says what it is:
+In msgpack None, bool, int, float and str are themselves, and an array's first element is its kind:
 `[0]` the next tensor, `[1, ...]` a tuple, `[2, ...]` a list, `[3, key, value, ...]` a dict in its own order.
 """
 
@@ -13,55 +13,56 @@ from torch import Tensor
 from stageline.broker.errors import BadMessage, Unsendable
 from stageline.pipeline.tree import Tree
 
-Outline: TypeAlias = Any  # what msgpack has for it
+Structure: TypeAlias = Any  # of msgpack's own types
 
 TENSOR, TUPLE, LIST, DICT = range(4)
-ONE_TENSOR = [TENSOR]  # the outline of nearly every message
+ONE_TENSOR = [TENSOR]  # the structure of nearly every message
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
-def structure(tree: Tree, depth: int) -> tuple[Outline, list[Tensor]]:
-    """The outline of `tree`, and its tensors in order.
+def flatten(tree: Tree, depth: int) -> tuple[Structure, list[Tensor]]:
+    """The structure of `tree`, and its tensors in order.
 
-    Raises `Unsendable`, naming the place, for what would not come back as what it was, and beyond `depth` containers.
+    Raises `Unsendable`, naming the place, for a value that would not arrive as what it was, and for more than `depth`
+    nested containers.
     """
     tensors: list[Tensor] = []
-    return _outline(tree, depth, "payload", tensors), tensors
+    return _structure(tree, depth, "payload", tensors), tensors
 
 
-def fill(node: Outline, tensors: Iterator[Tensor]) -> Tree:
-    """The tree of an outline that `count_tensors` has accepted, with `tensors` in their places."""
+def unflatten(node: Structure, tensors: Iterator[Tensor]) -> Tree:
+    """The tree of a structure that `count_tensors` has accepted, with `tensors` in their places."""
     match node:
         case [0]:
             return next(tensors)
         case [1, *items]:
-            return tuple([fill(item, tensors) for item in items])
+            return tuple([unflatten(item, tensors) for item in items])
         case [2, *items]:
-            return [fill(item, tensors) for item in items]
+            return [unflatten(item, tensors) for item in items]
         case [3, *pairs]:
-            return {key: fill(value, tensors) for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
+            return {key: unflatten(value, tensors) for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
     return node  # type: ignore[no-any-return]
 
 
-def count_tensors(node: Outline, depth: int) -> int:
-    """How many tensors a received outline has. Raises `BadMessage` if it is none, or nests deeper than `depth`."""
+def count_tensors(node: Structure, depth: int) -> int:
+    """Number of tensors in a received structure. Raises `BadMessage` if it is malformed or deeper than `depth`."""
     if type(node) in _SCALARS:
         return 0
     match node:
         case [kind, *_] if type(kind) is not int:  # `False` and `0.0` equal 0
-            raise BadMessage(f"the outline holds an array that begins with a {type(kind).__name__}, not with an int")
+            raise BadMessage(f"the structure holds an array that begins with a {type(kind).__name__}, not with an int")
         case [0]:
             return 1
         case [1 | 2 | 3, *_] if depth == 0:
-            raise BadMessage("the outline nests deeper than the limit")
+            raise BadMessage("the structure nests deeper than the limit")
         case [1 | 2, *items]:
             return sum(count_tensors(item, depth - 1) for item in items)
         case [3, *pairs] if _alternate(pairs):
             return sum(count_tensors(value, depth - 1) for value in pairs[1::2])
-    raise BadMessage(f"the outline holds a {type(node).__name__} that is neither a value nor a container")
+    raise BadMessage(f"the structure holds a {type(node).__name__} that is neither a value nor a container")
 
 
-def _outline(tree: Tree, depth: int, place: str, tensors: list[Tensor]) -> Outline:
+def _structure(tree: Tree, depth: int, place: str, tensors: list[Tensor]) -> Structure:
     if isinstance(tree, Tensor):
         tensors.append(tree)
         return ONE_TENSOR
@@ -70,18 +71,18 @@ def _outline(tree: Tree, depth: int, place: str, tensors: list[Tensor]) -> Outli
     if depth == 0:
         raise Unsendable(f"{place} nests too deep; give the stage an output with fewer containers in containers")
     if type(tree) is tuple:
-        return [TUPLE, *_outlines(enumerate(tree), depth, place, tensors)]
+        return [TUPLE, *_structures(enumerate(tree), depth, place, tensors)]
     if type(tree) is list:
-        return [LIST, *_outlines(enumerate(tree), depth, place, tensors)]
+        return [LIST, *_structures(enumerate(tree), depth, place, tensors)]
     if type(tree) is dict and all(type(key) is str for key in tree):
-        return [DICT, *chain.from_iterable(zip(tree, _outlines(tree.items(), depth, place, tensors), strict=True))]
+        return [DICT, *chain.from_iterable(zip(tree, _structures(tree.items(), depth, place, tensors), strict=True))]
     raise Unsendable(_complaint(tree, place))
 
 
-def _outlines(
+def _structures(
     items: Iterable[tuple[int | str, Tree]], depth: int, place: str, tensors: list[Tensor]
-) -> Iterator[Outline]:
-    return (_outline(tree, depth - 1, f"{place}[{key!r}]", tensors) for key, tree in items)
+) -> Iterator[Structure]:
+    return (_structure(tree, depth - 1, f"{place}[{key!r}]", tensors) for key, tree in items)
 
 
 def _complaint(tree: Tree, place: str) -> str:
@@ -91,6 +92,6 @@ def _complaint(tree: Tree, place: str) -> str:
     return f"{place} is a {kind}, which would not come back as one; make it a tensor, number, tuple, list or dict"
 
 
-def _alternate(pairs: list[Outline]) -> bool:
+def _alternate(pairs: list[Structure]) -> bool:
     keys = pairs[::2]
     return len(pairs) % 2 == 0 and all(type(key) is str for key in keys) and len(set(keys)) == len(keys)

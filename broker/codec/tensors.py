@@ -1,38 +1,115 @@
-"""A tensor as a header and a frame of bytes, and back.
+"""A tensor as an entry of the header and a frame of bytes, and back.
 
 The frame holds each stored element once, in the order of their addresses, little-endian.
 """
 
+from functools import lru_cache
+from math import prod
+from typing import Annotated, TypeAlias
+
+import msgspec
 import torch
 from torch import Tensor
 
 from stageline.broker.errors import Unsendable
-from stageline.pipeline.stage.layout import Ints, layout, packed_strides, stored_shape
+from stageline.pipeline.stage.layout import ALIGNMENT, Ints, layout, packed_strides, stored_shape
 from stageline.pipeline.stage.placing import empty, skew_of
 
 from .checksum import crc32
-from .dtypes import CODES, DTYPES
-from .header import Frame, TensorHeader
 
-_KINDS = frozenset({Tensor, torch.nn.Parameter})
-_NATIVE = frozenset(  # whose memory Python can see as bytes
+Frame: TypeAlias = bytes | memoryview  # a memoryview is one of bytes
+
+MOST = 2**63 - 1  # the largest count that can travel
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+
+# The dtypes that can travel, by their codes on the wire. A code is never reused and never renumbered.
+DTYPES: dict[int, torch.dtype] = {
+    1: torch.bool,
+    2: torch.uint8,
+    3: torch.int8,
+    4: torch.uint16,
+    5: torch.int16,
+    6: torch.uint32,
+    7: torch.int32,
+    8: torch.uint64,
+    9: torch.int64,
+    10: torch.float16,
+    11: torch.bfloat16,
+    12: torch.float32,
+    13: torch.float64,
+    14: torch.complex32,
+    15: torch.complex64,
+    16: torch.complex128,
+    17: torch.float8_e4m3fn,
+    18: torch.float8_e4m3fnuz,
+    19: torch.float8_e5m2,
+    20: torch.float8_e5m2fnuz,
+    21: torch.float8_e8m0fnu,
+    22: torch.float4_e2m1fn_x2,
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+_TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
+_NUMPY_DTYPES = frozenset(  # those whose tensors `Tensor.numpy` accepts
     {torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64}
     | {torch.int64, torch.float16, torch.float32, torch.float64}
 )
 
 
-def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
-    """The tensor's header and frame. The frame of a dense CPU tensor lies over its memory and keeps that alive.
+class TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
+    """One tensor: `dtype` by its code, shape and strides in elements, the bytes of its frame and their CRC-32.
 
-    Raises `Unsendable` for a tensor that does not consist of numbers in strided memory, or of an unknown dtype.
+    `skew` is the address of its first element modulo 64, in bytes: kernels choose by alignment too.
     """
-    if not (type(tensor) in _KINDS and tensor.layout is torch.strided and tensor.dtype in CODES):
+
+    dtype: int
+    shape: tuple[Count, ...]
+    strides: tuple[Count, ...]
+    requires_grad: bool
+    nbytes: Count
+    crc32: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+    skew: Count
+
+
+@lru_cache(maxsize=1024)  # a run sends tensors of a few layouts again and again
+def occupied_bytes(
+    code: int, shape: Ints, strides: Ints, nbytes: int, requires_grad: bool, skew: int, most_dimensions: int
+) -> int | str:
+    """The bytes that a tensor with these entries in its header occupies at the receiver, or what is wrong with them."""
+    if len(shape) > most_dimensions:
+        return f"it has {len(shape)} dimensions, the limit is {most_dimensions}"
+    if len(strides) != len(shape):
+        return f"it has {len(strides)} strides for {len(shape)} dimensions"
+    dtype = DTYPES.get(code)
+    if dtype is None:
+        return f"dtype code {code} is unknown"
+    if prod(size or 1 for size in shape) * dtype.itemsize > MOST:
+        return f"shape {shape} has more elements than can be counted"
+    form = layout(shape, strides)
+    if form.extent is None:
+        return f"elements of shape {shape} overlap with strides {strides}"
+    if form.stored * dtype.itemsize != nbytes:
+        return f"{nbytes} bytes are announced, shape and dtype need {form.stored * dtype.itemsize}"
+    if skew >= ALIGNMENT or skew % dtype.itemsize:
+        return f"a skew of {skew} bytes cannot be: it is below {ALIGNMENT} and a multiple of {dtype.itemsize}"
+    if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+        return f"{dtype} cannot require gradients"
+    return form.extent * dtype.itemsize + skew
+
+
+def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
+    """The header and the frame of `tensor`, of any shape and any dtype in `DTYPES`.
+
+    The frame of a dense CPU tensor is a view of its memory and keeps that alive. Raises `Unsendable` for a tensor that
+    does not consist of numbers in strided memory, or of an unknown dtype.
+    """
+    if not (type(tensor) in _TENSOR_TYPES and tensor.layout is torch.strided and tensor.dtype in CODES):
         raise Unsendable(_complaint(tensor))
     if tensor.is_nested or tensor.is_meta:
         raise Unsendable(_complaint(tensor))
     plain = tensor.detach() if tensor.requires_grad else tensor
     shape, strides = tuple(tensor.shape), tensor.stride()
-    if plain.is_contiguous() and plain.is_cpu and plain.dtype in _NATIVE and plain.numel() and not plain.is_neg():
+    if plain.is_contiguous() and plain.is_cpu and plain.dtype in _NUMPY_DTYPES and plain.numel() and not plain.is_neg():
         memory = plain.numpy().data.cast("B")
     else:
         strides, memory = _stored(plain, shape, strides)
@@ -43,7 +120,7 @@ def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
 def copy(header: TensorHeader, frame: Frame) -> Tensor:
     """The tensor of a checked header, in memory of its own, filled from `frame`."""
     dtype = DTYPES[header.dtype]
-    if dtype in _NATIVE and header.nbytes and not header.skew:
+    if dtype in _NUMPY_DTYPES and header.nbytes and not header.skew:
         tensor = torch.empty_strided(header.shape, header.strides, dtype=dtype)
         if tensor.is_contiguous():
             tensor.numpy().data.cast("B")[:] = frame
@@ -54,7 +131,7 @@ def copy(header: TensorHeader, frame: Frame) -> Tensor:
 
 
 def buffer(header: TensorHeader) -> memoryview:
-    """Memory for the frame of `header`, as far off an alignment boundary as it lay."""
+    """Memory for the frame of `header`, `header.skew` bytes off an alignment boundary."""
     memory = torch.empty(header.skew + header.nbytes, dtype=torch.uint8)
     return memory.numpy().data[header.skew :]
 
@@ -63,7 +140,7 @@ def unpack(header: TensorHeader, buffer: memoryview) -> Tensor:
     """The tensor of a checked header. `buffer` becomes its memory, or is spread out where the layout has gaps."""
     shape, strides, dtype = header.shape, header.strides, DTYPES[header.dtype]
     form = layout(shape, strides)
-    if form.stored == 0:  # frombuffer refuses nothing
+    if form.stored == 0:  # frombuffer refuses an empty buffer
         tensor = torch.empty_strided(shape, strides, dtype=dtype)
     elif form.dense:
         tensor = torch.frombuffer(buffer, dtype=dtype).as_strided_(shape, strides)
@@ -73,7 +150,7 @@ def unpack(header: TensorHeader, buffer: memoryview) -> Tensor:
 
 
 def _complaint(tensor: Tensor) -> str:
-    if type(tensor) not in _KINDS:
+    if type(tensor) not in _TENSOR_TYPES:
         return f"a {type(tensor).__qualname__} cannot travel; send a tensor: .as_subclass(torch.Tensor)"
     if tensor.is_nested or tensor.layout is not torch.strided:
         return f"a nested or {tensor.layout} tensor cannot travel; send .to_dense() or its parts"
@@ -83,7 +160,7 @@ def _complaint(tensor: Tensor) -> str:
 
 
 def _stored(plain: Tensor, shape: Ints, strides: Ints) -> tuple[Ints, memoryview]:
-    """The strides to travel with, and the stored elements in one piece."""
+    """The strides to send, and the stored elements as one block of bytes."""
     form = layout(shape, strides)
     if form.extent is None:
         strides = packed_strides(shape, strides)
@@ -93,7 +170,7 @@ def _stored(plain: Tensor, shape: Ints, strides: Ints) -> tuple[Ints, memoryview
 
 
 def _packed(tensor: Tensor) -> Tensor:
-    """A dense copy on the CPU, its elements in the same order, with nothing left to be conjugated or negated."""
+    """A dense copy on the CPU, its elements in the same order, with pending conjugation and negation resolved."""
     shape, strides = tuple(tensor.shape), tensor.stride()
     stored, packed = stored_shape(shape, strides), packed_strides(shape, strides)
     memory = torch.empty_strided(stored, packed, dtype=tensor.dtype)

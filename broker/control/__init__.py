@@ -1,4 +1,4 @@
-"""What workers, the broker and the commands say to each other, and the channels that carry it.
+"""The control messages that workers, the broker and the commands exchange, and the channels that carry them.
 
-May import `codec` and `network`. Read `protocol.py` first.
+May import `codec` and `network`. Read `protocol.py` first, then `channel.py`.
 """

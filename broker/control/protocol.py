@@ -1,4 +1,4 @@
-"""What workers, the broker and the commands say to each other: one tagged Struct per sentence, CRC-32 and msgpack.
+"""The control messages: one tagged Struct each, encoded as msgpack behind its CRC-32.
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye
     broker  -> worker   Assigned, Standby, Peers, Heard, Trim, Stop, Refused
@@ -6,8 +6,8 @@
     broker  -> command  Answer, Refused
 
 A worker repeats Hello until Assigned or Refused comes (also after Standby), a Report's `steps` and `snapshots` until
-Heard comes, and Finished until Stop comes. All else is said once and may get lost. Data never takes this way; a broker
-that is away costs nothing but news.
+Heard comes, and Finished until Stop comes. All else is sent once and may get lost. Tensors never travel here: training
+continues while the broker is away.
 """
 
 from typing import Annotated, TypeVar
@@ -18,7 +18,7 @@ from stageline.broker.codec.checksum import checked, sealed
 from stageline.broker.errors import BadMessage, ForeignMessage
 
 CONTROL_VERSION = 3
-WAITS = "waits"  # how `Report.now` begins while the compute loop has nothing to compute
+WAITS = "waits"  # the first word of `Report.now` while the compute loop has nothing to compute
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # stays exact in JSON and in a store
 RunId = Annotated[str, msgspec.Meta(pattern=r"^\w[\w.-]*\Z", max_length=200)]  # a folder, and a part of Redis keys
@@ -30,8 +30,8 @@ class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
 
 
 class Memory(_ControlMessage, frozen=True, tag="memory"):
-    """What a worker knows of its run and a broker may have lost: the `run`, its own `index`, the newest checkpoint of
-    which it was told that it is `complete`, and the first `step` that it has not finished at all its stages."""
+    """A worker's own record of its run, in case the broker has lost its records: the `run`, its `index`, the newest
+    checkpoint announced to it as `complete`, and the first `step` that it has not finished at all its stages."""
 
     run: RunId
     index: Count
@@ -40,8 +40,8 @@ class Memory(_ControlMessage, frozen=True, tag="memory"):
 
 
 class Inspection(_ControlMessage, frozen=True, tag="inspection"):
-    """What a worker has found that has read its snapshots of `step`: those of `stages` can be used; what is wrong with
-    the others, each named with its folder, is in `damages`."""
+    """Result of reading the worker's snapshots of `step`: those of `stages` are intact; `damages` describes the others,
+    each with its folder."""
 
     step: Count
     stages: list[Count]
@@ -49,15 +49,15 @@ class Inspection(_ControlMessage, frozen=True, tag="inspection"):
 
 
 class Hello(_ControlMessage, frozen=True, tag="hello"):
-    """A worker offers itself. `plan` is `Plan.digest()`; `endpoint` is where its queues can be reached ("" if nowhere).
+    """A worker registers. `plan` is `Plan.digest()`; `endpoint` is where its queues can be reached ("" if nowhere).
 
     `claim` is the worker index it wants (None: any that is free). `incarnation` is 0 at first. A worker that has been
-    given one says hello with it: when it has an endpoint to name, and when it suspects that the broker was restarted.
-    `settings` is `Plan.as_mapping()`, so that a refusal can say in what two plans differ. A `spare` waits for a
-    worker to be lost: until the run has begun, and as long as no place is free, it is told to stand by.
-    `memory` goes with an incarnation. `snapshots`: (stage, step) of what it finds whole on its disk of the run, of any
-    stage; None as long as it has not looked, or has not been told which run it is. A worker that has been given a place
-    and finds that the snapshots to begin with are gone says hello with its incarnation, with these, and no `memory`.
+    assigned one sends Hello again with it: when it has an endpoint, and when the broker may have been restarted.
+    `settings` is `Plan.as_mapping()`, so that a refusal can name what differs in two plans. A `spare` replaces a lost
+    worker: before the run starts, and while no place is free, it is told to stand by.
+    `memory` is sent with an incarnation. `snapshots`: (stage, step) of the run's snapshots on its disk, of any stage;
+    None before it has looked, or does not know which run to look for. An assigned worker that finds its initial
+    snapshots deleted sends its incarnation and `snapshots`, without `memory`.
     `inspection` is the answer to `Standby.step`.
     """
 
@@ -78,7 +78,7 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
 
 class StepRecord(_ControlMessage, frozen=True, tag="step"):
     """One step a stage has finished. `times` holds, for each of the worker's actions of that stage in schedule order,
-    its start and end as seconds since the epoch (float64, little-endian, 16 bytes an action).
+    its start and end in seconds since the epoch (float64, little-endian, 16 bytes per action).
 
     Empty `times`: not measured. `loss` is the step's on the last stage, None elsewhere and for a step without rows.
     """
@@ -90,7 +90,7 @@ class StepRecord(_ControlMessage, frozen=True, tag="step"):
 
 
 class Event(_ControlMessage, frozen=True, tag="event"):
-    """One microbatch entered a state at a stage (`ledger.py: State`), `at` seconds since the epoch."""
+    """One microbatch entered a state at a stage (`ledger.MicrobatchState`), `at` seconds since the epoch."""
 
     stage: Count
     step: Count
@@ -102,7 +102,7 @@ class Event(_ControlMessage, frozen=True, tag="event"):
 class Wait(_ControlMessage, frozen=True, tag="wait"):
     """The compute loop lacks message `number` of `queue` ("forward-1") for `action` ("1F3") of `step`, `since` then.
 
-    With `room` it lacks the room to keep that message, which `action` has given: it is to be put into `queue`.
+    With `room` it lacks the space to put that message, the result of `action`, into `queue`.
     """
 
     queue: str
@@ -114,18 +114,18 @@ class Wait(_ControlMessage, frozen=True, tag="wait"):
 
 
 class Report(_ControlMessage, frozen=True, tag="report"):
-    """What a worker's compute loop has done since the last report. Sent even when nothing happened: a heartbeat.
+    """Progress of a worker's compute loop since the last report. Sent even when nothing happened: a heartbeat.
 
-    `number` counts the reports of an incarnation from 1 on; 0 for one that needs no confirmation. One with steps or
-    snapshots says again all of them that were said before and are not confirmed.
-    `now` says in words what the compute loop does at the moment ("2F3 of step 7", "waits for forward-1 message 40"),
-    `since` when it began to, `actions` how many actions it has completed: no growth means no progress, unless `now`
-    begins with `WAITS`. `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
-    `training_steps`: how many steps the run has before it evaluates, from whoever has loaded the data.
+    `number` counts the reports of an incarnation from 1 on; 0 for one that needs no confirmation. `steps` and
+    `snapshots` are repeated until they are confirmed.
+    `now` describes what the compute loop is doing ("2F3 of step 7", "waits for forward-1 message 40"), `since` (seconds
+    since the epoch) when it began, `actions` how many actions it has completed: no growth means no progress, unless
+    `waiting`. `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
+    `training_steps`: how many steps the run has before it evaluates, sent by a worker that has loaded the data.
     `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
-    `complete`: the newest checkpoint of which the worker was told. `waits`: what it lacks, empty while it computes;
-    `layer`: where in the model it computes ("layers.30.mlp"). `trouble`: why messages do not move, for `troubled`
-    seconds now, if the server of its queues is away or refuses them; "" if nothing keeps them.
+    `complete`: the newest checkpoint announced to the worker. `waits`: what it lacks, empty while it computes;
+    `layer`: where in the model it computes ("layers.30.mlp"). `trouble`: why the server of its queues does not move
+    messages, for `troubled` seconds now; "" if it does.
     """
 
     incarnation: Count
@@ -147,9 +147,14 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     trouble: str = ""
     troubled: float = 0.0
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the compute loop has nothing to compute."""
+        return self.now.startswith(WAITS)
+
 
 class Failed(_ControlMessage, frozen=True, tag="failed"):
-    """The worker's run is over: `reason` for people, `code` the exit code it leaves with."""
+    """The worker ends with an error: `reason` for people, `code` its exit code."""
 
     incarnation: Count
     reason: str
@@ -159,7 +164,7 @@ class Failed(_ControlMessage, frozen=True, tag="failed"):
 class Finished(_ControlMessage, frozen=True, tag="finished"):
     """All steps are done. `digests` maps each state_dict name of the worker's stages to [dtype, shape, sha256 hex].
 
-    Its queues are still wanted: the worker serves them until Stop with code 0 says that everyone has finished.
+    Others may still need its queues: the worker serves them until Stop with code 0 arrives, when all have finished.
     """
 
     incarnation: Count
@@ -167,7 +172,7 @@ class Finished(_ControlMessage, frozen=True, tag="finished"):
 
 
 class Goodbye(_ControlMessage, frozen=True, tag="goodbye"):
-    """The worker leaves on purpose (`reason`), with nothing unreported."""
+    """The worker leaves on purpose (`reason`); everything is reported."""
 
     incarnation: Count
     reason: str
@@ -176,11 +181,11 @@ class Goodbye(_ControlMessage, frozen=True, tag="goodbye"):
 class Assigned(_ControlMessage, frozen=True, tag="assigned"):
     """The worker is number `index` of the plan, under `incarnation`, and begins at `step`: 0, or a complete checkpoint.
 
-    Whatever newer snapshots of its stages there are belong to another incarnation and count for nothing.
-    `keep` is said to a worker that is at work: it goes on where it is, under this incarnation from now on, and says
-    again what it knows of its steps' losses. The broker has lost its records.
-    No worker whose incarnation is `since` or older is at work: the run has begun again as a whole, perhaps further back
-    than those were, and what they have said of their queues counts for nothing.
+    Newer snapshots of its stages belong to another incarnation and must be ignored.
+    `keep` is sent to a running worker after the broker has lost its records: it continues where it is, under this
+    incarnation from now on, and repeats the losses of its steps.
+    No worker whose incarnation is `since` or older still runs: the run was restarted as a whole, perhaps further back
+    than those were, and their statements about their queues must be ignored.
     """
 
     run: RunId
@@ -192,10 +197,10 @@ class Assigned(_ControlMessage, frozen=True, tag="assigned"):
 
 
 class Standby(_ControlMessage, frozen=True, tag="standby"):
-    """No place is free, and one may become so: stay, and say Hello about once a second. `reason` is for people.
+    """No place is free yet: stay, and repeat Hello about once a second. `reason` is for people.
 
-    `run` is the run's id if the broker's records of it are lost: what it wants to know is `Hello.snapshots`. With a
-    `step`, the run is resumed, and it wants to know whether the snapshots of that step can be used.
+    With `run`, the id of the run, the broker has lost its records and needs `Hello.snapshots`. With `step` too, the run
+    is resumed, and the broker needs `Hello.inspection` of that step.
     """
 
     reason: str
@@ -204,7 +209,7 @@ class Standby(_ControlMessage, frozen=True, tag="standby"):
 
 
 class Peers(_ControlMessage, frozen=True, tag="peers"):
-    """Where every worker's queues are: index -> (incarnation, endpoint). Said when all are there, and after changes."""
+    """Where every worker's queues are: index -> (incarnation, endpoint). Sent once all have joined, then on changes."""
 
     workers: dict[int, tuple[int, str]]
 
@@ -225,10 +230,10 @@ class Trim(_ControlMessage, frozen=True, tag="trim"):
 
 
 class Stop(_ControlMessage, frozen=True, tag="stop"):
-    """End the run: `reason` for people, `code` the exit code to leave with.
+    """End the run: `reason` for people, `code` the exit code to end with.
 
-    `at_step_end`: finish the steps before `step` first, the same for all, and write a snapshot of it; one that hears
-    of it too late, or cannot in time, leaves without.
+    `at_step_end`: finish the steps before `step` first, the same for all, and write a snapshot of it; a worker that is
+    past it, or cannot finish in time, leaves without.
     """
 
     reason: str
@@ -238,23 +243,23 @@ class Stop(_ControlMessage, frozen=True, tag="stop"):
 
 
 class Refused(_ControlMessage, frozen=True, tag="refused"):
-    """The broker will not: `reason` says what, and the way out. `code` is the exit code to leave with."""
+    """The broker refuses: `reason` says why, and what would work. `code` is the exit code to end with."""
 
     reason: str
     code: int
 
 
 class Ask(_ControlMessage, frozen=True, tag="ask"):
-    """A command's question: "status", "queues", "story"... with `of` saying of what."""
+    """A command's query: `what` is "status", "queues", "story" or "why", `of` its parameters."""
 
     what: str
     of: dict[str, str] = {}
 
 
 class StopRun(_ControlMessage, frozen=True, tag="stop-run"):
-    """Someone with the right to (the supervisor, a command) ends the run.
+    """The supervisor, or a command, ends the run.
 
-    Where there are snapshots, `code` 75 and 130 become what is true: 75 if there is a complete checkpoint, 130 if not.
+    Where there are snapshots, `code` 75 and 130 are corrected: 75 if there is a complete checkpoint, 130 if not.
     """
 
     reason: str
@@ -263,7 +268,7 @@ class StopRun(_ControlMessage, frozen=True, tag="stop-run"):
 
 
 class Exited(_ControlMessage, frozen=True, tag="exited"):
-    """The process of worker `index` is gone; `status` as `subprocess` gives it (negative: a signal killed it)."""
+    """The process of worker `index` ended; `status` as `subprocess` gives it (negative: a signal killed it)."""
 
     index: Count
     pid: int
@@ -283,29 +288,29 @@ FromBroker = Assigned | Standby | Peers | Heard | Trim | Stop | Refused | Answer
 _encode = msgspec.msgpack.Encoder().encode
 _to_broker: "msgspec.msgpack.Decoder[ToBroker]" = msgspec.msgpack.Decoder(ToBroker)
 _from_broker: "msgspec.msgpack.Decoder[FromBroker]" = msgspec.msgpack.Decoder(FromBroker)
-_AnySentence = TypeVar("_AnySentence")
+_AnyMessage = TypeVar("_AnyMessage")
 
 
-def encode(sentence: ToBroker | FromBroker) -> bytes:
-    """The bytes that travel."""
-    return sealed(_encode(sentence))
+def encode(message: ToBroker | FromBroker) -> bytes:
+    """The bytes that travel: msgpack behind its CRC-32."""
+    return sealed(_encode(message))
 
 
-def decode_to_broker(words: bytes) -> ToBroker:
-    """Raises `BadMessage` if the words are damaged, `ForeignMessage` if they are no sentence of this version."""
-    return _decode(words, _to_broker)
+def decode_to_broker(frame: bytes) -> ToBroker:
+    """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version."""
+    return _decode(frame, _to_broker)
 
 
-def decode_from_broker(words: bytes) -> FromBroker:
-    """Raises `BadMessage` if the words are damaged, `ForeignMessage` if they are no sentence of this version."""
-    return _decode(words, _from_broker)
+def decode_from_broker(frame: bytes) -> FromBroker:
+    """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version."""
+    return _decode(frame, _from_broker)
 
 
-def _decode(words: bytes, decoder: "msgspec.msgpack.Decoder[_AnySentence]") -> _AnySentence:
-    body = checked(words)
+def _decode(frame: bytes, decoder: "msgspec.msgpack.Decoder[_AnyMessage]") -> _AnyMessage:
+    body = checked(frame)
     if body is None:
-        raise BadMessage("a sentence is damaged: its CRC-32 does not match")
+        raise BadMessage("a control message is damaged: its CRC-32 does not match")
     try:
         return decoder.decode(body)
     except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError that msgspec does not make its own
-        raise ForeignMessage(f"this is not a sentence of control version {CONTROL_VERSION}: {error}") from error
+        raise ForeignMessage(f"this is not a message of control protocol version {CONTROL_VERSION}: {error}") from error

@@ -1,4 +1,4 @@
-"""Sentences over ZeroMQ: the broker has a ROUTER, everyone else a DEALER."""
+"""Control messages over ZeroMQ: the broker has a ROUTER, all others a DEALER."""
 
 import socket
 from collections.abc import Iterable, Sequence
@@ -11,13 +11,13 @@ from stageline.broker.errors import AddressUnusable
 from stageline.broker.network.bind import listening
 from stageline.pipeline.plan.passwords import masked
 
-from .channel import LARGEST, Envelope
+from .channel import LARGEST, Envelope, Received
 
-_BATCH = 1000  # sentences handled in one turn at most, so that leases and trims are not put off for ever
+_BATCH = 1000  # messages taken in one turn at most, so that leases and trims are not delayed for ever
 
 
 class ZeroMQClientChannel:
-    """See `Box`."""
+    """See `ClientChannel`."""
 
     def __init__(self, url: str, *, keeps: bool = False) -> None:
         self._url = url
@@ -35,9 +35,9 @@ class ZeroMQClientChannel:
             self.close()
             raise AddressUnusable(f"cannot use {url}: {error}") from error
 
-    def send(self, sentence: bytes) -> bool:
+    def send(self, message: bytes) -> bool:
         try:
-            self._socket.send(sentence, zmq.NOBLOCK)
+            self._socket.send(message, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -49,13 +49,13 @@ class ZeroMQClientChannel:
 
     @property
     def trouble(self) -> str:
-        """That the host's name cannot be resolved. Of all else ZeroMQ says nothing: it tries again."""
+        """That the host's name cannot be resolved. ZeroMQ reports nothing else: it keeps trying."""
         host = self._url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
         if not self._url.startswith("tcp://"):
             return ""
         try:
             socket.getaddrinfo(host, None)
-        except (OSError, UnicodeError) as error:  # UnicodeError: it cannot be a name at all
+        except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
             return f"the name {host!r} in {masked(self._url)} cannot be resolved: {error}"
         return ""
 
@@ -74,20 +74,20 @@ class ZeroMQClientChannel:
 
 
 class ZeroMQServerChannel:
-    """See `Office`. Raises `EndpointTaken`."""
+    """See `ServerChannel`. Raises `EndpointTaken`."""
 
     def __init__(self, url: str) -> None:
         context = zmq.Context()
         self._router = _router(context)
-        with ExitStack() as opened:
-            opened.callback(context.term)
-            opened.callback(self._router.close)
-            self.endpoint = opened.enter_context(listening(self._router, url))
-            self._opened = opened.pop_all()
+        with ExitStack() as cleanup:
+            cleanup.callback(context.term)
+            cleanup.callback(self._router.close)
+            self.endpoint = cleanup.enter_context(listening(self._router, url))
+            self._resources = cleanup.pop_all()
 
-    def heard(self, timeout: float) -> Sequence[tuple[bytes, bytes | None]]:
+    def receive(self, timeout: float) -> Sequence[Received]:
         self._router.poll(int(timeout * 1000))
-        found: list[tuple[bytes, bytes | None]] = []
+        found: list[Received] = []
         while len(found) < _BATCH:
             try:
                 sender, *frames = self._router.recv_multipart(zmq.NOBLOCK)
@@ -96,22 +96,22 @@ class ZeroMQServerChannel:
             found.append((sender, frames[0] if len(frames) == 1 else None))
         return found
 
-    def say(self, letters: Iterable[Envelope]) -> None:
-        for letter in letters:
+    def send(self, envelopes: Iterable[Envelope]) -> None:
+        for envelope in envelopes:
             try:
-                self._router.send_multipart(letter, zmq.NOBLOCK)
+                self._router.send_multipart(envelope, zmq.NOBLOCK)
             except zmq.ZMQError as error:
-                # Gone, or so slow that its pipe is full. Whatever matters to it, it will ask for again.
+                # Gone, or so slow that its pipe is full. It repeats what it needs answered.
                 if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
 
     def close(self) -> None:
-        self._opened.close()
+        self._resources.close()
 
 
 def _router(context: "zmq.Context[zmq.SyncSocket]") -> zmq.SyncSocket:
     router = context.socket(zmq.ROUTER)
-    router.set(zmq.ROUTER_MANDATORY, 1)  # a recipient that is gone is an error here, not silence
+    router.set(zmq.ROUTER_MANDATORY, 1)  # a recipient that is gone raises, instead of being ignored
     router.set(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects takes its old connection's place
     router.set(zmq.MAXMSGSIZE, LARGEST)
     router.set(zmq.HANDSHAKE_IVL, 5000)

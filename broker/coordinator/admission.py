@@ -1,4 +1,4 @@
-"""Whether a worker that says hello may take part in a run at all, whatever place it wants."""
+"""Checks of a Hello that need no free place: whether the worker fits the run, and whether its queues are reachable."""
 
 from collections.abc import Iterable
 
@@ -10,22 +10,22 @@ from stageline.pipeline.plan import differences
 from .run import RunConfig, RunOutcome
 
 
-def misfit(hello: Hello, terms: RunConfig, outcome: RunOutcome | None) -> Refused | None:
-    """Why not, and what would help; None if it may."""
+def mismatch(hello: Hello, config: RunConfig, outcome: RunOutcome | None) -> Refused | None:
+    """Refusal of a worker of another version or plan, or of a run that is over; None if the worker fits."""
     if hello.version != CONTROL_VERSION:
         return Refused(
-            f"{hello.name} speaks version {hello.version} of the control language, the broker version "
-            f"{CONTROL_VERSION}; install the same stageline on both machines",
+            f"{hello.name} uses control protocol version {hello.version}, the broker version {CONTROL_VERSION}; "
+            "install the same stageline on both machines",
             code=ExitCode.FAILED,
         )
-    if hello.plan != terms.plan:
+    if hello.plan != config.plan:
         return Refused(
-            f"{hello.name} has another plan than the broker: {_difference(hello, terms)}", code=ExitCode.REFUSED
+            f"{hello.name} has another plan than the broker: {_difference(hello, config)}", code=ExitCode.REFUSED
         )
-    if (theirs := _restarts(hello)) is not None and (theirs > 0) != (terms.restarts > 0):
+    if (theirs := _restarts(hello)) is not None and (theirs > 0) != (config.restarts > 0):
         return Refused(
-            f"{hello.name} has recovery.restarts = {theirs}, the broker has {terms.restarts}: all write snapshots, or "
-            "nobody does",
+            f"{hello.name} has recovery.restarts = {theirs}, the broker has {config.restarts}: either all workers "
+            "write snapshots, or none does",
             code=ExitCode.REFUSED,
         )
     if outcome is not None:
@@ -33,8 +33,8 @@ def misfit(hello: Hello, terms: RunConfig, outcome: RunOutcome | None) -> Refuse
     return None
 
 
-def apart(hello: Hello, members: Iterable[Member]) -> Refused | None:
-    """Why the worker's queues cannot be reached: sockets of one machine do not join two. None if they can."""
+def unreachable_queues(hello: Hello, members: Iterable[Member]) -> Refused | None:
+    """Refusal of a worker whose ipc:// queues workers on other hosts cannot reach; None if all can."""
     for other in members:
         local = hello.endpoint.startswith("ipc://") and other.endpoint
         if local and other.host != hello.host and other.index != hello.claim:
@@ -48,7 +48,7 @@ def apart(hello: Hello, members: Iterable[Member]) -> Refused | None:
 
 
 def _restarts(hello: Hello) -> int | None:
-    """What the worker's plan says; None if it has told nothing of it."""
+    """`recovery.restarts` of the worker's plan, 0 without snapshots; None if its settings do not include it."""
     match hello.settings:
         case {"recovery": {"restarts": int(restarts), "snapshot_every": int(every)}}:
             return restarts if every else 0
@@ -56,11 +56,11 @@ def _restarts(hello: Hello) -> int | None:
             return None
 
 
-def _difference(hello: Hello, terms: RunConfig) -> str:
+def _difference(hello: Hello, config: RunConfig) -> str:
     try:
-        found = "; ".join(map(str, differences(hello.settings, terms.settings))) if hello.settings else ""
-    except (TypeError, RecursionError):  # what came is not a plan's settings at all
+        found = "; ".join(map(str, differences(hello.settings, config.settings))) if hello.settings else ""
+    except (TypeError, RecursionError):  # the settings received are not a plan's
         found = ""
     if found:
         return f"{found} (here: the worker, there: the broker)"
-    return f"its digest is {hello.plan[:12]}, the broker's {terms.plan[:12]}; give both the same plan file"
+    return f"its digest is {hello.plan[:12]}, the broker's {config.plan[:12]}; give both the same plan file"

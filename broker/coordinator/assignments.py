@@ -1,10 +1,11 @@
-"""Who works on which stages, and the step that whoever comes next begins at.
+"""Which worker has which stages, and the step that the next one begins at.
 
-A place, its incarnation and the complete checkpoint are decided on together and stored in one write: there is no moment
-at which a killed broker could leave an incarnation that begins at another step than it was told.
+A place, its incarnation and the complete checkpoint are decided together and stored in one write: a broker killed at
+any moment cannot leave an incarnation that begins at another step than its worker was told.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from stageline.broker.control.protocol import FromBroker, Hello, Refused, Report
 from stageline.broker.ledger.ledger import IllegalTransition, Ledger
@@ -14,204 +15,212 @@ from stageline.broker.membership.registry import Registry
 from stageline.broker.membership.replacements import Replacement, Replacements
 from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker, is_gone
 from stageline.broker.recovery.lost_work import LostWork
-from stageline.broker.recovery.reconcile import ReconciledState, Reconciliation
+from stageline.broker.recovery.reconcile import ReconciledState
 from stageline.broker.stores.base import Store
 
 from .run import RunConfig
 
 _FACT = "registry"
 
-Outgoing = tuple[bytes, FromBroker]  # recipient, sentence
+Outgoing = tuple[bytes, FromBroker]  # recipient, message
 
 
+@dataclass(frozen=True, slots=True)
 class Assignments:
-    """The registry, the checkpoints and the replacements of a run. Times are seconds since the epoch."""
+    """Changes the registry, the checkpoints, the replacements and the ledger of a run together, and stores them.
 
-    def __init__(self, terms: RunConfig, store: Store, ledger: Ledger) -> None:
-        self.registry = Registry(terms.schedule.placement, terms.lease)
-        self.checkpoints = CheckpointTracker(terms.schedule.stages)
-        self.replacing = Replacements(terms.restarts, terms.patience)
-        self.attempts = LostWork()
-        self._terms = terms
-        self._store = store
-        self._ledger = ledger
+    Times are seconds since the epoch.
+    """
+
+    config: RunConfig
+    store: Store
+    ledger: Ledger
+    registry: Registry
+    checkpoints: CheckpointTracker
+    replacements: Replacements
+    lost_work: LostWork
 
     @property
     def trimmable(self) -> int:
-        """The step before which nobody, and no replacement, needs a message."""
-        return self.checkpoints.complete if self._terms.snapshots else self._ledger.finished_floor
+        """The step before which no worker, and no replacement, needs a message."""
+        return self.checkpoints.complete if self.config.snapshots else self.ledger.finished_floor
 
-    def place(self, hello: Hello, sender: bytes, now: float) -> Member | Refused:
-        """Gives a place, or says why there is none. What it gave is stored."""
-        found = self.registry.place(hello, sender, now, self.checkpoints.complete)
+    @property
+    def restarts_from_checkpoint(self) -> bool:
+        """Whether no worker has a place in a run that was running before: all stages begin at a checkpoint."""
+        unplaced = not self.registry.begun and not self.registry.members
+        return unplaced and self.config.snapshots and self.checkpoints.complete > 0
+
+    def start_step(self, member: Member) -> int:
+        """The step that `member` is told to begin at."""
+        return member.start if self.config.snapshots else min(self.ledger.finished[stage] for stage in member.stages)
+
+    def broadcast(self, message: FromBroker) -> list[Outgoing]:
+        """`message` to every reachable worker with a place."""
+        return [(member.sender, message) for member in self.registry.reachable() if member.sender]
+
+    def register(self, hello: Hello, sender: bytes, now: float) -> Member | Refused:
+        """Gives a place, or refuses. What it gave is stored."""
+        found = self.registry.register(hello, sender, now, self.checkpoints.complete)
         if isinstance(found, Member):
-            found.life = self.replacing.life(found.index)
-            self._keep()
+            found.life = self.replacements.life(found.index)
+            self._store()
         return found
 
-    def settle(self, election: Reconciliation, verdict: ReconciledState, now: float) -> None:
-        """Takes the verdict of the workers and the disks for the records that are lost."""
-        floor = max(self.registry.incarnation, election.incarnation, _never_used(now))
-        self.registry.settle(verdict.kept, verdict.step, floor, now)
-        self.checkpoints.settle(verdict.step)
-        self.replacing.begin_anew()
-        for index in self.registry.missing:
-            self.replacing.open(Replacement(index, now, "nobody who had it is there", 0, now))
-        for index, stages in enumerate(self._terms.schedule.placement):
-            kept = verdict.kept.get(index)
-            memory = kept.hello.memory if kept is not None else None
-            self._ledger.settle(stages, memory.step if memory is not None else verdict.step)
-        self._store.go_back(range(self._terms.schedule.stages), verdict.step)
-        self._keep()
+    def may_stand_by(self, hello: Hello) -> bool:
+        """Whether a worker for which there is no place may stand by until one becomes free.
 
-    def find_again(self, step: int) -> None:
-        """The records are lost, and nobody is at work: all stages will begin at `step`, which has snapshots."""
-        self.registry.reopen()
-        self.begin_at(step)
+        A spare may. So may a worker that was restarted before its loss was noticed, or after its place was given away,
+        or while its place's owner has not reconnected to this broker. Two that claim one place from the beginning may
+        not: that is a user's mistake.
+        """
+        if not self.config.restarts or hello.incarnation:
+            return False
+        given_away = hello.claim is not None and self.replacements.life(hello.claim) > 1
+        unconfirmed = any(
+            not member.sender for member in self.registry.members.values() if hello.claim in (None, member.index)
+        )
+        return hello.spare or given_away or unconfirmed or self._predecessor(hello) is not None
 
-    def begin_at(self, step: int) -> None:
-        """Nobody has a place: all stages will begin at `step`, whatever the records say."""
-        stages = range(self._terms.schedule.stages)
-        self.checkpoints.settle(step)
-        self._ledger.settle(stages, step)
-        self._store.go_back(stages, step)
-        self._keep()
+    def note_restarted(self, hello: Hello) -> None:
+        """A worker on standby may be a restarted one: its predecessor counts as lost as soon as it is silent."""
+        predecessor = self._predecessor(hello)
+        if predecessor is not None:
+            predecessor.superseded = True
 
-    def is_strange(self, incarnation: int) -> bool:
-        """Whether the records must be lost, or older than the run, since they do not know a worker of it."""
-        return self._terms.restarts > 0 and self.registry.is_foreign(incarnation)
+    def records_outdated_by(self, hello: Hello) -> bool:
+        """Whether the records must be lost or stale, since a worker of this run knows more."""
+        if not self.config.restarts:
+            return False
+        if hello.memory is None:
+            return self.has_lost_its_start(hello)
+        return self.registry.is_unknown(hello.incarnation) or self.records_lack_checkpoint(
+            hello.memory.complete, self.registry.current(hello.incarnation)
+        )
 
-    def is_behind(self, complete: int, incarnation: int) -> bool:
-        """Whether the records must be older than the run, since a worker of it was told of a newer checkpoint."""
-        known = self.registry.current(incarnation) is not None
-        return self._terms.restarts > 0 and known and complete > self.checkpoints.complete
+    def records_lack_checkpoint(self, complete: int, member: Member | None) -> bool:
+        """Whether the records must be stale, since `member` was told that a newer checkpoint is `complete`."""
+        return self.config.restarts > 0 and member is not None and complete > self.checkpoints.complete
 
-    def lacks_its_beginning(self, hello: Hello) -> bool:
-        """Whether the records must be older than the run, since the snapshot that a worker was told to begin with was
-        deleted after a newer one."""
+    def has_lost_its_start(self, hello: Hello) -> bool:
+        """Whether the records must be stale, since the snapshot that a worker was told to begin with was deleted after
+        a newer one."""
         member = self.registry.current(hello.incarnation)
-        if not self._terms.restarts or member is None or hello.snapshots is None:
+        if member is None or hello.snapshots is None:
             return False
         return is_gone(member.start, member.stages, hello.snapshots)
 
-    def survives(self, now: float) -> bool | None:
-        """Whether a run whose broker was killed has workers at work; None as long as they may yet say so.
+    def workers_at_work(self, now: float) -> bool | None:
+        """Whether workers of a restarted broker's run are still running; None while they may still reconnect.
 
-        If some are gone, the others are of use only if those can be replaced.
+        If some are lost, the others are of use only if those can be replaced.
         """
         members, lost = self.registry.members.values(), len(self.registry.losses(now))
-        heard = [member for member in members if member.sender]
-        if len(heard) == len(members) or (heard and self._terms.restarts):
+        reconnected = [member for member in members if member.sender]
+        if len(reconnected) == len(members) or (reconnected and self.config.restarts):
             return True
-        return False if lost == len(members) or (lost and not self._terms.restarts) else None
+        return False if lost == len(members) or (lost and not self.config.restarts) else None
 
-    def may_wait(self, hello: Hello) -> bool:
-        """Whether a worker for which there is no place may stand by until one becomes free.
-
-        A spare may; so may a worker that was started again before its loss was noticed, or after its place was given
-        away, or while it is not known whether whoever has it is still there. Two that claim one place from the
-        beginning may not: somebody has made a mistake.
-        """
-        if not self._terms.restarts or hello.incarnation:
-            return False
-        given_away = hello.claim is not None and self.replacing.life(hello.claim) > 1
-        unheard = any(
-            not member.sender for member in self.registry.members.values() if hello.claim in (None, member.index)
-        )
-        return hello.spare or given_away or unheard or self._predecessor(hello) is not None
-
-    def note_successor(self, hello: Hello) -> None:
-        """A worker that stands by may have been started again: if its predecessor is silent, that one is gone."""
-        predecessor = self._predecessor(hello)
-        if predecessor is not None:
-            predecessor.succeeded = True
-
-    def tell_all(self, sentence: FromBroker) -> list[Outgoing]:
-        """Says `sentence` to everyone who has a place and can be spoken to."""
-        return [(member.sender, sentence) for member in self.registry.present() if member.sender]
-
-    def start_of(self, member: Member) -> int:
-        """The step that `member` is told to begin at."""
-        return member.start if self._terms.snapshots else min(self._ledger.finished[stage] for stage in member.stages)
-
-    def note_snapshots(self, report: Report, member: Member) -> list[IllegalTransition]:
-        """Takes in the snapshots that `member` reports; completes a checkpoint if it can. Returns what was wrong."""
+    def record_snapshots(self, report: Report, member: Member) -> list[IllegalTransition]:
+        """Records the snapshots that `member` reports; completes a checkpoint if it can. Returns what was wrong."""
         own = [(stage, step) for stage, step in report.snapshots if stage in member.stages]
-        news = [self.checkpoints.add(stage, step) for stage, step in own]
-        completed = self.checkpoints.advance(self._ledger.finished_floor)
+        added = [self.checkpoints.add(stage, step) for stage, step in own]
+        completed = self.checkpoints.advance(self.ledger.finished_floor)
         if completed:
-            self.replacing.got_on()
-        if completed or any(news):
-            self._keep()
+            self.replacements.note_checkpoint()
+        if completed or any(added):
+            self._store()
         foreign = (stage for stage, _ in report.snapshots if stage not in member.stages)
         return [IllegalTransition(f"stage {stage} is not its own") for stage in foreign]
 
     def vacate(self, loss: WorkerLoss, why: str, now: float) -> None:
         """Empties the place of a lost worker; its stages are back at the complete checkpoint. `why` is for people."""
-        member, step = loss.member, self.checkpoints.complete
+        member = loss.member
         self.registry.free(member)
         self.checkpoints.forget(member.stages)
-        self.replacing.count(member.index)
-        self.replacing.open(Replacement(member.index, now, why, member.pid, now))
-        self.attempts.lose(member, self._ledger, step, loss.why, now)
-        self._ledger.go_back(member.stages, step)
-        self._store.go_back(member.stages, step)
-        self._keep()
+        self.replacements.count(member.index)
+        self.replacements.open(Replacement(member.index, now, why, member.pid, now))
+        self.lost_work.add(member, self.ledger, self.checkpoints.complete, loss.why, now)
+        self._go_back(member.stages)
 
-    def reopen(self, now: float) -> None:
+    def count_failed_start(self, index: int) -> None:
+        """A process that was to take the empty place `index` ended before it joined."""
+        self.replacements.count(index)
+        self._store()
+
+    def restart_all(self, now: float) -> None:
         """Empties every place; all stages are back at the complete checkpoint."""
-        stages = range(self._terms.schedule.stages)
+        why, complete = "ended before the run was resumed", self.checkpoints.complete
         for member in self.registry.members.values():
-            self.attempts.lose(member, self._ledger, self.checkpoints.complete, "ended before the run was resumed", now)
-        self.registry.reopen()
-        self.checkpoints.forget(stages)
-        self.replacing.begin_anew()
-        self._ledger.go_back(stages, self.checkpoints.complete)
-        self._store.go_back(stages, self.checkpoints.complete)
-        self._keep()
+            self.lost_work.add(member, self.ledger, complete, why, now)
+        self.registry.free_all()
+        self.checkpoints.forget(self._stages)
+        self.replacements.clear()
+        self._go_back(self._stages)
 
-    @property
-    def begins_anew(self) -> bool:
-        """Whether nobody has a place in a run that has been at work before: all stages will begin at a checkpoint."""
-        unplaced = not self.registry.begun and not self.registry.members
-        return unplaced and self._terms.snapshots and self.checkpoints.complete > 0
+    def restart_all_at(self, step: int) -> None:
+        """Empties every place; all stages will begin at checkpoint `step`, whatever the records say."""
+        self.registry.free_all()
+        self.checkpoints.reset(step)
+        self.ledger.reset(self._stages, step)
+        self.store.go_back(self._stages, step)
+        self._store()
 
-    def count_loss(self, index: int) -> None:
-        """A process that was to take the empty place `index` ended before it had said a word."""
-        self.replacing.count(index)
-        self._keep()
+    def apply_reconciled(self, state: ReconciledState, incarnation: int, now: float) -> None:
+        """Replaces the records by what workers and disks know; `incarnation` is the highest that a worker named."""
+        floor = max(self.registry.incarnation, incarnation, _unused_incarnation(now))
+        self.registry.reset(state.kept, state.step, floor, now)
+        self.checkpoints.reset(state.step)
+        self.replacements.clear()
+        for index in self.registry.missing:
+            self.replacements.open(Replacement(index, now, "its worker did not reconnect", 0, now))
+        for index, stages in enumerate(self.config.schedule.placement):
+            kept = state.kept.get(index)
+            memory = kept.hello.memory if kept is not None else None
+            self.ledger.reset(stages, memory.step if memory is not None else state.step)
+        self.store.go_back(self._stages, state.step)
+        self._store()
 
-    def grant_grace(self, now: float) -> None:
-        """All leases begin anew: the broker itself was away."""
-        self.registry.grant_grace(now)
-        self.replacing.grant_grace(now)
+    def restart_leases(self, now: float) -> None:
+        """The broker itself was away."""
+        self.registry.restart_leases(now)
+        self.replacements.restart_deadlines(now)
 
-    def take_up(self, facts: Mapping[str, Mapping[str, object]], now: float) -> None:
-        """Goes on from what a former broker has stored."""
-        self.registry.floor = _never_used(now) if self._terms.restarts else 0
+    def restore(self, facts: Mapping[str, Mapping[str, object]], now: float) -> None:
+        """Continues from what a former broker has stored."""
+        self.registry.floor = _unused_incarnation(now) if self.config.restarts else 0
         if _FACT not in facts:
             return
         kept = facts[_FACT]
-        self.registry.adopt(kept, now)
-        self.checkpoints.adopt(kept["checkpoints"])
-        self._ledger.reach(self.checkpoints.complete)  # one found on the disks may be ahead of the records
-        self.replacing.adopt(kept["replacing"], now)
-        self.attempts.adopt(kept.get("attempts", []))
+        self.registry.restore(kept, now)
+        self.checkpoints.restore(kept["checkpoints"])
+        self.ledger.reach(self.checkpoints.complete)  # a checkpoint found on the disks may be ahead of the records
+        self.replacements.restore(kept["replacing"], now)
+        self.lost_work.restore(kept.get("attempts", []))
+
+    @property
+    def _stages(self) -> range:
+        return range(self.config.schedule.stages)
 
     def _predecessor(self, hello: Hello) -> Member | None:
         owner = self.registry.members.get(hello.claim) if hello.claim is not None else None
         same = owner is not None and (owner.name, owner.host) == (hello.name, hello.host)
         return owner if same else None
 
-    def _keep(self) -> None:
+    def _go_back(self, stages: range | tuple[int, ...]) -> None:
+        self.ledger.go_back(stages, self.checkpoints.complete)
+        self.store.go_back(stages, self.checkpoints.complete)
+        self._store()
+
+    def _store(self) -> None:
         parts = {
             "checkpoints": self.checkpoints.facts(),
-            "replacing": self.replacing.facts(),
-            "attempts": self.attempts.facts(),
+            "replacing": self.replacements.facts(),
+            "attempts": self.lost_work.facts(),
         }
-        self._store.put(_FACT, {**self.registry.facts(), **parts})
+        self.store.put(_FACT, {**self.registry.facts(), **parts})
 
 
-def _never_used(now: float) -> int:
-    """An incarnation above all that can have been handed out before `now`: nobody hands out one a millisecond."""
+def _unused_incarnation(now: float) -> int:
+    """An incarnation above all given out before `now`: no broker gives out one a millisecond."""
     return int(now * 1000)

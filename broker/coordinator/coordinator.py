@@ -1,10 +1,9 @@
-"""The broker without its sockets: a sentence comes in, it is decided and stored, sentences go out.
+"""The broker without its sockets: a message comes in, is decided on and stored, and messages go out.
 
-    waiting ──(every worker of the plan is there)──> running ──(all have finished)──> finished
-       └──────────(a worker fails or is lost, someone stops the run)──┴─────────────> failed
+    handle(message)   Hello: registration; Report: ledger, store; Exited: supervision; StopRun: shutdown; Ask: queries
+    tick(now)         restart, or supervision, shutdown, registration and trims
 
-Where workers may be replaced, a lost one leaves its place to the next that says hello, and the run keeps running.
-It has no clock either; `now` is seconds since the epoch, from a clock that never goes back.
+The run's life is the table in `run_state.py`. No clock either; `now` is seconds since the epoch and never goes back.
 """
 
 import msgspec
@@ -24,283 +23,332 @@ from stageline.broker.control.protocol import (
     ToBroker,
     Trim,
 )
-from stageline.broker.ledger.ledger import Ledger
+from stageline.broker.ledger.ledger import Holder, Ledger
 from stageline.broker.membership.failure_detector import WorkerLoss
-from stageline.broker.membership.member import Member, MemberStatus, place_in_words
-from stageline.broker.recovery.reconcile import Reconciliation
+from stageline.broker.membership.member import Member, MemberStatus
+from stageline.broker.membership.registry import Registry
+from stageline.broker.membership.replacements import Replacements
+from stageline.broker.membership.standby import StandbyWorkers
+from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
+from stageline.broker.recovery.lost_work import LostWork
 from stageline.broker.stores.base import Store, StoredRun
 from stageline.pipeline.digest import weights_sha256
 from stageline.pipeline.exit_code import ExitCode
 
 from .assignments import Assignments, Outgoing
 from .events import EventLog
-from .ingest import ingest_report
-from .queries import answer
+from .queries import RunView, answer
 from .registration import Registration
-from .run import RESUMED, Resuming, RunConfig, RunOutcome, RunPhase
+from .restart import Restart
+from .run import ResumeMode, RunConfig, RunFailure, RunOutcome, RunPhase
+from .run_state import RunEvent, RunLifecycle, RunState
 from .shutdown import Shutdown
-from .supervision import RunFailure, Supervision
+from .supervision import Supervision
 
 TRIM_EVERY = 0.05  # seconds between two announcements
-RESUMING = 600.0  # seconds that a resumed run without records waits for all its workers
-AWAY = 0.5  # seconds between two ticks from which on the broker may be called away, however short the lease
+AWAY = 0.5  # seconds between two ticks from which on the broker counts as having been away, however short the lease
+
+_FromMember = Report | Finished | Failed | Goodbye
 
 
 class Coordinator:
-    """Decides everything the broker decides. `run` is the run's id; what `store` knows of it is taken up.
+    """Makes every decision of the broker. `run` is the run's id; what `store` has of it is restored.
 
-    Whatever must not be forgotten is stored before it is said; `StoreUnusable` if that fails.
+    What must survive a crash is stored before it is sent; raises `StoreUnusable` if that fails.
     """
 
-    def __init__(self, terms: RunConfig, store: Store, run: str, now: float) -> None:
-        schedule = terms.schedule
-        self.terms = terms
-        self.store = store
+    def __init__(self, config: RunConfig, store: Store, run: str, now: float) -> None:
+        schedule = config.schedule
+        self.config = config
         self.run = run
-        self.ledger = Ledger(schedule.stages, schedule.microbatches, terms.log_every)
-        self.crew = Assignments(terms, store, self.ledger)
-        self.registry = self.crew.registry
-        self.replacing = self.crew.replacing
         self.outcome: RunOutcome | None = None
-        self.stop_asked = False
-        self.dismissed = False  # told, after the run, that it may leave
-        self.training_steps: int | None = None
-        self.metrics: dict[str, float] = {}
-        self.journal = EventLog()
-        self.reception = Registration(self.crew, terms, run, self.journal)
-        self.watch = Supervision(self.crew, terms, self.ledger, self.journal)
-        self._stopper = Shutdown(snapshots=terms.snapshots)
-        self._was_stopped = False
+        self.events = EventLog()
+        self.ledger = Ledger(schedule.stages, schedule.microbatches, config.log_every)
+        self.registry = Registry(schedule.placement, config.lease)
+        self.checkpoints = CheckpointTracker(schedule.stages)
+        self._store = store
+        self._replacements = Replacements(config.restarts, config.patience)
+        self._lost_work = LostWork()
+        self._standby = StandbyWorkers()
+        self._lifecycle = RunLifecycle()
+        self._assignments = Assignments(
+            config, store, self.ledger, self.registry, self.checkpoints, self._replacements, self._lost_work
+        )
+        self._restart = Restart(run, config, self._lifecycle, self._assignments, self._standby, self.events)
+        self._registration = Registration(
+            run, config, self._lifecycle, self._assignments, self._standby, self._restart, self.events
+        )
+        self._supervision = Supervision(config, self._assignments, self.events)
+        self._shutdown = Shutdown(snapshots=config.snapshots)
+        self._training_steps: int | None = None
+        self._metrics: dict[str, float] = {}
         self._trimmed, self._trimmed_at = 0, now
         self._ticked = now
-        self._take_up(store.load(), now)
+        self._restore(store.load(), now)
+
+    @property
+    def state(self) -> RunState:
+        return self._lifecycle.state
 
     @property
     def phase(self) -> RunPhase:
+        """How far the run is, as users see it."""
         if self.outcome is not None:
             return self.outcome.phase
         return RunPhase.RUNNING if self.registry.begun else RunPhase.WAITING
 
     @property
-    def everyone_left(self) -> bool:
-        """Whether no worker has anything to tell any more."""
-        return all(member.standing is not MemberStatus.PRESENT for member in self.registry.members.values())
+    def stop_requested(self) -> bool:
+        return self._shutdown.request is not None or self.state is RunState.DISMISSED
 
-    def handle(self, sender: bytes, sentence: ToBroker, now: float) -> list[Outgoing]:
-        """Decides on a sentence; returns what is to be said, and to whom."""
-        match sentence:
+    @property
+    def all_left(self) -> bool:
+        """Whether no worker has anything left to report."""
+        return all(member.status is not MemberStatus.PRESENT for member in self.registry.members.values())
+
+    def handle(self, sender: bytes, message: ToBroker, now: float) -> list[Outgoing]:
+        """Decides on a message; returns the messages to send, with their recipients."""
+        match message:
             case Hello():
-                return self.reception.welcome(sentence, sender, self.outcome, now)
+                sends = self._registration.answer(message, sender, self.outcome, now)
+                self._start_if_all_present()
+                return sends
             case Report() | Finished() | Failed() | Goodbye():
-                return self._from_worker(sender, sentence, now)
+                return self._from_worker(sender, message, now)
             case Exited():
-                return self._note_exit(sentence, now)
+                return self._note_exit(message, now)
             case StopRun():
-                return self._stop(sentence, now)
+                return self._stop(message, now)
             case Ask():
-                return [(sender, answer(self, sentence, now))]
+                return [(sender, answer(self._view(now), message))]
 
     def tick(self, now: float) -> list[Outgoing]:
-        """What is due without being asked. Call it several times a second, after all that has come was handled."""
-        if now - self._ticked > max(self.terms.lease / 2, AWAY):
-            self.journal.warn(f"the broker itself was away for {now - self._ticked:.1f} s; every lease begins anew")
-            self.crew.grant_grace(now)
-        self._ticked = now
-        return self._after_the_end(now) if self.outcome is not None else self._go_on(now)
+        """What is due by time. Call it several times a second, after all messages that have arrived were handled."""
+        away, self._ticked = now - self._ticked, now
+        if away > max(self.config.lease / 2, AWAY):
+            self.events.warn(f"the broker itself was away for {away:.1f} s; every lease starts over")
+            self._assignments.restart_leases(now)
+        match self.state:
+            case RunState.RECONCILING:
+                return self._reconcile(now)
+            case RunState.RECONNECTING:
+                return self._reconnect(now)
+            case RunState.STOPPED | RunState.FINISHED | RunState.FAILED | RunState.DISMISSED:
+                return self._mark_lost(now)
+            case _:
+                return self._supervise(now)
 
-    def _go_on(self, now: float) -> list[Outgoing]:
-        if self.reception.election is not None:
-            return self._recollect(self.reception.election, now)
-        if self.reception.listening:
-            return self._listen(now)
-        if self.phase is RunPhase.RUNNING:
-            self._stopper.note(self.ledger.begun, now)
-        ended = self._fail(self.watch.look(now)) + self._fail(self.reception.muster(now)) + self._stop_if_due(now)
-        if self.outcome is not None:
-            return ended
-        return [*self.reception.call(now), *self._fail(self.watch.waited_too_long(now)), *self._trim(now)]
-
-    def _after_the_end(self, now: float) -> list[Outgoing]:
-        for loss in self.registry.losses(now):
-            done = loss.member.standing is MemberStatus.FINISHED
-            loss.member.standing = MemberStatus.LEFT if done else MemberStatus.LOST
-        return []
-
-    def _take_up(self, kept: StoredRun, now: float) -> None:
-        self.ledger.restore(kept.finished, kept.losses)
-        self.crew.take_up(kept.facts, now)
-        resuming = Resuming.told(kept.facts)
-        if kept.facts.get("outcome"):
-            self.outcome = msgspec.convert(kept.facts["outcome"], RunOutcome)
-        elif resuming is Resuming.WITHOUT_RECORDS and self.terms.restarts:
-            self.reception.elect(f"there are no records of run {self.run} here", now, resumed=True)
-        elif resuming is Resuming.UNLESS_AT_WORK and self.registry.members:
-            self.reception.listening = True
-        elif resuming is not None:
-            self._resume(now)
+    def _restore(self, stored: StoredRun, now: float) -> None:
+        self.ledger.restore(stored.finished, stored.losses)
+        self._assignments.restore(stored.facts, now)
+        if stored.facts.get("outcome"):
+            self.outcome = msgspec.convert(stored.facts["outcome"], RunOutcome)
+            finished = self.outcome.phase is RunPhase.FINISHED
+            self._lifecycle.move(RunEvent.ALL_FINISHED if finished else RunEvent.FAILURE)
         else:
-            self.reception.call_the_roll()
+            self._restart.begin(ResumeMode.stored_in(stored.facts), now)
+            self._start_if_all_present()
 
-    def _resume(self, now: float) -> None:
-        """Takes up a run that was stopped, or whose processes are all gone."""
-        self.crew.reopen(now)
-        self.store.put(RESUMED, {})
-        self.journal.tell(
-            f"run {self.run} is resumed; its newest complete checkpoint is {self.crew.checkpoints.complete}"
-        )
-        self.reception.call_the_roll()
+    def _start_if_all_present(self) -> None:
+        if self.state is RunState.WAITING and self.registry.begun:
+            self._lifecycle.move(RunEvent.ALL_PRESENT)
+            if self.stop_requested:  # before the records were lost
+                self._lifecycle.move(RunEvent.STOP_REQUESTED)
 
-    def _from_worker(self, sender: bytes, said: Report | Finished | Failed | Goodbye, now: float) -> list[Outgoing]:
-        member = self.registry.current(said.incarnation)
-        if isinstance(said, Report) and self.crew.is_behind(said.complete, said.incarnation):
-            self.reception.elect(f"a worker knows of checkpoint {said.complete}, the broker's records do not", now)
-        if member is None or self.reception.election is not None:
-            return self._to_stranger(sender, said)
-        self.registry.hear(member, sender, now)
-        match said:
-            case Report():
-                return self._take_in(member, said, now)
-            case Finished():
-                return self._finish(member, said)
-            case Failed():
-                member.standing = MemberStatus.LEFT
-                return self._fail(RunFailure(f"{member.place} failed: {said.reason}", said.code or ExitCode.FAILED))
-            case Goodbye():
-                return self._leave(member, said, now)
-
-    def _recollect(self, election: Reconciliation, now: float) -> list[Outgoing]:
-        """While the records are lost, everyone is listened to, and nothing else is decided."""
-        patience = RESUMING if election.resumed else max(self.terms.patience, self.terms.lease)
-        if now - election.began < patience or not election.unknown:
-            sends = self.reception.settle(now)
-            if self.reception.election is None:
-                self.store.put(RESUMED, {})
+    def _supervise(self, now: float) -> list[Outgoing]:
+        if self.state in (RunState.RUNNING, RunState.STOPPING):
+            self._shutdown.note_progress(self.ledger.begun, now)
+        sends = self._fail(self._supervision.check(now))
+        if self.state is RunState.CHOOSING_CHECKPOINT:
+            sends += self._fail(self._restart.choose_checkpoint(now))
+        sends += self._stop_if_due(now)
+        if self._lifecycle.over:
             return sends
-        places = " and ".join(place_in_words(index, self.registry.placement[index]) for index in election.unknown)
-        what = f"the broker's records are lost, and nobody came who could say which snapshots there are of {places}"
-        return self._fail(RunFailure(f"{what}; start a worker where they are", ExitCode.NO_WORKER))
+        promoted = self._registration.promote(now)
+        return [*promoted, *self._fail(self._supervision.check_empty_places(now)), *self._trim(now)]
 
-    def _listen(self, now: float) -> list[Outgoing]:
-        """Nobody has recorded that the run was stopped: its workers go on if they are still at work, or all begin anew
-        if nobody is."""
-        survive = self.crew.survives(now)
-        if survive is None:
-            return self._stop_if_due(now)
-        self.reception.listening = False
-        if survive:
-            self.store.put(RESUMED, {})
-            self.journal.tell(f"run {self.run} goes on: workers are still at work")
-        else:
-            self._resume(now)
+    def _reconcile(self, now: float) -> list[Outgoing]:
+        found = self._restart.reconcile(now)
+        if isinstance(found, RunFailure):
+            return self._fail(found)
+        self._start_if_all_present()
+        return [send for member in found for send in self._registration.assign(member)]
+
+    def _reconnect(self, now: float) -> list[Outgoing]:
+        self._restart.reconnect(now)
+        self._start_if_all_present()
+        return self._stop_if_due(now) if self.state is RunState.RECONNECTING else []
+
+    def _mark_lost(self, now: float) -> list[Outgoing]:
+        """After the run, silent workers have left or are lost; nothing follows from it."""
+        for loss in self.registry.losses(now):
+            finished = loss.member.status is MemberStatus.FINISHED
+            loss.member.status = MemberStatus.LEFT if finished else MemberStatus.LOST
         return []
 
-    def _to_stranger(self, sender: bytes, said: Report | Finished | Failed | Goodbye) -> list[Outgoing]:
-        """One whose incarnation the records do not know hears nothing until it has introduced itself."""
-        renewed = self.registry.former(said.incarnation)
+    def _from_worker(self, sender: bytes, message: _FromMember, now: float) -> list[Outgoing]:
+        member = self.registry.current(message.incarnation)
+        if (
+            isinstance(message, Report)
+            and message.complete > self.checkpoints.complete
+            and self._assignments.records_lack_checkpoint(message.complete, member)
+        ):
+            why = f"a worker knows of checkpoint {message.complete}, the broker's records do not"
+            self._restart.lose_records(why, now)
+        if member is None or self.state is RunState.RECONCILING:
+            return self._to_unknown(sender, message)
+        self.registry.note_contact(member, sender, now)
+        match message:
+            case Report():
+                return self._ingest(member, message, now)
+            case Finished():
+                return self._finish(member, message)
+            case Failed():
+                member.status = MemberStatus.LEFT
+                return self._fail(
+                    RunFailure(f"{member.label} failed: {message.reason}", message.code or ExitCode.FAILED)
+                )
+            case Goodbye():
+                return self._leave(member, message, now)
+
+    def _to_unknown(self, sender: bytes, message: _FromMember) -> list[Outgoing]:
+        """A worker whose incarnation may only be missing in the records gets no answer before it sends Hello."""
+        incarnation = message.incarnation
+        renewed = self.registry.renewed(incarnation)
         if renewed is not None:
             renewed.sender = sender
-            return self.reception.assign(renewed)
-        strange = self.reception.election is not None or self.crew.is_strange(said.incarnation)
-        return [] if strange else [(sender, self._fenced(said))]
-
-    def _fenced(self, said: Report | Finished | Failed | Goodbye) -> Refused:
-        self.journal.odd("fenced", f"{type(said).__name__} of incarnation {said.incarnation}, which nobody holds")
-        return Refused(
-            f"incarnation {said.incarnation} is not current in run {self.run}: its stages belong to another process, "
+            return self._registration.assign(renewed)
+        if self.state is RunState.RECONCILING or (self.config.restarts and self.registry.is_unknown(incarnation)):
+            return []
+        self.events.count("fenced", f"{type(message).__name__} of incarnation {incarnation}, which is not current")
+        refused = Refused(
+            f"incarnation {incarnation} is not current in run {self.run}: its stages belong to another process, "
             "or its run is over. Stop this worker",
             code=ExitCode.FAILED,
         )
+        return [(sender, refused)]
 
-    def _take_in(self, member: Member, report: Report, now: float) -> list[Outgoing]:
-        self.registry.beat(member, report, now)
-        self.metrics |= report.metrics
+    def _ingest(self, member: Member, report: Report, now: float) -> list[Outgoing]:
+        self.registry.note_report(member, report, now)
+        self._metrics |= report.metrics
         if report.training_steps is not None:
-            self.training_steps = report.training_steps
-        for wrong in ingest_report(report, member, self.ledger, self.store) + self.crew.note_snapshots(report, member):
-            self.journal.odd("illegal", f"{member.place} reports what cannot be: {wrong}")
-        self._update_outcome()
-        if report.actions:
-            self._note_return(member, now)
-        heard: list[FromBroker] = [Heard(report.number)] if report.number else []
-        farewell = [self.outcome.farewell] if self.outcome else []
-        return [(member.sender, sentence) for sentence in (*heard, *farewell)]
+            self._training_steps = report.training_steps
+        found = self.ledger.ingest(report, member.stages, Holder(member.name, member.incarnation))
+        if found.steps:
+            self._store.append(found.steps, found.losses)
+        illegal = found.illegal
+        if report.snapshots or (report.steps and self.checkpoints.candidates):
+            illegal += self._assignments.record_snapshots(report, member)
+            self._update_outcome()
+        for error in illegal:
+            self.events.count("illegal", f"{member.label} reports what cannot be: {error}")
+        if report.actions and member.index in self._replacements.pending:
+            self._note_replaced(member, now)
+        confirmed: list[FromBroker] = [Heard(report.number)] if report.number else []
+        stop = [self.outcome.stop_message] if self.outcome else []
+        return [(member.sender, message) for message in (*confirmed, *stop)]
 
-    def _note_return(self, member: Member, now: float) -> None:
-        gap = self.replacing.close(member.index)
-        if gap is not None:
-            self.journal.tell(f"{member.place} computes again, {now - gap.since:.1f} s after it was found to be lost")
+    def _note_replaced(self, member: Member, now: float) -> None:
+        replaced = self._replacements.close(member.index)
+        if replaced is not None:
+            self.events.info(f"{member.label} computes again, {now - replaced.since:.1f} s after its loss was detected")
 
     def _finish(self, member: Member, finished: Finished) -> list[Outgoing]:
         if self.outcome is not None:
-            return [(member.sender, self.outcome.farewell)]
-        member.standing = MemberStatus.FINISHED
+            return [(member.sender, self.outcome.stop_message)]
+        member.status = MemberStatus.FINISHED
         member.digests = finished.digests
         parts = [each.digests for each in self.registry.members.values() if each.digests is not None]
-        if len(parts) < len(self.terms.schedule.placement):
+        if len(parts) < len(self.config.schedule.placement):
             return []
-        all_digests = {name: digest for part in parts for name, digest in part.items()}
-        return self._end(RunOutcome(RunPhase.FINISHED, "all steps are done", ExitCode.OK, weights_sha256(all_digests)))
+        digest = weights_sha256({name: digest for part in parts for name, digest in part.items()})
+        outcome = RunOutcome(RunPhase.FINISHED, "all steps are done", ExitCode.OK, digest)
+        return self._end(RunEvent.ALL_FINISHED, outcome)
 
     def _leave(self, member: Member, goodbye: Goodbye, now: float) -> list[Outgoing]:
-        failure = self.watch.lose(WorkerLoss(member, f"left: {goodbye.reason}"), now) if self.outcome is None else None
-        member.standing = MemberStatus.LEFT
+        loss = WorkerLoss(member, f"left: {goodbye.reason}")
+        failure = None if self._lifecycle.over else self._supervision.lose(loss, now)
+        member.status = MemberStatus.LEFT
         return self._fail(failure)
 
     def _note_exit(self, exited: Exited, now: float) -> list[Outgoing]:
-        if self.outcome is None:
-            return self._fail(self.watch.note_exit(exited, now))
+        if not self._lifecycle.over:
+            return self._fail(self._supervision.note_exit(exited, now))
         member = self.registry.members.get(exited.index)
         if member is not None and member.pid == exited.pid:
-            member.standing = MemberStatus.LEFT
+            member.status = MemberStatus.LEFT
         return []
 
-    def _stop(self, stop: StopRun, now: float) -> list[Outgoing]:
-        """Ends the run. Afterwards it dismisses the broker, and hastens workers that were allowed to finish a step."""
-        self.stop_asked = True
+    def _stop(self, request: StopRun, now: float) -> list[Outgoing]:
+        """Stops the run. After its end: dismisses the broker, and workers no longer finish the step."""
+        self._lifecycle.move(RunEvent.STOP_REQUESTED)
         if self.outcome is None:
-            self._stopper.ask(stop, now)
+            self._shutdown.ask(request, now)
             return self._stop_if_due(now)
-        self.dismissed = True
-        if not stop.at_step_end:
+        if not request.at_step_end:
             self.outcome = msgspec.structs.replace(self.outcome, at_step_end=False, step=None)
-        return self._farewell(self.outcome)
+        return self._stop_workers(self.outcome)
 
     def _stop_if_due(self, now: float) -> list[Outgoing]:
-        if self.outcome is not None or not self._stopper.is_due(now, running=self.phase is RunPhase.RUNNING):
+        if self._lifecycle.over or not self._shutdown.is_due(now, running=self.registry.begun):
             return []
-        complete = self.crew.checkpoints.complete
-        self._was_stopped = True
-        outcome = self._stopper.outcome(complete, self.ledger.begun, self.training_steps, now)
-        return self._end(outcome) if outcome is not None else []
+        outcome = self._shutdown.end(self.checkpoints.complete, self.ledger.begun, self._training_steps, now)
+        return self._end(RunEvent.STOP_DUE, outcome) if outcome is not None else []
 
     def _update_outcome(self) -> None:
-        """Workers may have left a newer checkpoint after the run was stopped."""
-        if self.outcome is None or not self._was_stopped:
+        """Workers of a stopped run may complete a newer checkpoint."""
+        if self.outcome is None:
             return
-        better = self._stopper.better(self.outcome, self.crew.checkpoints.complete)
-        if better != self.outcome:
-            self.outcome = better
-            self.store.put("outcome", msgspec.to_builtins(better))
+        updated = self._shutdown.updated(self.outcome, self.checkpoints.complete)
+        if updated != self.outcome:
+            self.outcome = updated
+            self._store.put("outcome", msgspec.to_builtins(updated))
 
     def _fail(self, failure: RunFailure | None) -> list[Outgoing]:
-        """The first cause ends the run; what follows from it does not replace it."""
-        if failure is None or self.outcome is not None:
+        """The first failure ends the run; what follows from it does not replace it."""
+        if failure is None or self._lifecycle.over:
             return []
-        return self._end(RunOutcome(RunPhase.FAILED, failure.reason, failure.code))
+        return self._end(RunEvent.FAILURE, RunOutcome(RunPhase.FAILED, failure.reason, failure.code))
 
-    def _end(self, outcome: RunOutcome) -> list[Outgoing]:
+    def _end(self, event: RunEvent, outcome: RunOutcome) -> list[Outgoing]:
+        self._lifecycle.move(event)
         self.outcome = outcome
-        self.store.put("outcome", msgspec.to_builtins(outcome))
-        self.journal.tell(f"run {self.run} has {outcome.phase}: {outcome.reason}")
-        return self._farewell(outcome)
+        self._store.put("outcome", msgspec.to_builtins(outcome))
+        self.events.info(f"run {self.run} has {outcome.phase}: {outcome.reason}")
+        return self._stop_workers(outcome)
 
-    def _farewell(self, outcome: RunOutcome) -> list[Outgoing]:
-        standing_by: list[Outgoing] = [(spare.sender, outcome.farewell) for spare in self.reception.spares]
-        return self.crew.tell_all(outcome.farewell) + standing_by
+    def _stop_workers(self, outcome: RunOutcome) -> list[Outgoing]:
+        standby: list[Outgoing] = [(contact.sender, outcome.stop_message) for contact in self._standby]
+        return self._assignments.broadcast(outcome.stop_message) + standby
 
     def _trim(self, now: float) -> list[Outgoing]:
-        floor = self.crew.trimmable
-        if self.outcome is not None or floor <= self._trimmed or now - self._trimmed_at < TRIM_EVERY:
+        floor = self._assignments.trimmable
+        if self._lifecycle.over or floor <= self._trimmed or now - self._trimmed_at < TRIM_EVERY:
             return []
         self._trimmed, self._trimmed_at = floor, now
-        return self.crew.tell_all(Trim(floor))
+        return self._assignments.broadcast(Trim(floor))
+
+    def _view(self, now: float) -> RunView:
+        return RunView(
+            now=now,
+            run=self.run,
+            config=self.config,
+            phase=self.phase,
+            state=self.state,
+            outcome=self.outcome,
+            missing=self._restart.missing,
+            waiting_for=self._restart.waiting_for,
+            damages=self._restart.damages,
+            training_steps=self._training_steps,
+            metrics=self._metrics,
+            anomalies=self.events.anomalies,
+            complete=self.checkpoints.complete,
+            restarts=self._replacements.total,
+            pending=self._replacements.pending,
+            members=self.registry.members,
+            standby=list(self._standby),
+            ledger=self.ledger,
+            record=self._store.record,
+            attempts=self._lost_work.attempts,
+            diagnose=lambda worker: self._supervision.diagnose(now, worker),
+        )

@@ -1,26 +1,26 @@
-"""What the broker has to say to whoever reads its log, and how often something odd has happened."""
+"""The coordinator's log lines, collected for the server to write, and counts of anomalies."""
 
 from collections import Counter
 
-_TOLD = 20  # oddities of one kind that become warnings; all are counted
+_LOGGED = 20  # anomalies of one kind that become warnings; all are counted
 
 
 class EventLog:
-    """Whoever reads `news` and `warnings` clears them."""
+    """Lines since the reader last cleared them, and how often each kind of anomaly happened."""
 
     def __init__(self) -> None:
-        self.news: list[str] = []
+        self.infos: list[str] = []
         self.warnings: list[str] = []
-        self.oddities: Counter[str] = Counter()
+        self.anomalies: Counter[str] = Counter()
 
-    def tell(self, news: str) -> None:
-        self.news.append(news)
+    def info(self, line: str) -> None:
+        self.infos.append(line)
 
-    def warn(self, warning: str) -> None:
-        self.warnings.append(warning)
+    def warn(self, line: str) -> None:
+        self.warnings.append(line)
 
-    def odd(self, kind: str, what: str) -> None:
-        """Something happened that is nobody's intention and does no harm."""
-        self.oddities[kind] += 1
-        if self.oddities[kind] <= _TOLD:
-            self.warn(what)
+    def count(self, kind: str, line: str) -> None:
+        """Something unexpected and harmless happened: counted, and logged the first times."""
+        self.anomalies[kind] += 1
+        if self.anomalies[kind] <= _LOGGED:
+            self.warn(line)

@@ -1,123 +1,150 @@
 """What the broker answers when asked: facts of JSON's own types, each kind under a schema name with a version."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING
 
-from stageline.broker.control.protocol import Answer, Ask, Refused
+from stageline.broker.control.protocol import Answer, Ask, Refused, StepRecord
+from stageline.broker.diagnosis.explain import Diagnosis
 from stageline.broker.diagnosis.wait_graph import WaitChain
-from stageline.broker.ledger.history import Sources, history
+from stageline.broker.ledger.history import HistorySources, history
+from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.replacements import Replacement
-from stageline.broker.membership.standby import Spare
+from stageline.broker.membership.standby import Contact
+from stageline.broker.stores.base import Fact
 from stageline.pipeline.exit_code import ExitCode
 
-from .run import RunPhase
-
-if TYPE_CHECKING:
-    from .coordinator import Coordinator
+from .run import RunConfig, RunOutcome, RunPhase
+from .run_state import RunState
 
 Facts = dict[str, object]
 
-_RECOLLECTING = "the broker has lost its records and asks the workers, which train on, how far the run is"
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """What queries read of the run at `now` (seconds since the epoch). They change nothing."""
+
+    now: float
+    run: str
+    config: RunConfig
+    phase: RunPhase
+    state: RunState
+    outcome: RunOutcome | None
+    missing: list[int]  # indexes of workers that the run waits for
+    waiting_for: str  # what has to happen before places are given; "" if nothing
+    damages: Sequence[str]  # snapshots that could not be used when the run was resumed
+    training_steps: int | None
+    metrics: Mapping[str, float]
+    anomalies: Mapping[str, int]
+    complete: int  # checkpoint
+    restarts: int  # replaced workers so far
+    pending: Mapping[int, Replacement]  # by index
+    members: Mapping[int, Member]  # by index
+    standby: Sequence[Contact]
+    ledger: Ledger
+    record: Callable[[int, int], StepRecord | None]  # of a stage and step
+    attempts: Callable[[MicrobatchPosition], list[Fact]]
+    diagnose: Callable[[int | None], Diagnosis]  # of a worker, or of the run
 
 
-class _BadQuestion(Exception):
-    """The question lacks something, or something in it is not what it must be."""
+class _BadQuery(Exception):
+    """A parameter of the query is missing or invalid."""
 
 
-def answer(core: "Coordinator", ask: Ask, now: float) -> Answer | Refused:
-    """Answers `ask`, or says what can be asked. `now` in seconds since the epoch."""
+def answer(view: RunView, ask: Ask) -> Answer | Refused:
+    """Answers `ask`, or refuses and names what can be asked."""
     if ask.what not in _ANSWERS:
         return Refused(f"the broker has no answer to {ask.what!r}; ask for {', '.join(_ANSWERS)}", code=ExitCode.USAGE)
     try:
-        return Answer(f"{ask.what}/1", _ANSWERS[ask.what](core, ask.of, now))
-    except _BadQuestion as error:
+        return Answer(f"{ask.what}/1", _ANSWERS[ask.what](view, ask.of))
+    except _BadQuery as error:
         return Refused(f"{ask.what}: {error}", code=ExitCode.USAGE)
 
 
-def _status(core: "Coordinator", of: Mapping[str, str], now: float) -> Facts:
+def _status(view: RunView, of: Mapping[str, str]) -> Facts:
     """The run, its workers, and the losses from step `losses_from` on (all if not given)."""
     first = _number(of, "losses_from", 0)
-    outcome, losses = core.outcome, core.ledger.losses
+    outcome, ledger = view.outcome, view.ledger
     return {
-        "run": core.run,
-        "name": core.terms.name,
-        "plan": _plan(core),
-        "phase": str(core.phase),
-        "missing": core.reception.missing if core.phase is RunPhase.WAITING else [],
+        "run": view.run,
+        "name": view.config.name,
+        "plan": _plan(view.config),
+        "phase": str(view.phase),
+        "missing": view.missing if view.phase is RunPhase.WAITING else [],
         "reason": outcome.reason if outcome else None,
         "code": outcome.code if outcome else None,
         "weights_sha256": outcome.weights_sha256 if outcome else None,
-        "training_steps": core.training_steps,
-        "finished": list(core.ledger.finished),
-        "finished_floor": core.ledger.finished_floor,
-        "last_loss": core.ledger.last_loss and {"step": core.ledger.last_loss[0], "loss": core.ledger.last_loss[1]},
-        "losses": {str(step): losses[step] for step in sorted(step for step in losses if step >= first)},
-        "metrics": {name: _sayable(value) for name, value in core.metrics.items()},
-        "checkpoint": core.crew.checkpoints.complete if core.terms.snapshots else None,
-        "listening": core.reception.listening,  # for workers that may still be at work, after the broker was killed
-        "recollecting": core.reception.election is not None,  # the records are lost, and everyone is asked
-        "damaged": list(core.reception.damages),  # snapshots that could not be used when the run was resumed
-        "restarts": core.replacing.total,
-        "recovering": [_gap(core, gap, now) for gap in core.replacing.gaps.values()],
-        "spares": [_spare(spare, now) for spare in core.reception.spares],
-        "oddities": dict(core.journal.oddities),
-        "workers": [_worker(core.registry.members.get(i), i, stages, now) for i, stages in _places(core)],
+        "training_steps": view.training_steps,
+        "finished": list(ledger.finished),
+        "finished_floor": ledger.finished_floor,
+        "last_loss": ledger.last_loss and {"step": ledger.last_loss[0], "loss": ledger.last_loss[1]},
+        "losses": {str(step): ledger.losses[step] for step in sorted(ledger.losses) if step >= first},
+        "metrics": {name: _json_number(value) for name, value in view.metrics.items()},
+        "checkpoint": view.complete if view.config.snapshots else None,
+        "listening": view.state is RunState.RECONNECTING,
+        "recollecting": view.state is RunState.RECONCILING,
+        "damaged": list(view.damages),
+        "restarts": view.restarts,
+        "recovering": [_replacement(view, each) for each in view.pending.values()],
+        "spares": [_standby(contact, view.now) for contact in view.standby],
+        "oddities": dict(view.anomalies),
+        "workers": [_worker(view, index) for index in range(len(view.config.schedule.placement))],
     }
 
 
-def _sayable(value: float) -> float | str:
+def _json_number(value: float) -> float | str:
     """JSON has no number for "nan", "inf" and "-inf"; Python's `float` reads these texts."""
     return value if isfinite(value) else str(value)
 
 
-def _gap(core: "Coordinator", gap: Replacement, now: float) -> Facts:
-    """A worker that was lost: `given` says whether another has its place by now, and only has to get going."""
+def _replacement(view: RunView, pending: Replacement) -> Facts:
+    """`given`: the place is taken again, and its new worker has yet to complete an action."""
     return {
-        "index": gap.index,
-        "pid": gap.pid,
-        "stages": list(core.registry.placement[gap.index]),
-        "since": max(0.0, now - gap.since),  # seconds ago
-        "why": gap.why,
-        "given": gap.index in core.registry.members,
+        "index": pending.index,
+        "pid": pending.pid,
+        "stages": list(view.config.schedule.placement[pending.index]),
+        "since": max(0.0, view.now - pending.since),  # seconds ago
+        "why": pending.why,
+        "given": pending.index in view.members,
     }
 
 
-def _spare(spare: Spare, now: float) -> Facts:
-    hello = spare.hello
-    return {"name": hello.name, "host": hello.host, "pid": hello.pid, "heard": max(0.0, now - spare.heard)}
+def _standby(contact: Contact, now: float) -> Facts:
+    hello = contact.hello
+    return {"name": hello.name, "host": hello.host, "pid": hello.pid, "heard": max(0.0, now - contact.last_seen)}
 
 
-def _plan(core: "Coordinator") -> Facts:
-    schedule = core.terms.schedule
+def _plan(config: RunConfig) -> Facts:
+    schedule = config.schedule
     return {
-        "digest": core.terms.plan,
+        "digest": config.plan,
         "schedule": schedule.name,
         "mode": schedule.mode,
         "microbatches": schedule.microbatches,
         "stages": schedule.stages,
         "placement": [list(stages) for stages in schedule.placement],
-        "lease": core.terms.lease,
+        "lease": config.lease,
     }
 
 
-def _worker(member: Member | None, index: int, stages: tuple[int, ...], now: float) -> Facts:
-    place: Facts = {"index": index, "stages": list(stages)}
+def _worker(view: RunView, index: int) -> Facts:
+    member = view.members.get(index)
+    place: Facts = {"index": index, "stages": list(view.config.schedule.placement[index])}
     if member is None:
         return {**place, "standing": "missing"}
     report = member.report
     return {
         **place,
-        "standing": str(member.standing) if member.sender else "unheard",  # since the broker was started again
+        "standing": str(member.status) if member.sender else "unheard",  # since the broker restarted
         "name": member.name,
         "host": member.host,
         "pid": member.pid,
         "endpoint": member.endpoint,
         "incarnation": member.incarnation,
-        "life": member.life,  # which of the workers that have had the place
-        "heard": max(0.0, now - member.heard),  # seconds ago
+        "life": member.life,
+        "heard": max(0.0, view.now - member.last_seen),  # seconds ago
         "now": report.now if report else "starts" if member.sender else "",
         "trouble": report.trouble if report else "",
         "since": report.since if report else None,
@@ -128,11 +155,11 @@ def _worker(member: Member | None, index: int, stages: tuple[int, ...], now: flo
     }
 
 
-def _queues(core: "Coordinator", of: Mapping[str, str], now: float) -> Facts:
+def _queues(view: RunView, of: Mapping[str, str]) -> Facts:
     """Each queue as each worker with an end of it sees it."""
-    reports = [(index, member.report) for index, member in sorted(core.registry.members.items()) if member.report]
+    reports = [(index, member.report) for index, member in sorted(view.members.items()) if member.report]
     rows = [_queue(index, name, depth) for index, report in reports for name, depth in report.queues.items()]
-    return {"run": core.run, "queues": rows}
+    return {"run": view.run, "queues": rows}
 
 
 def _queue(worker: int, name: str, depth: list[float]) -> Facts:
@@ -140,85 +167,64 @@ def _queue(worker: int, name: str, depth: list[float]) -> Facts:
     return {"queue": name, "worker": worker, **dict(zip(columns, depth, strict=False))}
 
 
-def _story(core: "Coordinator", of: Mapping[str, str], now: float) -> Facts:
+def _story(view: RunView, of: Mapping[str, str]) -> Facts:
+    """The history of a microbatch at every stage."""
     step, microbatch = _number(of, "step"), _number(of, "microbatch")
-    if microbatch >= core.ledger.microbatches:
-        raise _BadQuestion(f"there is no microbatch {microbatch}: a step has {core.ledger.microbatches}")
-    sources = Sources(core.ledger, core.terms.schedule, core.store.record, core.crew.attempts.on, _life_in(core))
-    chapters = history(sources, step, microbatch)
-    return {"run": core.run, "step": step, "microbatch": microbatch, "stages": chapters}
+    if microbatch >= view.ledger.microbatches:
+        raise _BadQuery(f"there is no microbatch {microbatch}: a step has {view.ledger.microbatches}")
+    lives = {member.incarnation: member.life for member in view.members.values()}
+    sources = HistorySources(view.ledger, view.config.schedule, view.record, view.attempts, lives.get)
+    return {"run": view.run, "step": step, "microbatch": microbatch, "stages": history(sources, step, microbatch)}
 
 
-def _life_in(core: "Coordinator") -> Callable[[int], int | None]:
-    """Says which life it is that an incarnation is working in; None if nobody is."""
-
-    def life(incarnation: int) -> int | None:
-        member = core.registry.current(incarnation)
-        return member.life if member is not None else None
-
-    return life
-
-
-def _why(core: "Coordinator", of: Mapping[str, str], now: float) -> Facts:
+def _why(view: RunView, of: Mapping[str, str]) -> Facts:
     """Why the run waits, or why the worker that owns a stage does."""
-    if (apart := _apart_from_waits(core)) is not None:
-        text, action = apart
-        return {"run": core.run, "phase": str(core.phase), "text": text, "chain": [], "root": None, "action": action}
-    found = core.watch.diagnose(now, _owner(core, of))
+    facts: Facts = {"run": view.run, "phase": str(view.phase)}
+    if view.outcome is not None or view.waiting_for:
+        text, action = _without_chain(view)
+        return {**facts, "text": text, "chain": [], "root": None, "action": action}
+    found = view.diagnose(_owner(view, of))
     return {
-        "run": core.run,
-        "phase": str(core.phase),
+        **facts,
         "text": found.text,
-        "chain": [dataclasses.asdict(lack) for lack in found.chain.lacks],
-        "root": _root(core, found.chain, now),
+        "chain": [dataclasses.asdict(edge) for edge in found.chain.edges],
+        "root": _root(view, found.chain),
         "action": found.action,
     }
 
 
-def _apart_from_waits(core: "Coordinator") -> tuple[str, str] | None:
-    """Why no worker has anything to wait for, and what to do; None if one may have."""
-    if core.outcome is not None:
-        return core.outcome.reason, "nothing: the run is over"
-    if core.reception.election is not None:
-        return _RECOLLECTING, "nothing yet: it goes on by itself, or says what is missing"
-    if core.reception.listening:
-        return core.reception.question, "nothing yet: it goes on by itself"
-    if core.reception.question:
-        return core.reception.question, "start the workers that are not there, where their snapshots are"
-    return None
+def _without_chain(view: RunView) -> tuple[str, str]:
+    """Why the run waits while no worker has anything to wait for, and what to do."""
+    if view.outcome is not None:
+        return view.outcome.reason, "nothing: the run is over"
+    if view.state is RunState.CHOOSING_CHECKPOINT:
+        return view.waiting_for, "start the missing workers, where their snapshots are"
+    if view.state is RunState.RECONCILING:
+        return view.waiting_for, "wait: the run continues by itself, or the broker names what is missing"
+    return view.waiting_for, "wait: the run continues by itself"
 
 
-def _owner(core: "Coordinator", of: Mapping[str, str]) -> int | None:
+def _owner(view: RunView, of: Mapping[str, str]) -> int | None:
     if "stage" not in of:
         return None
-    stage, stages = _number(of, "stage"), core.terms.schedule.stages
+    stage, stages = _number(of, "stage"), view.config.schedule.stages
     if stage >= stages:
-        raise _BadQuestion(f"there is no stage {stage}: the plan has {stages}")
-    return core.terms.schedule.owner(stage)
+        raise _BadQuery(f"there is no stage {stage}: the plan has {stages}")
+    return view.config.schedule.owner(stage)
 
 
-def _root(core: "Coordinator", chain: WaitChain, now: float) -> Facts:
-    if chain.index is None:
-        return {"cause": str(chain.cause), "worker": None}
-    stages = core.registry.placement[chain.index]
-    return {
-        "cause": str(chain.cause),
-        "worker": _worker(core.registry.members.get(chain.index), chain.index, stages, now),
-    }
-
-
-def _places(core: "Coordinator") -> enumerate[tuple[int, ...]]:
-    return enumerate(core.terms.schedule.placement)
+def _root(view: RunView, chain: WaitChain) -> Facts:
+    return {"cause": str(chain.cause), "worker": None if chain.index is None else _worker(view, chain.index)}
 
 
 def _number(of: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = of.get(name, "" if default is None else str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise _BadQuestion(f"{name} must be a number from 0 on, not {text!r}")
+        raise _BadQuery(f"{name} must be a number from 0 on, not {text!r}")
     return int(text)
 
 
-_ANSWERS: Mapping[str, Callable[["Coordinator", Mapping[str, str], float], Facts]] = {
+_ANSWERS: Mapping[str, Callable[[RunView, Mapping[str, str]], Facts]] = {
     "status": _status,
     "queues": _queues,
     "story": _story,

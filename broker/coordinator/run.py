@@ -1,4 +1,4 @@
-"""A run as the broker sees it: what it was told of the plan, how far the run is, how it ended, and its id."""
+"""A run as the broker sees it: its part of the plan, how far it is, how it ended, and which run a store holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class OtherRun(BrokerError):
 
 
 class RunPhase(StrEnum):
-    """How far the run is."""
+    """How far the run is, as shown to users and stored."""
 
     WAITING = "waiting"  # for workers
     RUNNING = "running"
@@ -28,42 +28,49 @@ class RunPhase(StrEnum):
     FAILED = "failed"  # or stopped
 
 
-class Resuming(StrEnum):
-    """How a run is to go on. `run_of` leaves it in the store, for the core."""
+class ResumeMode(StrEnum):
+    """How a run is resumed. `run_of` stores it for the coordinator."""
 
     WITHOUT_RECORDS = "without records"  # its workers are asked for their snapshots
     AS_A_WHOLE = "as a whole"  # all places are free
-    UNLESS_AT_WORK = "unless at work"  # likewise, but not before its workers had time to say that they are at work
+    UNLESS_AT_WORK = "unless at work"  # likewise, after its workers had time to reconnect
 
     @classmethod
-    def told(cls, facts: Mapping[str, Fact]) -> "Resuming | None":
-        """What was left among a store's `facts`, if it is still to be done."""
+    def stored_in(cls, facts: Mapping[str, Fact]) -> "ResumeMode | None":
+        """The mode among a store's `facts`; None if nothing is left to resume."""
         fact = facts.get(RESUMED)
         return cls(str(fact["how"])) if fact else None
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """How the run ended: `code` is the exit code of whoever waited for it. A finished run has its `weights_sha256`."""
+    """How the run ended: `reason` for people, `code` the exit code. A finished run has its `weights_sha256`."""
 
     phase: RunPhase
     reason: str
     code: int
     weights_sha256: str | None = None
     at_step_end: bool = False
-    step: int | None = None  # the steps that the workers were to finish first
+    step: int | None = None  # the number of steps that the workers were to finish first
 
     @property
-    def farewell(self) -> Stop:
-        """What the workers are told."""
+    def stop_message(self) -> Stop:
         return Stop(self.reason, self.code, self.at_step_end, self.step)
 
 
 @dataclass(frozen=True, slots=True)
+class RunFailure:
+    """Why the run ends: `reason` for people, `code` the exit code."""
+
+    reason: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunConfig:
-    """What the broker must know of the plan: `plan` is its digest, `settings` its mapping, `lease` in seconds.
+    """The broker's part of the plan: `plan` is its digest, `settings` its mapping, `lease` in seconds.
 
     `restarts`: how often in a row a worker may be replaced. `snapshots`: the stages write snapshots, and queues are
-    trimmed to complete checkpoints; without, to what every stage has finished, and nobody can be replaced.
+    trimmed to complete checkpoints; without, to what every stage has finished, and no worker can be replaced.
     """
 
     name: str
@@ -77,12 +84,12 @@ class RunConfig:
 
     @property
     def patience(self) -> float:
-        """For how many seconds somebody is waited for who could take a lost worker's place."""
+        """Seconds that an empty place waits for a replacement before the run is given up."""
         return max(60.0, 3 * self.lease)
 
     @classmethod
     def of(cls, plan: Plan, schedule: Schedule) -> "RunConfig":
-        """The terms of a plan whose number of stages is known, and its schedule."""
+        """Of a plan whose number of stages is known, and its schedule."""
         recovery = plan.recovery
         return cls(
             plan.run.name,
@@ -97,53 +104,48 @@ class RunConfig:
 
 
 def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False, alone: bool = False) -> str:
-    """The id of the run to serve: the one in the store if it has not ended, or if `fresh` asks for it; else `fresh`.
+    """The id of the run to serve: the one in the store if it has not ended, or if `fresh` names it; else `fresh`.
 
-    What another run left, if it has ended, is forgotten. With `resume`, the run in the store goes on however it was
-    stopped: all places are free, and whoever takes one begins at the newest complete checkpoint; a finished run stays
-    finished. If nobody has recorded an end, its workers may still be at work, unless the broker is `alone`: then they
-    are listened for first. If the store has lost the run, the workers will be asked for their snapshots.
-    Raises `OtherRun` if the run in the store has not the digest `plan`.
+    Records of another run that has ended are deleted. With `resume`, the stored run continues however it was stopped:
+    all places are free, and every stage starts at the newest complete checkpoint; a finished run stays finished. If no
+    end is recorded, its workers may still be running and first get time to reconnect, unless the broker is `alone`. If
+    the store has lost the run, the workers will be asked for their snapshots.
+    Raises `OtherRun` if the stored run has another digest than `plan`.
     """
     facts = store.load().facts
-    kept = msgspec.convert(facts["run"], _Name) if "run" in facts else None
-    if kept is not None and resume:
-        run = _checked(kept, plan)
-        store.put("run", {"id": run, "plan": plan})  # the first write: from here on it is this broker's
-        if not _finished(facts):  # its former end goes last: a broker that is killed in between leaves it stopped
-            store.put(RESUMED, {"how": _how(facts, alone=alone)})
-            store.put("outcome", {})
-        return run
-    if kept is None or (facts.get("outcome") and kept.id != fresh):
+    kept = msgspec.convert(facts["run"], _StoredName) if "run" in facts else None
+    if kept is None or (not resume and facts.get("outcome") and kept.id != fresh):
         store.begin()
-        if resume:  # before the run's id: whoever finds that finds this
-            store.put(RESUMED, {"how": Resuming.WITHOUT_RECORDS})
+        if resume:  # stored before the run's id: a broker that finds the id also finds this
+            store.put(RESUMED, {"how": ResumeMode.WITHOUT_RECORDS})
         store.put("run", {"id": fresh, "plan": plan})
         return fresh
-    run = _checked(kept, plan)
-    store.put("run", {"id": run, "plan": plan})
-    return run
+    _check_plan(kept, plan)
+    store.put("run", {"id": kept.id, "plan": plan})  # the first write: from here on the store is this broker's
+    if resume and not _finished(facts):  # the outcome is cleared last: a broker killed in between leaves a stopped run
+        store.put(RESUMED, {"how": _resume_mode(facts, alone=alone)})
+        store.put("outcome", {})
+    return kept.id
 
 
-class _Name(msgspec.Struct, frozen=True):
+class _StoredName(msgspec.Struct, frozen=True):
     id: str
     plan: str
 
 
-def _how(facts: Mapping[str, Fact], *, alone: bool) -> Resuming:
-    if (before := Resuming.told(facts)) in (Resuming.WITHOUT_RECORDS, Resuming.AS_A_WHOLE):
-        return before  # nobody has a place yet
-    return Resuming.AS_A_WHOLE if alone or facts.get("outcome") else Resuming.UNLESS_AT_WORK
+def _resume_mode(facts: Mapping[str, Fact], *, alone: bool) -> ResumeMode:
+    if (before := ResumeMode.stored_in(facts)) in (ResumeMode.WITHOUT_RECORDS, ResumeMode.AS_A_WHOLE):
+        return before  # no worker has been placed yet
+    return ResumeMode.AS_A_WHOLE if alone or facts.get("outcome") else ResumeMode.UNLESS_AT_WORK
 
 
 def _finished(facts: Mapping[str, Fact]) -> bool:
     return bool(facts.get("outcome")) and msgspec.convert(facts["outcome"], RunOutcome).phase is RunPhase.FINISHED
 
 
-def _checked(kept: _Name, plan: str) -> str:
+def _check_plan(kept: _StoredName, plan: str) -> None:
     if kept.plan != plan:
         raise OtherRun(
             f"the broker's store holds run {kept.id} of another plan (digest {kept.plan[:12]}, now {plan[:12]}); "
             "start it with its own plan, or give this run another run.dir"
         )
-    return kept.id

@@ -1,4 +1,4 @@
-"""The broker process: receives sentences, lets the core decide, sends what it says."""
+"""The broker process's loop: receives messages, lets the coordinator decide, sends what it returns."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -6,20 +6,23 @@ from time import monotonic, time
 
 import structlog
 
-from stageline.broker.control.channel import ServerChannel, open_server
+from stageline.broker.control.channel import Received, ServerChannel
+from stageline.broker.control.open import open_server
 from stageline.broker.control.protocol import CONTROL_VERSION, Refused, decode_to_broker, encode
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.pipeline.exit_code import ExitCode
 
 from .assignments import Outgoing
 from .coordinator import Coordinator
+from .events import EventLog
+from .run_state import RunState
 
-TURN = 0.05  # seconds that a turn waits for something to come
-LINGER = 30.0  # seconds that a broker stays after its run and its workers, for whoever asks how it ended
-PARTING = 2.0  # seconds that it waits for the workers to leave once somebody has stopped the run
-STEP_END = 7.0  # seconds that it waits for workers which finish a step, and leave a snapshot of it
+TURN = 0.05  # seconds that a turn waits for the first message
+LINGER = 30.0  # seconds that a broker stays after its run and its workers, to answer how it ended
+LEAVING = 2.0  # seconds that it waits for the workers to leave after a stop request
+STEP_END = 7.0  # seconds that it waits for workers which finish a step, and write a snapshot of it
 _UNREADABLE = Refused(
-    f"this is not a sentence of control version {CONTROL_VERSION}, the only one this broker speaks; "
+    f"this is not a message of control protocol version {CONTROL_VERSION}, the only one this broker supports; "
     "install the same stageline on both sides",
     code=ExitCode.FAILED,
 )
@@ -28,33 +31,37 @@ log = structlog.get_logger()
 
 
 def serve(
-    core: Coordinator,
+    coordinator: Coordinator,
     url: str,
     *,
     stop: Callable[[], bool] = lambda: False,
     on_bound: Callable[[str], None] = lambda endpoint: None,
     linger: float = LINGER,
 ) -> None:
-    """Serves until `stop()` is true, or the run is over and nobody needs the broker any more.
+    """Serves until `stop()` is true, or the run is over and the broker is no longer needed.
 
-    `stop` is asked some twenty times a second; `on_bound` is called with the endpoint that can be connected to.
+    `stop` is called some twenty times a second; `on_bound` is called with the endpoint that can be connected to.
     `linger`: seconds to stay after the run for commands that ask about it. Raises `EndpointTaken`, `StoreUnusable`;
     at a Redis server `RedisUnfit`, and `RedisAway` if it is not there at the start.
     """
-    with closing(open_server(url)) as office:
-        on_bound(office.endpoint)
-        attend(core, office, stop=stop, linger=linger)
+    with closing(open_server(url)) as channel:
+        on_bound(channel.endpoint)
+        serve_channel(coordinator, channel, stop=stop, linger=linger)
 
 
-def attend(
-    core: Coordinator, office: ServerChannel, *, stop: Callable[[], bool] = lambda: False, linger: float = LINGER
+def serve_channel(
+    coordinator: Coordinator,
+    channel: ServerChannel,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    linger: float = LINGER,
 ) -> None:
-    """`serve` in an office that is open."""
-    clock, leaving = wall_clock(), _Leaving(core, linger)
-    while not (stop() or leaving.is_due()):
-        heard = office.heard(TURN)
-        if heard is not None:  # else the core learns from its next turn that it was away
-            _turn(core, office, heard, clock)
+    """`serve` on a channel that is open."""
+    clock, departure = wall_clock(), _Departure(coordinator, linger)
+    while not (stop() or departure.is_due()):
+        received = channel.receive(TURN)
+        if received is not None:  # else the coordinator learns from its next turn that it was away
+            _turn(coordinator, channel, received, clock)
 
 
 def wall_clock() -> Callable[[], float]:
@@ -64,51 +71,50 @@ def wall_clock() -> Callable[[], float]:
 
 
 def _turn(
-    core: Coordinator, office: ServerChannel, heard: Sequence[tuple[bytes, bytes | None]], clock: Callable[[], float]
+    coordinator: Coordinator, channel: ServerChannel, received: Sequence[Received], clock: Callable[[], float]
 ) -> None:
     sends: list[Outgoing] = []
-    for sender, words in heard:
+    for sender, frame in received:
         try:
-            sends += core.handle(sender, decode_to_broker(words or b""), clock())
+            sends += coordinator.handle(sender, decode_to_broker(frame or b""), clock())
         except ForeignMessage:
             sends.append((sender, _UNREADABLE))
-        except BadMessage:  # what matters is said again
-            core.journal.odd("damaged", "a sentence arrived damaged")
-    sends += core.tick(clock())
-    office.say((recipient, encode(sentence)) for recipient, sentence in sends)
-    _log_news(core)
+        except BadMessage:  # its sender repeats what matters
+            coordinator.events.count("damaged", "a message arrived damaged")
+    sends += coordinator.tick(clock())
+    channel.send((recipient, encode(message)) for recipient, message in sends)
+    _write_log(coordinator.events)
 
 
-def _log_news(core: Coordinator) -> None:
-    journal = core.journal
-    for warning in journal.warnings:  # first: what else is news often follows from them
+def _write_log(events: EventLog) -> None:
+    for warning in events.warnings:  # first: the other lines often follow from them
         log.warning(warning)
-    for news in journal.news:
-        log.info(news)
-    journal.news.clear()
-    journal.warnings.clear()
+    for line in events.infos:
+        log.info(line)
+    events.infos.clear()
+    events.warnings.clear()
 
 
-class _Leaving:
-    """Knows when nobody needs the broker any more."""
+class _Departure:
+    """Decides when the broker is no longer needed."""
 
-    def __init__(self, core: Coordinator, linger: float) -> None:
-        self._core = core
+    def __init__(self, coordinator: Coordinator, linger: float) -> None:
+        self._coordinator = coordinator
         self._linger = linger
         self._over: float | None = None  # since when
 
     def is_due(self) -> bool:
-        core = self._core
-        if core.outcome is None:
+        if self._coordinator.outcome is None:
             return False
         if self._over is None:
             self._over = monotonic()
-        if core.dismissed and core.everyone_left:
+        if self._coordinator.state is RunState.DISMISSED and self._coordinator.all_left:
             return True
         return monotonic() - self._over >= self._patience()
 
     def _patience(self) -> float:
-        core = self._core
-        if core.outcome is not None and core.outcome.at_step_end and not core.everyone_left:
+        """Seconds."""
+        outcome = self._coordinator.outcome
+        if outcome is not None and outcome.at_step_end and not self._coordinator.all_left:
             return STEP_END
-        return min(PARTING, self._linger) if core.stop_asked else self._linger
+        return min(LEAVING, self._linger) if self._coordinator.stop_requested else self._linger

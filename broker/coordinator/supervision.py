@@ -1,113 +1,103 @@
-"""Watches over the workers: a lost one's place is emptied for another, or the run is given up, with the reason.
+"""Watches over the workers: empties a lost one's place for a replacement, or gives up the run, with the reason.
 
-lost ──(may be replaced)──────> its place is empty ──(nobody comes)──> the run ends
-  └──(often already, or it would end likewise again)──────────────────────^
+lost ──(may be replaced)──────────> its place is empty ──(no replacement in time)──> the run ends
+  └──(replaced too often already, or it would fail again)──────────────────────────────^
 """
-
-from dataclasses import dataclass
 
 from stageline.broker.control.protocol import Exited
 from stageline.broker.diagnosis.explain import Diagnosis, Prospect, diagnose
 from stageline.broker.diagnosis.failure_report import failure_report
-from stageline.broker.diagnosis.wait_graph import ClusterView
-from stageline.broker.ledger.ledger import Ledger
-from stageline.broker.membership.failure_detector import WorkerLoss, exit_in_words
-from stageline.broker.membership.member import Member, MemberStatus, place_in_words
-from stageline.broker.membership.standstill import Standstill
+from stageline.broker.diagnosis.wait_graph import ClusterState
+from stageline.broker.membership.failure_detector import Standstill, WorkerLoss, describe_exit
+from stageline.broker.membership.member import Member, MemberStatus, worker_label
 from stageline.pipeline.exit_code import ExitCode
 
 from .assignments import Assignments
 from .events import EventLog
-from .run import RunConfig
+from .run import RunConfig, RunFailure
 
-# Exit statuses of a process that would end likewise if it were started again, and those that say more than "failed".
+# Exit statuses of a process that would fail again if it were restarted, and those that are the run's exit code too.
 _DELIBERATE = frozenset({ExitCode.USAGE, ExitCode.REFUSED})
 _PASSED_ON = frozenset({ExitCode.USAGE, ExitCode.SAVED, ExitCode.REFUSED, ExitCode.INTERRUPTED})
 
 
-@dataclass(frozen=True, slots=True)
-class RunFailure:
-    """Why the run ends: `reason` for people, `code` the exit code."""
-
-    reason: str
-    code: int
-
-
 class Supervision:
-    """Of a run that has not ended. Times are seconds since the epoch."""
+    """Of a run that is not over. Times are seconds since the epoch."""
 
-    def __init__(self, crew: Assignments, terms: RunConfig, ledger: Ledger, journal: EventLog) -> None:
-        self._crew = crew
-        self._terms = terms
-        self._ledger = ledger
-        self._journal = journal
-        self._standstill = Standstill(terms.lease)
+    def __init__(self, config: RunConfig, assignments: Assignments, events: EventLog) -> None:
+        self._config = config
+        self._assignments = assignments
+        self._ledger = assignments.ledger
+        self._registry = assignments.registry
+        self._replacements = assignments.replacements
+        self._checkpoints = assignments.checkpoints
+        self._events = events
+        self._standstill = Standstill(config.lease)
 
-    def look(self, now: float) -> RunFailure | None:
-        """Finds who is lost; the first reason to end the run, if there is one."""
-        found = [self.lose(loss, now) for loss in self._crew.registry.losses(now)]
-        return next(filter(None, found), None) or self._standing_still(now)
+    def check(self, now: float) -> RunFailure | None:
+        """Finds lost workers; the first reason to end the run, if there is one."""
+        found = [self.lose(loss, now) for loss in self._registry.losses(now)]
+        return next(filter(None, found), None) or self._check_standstill(now)
 
-    def waited_too_long(self, now: float) -> RunFailure | None:
-        """The end of a run to which nobody has come for an empty place."""
-        gap = next(iter(self._crew.replacing.overdue(self._crew.registry.missing, now)), None)
-        if gap is None:
+    def check_empty_places(self, now: float) -> RunFailure | None:
+        """Why the run ends, if a place has been empty for too long."""
+        overdue = next(iter(self._replacements.overdue(self._registry.missing, now)), None)
+        if overdue is None:
             return None
-        nobody = f"nobody came within {now - gap.awaited:.0f} s to take the place of {self._place(gap.index)}"
-        return RunFailure(f"{nobody}: {self.diagnose(now, gap.index).text}", ExitCode.NO_WORKER)
+        waited = f"no replacement joined within {now - overdue.awaited:.0f} s for {self._label(overdue.index)}"
+        return RunFailure(f"{waited}: {self.diagnose(now, overdue.index).text}", ExitCode.NO_WORKER)
 
     def lose(self, loss: WorkerLoss, now: float) -> RunFailure | None:
-        """While the run waits for workers, one that is lost without a word of its exit only leaves its place."""
+        """Before the run starts, a lost worker with unknown exit status only frees its place."""
         member = loss.member
-        if not self._crew.registry.begun and loss.status is None:
-            self._crew.registry.free(member)
-            self._journal.tell(f"{member.place} is free again: {member.process} {loss.why}")
+        if not self._registry.begun and loss.status is None:
+            self._registry.free(member)
+            self._events.info(f"{member.label} is free again: {member.process} {loss.why}")
             return None
         why = failure_report(loss, self._ledger, now)
         if not self._may_replace(member.index, loss.status):
-            last_word = self._last_word(why, now) + self._often(member)
-            member.standing = MemberStatus.LOST
-            return RunFailure(last_word, _code(loss.status))
-        self._crew.vacate(loss, why, now)
-        self._journal.tell(f"{why}. Whoever takes its place begins at step {self._crew.checkpoints.complete}")
+            reason = self._with_waiters(why, now) + self._times_replaced(member)
+            member.status = MemberStatus.LOST
+            return RunFailure(reason, _code(loss.status))
+        self._assignments.vacate(loss, why, now)
+        self._events.info(f"{why}. Its replacement begins at step {self._checkpoints.complete}")
         return None
 
     def note_exit(self, exited: Exited, now: float) -> RunFailure | None:
-        """A process is gone. Its worker is lost once its last words have had time to come."""
-        member = self._crew.registry.members.get(exited.index)
-        if member is None and exited.index in self._crew.registry.missing:
-            return self._note_stillbirth(exited)
-        if member is not None and member.pid == exited.pid and member.here:
+        """A process ended. Its worker is lost once its last messages have had time to arrive."""
+        member = self._registry.members.get(exited.index)
+        if member is None and exited.index in self._registry.missing:
+            return self._note_failed_start(exited)
+        if member is not None and member.pid == exited.pid and member.reachable:
             member.exited = now, exited.status
         return None
 
     def diagnose(self, now: float, worker: int | None = None) -> Diagnosis:
         """Why the run waits, or why `worker` does."""
-        crew, terms = self._crew, self._terms
-        scene = ClusterView(terms.schedule, crew.registry.members, crew.replacing.gaps, self._ledger, now)
-        return diagnose(scene, Prospect(terms.lease, terms.patience, terms.restarts > 0), worker)
+        config, pending = self._config, self._replacements.pending
+        cluster = ClusterState(config.schedule, self._registry.members, pending, self._ledger, now)
+        return diagnose(cluster, Prospect(config.lease, config.patience, config.restarts > 0), worker)
 
-    def _note_stillbirth(self, exited: Exited) -> RunFailure | None:
-        """A process that was to take an empty place is gone; unless it is the one whose loss has emptied it."""
-        gap = self._crew.replacing.gaps.get(exited.index)
-        if gap is not None and gap.pid == exited.pid:
+    def _note_failed_start(self, exited: Exited) -> RunFailure | None:
+        """A process ended that was to take an empty place; unless it is the one whose loss has emptied it."""
+        pending = self._replacements.pending.get(exited.index)
+        if pending is not None and pending.pid == exited.pid:
             return None
-        how = exit_in_words(exited.status)
-        what = f"{self._place(exited.index)} {how} before it joined; its own output says why"
+        what = f"{self._label(exited.index)} {describe_exit(exited.status)} before it joined; see its own output"
         if not self._may_replace(exited.index, exited.status):
             return RunFailure(what, _code(exited.status))
-        self._crew.count_loss(exited.index)
-        self._journal.tell(what)
+        self._assignments.count_failed_start(exited.index)
+        self._events.info(what)
         return None
 
     def _may_replace(self, index: int, status: int | None) -> bool:
-        return status not in _DELIBERATE and self._crew.replacing.permits(index)
+        return status not in _DELIBERATE and self._replacements.permits(index)
 
-    def _standing_still(self, now: float) -> RunFailure | None:
-        """Of a run in which all wait for each other: nothing will change that."""
-        members = self._crew.registry.present()
+    def _check_standstill(self, now: float) -> RunFailure | None:
+        """All workers wait for each other: nothing will change that."""
+        members = self._registry.reachable()
         lasts = self._standstill.lasts(members, now)
-        if lasts < self._standstill.bound or not self._crew.registry.complete:
+        if lasts < self._standstill.bound or not self._registry.complete:
             return None
         places = ", ".join(f"worker {member.index} at {member.endpoint} on host {member.host}" for member in members)
         return RunFailure(
@@ -116,22 +106,22 @@ class Supervision:
             ExitCode.FAILED,
         )
 
-    def _last_word(self, why: str, now: float) -> str:
-        """Why a worker counts as lost, and who waited for it."""
+    def _with_waiters(self, why: str, now: float) -> str:
+        """Why a worker is lost, and which others waited for it."""
         found = self.diagnose(now)
-        if found.chain.harmless or not found.chain.lacks:
+        if found.chain.harmless or not found.chain.edges:
             return why
         return f"{why}. {found.text[0].upper()}{found.text[1:]}"
 
-    def _often(self, member: Member) -> str:
-        times = self._crew.replacing.times(member.index)
+    def _times_replaced(self, member: Member) -> str:
+        times = self._replacements.in_a_row(member.index)
         if not times:
             return ""
-        step, most = self._crew.checkpoints.complete, self._terms.restarts
+        step, most = self._checkpoints.complete, self._config.restarts
         return f". It was replaced {times} times since checkpoint {step} (recovery.restarts is {most})"
 
-    def _place(self, index: int) -> str:
-        return place_in_words(index, self._terms.schedule.placement[index])
+    def _label(self, index: int) -> str:
+        return worker_label(index, self._registry.placement[index])
 
 
 def _code(status: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Why a run waits: the chain of waits down to its root, in words. Pure: no clock, no I/O.
+"""Which worker waits for which, why, and what a lost worker was doing, as text for people. Pure.
 
 May import `control`, `ledger` and `membership`. Read `wait_graph.py` first.
 """

@@ -1,4 +1,4 @@
-"""Why the run waits, in words: the chain of who waits for whom down to its root, and what can be done about it.
+"""Why the run waits, as text: the chain of waiting workers down to its root, and what can be done about it.
 
 "stage 2 waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, life 2), which took it 14 s ago
 and has made no progress since; it is in layers.30.mlp"
@@ -7,135 +7,133 @@ and has made no progress since; it is in layers.30.mlp"
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stageline.broker.membership.failure_detector import exit_in_words
-from stageline.broker.membership.member import Member, place_in_words, stages_in_words
+from stageline.broker.membership.failure_detector import describe_exit, silence_limit
+from stageline.broker.membership.member import Member, stages_label, worker_label
 
-from .wait_graph import ClusterView, RootCause, WaitChain, WaitEdge, follow, held, longest, silence
+from .wait_graph import ClusterState, RootCause, WaitChain, WaitEdge, follow, held, longest_chain, silence
 
 _MESSAGES = {"forward": "the activation", "backward": "the gradient", "target": "the targets"}
 
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What becomes of a worker that does not get on. Times in seconds."""
+    """What happens to a worker that makes no progress. Times in seconds."""
 
     lease: float
-    patience: float  # for somebody to take an empty place
+    patience: float  # how long an empty place waits for a replacement
     replaces: bool  # whether lost workers are replaced
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """`text` says why, `action` what can be done."""
+    """`text`: why the run waits; `action`: what can be done."""
 
     chain: WaitChain
     text: str
     action: str
 
 
-def diagnose(scene: ClusterView, prospect: Prospect, worker: int | None = None) -> Diagnosis:
+def diagnose(cluster: ClusterState, prospect: Prospect, worker: int | None = None) -> Diagnosis:
     """Why the run waits, or why worker `worker` does."""
-    chain = longest(scene) if worker is None else follow(scene, worker)
-    return Diagnosis(chain, chain_in_words(scene, chain), _action(scene, chain, prospect))
+    chain = longest_chain(cluster) if worker is None else follow(cluster, worker)
+    return Diagnosis(chain, describe(cluster, chain), _action(cluster, chain, prospect))
 
 
-def chain_in_words(scene: ClusterView, chain: WaitChain) -> str:
-    """One sentence, without a full stop."""
-    if not chain.lacks:
-        return f"{_subject(scene, chain)} {_predicate(scene, chain)}"
-    edges = [_edge(scene, chain.lacks[:number]) for number in range(1, len(chain.lacks) + 1)]
-    root = "" if chain.cause is RootCause.SOURCE else f", which {_predicate(scene, chain)}"
+def describe(cluster: ClusterState, chain: WaitChain) -> str:
+    """As text, without a full stop."""
+    if not chain.edges:
+        return f"{_subject(cluster, chain)} {_predicate(cluster, chain)}"
+    edges = [_edge(cluster, chain.edges[:number]) for number in range(1, len(chain.edges) + 1)]
+    root = "" if chain.cause is RootCause.SOURCE else f", which {_predicate(cluster, chain)}"
     return "".join(edges) + root
 
 
-def _edge(scene: ClusterView, lacks: Sequence[WaitEdge]) -> str:
-    """The last of `lacks`, as it follows the others."""
-    lack = lacks[-1]
-    whom = _whom(scene, lack)
-    what = f"room in {lack.queue} until {whom} gets on" if lack.room else f"{_message(lack)} from {whom}"
-    if len(lacks) == 1:
-        return f"stage {lack.stage} waits for {what}"
-    if lacks[-2].source == lack.stage:
+def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
+    """The last of `edges`, as it follows the others."""
+    edge = edges[-1]
+    source = _source_label(cluster, edge)
+    what = f"room in {edge.queue} until {source} makes progress" if edge.room else f"{_message(edge)} from {source}"
+    if len(edges) == 1:
+        return f"stage {edge.stage} waits for {what}"
+    if edges[-2].source == edge.stage:
         return f", which waits for {what}"
-    return f", whose worker first runs {lack.action} of stage {lack.stage}, which waits for {what}"
+    return f", whose worker first runs {edge.action} of stage {edge.stage}, which waits for {what}"
 
 
-def _message(lack: WaitEdge) -> str:
-    return f"{_MESSAGES[lack.flow]} of step {lack.step} microbatch {lack.microbatch}"
+def _message(edge: WaitEdge) -> str:
+    return f"{_MESSAGES[edge.flow]} of step {edge.step} microbatch {edge.microbatch}"
 
 
-def _whom(scene: ClusterView, lack: WaitEdge) -> str:
-    if lack.source is None:
+def _source_label(cluster: ClusterState, edge: WaitEdge) -> str:
+    if edge.source is None:
         return "the data source"
-    return f"stage {lack.source} ({_holder(scene, scene.schedule.owner(lack.source))})"
+    return f"stage {edge.source} ({_holder(cluster, cluster.schedule.owner(edge.source))})"
 
 
-def _holder(scene: ClusterView, index: int) -> str:
-    member = scene.members.get(index)
+def _holder(cluster: ClusterState, index: int) -> str:
+    member = cluster.members.get(index)
     if member is None:
         return f"worker {index}"
     name = member.name if member.name.startswith("worker") else f"worker {member.name}"
     return f"{name}, life {member.life}"
 
 
-def _subject(scene: ClusterView, chain: WaitChain) -> str:
+def _subject(cluster: ClusterState, chain: WaitChain) -> str:
     if chain.index is None:
         return "the broker"
-    missing = [index for index in range(len(scene.schedule.placement)) if index not in scene.members]
+    missing = [index for index in range(len(cluster.schedule.placement)) if index not in cluster.members]
     if chain.cause is RootCause.MISSING and len(missing) > 1:
-        return " and ".join(place_in_words(index, scene.schedule.placement[index]) for index in missing)
-    return f"{stages_in_words(scene.schedule.placement[chain.index])} ({_holder(scene, chain.index)})"
+        return " and ".join(worker_label(index, cluster.schedule.placement[index]) for index in missing)
+    return f"{stages_label(cluster.schedule.placement[chain.index])} ({_holder(cluster, chain.index)})"
 
 
-def _predicate(scene: ClusterView, chain: WaitChain) -> str:
-    """What is so with the root, continuing a sentence about it."""
+def _predicate(cluster: ClusterState, chain: WaitChain) -> str:
+    """What the root does, continuing a sentence whose subject it is."""
     if chain.cause is RootCause.BROKER:
-        return f"has heard nobody for {min(silence(scene, each) for each in scene.members.values()):.0f} s"
+        return f"has received no report for {min(silence(cluster, each) for each in cluster.members.values()):.0f} s"
     if chain.index is None:
         return ""
     if chain.cause is RootCause.CIRCLE:
-        return "closes the circle" if not chain.harmless else "has just begun to wait itself"
-    member = scene.members.get(chain.index)
-    return _missing(scene, chain.index) if member is None else _of_worker(scene, chain, member)
+        return "closes the circle" if not chain.harmless else "has only just begun to wait"
+    member = cluster.members.get(chain.index)
+    return _missing(cluster, chain.index) if member is None else _of_worker(cluster, chain, member)
 
 
-def _of_worker(scene: ClusterView, chain: WaitChain, member: Member) -> str:
+def _of_worker(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
     match chain.cause:
         case RootCause.ON_ITS_WAY:
-            return f"has put it; it has not arrived for {chain.lacks[-1].seconds:.1f} s"
+            return f"has put it; it has not arrived for {chain.edges[-1].seconds:.1f} s"
         case RootCause.SERVER if member.report is not None:
-            seconds = member.report.troubled + max(0.0, scene.now - member.heard)
+            seconds = member.report.troubled + silence(cluster, member)
             return f"waits for the server of its queues, for {seconds:.0f} s now: {member.report.trouble.rstrip('.')}"
         case RootCause.STARTING if not member.sender:
-            since = max(0.0, scene.now - member.heard)
-            return f"had a worker before the broker was started again, {since:.1f} s ago, that has not spoken since"
+            since = f"{silence(cluster, member):.1f} s ago"
+            return f"had a worker before the broker restarted {since}; it has not reconnected yet"
         case RootCause.STARTING:
-            return f"has a worker that has not begun yet, {max(0.0, scene.now - member.heard):.1f} s after it came"
+            return f"has a worker that is still starting, {silence(cluster, member):.1f} s after its last message"
         case RootCause.SILENT:
             how = (
-                exit_in_words(member.exited[1])
-                if member.exited
-                else f"was not heard for {silence(scene, member):.1f} s"
+                describe_exit(member.exited[1]) if member.exited else f"was silent for {silence(cluster, member):.1f} s"
             )
-            return f"{how}; {_last_words(member)}"
+            return f"{how}; {_last_report(member)}"
         case RootCause.STUCK:
-            return f"{_doing(scene, chain, member)} and has made no progress since{_layer(member)}"
+            return f"{_doing(cluster, chain, member)} and has made no progress since{_layer(member)}"
         case RootCause.COMPUTING:
-            return f"{_doing(scene, chain, member)}{_layer(member)}"
+            return f"{_doing(cluster, chain, member)}{_layer(member)}"
         case _:
-            return _last_words(member)
+            return _last_report(member)
 
 
-def _missing(scene: ClusterView, index: int) -> str:
-    gap = scene.gaps.get(index)
-    if gap is None:
+def _missing(cluster: ClusterState, index: int) -> str:
+    replacement = cluster.replacements.get(index)
+    if replacement is None:
         return "did not join yet"
-    return f"was lost {scene.now - gap.since:.0f} s ago and has not been replaced: {gap.why}"
+    return f"was lost {cluster.now - replacement.since:.0f} s ago and has not been replaced: {replacement.why}"
 
 
-def _doing(scene: ClusterView, chain: WaitChain, member: Member) -> str:
-    seconds = max(0.0, scene.now - member.changed)
-    if chain.last is not None and held(scene, chain.last) is not None:
+def _doing(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
+    seconds = max(0.0, cluster.now - member.activity_since)
+    if chain.last is not None and held(cluster, chain.last) is not None:
         return f"took it {seconds:.0f} s ago"
     return f"began {member.report.now if member.report else 'nothing'} {seconds:.0f} s ago"
 
@@ -145,59 +143,60 @@ def _layer(member: Member) -> str:
     return f"; it is in {layer}" if layer else ""
 
 
-def _last_words(member: Member) -> str:
+def _last_report(member: Member) -> str:
     if member.report is None:
-        return "it has said nothing yet"
+        return "it has sent no report yet"
     where = f", in {member.report.layer}" if member.report.layer else ""
-    return f'it said last: "{member.report.now}"{where}'
+    return f'it last reported: "{member.report.now}"{where}'
 
 
-def _action(scene: ClusterView, chain: WaitChain, prospect: Prospect) -> str:
-    member = scene.members.get(chain.index) if chain.index is not None else None
+def _action(cluster: ClusterState, chain: WaitChain, prospect: Prospect) -> str:
+    member = cluster.members.get(chain.index) if chain.index is not None else None
     if chain.harmless:
-        return "nothing: the run gets on"
+        return "nothing: the run makes progress"
     match chain.cause:
         case RootCause.MISSING:
-            return _start(scene, chain, prospect)
+            return _start(cluster, chain, prospect)
         case RootCause.STUCK | RootCause.SILENT if member is not None:
-            return f"look at process {member.pid} on {member.host}; {_verdict(scene, chain, member, prospect)}"
+            return f"check process {member.pid} on {member.host}; {_verdict(cluster, chain, member, prospect)}"
         case RootCause.STARTING if member is not None and not member.sender:
-            return "nothing yet: it speaks if it is still there, and counts as lost otherwise"
+            left = max(0.0, silence_limit(member, prospect.lease) - silence(cluster, member))
+            return f"wait: it reconnects, or is declared lost in {left:.0f} s"
         case RootCause.STARTING:
-            return "nothing yet: it loads its model"
+            return "wait: it is loading its model"
         case RootCause.ON_ITS_WAY:
-            return "look at the network between the two workers, and at `stageline queue ls`"
+            return "check the network between the two workers, and `stageline queue ls`"
         case RootCause.SERVER if member is not None:
             return (
-                f"start that server, or see that {member.host} can reach it and that it has room: once it answers, the "
-                "run goes on by itself"
+                f"start that server, or make sure that {member.host} can reach it and that it has memory left: the run "
+                "continues once it answers"
             )
         case RootCause.SOURCE:
-            return "look at what makes the batches"
-        case RootCause.CIRCLE if any(lack.room for lack in chain.lacks):
+            return "check the data source"
+        case RootCause.CIRCLE if any(edge.room for edge in chain.edges):
             return (
-                "room comes with the end of a step, or where snapshots are written with the next checkpoint: see that "
-                "the disks take them, and resume the run with a larger queues.retain_bytes"
+                "room is freed at the end of a step, or with snapshots at the next checkpoint: make sure that they "
+                "can be written, and resume the run with a larger queues.retain_bytes"
             )
         case RootCause.CIRCLE:
-            return "this cannot be with a checked schedule: report it, and start the run again"
+            return "a checked schedule cannot deadlock, so this is a bug: report it, and start the run again"
         case RootCause.BROKER:
-            return "look at the broker's machine and its network: the workers train on without it"
+            return "check the broker's machine and its network: the workers keep training without it"
         case _:
-            return "nothing: the run gets on"
+            return "nothing: the run makes progress"
 
 
-def _start(scene: ClusterView, chain: WaitChain, prospect: Prospect) -> str:
-    gap = scene.gaps.get(chain.index) if chain.index is not None else None
+def _start(cluster: ClusterState, chain: WaitChain, prospect: Prospect) -> str:
+    replacement = cluster.replacements.get(chain.index) if chain.index is not None else None
     start = f"start `stageline worker CONFIG --broker URL --index {chain.index}`"
-    if gap is None:
+    if replacement is None:
         return start
-    left = max(0.0, prospect.patience - (scene.now - gap.awaited))
-    return f"{start}; if nobody comes within {left:.0f} s, the run is given up"
+    left = max(0.0, prospect.patience - (cluster.now - replacement.awaited))
+    return f"{start}; the run is given up if none joins within {left:.0f} s"
 
 
-def _verdict(scene: ClusterView, chain: WaitChain, member: Member, prospect: Prospect) -> str:
-    since = member.heard if chain.cause is RootCause.SILENT else member.progressed
-    left = max(0.0, prospect.lease - (scene.now - since))
-    what = "another takes its place" if prospect.replaces else "the run ends"
-    return f"in {left:.0f} s it counts as lost and {what} (recovery.lease is {prospect.lease:g} s)"
+def _verdict(cluster: ClusterState, chain: WaitChain, member: Member, prospect: Prospect) -> str:
+    since = member.last_seen if chain.cause is RootCause.SILENT else member.last_progress
+    left = max(0.0, prospect.lease - (cluster.now - since))
+    what = "it is replaced" if prospect.replaces else "the run ends"
+    return f"it is declared lost in {left:.0f} s, and {what} (recovery.lease is {prospect.lease:g} s)"

@@ -1,4 +1,4 @@
-"""Who is which worker of the plan, under which incarnation, and who is lost. Pure: no clock, no I/O.
+"""Which worker has which place of the plan, under which incarnation, which are lost, and which stand by. Pure.
 
-May import `control` and `ledger`. Read `registry.py` first.
+May import `control` and `ledger`. Read `registry.py` first, then `failure_detector.py`.
 """

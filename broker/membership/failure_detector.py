@@ -1,14 +1,20 @@
-"""When a worker counts as lost: not heard for a lease, no progress for a lease, or its process is gone."""
+"""When a worker counts as lost: silent for a lease, no progress for a lease, or its process ended.
+
+A worker that waits for a message is not to blame for making no progress. When all of them wait, the messages do not
+arrive: `Standstill` notices that.
+"""
 
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .member import Member, MemberStatus
 
-LAST_WORDS = 0.5  # seconds that a process's last words may take longer than the news of its exit
-LAST_GASP = 0.1  # likewise for a process that was killed
-SUCCESSION = 2.0  # seconds of silence after which a worker that was started again counts as gone
-BEGINNING = 60.0  # seconds that a worker may take from its first hello to its first report: it loads its model
+EXIT_GRACE = 0.5  # seconds that a process's last messages may arrive after the news of its exit
+KILL_GRACE = 0.1  # likewise for a process that was killed
+SUPERSEDED_AFTER = 2.0  # seconds of silence after which a worker whose process was restarted counts as lost
+STARTUP = 60.0  # seconds that a worker may take from its first hello to its first report: it loads its model
+STANDSTILL_LEASES, STANDSTILL_LEAST = 6, 60.0  # a standstill ends the run after that many leases, and that many seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,30 +28,30 @@ class WorkerLoss:
 
 def loss_of(member: Member, lease: float, now: float) -> WorkerLoss | None:
     """The reason why `member` counts as lost at `now`; None if it does not. `lease` in seconds."""
-    if member.exited is not None and now - member.exited[0] >= (LAST_WORDS if member.exited[1] >= 0 else LAST_GASP):
-        return WorkerLoss(member, exit_in_words(member.exited[1]), member.exited[1])
-    silence = now - member.heard
-    if member.succeeded and silence >= SUCCESSION:
-        return WorkerLoss(member, f"was started again, and not heard for {silence:.1f} s")
-    if silence >= _patience(member, lease):
-        return WorkerLoss(member, f"was not heard for {silence:.1f} s (recovery.lease is {lease:g} s)")
-    at_work = member.standing is MemberStatus.PRESENT and member.introduced and member.report is not None
-    if at_work and now - member.progressed >= lease:
+    if member.exited is not None and now - member.exited[0] >= (EXIT_GRACE if member.exited[1] >= 0 else KILL_GRACE):
+        return WorkerLoss(member, describe_exit(member.exited[1]), member.exited[1])
+    silence, stalled = now - member.last_seen, now - member.last_progress
+    if member.superseded and silence >= SUPERSEDED_AFTER:
+        return WorkerLoss(member, f"was restarted, and the old process was silent for {silence:.1f} s")
+    if silence >= silence_limit(member, lease):
+        return WorkerLoss(member, f"was silent for {silence:.1f} s (recovery.lease is {lease:g} s)")
+    at_work = member.status is MemberStatus.PRESENT and member.introduced and member.report is not None
+    if at_work and stalled >= lease:
         return WorkerLoss(
             member,
-            f"lives, but completed no action for {now - member.progressed:.1f} s; if one may take this long, "
+            f"is alive, but completed no action for {stalled:.1f} s; if one may take this long, "
             f"raise recovery.lease ({lease:g} s)",
         )
     return None
 
 
-def _patience(member: Member, lease: float) -> float:
-    """One that stood by has been ready to answer; one that comes of itself may load its model before it does."""
-    begins = not member.introduced and (member.aware or not member.called)
-    return max(lease, BEGINNING) if begins else lease
+def silence_limit(member: Member, lease: float) -> float:
+    """Seconds. A worker promoted from standby was ready to answer; any other may load its model before it does."""
+    starting = not member.introduced and (member.aware or not member.promoted)
+    return max(lease, STARTUP) if starting else lease
 
 
-def exit_in_words(status: int) -> str:
+def describe_exit(status: int) -> str:
     """How a process ended, from its status as `subprocess` gives it."""
     if status >= 0:
         return f"exited with status {status}"
@@ -53,3 +59,21 @@ def exit_in_words(status: int) -> str:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"was killed by signal {-status}"
+
+
+class Standstill:
+    """How long all workers have been waiting for each other. `lease` in seconds."""
+
+    def __init__(self, lease: float) -> None:
+        self.bound = max(STANDSTILL_LEAST, STANDSTILL_LEASES * lease)  # seconds after which the run is given up
+        self._actions = -1
+        self._since = 0.0
+
+    def lasts(self, members: Iterable[Member], now: float) -> float:
+        """Seconds; 0 if a worker computes, has completed an action, or has yet to report."""
+        reports = [member.report for member in members if member.status is MemberStatus.PRESENT]
+        waiting = [report for report in reports if report is not None and report.waiting]
+        actions = sum(report.actions for report in waiting)
+        if not reports or len(waiting) < len(reports) or actions != self._actions:
+            self._actions, self._since = actions, now
+        return now - self._since

@@ -1,9 +1,9 @@
-"""Who is which worker of the plan, under which incarnation, and who is lost.
+"""Which worker has which place of the plan, under which incarnation.
 
-    hello ──> present ──> finished ──> left
-                 └──────────┴────────> lost     not heard for a lease, no progress for a lease, or its process exited
+    Hello ──> present ──> finished ──> left
+                 └──────────┴────────> lost     see failure_detector
 
-It has no clock: whoever asks says what time it is, in seconds.
+It has no clock: `now` is seconds since the epoch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,165 +12,166 @@ from dataclasses import dataclass, field
 import msgspec
 
 from stageline.broker.control.protocol import Hello, Refused, Report
-from stageline.broker.recovery.reconcile import Contact
 from stageline.pipeline.exit_code import ExitCode
 from stageline.pipeline.schedule import Placement
 
 from .failure_detector import WorkerLoss, loss_of
-from .member import Member, stages_in_words
+from .member import Member, stages_label
+from .standby import Contact
 
 
 @dataclass(slots=True)
 class Registry:
-    """Gives places and incarnations, hears heartbeats, finds who is lost."""
+    """Gives places and incarnations, records heartbeats, finds lost workers."""
 
     placement: Placement
     lease: float  # seconds
-    incarnation: int = 0  # the highest handed out
+    incarnation: int = 0  # the highest given out
     members: dict[int, Member] = field(default_factory=dict)  # by index
-    begun: bool = False  # every worker of the plan was there at some moment
-    recorded: int = 0  # the highest incarnation of the records that were found at the beginning
-    floor: int = 0  # all incarnations that are handed out from now on are above it
-    since: int = 0  # no worker of this incarnation or an older one is at work: all have begun again
+    begun: bool = False  # every worker of the plan was present at the same time once
+    recorded: int = 0  # the highest incarnation in the records that were restored
+    floor: int = 0  # incarnations given out from now on are above it
+    since: int = 0  # no worker of this incarnation or an older one still runs: the run was restarted as a whole
 
     @property
     def missing(self) -> list[int]:
-        """The indexes that nobody has."""
+        """The indexes of empty places."""
         return [index for index in range(len(self.placement)) if index not in self.members]
 
     @property
     def peers(self) -> dict[int, tuple[int, str]]:
-        """Where the queues of those who have said so are: index -> (incarnation, endpoint)."""
+        """Where the queues of introduced workers are: index -> (incarnation, endpoint)."""
         return {each.index: (each.incarnation, each.endpoint) for each in self._in_order() if each.introduced}
 
     @property
     def complete(self) -> bool:
-        """Whether every worker of the plan is there and introduced."""
+        """Whether every worker of the plan is present and introduced."""
         return len(self.peers) == len(self.placement)
 
-    def present(self) -> list[Member]:
-        """Who can be spoken to, by index."""
-        return [member for member in self._in_order() if member.here]
+    def reachable(self) -> list[Member]:
+        """Workers that messages are sent to, by index."""
+        return [member for member in self._in_order() if member.reachable]
 
-    def place(self, hello: Hello, sender: bytes, now: float, start: int = 0) -> Member | Refused:
-        """Gives the worker that says `hello` a place, or the one it has already. Refusals say what would work.
+    def register(self, hello: Hello, sender: bytes, now: float, start: int = 0) -> Member | Refused:
+        """Gives the sender of `hello` a place, which begins at step `start`, or confirms the one it has.
 
-        One that is given a place begins at step `start`.
+        Refusals say what would work.
         """
-        known = self._known(hello)
-        if known is not None:
-            known.sender, known.endpoint, known.heard = sender, hello.endpoint, now
-            known.aware = known.aware or hello.incarnation == known.incarnation
-            if not known.introduced and (known.aware or hello.endpoint):
-                known.introduced, known.progressed = True, now  # from here on it is to make progress
-            self.begun = self.begun or self.complete
-            return known
-        if hello.incarnation:
+        member = self._known(hello)
+        if member is not None:
+            self._reconnect(member, hello, sender, now)
+        elif hello.incarnation:
             return Refused(
                 f"incarnation {hello.incarnation} of {hello.name} is not current: its stages were given to another "
                 "process, or its run is over. Start the worker again",
                 code=ExitCode.FAILED,
             )
-        index = self._free_index(hello, now)
-        if isinstance(index, Refused):
-            return index
-        member = self._placed(index, hello, sender, now, start)
+        else:
+            index = self._free_index(hello, now)
+            if isinstance(index, Refused):
+                return index
+            member = self._place(index, hello, sender, now, start)
         self.begun = self.begun or self.complete
         return member
 
     def current(self, incarnation: int) -> Member | None:
-        """The worker that holds `incarnation`; None for a zombie's."""
+        """The worker that holds `incarnation`; None for a stale one."""
         return next((member for member in self.members.values() if member.incarnation == incarnation), None)
 
-    def former(self, incarnation: int) -> Member | None:
-        """Who works under another incarnation since the broker's records were lost."""
+    def renewed(self, incarnation: int) -> Member | None:
+        """The worker that held `incarnation` before the records were lost, and was given a new one since."""
         return next((member for member in self.members.values() if member.former == incarnation > 0), None)
 
-    def is_foreign(self, incarnation: int) -> bool:
-        """Whether `incarnation` was handed out after these records were written: they are lost, or too old.
+    def is_unknown(self, incarnation: int) -> bool:
+        """Whether `incarnation` was given out after these records were written: they are lost or stale.
 
-        If there were none, and every place has been given to somebody who came, the run has begun anew, and whoever
-        has another incarnation is a zombie. Records that were found are never right about it: whom they name may be
-        the zombie.
+        If there were no records, and every place was taken by a worker that contacted this broker, then the run has
+        started over, and another incarnation is a stale one. Restored records cannot prove an incarnation current: the
+        worker they name may be stale.
         """
         confirmed = not self.recorded and not self.missing and all(each.sender for each in self.members.values())
         between = self.recorded < incarnation <= self.floor
         return not confirmed and (between or incarnation > max(self.incarnation, self.floor))
 
-    def settle(self, kept: Mapping[int, Contact], step: int, floor: int, now: float) -> None:
-        """Begins anew, from incarnation `floor` on, with the workers `kept`, which go on with what they have."""
+    def reset(self, kept: Mapping[int, Contact], step: int, floor: int, now: float) -> None:
+        """Starts over above incarnation `floor`, with the workers `kept`, which keep their state."""
         self.members.clear()
         self.recorded = self.floor = floor
-        for index, voice in sorted(kept.items()):
-            member = self._placed(index, voice.hello, voice.sender, now, step)
-            member.introduced, member.former = True, voice.hello.incarnation
+        for index, contact in sorted(kept.items()):
+            member = self._place(index, contact.hello, contact.sender, now, step)
+            member.introduced, member.former = True, contact.hello.incarnation
         self.since = self.since if kept else floor
         self.begun = True
 
-    def hear(self, member: Member, sender: bytes, now: float) -> None:
-        """The worker speaks, under its incarnation, from `sender`."""
-        member.sender, member.heard, member.aware = sender, now, True
+    def note_contact(self, member: Member, sender: bytes, now: float) -> None:
+        """A message under the worker's incarnation arrived from `sender`."""
+        member.sender, member.last_seen, member.aware = sender, now, True
 
-    def beat(self, member: Member, report: Report, now: float) -> None:
-        """Takes in a heartbeat."""
+    def note_report(self, member: Member, report: Report, now: float) -> None:
         before = member.report
         member.report = report
-        if before is None or before.actions != report.actions or member.idle:
-            member.progressed = now
+        if before is None or before.actions != report.actions or report.waiting:
+            member.last_progress = now
         if before is None or before.now != report.now:
-            member.changed = now
+            member.activity_since = now
 
     def free(self, member: Member) -> None:
-        """Takes a worker's place away, so that another can have it."""
+        """Takes the worker's place away, so that another can have it."""
         self.members.pop(member.index, None)
 
-    def reopen(self) -> None:
-        """Takes all places away; incarnations go on."""
+    def free_all(self) -> None:
+        """Takes all places away; incarnations keep growing."""
         self.members.clear()
         self.since = max(self.incarnation, self.floor)
         self.begun = False
 
-    def grant_grace(self, now: float) -> None:
-        """Begins all leases anew: the broker itself was away."""
+    def restart_leases(self, now: float) -> None:
+        """The broker itself was away."""
         for member in self.members.values():
-            member.heard = member.progressed = now
+            member.last_seen = member.last_progress = now
 
     def losses(self, now: float) -> list[WorkerLoss]:
         """Workers that should be at work and are not, each with the reason."""
-        found = (loss_of(member, self.lease, now) for member in self.present())
+        found = (loss_of(member, self.lease, now) for member in self.reachable())
         return [loss for loss in found if loss is not None]
 
     def facts(self) -> dict[str, object]:
-        """What another broker needs in order to `adopt` the workers, as JSON's own types."""
+        """What is stored for `restore`, as JSON's own types."""
         kept = [
             msgspec.to_builtins(msgspec.convert(member, _StoredMember, from_attributes=True))
             for member in self._in_order()
         ]
         return {"incarnation": self.incarnation, "since": self.since, "begun": self.begun, "members": kept}
 
-    def adopt(self, facts: Mapping[str, object], now: float) -> None:
-        """Takes over a former broker's workers, who keep their incarnations; each has a lease to speak up."""
+    def restore(self, facts: Mapping[str, object], now: float) -> None:
+        """Takes over a former broker's workers under their incarnations; each has a lease to reconnect."""
         self.recorded = self.incarnation = msgspec.convert(facts["incarnation"], int)
         self.since = msgspec.convert(facts.get("since", 0), int)
         self.begun = msgspec.convert(facts["begun"], bool)
         for kept in msgspec.convert(facts["members"], list[_StoredMember]):
             stages = self.placement[kept.index]
-            member = Member(stages=stages, heard=now, progressed=now, **msgspec.structs.asdict(kept))
+            member = Member(stages=stages, last_seen=now, last_progress=now, **msgspec.structs.asdict(kept))
             self.members[kept.index] = member
 
     def _in_order(self) -> Iterator[Member]:
         return (self.members[index] for index in sorted(self.members))
 
     def _known(self, hello: Hello) -> Member | None:
-        """Who says hello again: it names its incarnation, or is a process that has not yet heard of its place.
+        """The member that sends Hello again: it names its incarnation, or its assignment has not reached it.
 
-        One that has known its incarnation and does not name it has forgotten everything: in a container, a restarted
-        process may well have the same host name and process number.
+        A process that has used its incarnation and does not name it has restarted: in a container it may well have the
+        same host name and process number.
         """
         if hello.incarnation:
-            return self.current(hello.incarnation) or self.former(hello.incarnation)
+            return self.current(hello.incarnation) or self.renewed(hello.incarnation)
         same = (member for member in self.members.values() if member.is_process_of(hello) and not member.aware)
         return next(same, None)
+
+    def _reconnect(self, member: Member, hello: Hello, sender: bytes, now: float) -> None:
+        member.sender, member.endpoint, member.last_seen = sender, hello.endpoint, now
+        member.aware = member.aware or hello.incarnation == member.incarnation
+        if not member.introduced and (member.aware or hello.endpoint):
+            member.introduced, member.last_progress = True, now  # from here on it is expected to make progress
 
     def _free_index(self, hello: Hello, now: float) -> int | Refused:
         if hello.claim is None:
@@ -185,27 +186,27 @@ class Registry:
         return hello.claim if owner is None else Refused(self._claimed(owner, now), code=ExitCode.FAILED)
 
     def _has_snapshots_of(self, index: int, hello: Hello) -> bool:
-        """Whether it has said that it can begin there in a resumed run."""
+        """Whether it has verified the snapshots to begin with there, in a resumed run."""
         return hello.inspection is not None and set(self.placement[index]) <= set(hello.inspection.stages)
 
     def _full(self) -> str:
         owners = ", ".join(f"{member.index} is {member.process}" for member in self._in_order())
-        return f"all {len(self.placement)} workers of the plan are there: {owners}. Stop one of them first"
+        return f"all {len(self.placement)} workers of the plan have joined: {owners}. Stop one of them first"
 
     def _claimed(self, owner: Member, now: float) -> str:
         if not owner.sender:
             return (
-                f"{stages_in_words(owner.stages)} had worker {owner.process} before the broker was started again, "
-                "which may still be at work"
+                f"{stages_label(owner.stages)} belonged to worker {owner.process} before the broker restarted; "
+                "it may still be running"
             )
         verb = "is" if len(owner.stages) == 1 else "are"
         way_out = "start this one without --index or stop the other" if self.missing else "stop the other first"
         return (
-            f"{stages_in_words(owner.stages)} {verb} claimed by worker {owner.process}, "
-            f"alive {max(0.0, now - owner.heard):.1f} s ago; {way_out}"
+            f"{stages_label(owner.stages)} {verb} claimed by worker {owner.process}, "
+            f"alive {max(0.0, now - owner.last_seen):.1f} s ago; {way_out}"
         )
 
-    def _placed(self, index: int, hello: Hello, sender: bytes, now: float, start: int) -> Member:
+    def _place(self, index: int, hello: Hello, sender: bytes, now: float, start: int) -> Member:
         self.incarnation = max(self.incarnation, self.floor) + 1
         self.members[index] = Member(
             index,
@@ -215,11 +216,11 @@ class Registry:
             hello.host,
             hello.pid,
             hello.endpoint,
-            heard=now,
+            last_seen=now,
             start=start,
             sender=sender,
             introduced=bool(hello.endpoint),
-            progressed=now,
+            last_progress=now,
         )
         return self.members[index]
 

@@ -1,7 +1,7 @@
-"""Which lost workers of a running run are being replaced, since when and why, and how often each was before.
+"""Which lost workers are being replaced, since when and why, and how often each was replaced before.
 
-lost ──> missing ──(a worker is given the place)──> returning ──(it has completed an action)──> as if nothing was
-            └──(nobody comes)──> the run is given up
+lost ──> pending, place empty ──(a worker is placed)──> pending, place taken ──(it completes an action)──> done
+              └──(no worker comes in time)──> the run is given up
 """
 
 from collections import Counter
@@ -11,20 +11,20 @@ import msgspec
 
 
 class Replacement(msgspec.Struct):
-    """The place of a lost worker, `pid`. Times are seconds since the epoch."""
+    """Of the worker of place `index`, whose process was `pid`. Times are seconds since the epoch."""
 
     index: int
-    since: float  # when it was found to be lost
+    since: float  # when the worker was found to be lost
     why: str
     pid: int
-    awaited: float  # since when somebody who could take the place is waited for
+    awaited: float  # the deadline for a replacement to come counts from here
 
 
 class Replacements:
-    """`restarts` times in a row, a worker may be replaced; `patience` seconds, a place may be empty."""
+    """A worker may be replaced `restarts` times in a row; a place may be empty for `patience` seconds."""
 
     def __init__(self, restarts: int, patience: float) -> None:
-        self.gaps: dict[int, Replacement] = {}
+        self.pending: dict[int, Replacement] = {}  # by index
         self._restarts = restarts
         self._patience = patience
         self._in_a_row: Counter[int] = Counter()  # by index
@@ -36,60 +36,61 @@ class Replacements:
         return self._ever.total()
 
     def life(self, index: int) -> int:
-        """Which of the workers that have had the place, one after another, has it now or will have it next; from 1."""
+        """Counts the workers that have had the place, from 1: the present one's number, or the next one's."""
         return self._ever[index] + 1
 
     def permits(self, index: int) -> bool:
         """Whether the worker may be replaced once more."""
         return self._in_a_row[index] < self._restarts
 
-    def times(self, index: int) -> int:
-        """How often in a row the worker was replaced."""
+    def in_a_row(self, index: int) -> int:
+        """How often the worker was replaced since the newest complete checkpoint."""
         return self._in_a_row[index]
 
     def count(self, index: int) -> None:
-        """The worker is to be replaced."""
+        """A worker, or a process that was to become one, was lost."""
         self._in_a_row[index] += 1
         self._ever[index] += 1
 
-    def open(self, gap: Replacement) -> None:
+    def open(self, replacement: Replacement) -> None:
         """A place became empty."""
-        self.gaps[gap.index] = gap
+        self.pending[replacement.index] = replacement
 
     def close(self, index: int) -> Replacement | None:
-        """The worker computes again."""
-        return self.gaps.pop(index, None)
+        """The replacement has completed an action."""
+        return self.pending.pop(index, None)
 
-    def begin_anew(self) -> None:
-        """Nobody is missing and no row goes on; what was replaced in the whole run stays counted."""
-        self.gaps.clear()
+    def clear(self) -> None:
+        """No replacement is pending; the run's total stays."""
+        self.pending.clear()
         self._in_a_row.clear()
 
-    def got_on(self) -> None:
-        """A newer checkpoint is complete: the row begins anew."""
+    def note_checkpoint(self) -> None:
+        """A newer checkpoint is complete: counts of replacements in a row start over."""
         self._in_a_row.clear()
 
     def overdue(self, missing: Collection[int], now: float) -> list[Replacement]:
-        """The places, of those `missing`, for which nobody came."""
-        return [gap for gap in self.gaps.values() if gap.index in missing and now - gap.awaited >= self._patience]
+        """Those among the places `missing` that have been empty for too long."""
+        return [
+            each for each in self.pending.values() if each.index in missing and now - each.awaited >= self._patience
+        ]
 
-    def grant_grace(self, now: float) -> None:
-        """The waiting begins anew: the broker itself was away."""
-        for gap in self.gaps.values():
-            gap.awaited = now
+    def restart_deadlines(self, now: float) -> None:
+        """The broker itself was away."""
+        for replacement in self.pending.values():
+            replacement.awaited = now
 
     def facts(self) -> dict[str, object]:
-        """What another broker needs in order to `adopt`, as JSON's own types."""
-        kept = _StoredReplacements(list(self.gaps.values()), list(self._in_a_row.items()), list(self._ever.items()))
+        """What is stored for `restore`, as JSON's own types."""
+        kept = _StoredReplacements(list(self.pending.values()), list(self._in_a_row.items()), list(self._ever.items()))
         return msgspec.convert(msgspec.to_builtins(kept), dict[str, object])
 
-    def adopt(self, facts: object, now: float) -> None:
-        """Takes up what a former broker knew."""
+    def restore(self, facts: object, now: float) -> None:
         kept = msgspec.convert(facts, _StoredReplacements)
-        self.gaps = {gap.index: gap for gap in kept.gaps}
+        self.pending = {each.index: each for each in kept.gaps}
         self._in_a_row = Counter(dict(kept.in_a_row))
         self._ever = Counter(dict(kept.ever))
-        self.grant_grace(now)
+        self.restart_deadlines(now)
 
 
 class _StoredReplacements(msgspec.Struct):

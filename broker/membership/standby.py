@@ -1,57 +1,55 @@
-"""Workers that stand by for a place to become free: first come, first called."""
+"""Workers on standby until a place becomes free: first come, first served."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stageline.broker.control.protocol import Hello
 
-SILENCE = 3.0  # seconds after which a worker that stands by, and should say hello every second, is gone
+SILENCE = 3.0  # seconds after which a worker on standby, which should send Hello every second, is gone
 
-_Process = tuple[str, str, int]
+ProcessKey = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
-    """A worker that stands by, as it was `heard` last, in seconds since the epoch."""
+class Contact:
+    """A process without a place: its newest Hello, its address, and when it was last seen (seconds since the epoch)."""
 
     hello: Hello
     sender: bytes
-    heard: float
+    last_seen: float
 
 
-class Spares:
-    """Knows who stands by."""
+class StandbyWorkers:
+    """The contacts on standby, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._waiting: dict[_Process, Spare] = {}
+        self._waiting: dict[ProcessKey, Contact] = {}
 
-    def __iter__(self) -> Iterator[Spare]:
+    def __iter__(self) -> Iterator[Contact]:
         return iter(self._waiting.values())
 
-    def knows(self, hello: Hello) -> bool:
-        """Whether the process that says `hello` stands by."""
-        return _process(hello) in self._waiting
+    def __contains__(self, hello: Hello) -> bool:
+        return process_key(hello) in self._waiting
 
-    def note(self, hello: Hello, sender: bytes, now: float) -> None:
-        """A worker stands by, or still does: it keeps its turn."""
-        self._waiting[_process(hello)] = Spare(hello, sender, now)
+    def add(self, hello: Hello, sender: bytes, now: float) -> None:
+        """A worker that is on standby already keeps its turn."""
+        self._waiting[process_key(hello)] = Contact(hello, sender, now)
 
-    def forget(self, hello: Hello) -> None:
-        """The process that says `hello` has a place, or was refused."""
-        self._waiting.pop(_process(hello), None)
+    def remove(self, hello: Hello) -> None:
+        self._waiting.pop(process_key(hello), None)
 
-    def take(self, index: int) -> Spare | None:
-        """The first that would be worker `index`; it stands by no more."""
-        fitting = (spare for spare in self if spare.hello.claim in (None, index))
-        found = next(fitting, None)
+    def take(self, index: int) -> Contact | None:
+        """Removes and returns the first worker that accepts place `index`."""
+        found = next((contact for contact in self if contact.hello.claim in (None, index)), None)
         if found is not None:
-            self.forget(found.hello)
+            self.remove(found.hello)
         return found
 
     def prune(self, now: float) -> None:
-        """Forgets those that are gone."""
-        self._waiting = {key: spare for key, spare in self._waiting.items() if now - spare.heard < SILENCE}
+        """Removes workers that have become silent."""
+        self._waiting = {key: contact for key, contact in self._waiting.items() if now - contact.last_seen < SILENCE}
 
 
-def _process(hello: Hello) -> _Process:
+def process_key(hello: Hello) -> ProcessKey:
+    """What tells processes apart."""
     return hello.name, hello.host, hello.pid

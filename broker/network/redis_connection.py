@@ -1,12 +1,13 @@
-"""A connection to a Redis server (or Valkey): what is asked goes out together, the answers come back in order.
+"""A connection to a Redis server (or Valkey): commands are sent together, their answers come back in order.
 
 redis-py makes the connection, with users, passwords and TLS from the URL. Its retries are off: a command whose answer
-was cut off may have been carried out, and only who sent it can find out.
+was cut off may have been carried out, which only the caller can find out.
 """
 
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import hiredis
@@ -30,15 +31,23 @@ from stageline.pipeline.plan.passwords import fault, masked
 from .redis_requirements import INQUIRY, RedisUnfit, check_fitness
 
 Command: TypeAlias = tuple[bytes | memoryview, ...]
-Unit: TypeAlias = Sequence[Command]  # several commands are carried out together, or none of them
+Unit: TypeAlias = Sequence[Command]  # commands that are carried out together, or none of them
 
 CONNECTING = 5.0  # seconds
 SILENCE = 10.0  # seconds without a byte, in or out, after which a connection counts as lost
 READ = 2**18  # bytes received at once
-UNCOPIED = 2**16  # bytes of an argument from which on it is sent from where it lies
+UNCOPIED = 2**16  # bytes of an argument from which on it is sent without a copy
 
 _BEGIN, _END = (b"MULTI",), (b"EXEC",)
 _MISPLACED = (MovedError, AskError, ClusterCrossSlotError)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Commands that are carried out together, and the function that takes their answers."""
+
+    unit: Unit
+    receive: Callable[[list[Any]], None]
 
 
 class RedisAway(BrokerError):
@@ -50,7 +59,7 @@ class RedisRefusal(BrokerError):
 
 
 class RedisLink:
-    """A connection to the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`. Made when first used.
+    """A connection to the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`. Connects when first used.
 
     For one thread at a time. Raises `RedisUnfit` for a URL that cannot be understood.
     """
@@ -63,15 +72,15 @@ class RedisLink:
 
     @property
     def ready(self) -> bool:
-        """Whether the connection is made, and its server looked at."""
+        """Whether the connection is made, and its server was checked."""
         return self._fit
 
     def exchange(self, units: Sequence[Unit]) -> list[list[Any]]:
         """Carries out the units, each as a whole. The answers of each.
 
         An answer may be a `ResponseError`; of a unit that was refused as a whole it is the only one. Raises
-        `RedisAway` if the connection breaks (nobody knows then what was carried out), `RedisUnfit` for what will not
-        get better by itself.
+        `RedisAway` if the connection breaks (it is unknown then what was carried out), `RedisUnfit` for what trying
+        again cannot mend.
         """
         self.send(pack(units))
         return self.receive(units)
@@ -118,13 +127,13 @@ class RedisLink:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Whatever goes wrong, the connection is closed: answers may still be under way."""
+        """After any error the connection is closed: answers may still be on their way."""
         try:
             yield
         except (RedisError, OSError) as error:
             self.close()
             raise self._trouble(error) from error
-        except BaseException:  # whatever else ends it in the middle of an answer: it is handed on
+        except BaseException:  # anything else that interrupts an answer is raised as it is
             self.close()
             raise
 
@@ -136,7 +145,7 @@ class RedisLink:
             case list(answers) if len(answers) == len(unit):
                 return [self._checked(answer) for answer in answers]
             case None:
-                return [ResponseError("a watched key was changed by somebody else")]
+                return [ResponseError("a watched key was changed by another client")]
             case ResponseError() as error:
                 return [next((answer for answer in queued if isinstance(answer, ResponseError)), error)]
             case answer:
@@ -149,7 +158,7 @@ class RedisLink:
             return self._checked(error)
 
     def _checked(self, answer: Any) -> Any:
-        """The answer. Raises `RedisUnfit` if it is a refusal for good."""
+        """The answer. Raises `RedisUnfit` if trying again cannot mend it."""
         if isinstance(answer, NoPermissionError):
             raise RedisUnfit(f"the user of this run may not do all it needs at {self.address}: {answer}")
         if isinstance(answer, _MISPLACED) or (
@@ -169,7 +178,7 @@ class RedisLink:
                 f"the certificate of Redis at {self.address} is not trusted: {_plain(error)}. Name the authority that "
                 "signed it, as in rediss://host:6379/0?ssl_ca_certs=/path/to/ca.pem"
             )
-        garbled = str(error).startswith("Protocol error")  # what has arrived there is not what was sent
+        garbled = str(error).startswith("Protocol error")  # the command was damaged on its way
         if isinstance(error, ResponseError) and not garbled:  # in the handshake: an unknown database, for example
             return RedisUnfit(f"Redis at {self.address} refuses the connection: {_plain(error)}")
         return RedisAway(f"Redis at {self.address} cannot be reached: {_plain(error)}")
@@ -184,7 +193,7 @@ def sound(answers: list[Any]) -> list[Any]:
 
 
 def _plain(error: Exception) -> str:
-    """What it says, to go on from."""
+    """The text of `error`, to be continued."""
     return str(error).rstrip(".")
 
 
@@ -207,7 +216,7 @@ def _connection(url: str, address: str) -> AbstractConnection:
 
 
 def pack(units: Sequence[Unit]) -> list[bytes | memoryview]:
-    """The units in Redis' own protocol. Large arguments stay where they are, all that lies between is in one piece."""
+    """The units in Redis' own protocol. Large arguments are not copied; everything between them is in one piece."""
     chunks: list[bytes | memoryview] = []
     small: list[bytes] = []
     for unit in units:

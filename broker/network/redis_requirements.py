@@ -1,4 +1,4 @@
-"""What a Redis server must be to carry a run: not older than 6.2, and one that never throws keys away."""
+"""What a Redis server must be to carry a run: version 6.2 or newer, and one that never evicts keys."""
 
 import re
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ INQUIRY = ((b"INFO", b"server"), (b"INFO", b"memory"), (b"INFO", b"persistence")
 
 
 class RedisUnfit(BrokerError):
-    """A Redis server cannot be used as it is: its settings, its version, or whom it lets in must change."""
+    """A Redis server cannot be used as it is: its settings, its version or its access rules must change."""
 
 
 def check_fitness(address: str, answers: Sequence[object]) -> tuple[str, ...]:
-    """What is to be warned of at the server of `address`, by its answers to `INQUIRY`. Raises `RedisUnfit`."""
+    """Warnings about the server at `address`, from its answers to `INQUIRY`. Raises `RedisUnfit`."""
     facts = _facts(address, answers)
     version = facts.get("redis_version", "unknown")
     if _numbers(version) < OLDEST:
@@ -27,8 +27,8 @@ def check_fitness(address: str, answers: Sequence[object]) -> tuple[str, ...]:
         )
     if facts.get("aof_enabled") != "1":
         return (
-            f"Redis at {address} has no append-only file: what it holds is gone when it restarts, and is put again by "
-            "those who still have it. Set appendonly to yes, in redis.conf or by CONFIG SET appendonly yes",
+            f"Redis at {address} has no append-only file: what it holds is gone when it restarts, and is added again "
+            "by the workers that still have it. Set appendonly to yes, in redis.conf or by CONFIG SET appendonly yes",
         )
     return ()
 

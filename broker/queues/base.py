@@ -1,4 +1,4 @@
-"""What a queue promises, in words; the backends in `queues/` keep the promise in their own ways.
+"""What a queue promises; each transport keeps the promise in its own way.
 
 A queue is a retained, ordered log from the one worker that produces its messages to the one that consumes them.
 Its messages are numbered as `pipeline.numbering` says: 0, 1, ... over all microbatches of all steps.
@@ -24,8 +24,8 @@ class QueueKey(NamedTuple):
 class Depth:
     """What a queue holds now. Counts are messages; `oldest` is the age in seconds of the oldest retained one."""
 
-    ready: int  # put and not yet on their way to the consumer
-    in_flight: int  # on their way, and not yet known to have arrived
+    ready: int  # put and not yet sent to the consumer
+    in_flight: int  # sent, and not yet known to have arrived
     retained: int  # kept for a rewind, the ones above included
     bytes: int  # of the retained ones
     oldest: float
@@ -33,7 +33,7 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why messages do not move now, in words, and since when (monotonic, in seconds)."""
+    """Why messages do not move now, for people, and since when (monotonic, in seconds)."""
 
     reason: str
     since: float
@@ -47,22 +47,22 @@ class Outbound(Protocol):
     def put(self, message: Message) -> None:
         """Keep `message` until it is trimmed, and deliver it. The same identity twice is one message.
 
-        Its tensors may not be written to any more. The first message put begins a step; it need not be step 0.
+        Its tensors must not be written to afterwards. The first message put begins a step, not necessarily step 0.
         Raises `Disagreement` if a message of the same identity has other bits, `QueueGap` if it skips a number,
-        `Unsendable` if it cannot travel, `QueueFull` if there is no room for it and none comes.
+        `Unsendable` if it cannot travel, `QueueFull` if there is no room for it and waiting brings none.
         """
 
     def trim(self, step: int) -> None:
-        """Messages before `step` may be forgotten: every stage is past needing them.
+        """Messages before `step` may be forgotten: no stage will need them again.
 
         Raises `Overwritten` if a tensor of one was written to after it was put.
         """
 
     def depth(self) -> Depth:
-        """For inspection; never disturbs delivery."""
+        """For inspection; does not disturb delivery."""
 
     def peek(self, limit: int) -> list[Message]:
-        """The first `limit` retained messages; never disturbs delivery."""
+        """The first `limit` retained messages; does not disturb delivery."""
 
 
 class Inbound(Protocol):
@@ -71,15 +71,15 @@ class Inbound(Protocol):
     key: QueueKey
 
     def take(self, timeout: float) -> Message | None:
-        """The next message in order, or None after `timeout` seconds (0: look once, never wait).
+        """The next message in order, or None after `timeout` seconds (0: does not wait).
 
-        A producer that is away is no error here. Raises `Disagreement` if a message came twice with different bits,
+        An absent producer is not an error. Raises `Disagreement` if a message came twice with different bits,
         `QueueGap` if the next one was forgotten, `Fenced` if a newer incarnation takes from the queue, `BadMessage`
-        if what comes is damaged again and again, `ForeignMessage` if it is of another run, plan or wire version.
+        if a message arrives damaged again and again, `ForeignMessage` if it is of another run, plan or wire version.
         """
 
     def rewind(self, step: int) -> None:
-        """Deliver again from the first message of `step` on: what a replacement does first."""
+        """Delivers again from the first message of `step` on. A replacement calls this first."""
 
 
 class Queues(Protocol):
@@ -90,6 +90,6 @@ class Queues(Protocol):
     def inbound(self, key: QueueKey) -> Inbound: ...
 
     def pump(self, timeout: float) -> None:
-        """Serve what the other ends ask for (credits, resends), waiting up to `timeout` seconds for such a request."""
+        """Serves the requests of the other ends (credit, resends), waiting up to `timeout` seconds for one."""
 
     def close(self) -> None: ...

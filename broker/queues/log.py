@@ -1,4 +1,4 @@
-"""What a producer retains of one queue: its messages as frames, from the oldest that may be wanted to the newest.
+"""What a producer retains of one queue: its messages as frames, from the oldest that may be needed to the newest.
 
   trimmed        retained: on the disk | in memory
 ------------- | ---------------------- | ---------- |
@@ -8,17 +8,18 @@
 from collections.abc import Callable
 
 import msgspec
+from torch import Tensor
 
 from stageline.broker.codec.message import LIMITS, Frame, Limits, Message, decode, encode, fingerprint, read_header
 from stageline.broker.errors import Disagreement, Overwritten, QueueFull, QueueGap
 from stageline.pipeline.numbering import message_number, message_place
+from stageline.pipeline.tree import Tree, tensors
 
 from .base import QueueKey
-from .seal import Seal
 from .spill import Slot, Spill
 
 UNLIMITED = 2**63
-SPILL = 4  # times what may be retained in memory may lie on the disk, unless that is said
+SPILL = 4  # the default of what may be retained on the disk, as a multiple of what may be in memory
 
 
 def _never(reason: str, since: float) -> bool:
@@ -26,9 +27,9 @@ def _never(reason: str, since: float) -> bool:
 
 
 class RetentionBudget:
-    """The room that the logs of one worker share: `memory` bytes, and `disk` bytes for what does not fit there.
+    """What the logs of one worker may retain together: `memory` bytes, and `disk` bytes of what does not fit there.
 
-    `wait` is called when there is none, with the reason and the time of the `put`; it returns whether to try again.
+    `wait` is called when both are full, with the reason and the time of the `put`; it returns whether to try again.
     """
 
     def __init__(
@@ -44,8 +45,34 @@ class RetentionBudget:
         self.wait = wait
 
     def lacks(self, size: int) -> bool:
-        """Whether memory has no room for `size` bytes more."""
+        """Whether memory has no room for `size` more bytes."""
         return self.used + size > self.memory
+
+
+class Seal:
+    """Notices that a tensor was written to after it was put: then its retained bytes are not what was sent.
+
+    Keeps the tensors of `payload` that the retained message shares memory with, those on the CPU, and their current
+    versions: torch counts every in-place write to a tensor and to its views.
+    """
+
+    __slots__ = ("_versions",)
+
+    def __init__(self, payload: Tree) -> None:
+        found = (payload,) if isinstance(payload, Tensor) else tensors(payload)
+        self._versions = [
+            (tensor.detach() if tensor.grad_fn is not None else tensor, tensor._version)  # no graph is kept alive
+            for tensor in found
+            if tensor.is_cpu and not tensor.is_inference()
+        ]
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether one of the tensors has been written to since."""
+        for tensor, version in self._versions:  # noqa: SIM110  # any() takes three times as long
+            if tensor._version != version:
+                return True
+        return False
 
 
 class _RetainedMessage(msgspec.Struct):
@@ -59,10 +86,10 @@ class _RetainedMessage(msgspec.Struct):
 
 
 class Log:
-    """The retained messages of one queue of `run`; those before `first` are forgotten, `end` comes next."""
+    """The retained messages of one queue of `run`; those before `first` were trimmed, `end` comes next."""
 
     def __init__(
-        self, run: str, key: QueueKey, microbatches: int, shelf: RetentionBudget, limits: Limits = LIMITS
+        self, run: str, key: QueueKey, microbatches: int, budget: RetentionBudget, limits: Limits = LIMITS
     ) -> None:
         self.run = run
         self.key = key
@@ -70,17 +97,17 @@ class Log:
         self.end = 0
         self.bytes = 0
         self._microbatches = microbatches
-        self._shelf = shelf
+        self._budget = budget
         self._limits = limits
         self._kept: dict[int, _RetainedMessage] = {}
         self._in_memory = 0  # the lowest number that may still be in memory
-        self._empty = True  # nothing was ever put
+        self._empty = True  # no message was ever put
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def put(self, message: Message, now: float) -> list[Frame] | None:
-        """Retains `message` and returns its frames; None if it was put before, or is forgotten.
+        """Retains `message` and returns its frames; None if it was put before, or was trimmed.
 
         Raises `Disagreement` if the message was put before with other bits, `QueueGap` if it skips a number,
         `QueueFull` if there is no room (then nothing has changed), `Unsendable` for what cannot travel.
@@ -100,8 +127,8 @@ class Log:
         """The frames of a retained message. Raises `Overwritten` if one of its tensors has been written to."""
         kept = self._kept[number]
         if kept.slot is not None:
-            return self._shelf.spill.read(kept.slot)
-        if kept.seal is not None and kept.seal.broken:
+            return self._budget.spill.read(kept.slot)
+        if kept.seal is not None and kept.seal.is_broken:
             raise self._overwritten(number)
         return kept.frames
 
@@ -124,12 +151,12 @@ class Log:
         return [decode(self.frames(number), limits=self._limits) for number in numbers]
 
     def name(self, number: int) -> str:
-        """A message for people."""
+        """Message `number`, for people."""
         step, microbatch = message_place(number, self._microbatches)
         return f"message {number} of {self.key} (step {step}, microbatch {microbatch})"
 
     def close(self) -> None:
-        """Forgets everything, unchecked."""
+        """Forgets everything, without checking the seals."""
         for kept in self._kept.values():
             self._release(kept)
         self._kept.clear()
@@ -159,17 +186,17 @@ class Log:
     def _keep(self, number: int, message: Message, frames: list[Frame], now: float) -> None:
         size = sum(map(len, frames))
         kept = _RetainedMessage(size, now, frames, Seal(message.payload))
-        shelf = self._shelf
-        if shelf.used + size > shelf.memory:
+        budget = self._budget
+        if budget.used + size > budget.memory:
             self._make_room(number, kept)
         if kept.slot is None:
-            shelf.used += size
+            budget.used += size
         self._kept[number] = kept
         self.end = number + 1
         self.bytes += size
 
     def _make_room(self, number: int, new: _RetainedMessage) -> None:
-        """Until there is room in memory, or for `new` on the disk. Raises `QueueFull` when waiting is of no use."""
+        """Makes room in memory, or on the disk for `new`. Raises `QueueFull` if waiting does not help."""
         while True:
             try:
                 return self._move_out(number, new)
@@ -178,30 +205,30 @@ class Log:
                     f"{self.key} retains {len(self)} messages, {self.bytes} bytes, until every stage is past step "
                     f"{self.first // self._microbatches}; memory for it is full, and {full}"
                 )
-                if not self._shelf.wait(reason, new.since):
+                if not self._budget.wait(reason, new.since):
                     raise QueueFull(f"{reason}. See which stage is behind, or raise queues.retain_bytes") from full
 
     def _move_out(self, number: int, new: _RetainedMessage) -> None:
-        """Moves messages to the disk: the oldest first, the least likely to be asked for, and `new` if it must be."""
+        """Moves messages to the disk: the oldest first, which are least likely to be resent, `new` only at the last."""
         self._in_memory = max(self._in_memory, self.first)
-        while self._shelf.lacks(new.size) and self._in_memory < self.end:
+        while self._budget.lacks(new.size) and self._in_memory < self.end:
             oldest = self._kept[self._in_memory]
             if oldest.slot is None:  # one too large for memory went to the disk at once
                 self._spill(self._in_memory, oldest)
-                self._shelf.used -= oldest.size
+                self._budget.used -= oldest.size
             self._in_memory += 1
-        if self._shelf.lacks(new.size):
+        if self._budget.lacks(new.size):
             self._spill(number, new)
 
     def _spill(self, number: int, kept: _RetainedMessage) -> None:
-        if kept.seal is not None and kept.seal.broken:
+        if kept.seal is not None and kept.seal.is_broken:
             raise self._overwritten(number)
-        kept.slot = self._shelf.spill.write(kept.frames)
+        kept.slot = self._budget.spill.write(kept.frames)
         kept.frames, kept.seal = [], None
 
     def _forget(self, number: int) -> None:
         kept = self._kept[number]
-        if kept.seal is not None and kept.seal.broken:
+        if kept.seal is not None and kept.seal.is_broken:
             raise self._overwritten(number)
         del self._kept[number]
         self.bytes -= kept.size
@@ -209,12 +236,12 @@ class Log:
 
     def _release(self, kept: _RetainedMessage) -> None:
         if kept.slot is None:
-            self._shelf.used -= kept.size
+            self._budget.used -= kept.size
         else:
-            self._shelf.spill.forget(kept.slot)
+            self._budget.spill.forget(kept.slot)
 
     def _overwritten(self, number: int) -> Overwritten:
         return Overwritten(
             f"a tensor of {self.name(number)} was written to in place after it was put, and its message may be "
-            "wanted again as it was: let the stage's output be a tensor of its own (.clone() it)"
+            "needed again as it was: let the stage's output be a tensor of its own (.clone() it)"
         )

@@ -1,14 +1,15 @@
 """Queues within one process: the reference for what a queue does. A message is encoded when it is put and decoded when
-it is taken, so that everybody has memory of their own and every transport carries the same bits.
+it is taken, so that producer and consumer share no memory and every transport carries the same bits.
 """
 
 import threading
 from time import monotonic
 
 from stageline.broker.codec.message import Message, decode
-from stageline.broker.errors import QueueClosed, QueueGap
+from stageline.broker.errors import QueueClosed
 
 from .base import Depth, QueueKey
+from .credit import Retention
 from .log import UNLIMITED, Log, RetentionBudget
 
 
@@ -21,7 +22,7 @@ class MemoryQueues:
     def __init__(self, run: str, microbatches: int, retain_bytes: int = UNLIMITED) -> None:
         self._run = run
         self._microbatches = microbatches
-        self._shelf = RetentionBudget(retain_bytes, disk=0)
+        self._budget = RetentionBudget(retain_bytes, disk=0)
         self._queues: dict[QueueKey, MemoryQueue] = {}
 
     def outbound(self, key: QueueKey) -> "MemoryQueue":
@@ -31,7 +32,7 @@ class MemoryQueues:
         return self._queue(key)
 
     def pump(self, timeout: float) -> None:
-        """Nothing has to be served: a message that was put can be taken."""
+        """Nothing to do: a message that was put can be taken."""
 
     def close(self) -> None:
         for queue in self._queues.values():
@@ -39,7 +40,7 @@ class MemoryQueues:
 
     def _queue(self, key: QueueKey) -> "MemoryQueue":
         if key not in self._queues:
-            log = Log(self._run, key, self._microbatches, self._shelf)
+            log = Log(self._run, key, self._microbatches, self._budget)
             self._queues[key] = MemoryQueue(log, self._microbatches)
         return self._queues[key]
 
@@ -93,11 +94,7 @@ class MemoryQueue:
             self._changed.notify_all()
 
     def _take(self) -> Message:
-        if self._next < self._log.first:
-            raise QueueGap(
-                f"message {self._next} of {self.key} cannot be had any more: messages from {self._log.first} on are "
-                "kept. The stage was resumed from before the newest complete checkpoint"
-            )
+        Retention(self._log.first, self._log.end).check_holds(self.key, self._next)
         message = decode(self._log.frames(self._next))
         self._next += 1
         return message

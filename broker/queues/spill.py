@@ -1,9 +1,9 @@
-"""Where retained messages go when memory has no room for them: files without a name, gone with the process.
+"""Retained messages that memory has no room for: in files without a name, which end with the process.
 
 Messages are written one after another into files, each of a small part of what may lie on the disk; a file is closed,
-and its disk space free, once none of its messages is wanted any more. Since queues forget their oldest messages first,
-files empty in turn. What a file holds beside wanted messages takes disk space, but counts for nothing: a worker that
-waited for that room would wait for a step that cannot come.
+and its disk space freed, once none of its messages is needed any more. Since queues forget their oldest messages
+first, files empty in turn. Forgotten messages in a file that is still open take disk space, but do not count against
+the limit: a worker that waited for that room could wait for ever.
 """
 
 import os
@@ -22,12 +22,12 @@ FILES = 64  # of about equal size, when the disk holds all it may
 class _Segment:
     file: BinaryIO
     size: int = 0
-    wanted: int = 0  # messages
+    needed: int = 0  # messages
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one message lies on the disk: from `start` on, its frames of `sizes` bytes."""
+    """The place of one message on the disk: from byte `start` of `segment` on, its frames of `sizes` bytes."""
 
     segment: _Segment
     start: int
@@ -35,8 +35,10 @@ class Slot:
 
 
 class Spill:
-    """`limit` is how many bytes of wanted messages may lie on the disk, `bytes` how many do, in `folder` (None: the
-    system's for temporary files)."""
+    """At most `limit` bytes of needed messages on the disk, in `folder` (None: the system's for temporary files).
+
+    `bytes` is how many there are now.
+    """
 
     def __init__(self, limit: int, folder: str | None = None) -> None:
         self.bytes = 0
@@ -54,10 +56,10 @@ class Spill:
             slot = Slot(segment, segment.size, sizes)
             _write_all(segment.file, segment.size, frames)
         except OSError as error:
-            self._close_unwanted()
+            self._close_unneeded()
             raise QueueFull(f"the disk takes no more: {error.strerror}") from error
         segment.size += sum(sizes)
-        segment.wanted += 1
+        segment.needed += 1
         self.bytes += sum(sizes)
         return slot
 
@@ -71,10 +73,10 @@ class Spill:
         return frames
 
     def forget(self, slot: Slot) -> None:
-        """The message is not wanted any more."""
-        slot.segment.wanted -= 1
+        """The message is not needed any more."""
+        slot.segment.needed -= 1
         self.bytes -= sum(slot.sizes)
-        self._close_unwanted()
+        self._close_unneeded()
 
     def close(self) -> None:
         for segment in self._segments:
@@ -84,14 +86,14 @@ class Spill:
 
     def _open_segment(self) -> _Segment:
         if not self._segments or self._segments[-1].size >= self._limit // FILES:
-            file = tempfile.TemporaryFile(  # noqa: SIM115  # lives as long as a message in it is wanted
+            file = tempfile.TemporaryFile(  # noqa: SIM115  # stays open while a message in it is needed
                 prefix="stageline-", dir=self._folder, buffering=0
             )
             self._segments.append(_Segment(file))
         return self._segments[-1]
 
-    def _close_unwanted(self) -> None:
-        for segment in [segment for segment in self._segments if not segment.wanted]:
+    def _close_unneeded(self) -> None:
+        for segment in [segment for segment in self._segments if not segment.needed]:
             segment.file.close()
             self._segments.remove(segment)
 

@@ -1,30 +1,30 @@
-"""A bell that any thread, or a signal handler, may ring to wake the one thread that waits for queues."""
+"""Wakes the one thread that waits for queues, from any thread or signal handler."""
 
 import socket
 from contextlib import suppress
 
 
 class Wakeup:
-    """`fileno` becomes readable when somebody rings, and stays so until `silence`."""
+    """`fileno` becomes readable by `ring`, and stays so until `silence`."""
 
     def __init__(self) -> None:
-        self._ear, self._hand = socket.socketpair()
-        self._ear.setblocking(False)
-        self._hand.setblocking(False)
+        self._receiving, self._sending = socket.socketpair()
+        self._receiving.setblocking(False)
+        self._sending.setblocking(False)
 
     def ring(self) -> None:
-        """Never blocks, never fails: a bell that rings already, or is closed, is left alone."""
+        """Never blocks, never fails: to ring again, or after `close`, does nothing."""
         with suppress(OSError):
-            self._hand.send(b"!")
+            self._sending.send(b"!")
 
     def silence(self) -> None:
         with suppress(BlockingIOError):
-            while self._ear.recv(4096):
+            while self._receiving.recv(4096):
                 pass
 
     def fileno(self) -> int:
-        return self._ear.fileno()
+        return self._receiving.fileno()
 
     def close(self) -> None:
-        self._hand.close()
-        self._ear.close()
+        self._sending.close()
+        self._receiving.close()

@@ -1,4 +1,4 @@
-"""Where a run goes on after a loss: the complete checkpoint, lost records, a resumed run. Pure: no clock, no I/O.
+"""Which state a run continues from after a loss: complete checkpoints, lost records, a resumed run. Pure.
 
 May import `control`, `ledger` and `membership`. Read `checkpoint_tracker.py` first.
 """

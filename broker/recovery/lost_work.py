@@ -1,18 +1,18 @@
-"""What was computed and then lost with its worker: the attempts on a microbatch before the one that counts."""
+"""What was computed and then lost with its worker: earlier attempts on a microbatch, for its history."""
 
 from collections import deque
 
 import msgspec
 
-from stageline.broker.ledger.ledger import Ledger, MicrobatchState, WorkPosition
+from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
 from stageline.broker.membership.member import Member
 
-REMEMBERED = 64  # losses of a stage, the newest of a run: they are written with every checkpoint
+KEPT_LOSSES = 64  # the newest of a run, one for each stage of a lost worker: they are written with every checkpoint
 
 
 class _LostAttempt(msgspec.Struct, frozen=True):
     """A stage went back to step `start`. Its worker, `name` in its `life`, had finished the steps before `finished`,
-    and `begun` (step, microbatch, state) of those after them, when it was gone at `at`, `why`."""
+    and `begun` (step, microbatch, state) of those after them, when it was lost at `at`, `why`."""
 
     stage: int
     start: int
@@ -25,22 +25,25 @@ class _LostAttempt(msgspec.Struct, frozen=True):
 
 
 class LostWork:
-    """Of the microbatches of one run. Times are seconds since the epoch."""
+    """The lost attempts of one run. Times are seconds since the epoch."""
 
     def __init__(self) -> None:
-        self._lost: deque[_LostAttempt] = deque(maxlen=REMEMBERED)
+        self._lost: deque[_LostAttempt] = deque(maxlen=KEPT_LOSSES)
 
-    def lose(self, member: Member, ledger: Ledger, start: int, why: str, now: float) -> None:
-        """`member` is gone, and its stages go back to step `start`; `ledger` still says how far they are."""
+    def add(self, member: Member, ledger: Ledger, start: int, why: str, now: float) -> None:
+        """`member` is lost, and its stages go back to step `start`; call it while `ledger` still has their progress."""
         at = member.exited[0] if member.exited else now
         for stage in member.stages:
-            begun = [(held.step, held.microbatch, str(state)) for held, state in ledger.begun_at(stage)]
+            begun = [
+                (held.position.step, held.position.microbatch, str(held.entry.state))
+                for held in ledger.unfinished(stage)
+            ]
             done = ledger.finished[stage]
             self._lost.append(_LostAttempt(stage, start, done, begun, member.name, member.life, at, why))
 
-    def on(self, place: WorkPosition) -> list[dict[str, object]]:
-        """The attempts on a microbatch at a stage that came to nothing, the oldest first, as JSON's own types."""
-        found = ((lost, _state(lost, place)) for lost in self._lost if lost.stage == place.stage)
+    def attempts(self, position: MicrobatchPosition) -> list[dict[str, object]]:
+        """Lost attempts on a microbatch at a stage, the oldest first, as JSON's own types."""
+        found = ((lost, _state(lost, position)) for lost in self._lost if lost.stage == position.stage)
         return [
             {"name": lost.name, "life": lost.life, "state": state, "ended": lost.at, "why": lost.why}
             for lost, state in found
@@ -48,19 +51,18 @@ class LostWork:
         ]
 
     def facts(self) -> list[object]:
-        """What another broker needs in order to `adopt`, as JSON's own types."""
+        """What is stored for `restore`, as JSON's own types."""
         return msgspec.convert(msgspec.to_builtins(list(self._lost)), list[object])
 
-    def adopt(self, facts: object) -> None:
-        """Takes up what a former broker knew."""
+    def restore(self, facts: object) -> None:
         self._lost.extend(msgspec.convert(facts, list[_LostAttempt]))
 
 
-def _state(lost: _LostAttempt, place: WorkPosition) -> str | None:
-    """How far the lost worker was with a microbatch; None if it had not begun, or if what it did has stayed."""
-    if place.step < lost.start:
+def _state(lost: _LostAttempt, position: MicrobatchPosition) -> str | None:
+    """How far the lost worker was with a microbatch; None if it had not begun, or if its work was kept."""
+    if position.step < lost.start:
         return None
-    if place.step < lost.finished:
+    if position.step < lost.finished:
         return str(MicrobatchState.DONE)
     begun = {(step, microbatch): state for step, microbatch, state in lost.begun}
-    return begun.get((place.step, place.microbatch))
+    return begun.get((position.step, position.microbatch))

@@ -1,8 +1,8 @@
-"""At which checkpoint a run begins that is resumed as a whole: one whose snapshots can all be used.
+"""Which checkpoint a run begins at that is resumed as a whole: one of which all snapshots can be read.
 
-Nobody is given a place before that is known. Everybody reads its snapshots of the checkpoint that the records call the
-newest complete one: what was before it is in the records, too. If one of them cannot be used, everybody reads those of
-the newest other step of which there is one of each stage, and so on:
+No worker is placed before that is known. All verify their snapshots of the newest complete checkpoint, for which the
+records are right too. If one cannot be read, all verify those of the newest other step of which every stage has one,
+and so on:
 
     stage 0    20  40         40 is complete, and damaged at stage 1: every stage begins at 20
     stage 1    20  4?
@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stageline.broker.control.protocol import Hello
-from stageline.broker.membership.member import stages_in_words
+from stageline.broker.membership.member import stages_label
 from stageline.pipeline.schedule import Placement
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The run begins at `step`; None: nowhere. `damages`: what was wrong with the steps asked about first."""
+    """The run begins at `step`; None: no checkpoint can be used. `damages` found in the steps that were tried first."""
 
     step: int | None
     damages: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPoll:
-    """Everybody is asked about the snapshots of `step`. `damages`: what was wrong with those of the steps `tried`."""
+    """All workers verify their snapshots of `step`. `damages`: what was wrong with those of the steps `tried`."""
 
     placement: Placement
     step: int
@@ -39,20 +39,21 @@ class CheckpointPoll:
     tried: frozenset[int] = frozenset()
 
     def absent(self, hellos: Iterable[Hello]) -> list[int]:
-        """The indexes for which nobody has come yet who has read its snapshots."""
+        """The indexes for which no worker has verified its snapshots yet."""
         read = [hello for hello in hellos if self._has_read(hello)]
         claims, anywhere = {hello.claim for hello in read}, sum(hello.claim is None for hello in read)
         return [index for index in range(len(self.placement)) if index not in claims][anywhere:]
 
-    def look(self, hellos: Iterable[Hello]) -> "ResumePoint | CheckpointPoll | None":
-        """The decision, or another question; None as long as somebody is absent. `hellos`: of all that are there."""
+    def result(self, hellos: Iterable[Hello]) -> "ResumePoint | CheckpointPoll | None":
+        """The decision, or the poll for the next step; None while a worker is absent. `hellos`: of all on standby."""
         read = [hello for hello in hellos if self._has_read(hello)]
         if self.absent(read):
             return None
         unusable = list(self._unusable(read))
         if not unusable:
             return ResumePoint(self.step, self.damages)
-        damages = (*self.damages, *dict.fromkeys([*_told(read), *self._unheard(unusable, read)]))
+        found = _damages(read) or [f"no worker has a snapshot of step {self.step} of {stages_label(unusable)}"]
+        damages = (*self.damages, *dict.fromkeys(found))
         other = max(self._others(read), default=None)
         if other is None:
             return ResumePoint(None, damages)
@@ -62,18 +63,13 @@ class CheckpointPoll:
         return hello.inspection is not None and hello.inspection.step == self.step
 
     def _unusable(self, read: list[Hello]) -> Iterator[int]:
-        """The stages of which nobody who may have their place can use the snapshot."""
+        """The stages whose snapshot no worker that may have their place can read."""
         for index, stages in enumerate(self.placement):
             usable = {stage for hello in _fit(index, read) if hello.inspection for stage in hello.inspection.stages}
             yield from (stage for stage in stages if stage not in usable)
 
-    def _unheard(self, unusable: list[int], read: list[Hello]) -> Iterator[str]:
-        """Of stages whose snapshot nobody has called damaged: nobody has it."""
-        if not any(_told(read)):
-            yield f"nobody has a snapshot of step {self.step} of {stages_in_words(unusable)}"
-
     def _others(self, read: list[Hello]) -> set[int]:
-        """The steps that were not asked about, and of which there are snapshots of all stages."""
+        """Steps that were not tried, and of which there are snapshots of all stages."""
         seen = [
             {step for hello in _fit(index, read) for of, step in hello.snapshots or () if of == stage}
             for index, stages in enumerate(self.placement)
@@ -83,9 +79,9 @@ class CheckpointPoll:
 
 
 def _fit(index: int, read: list[Hello]) -> list[Hello]:
-    """Those who may have the place."""
+    """Hellos of workers that may have the place."""
     return [hello for hello in read if hello.claim in (None, index)]
 
 
-def _told(read: list[Hello]) -> Iterator[str]:
-    return (damage for hello in read if hello.inspection is not None for damage in hello.inspection.damages)
+def _damages(read: list[Hello]) -> list[str]:
+    return [damage for hello in read if hello.inspection is not None for damage in hello.inspection.damages]

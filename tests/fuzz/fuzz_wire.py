@@ -24,8 +24,14 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.codec.message import encode as frames_of
     from stageline.broker.control.protocol import Report, Stop, decode_from_broker, decode_to_broker, encode
     from stageline.broker.errors import BadMessage
-    from stageline.broker.queues.redis.announcements import CreditEntry, read_announcement
-    from stageline.broker.queues.zeromq.requests import Credit, Retention, pack, unpack_credit, unpack_retention
+    from stageline.broker.queues.redis.announcements import read_credit
+    from stageline.broker.queues.zeromq.requests import (
+        CreditRequest,
+        RetentionReply,
+        pack,
+        unpack_reply,
+        unpack_request,
+    )
 
 KEPT = Path("runs") / "fuzz"
 LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)
@@ -45,7 +51,7 @@ def header(data: bytes) -> None:
 
 def request(data: bytes) -> None:
     frame = zlib.crc32(data).to_bytes(4, "little") + data
-    for unpack in (unpack_credit, unpack_retention):
+    for unpack in (unpack_request, unpack_reply):
         with contextlib.suppress(BadMessage):
             unpack(frame)
 
@@ -53,7 +59,7 @@ def request(data: bytes) -> None:
 def announcement(data: bytes) -> None:
     key, _, rest = data.partition(b" ")
     with contextlib.suppress(BadMessage):
-        read_announcement([key, [b"w", rest, b"c", b"%d" % zlib.crc32(data)]], CreditEntry)
+        read_credit([key, [b"w", rest, b"c", b"%d" % zlib.crc32(data)]])
 
 
 def control(data: bytes) -> None:
@@ -70,8 +76,8 @@ def seeds() -> list[bytes]:
     payload = {"x": torch.arange(6.0).reshape(2, 3).t(), "mask": (torch.tensor([True]), None, 0.5, "é")}
     frames = [bytes(frame) for frame in frames_of(Message("run", Flow.FORWARD, 7, 2, 1, 3, 30, payload))]
     credit, retention = (
-        Credit("run", Flow.FORWARD, 1, 3, 9, 4, 8, False, True),
-        Retention("run", Flow.FORWARD, 1, 3, 9, 0, 4),
+        CreditRequest("run", Flow.FORWARD, 1, 3, 9, 4, 8, False, True),
+        RetentionReply("run", Flow.FORWARD, 1, 3, 9, 0, 4),
     )
     joined = b"".join(len(frame).to_bytes(2, "little") + frame for frame in frames)
     inputs = [

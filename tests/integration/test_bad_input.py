@@ -14,7 +14,7 @@ import zmq
 
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.protocol import CONTROL_VERSION, Assigned, Hello, Refused, decode_from_broker, encode
-from stageline.broker.queues.zeromq.requests import Retention, pack
+from stageline.broker.queues.zeromq.requests import RetentionReply, pack
 from stageline.pipeline.plan import read_plan
 from stageline.workers.cli.app import run
 from stageline.workers.control.client import Client
@@ -353,7 +353,7 @@ def hanging(batch_size, seed):
 
 def answer(foreign, run):
     """What a producer of another run, or of another version, says to a consumer."""
-    standing = Retention("another-run" if foreign == "another run" else run, Flow.FORWARD, 1, 1, 0, 0, 0)
+    standing = RetentionReply("another-run" if foreign == "another run" else run, Flow.FORWARD, 1, 1, 0, 0, 0)
     frame = bytearray(pack(standing))
     if foreign == "another wire version":
         frame[4] += 1

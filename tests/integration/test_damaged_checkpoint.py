@@ -124,7 +124,7 @@ def test_a_resumed_run_without_records_goes_on_with_its_snapshots(
         flip(snapshot(before, 1, newest) / "weights.safetensors")
     resumed = WholeRun(fork_server, plan, LENGTH, resume=True)
     assert resumed.digest() == expected(STEPS)
-    assert "there are no records of run tiny here: everyone is asked how far the run is" in resumed.log("broker")
+    assert "there are no records of run tiny here: asking all workers how far the run is" in resumed.log("broker")
     assert f"every stage begins at step {older if damaged else newest}" in resumed.log("broker")
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from stageline.pipeline.model.cut import build_segments
@@ -30,6 +31,7 @@ def test_digits_are_recognised_with_every_epoch_ending_in_a_smaller_batch() -> N
     assert measured(plan, train(plain), "model.py:accuracy") >= 0.97
 
 
+@pytest.mark.slow
 def test_a_few_steps_teach_chargpt_more_than_which_symbols_are_common() -> None:
     plan, plain = read_plan(EXAMPLES / "chargpt"), recipe(EXAMPLES / "chargpt", steps=120, batch_size=8, microbatches=1)
     symbols = torch.cat([plain.batch(step)[1].flatten() for step in range(120)])

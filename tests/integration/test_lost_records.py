@@ -34,7 +34,7 @@ def test_workers_go_on_under_a_broker_that_has_lost_its_records(workspace: Works
         file.unlink()
     second = workspace.start(*broker)
     until(second.stderr, "which are lost, or too old")
-    until(second.stderr, "2 workers go on where they are")
+    until(second.stderr, "2 workers keep running")
     assert [worker.wait() for worker in workers] == [0, 0]
     assert second.wait() == 0
     found = json.loads((folder / "result.json").read_text())

@@ -73,7 +73,7 @@ def test_a_run_without_result_and_broker_says_how_to_go_on(killed, workspace, ca
     broker.wait()
     assert workspace.here("status", "runs/small-1") == 3
     said = capsys.readouterr().err
-    assert "run small-1 has ended, or its broker is away" in said
+    assert "run small-1 has ended, or its broker is down" in said
     assert "--resume small-1" in said
 
 

@@ -115,6 +115,7 @@ def test_pipedream_on_two_stages_by_hand() -> None:
     assert {name: weight.item() for name, weight in result.state.items()} == {"0.weight": 1, "1.weight": -1}
 
 
+@pytest.mark.slow
 def test_the_notebooks_asynchronous_variant_learns() -> None:
     losses = train_pipedream(recipe(EXAMPLES / "mlp", file="stageline-async.toml"), [2]).losses
     rounds = [sum(loss for loss in losses[start : start + 10] if loss) / 10 for start in range(0, 10_000, 10)]

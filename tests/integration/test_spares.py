@@ -22,7 +22,6 @@ from stageline.broker.control.protocol import (
 from stageline.workers.control.client import Client
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import TurnedAway, WorkerIdentity
-from stageline.workers.launch.prefork import Prefork
 from stageline.workers.runs import folder as runs
 from support import reference
 from support.paths import EXAMPLES
@@ -116,23 +115,6 @@ def test_one_that_stands_by_leaves_with_the_run(tmp_path, farewell):
         link.join(1.5)
     link.close()
     assert left.value.code == farewell.code
-
-
-def test_the_reserve_becomes_the_worker_that_is_started_next(tmp_path):
-    with Prefork() as reserve, (tmp_path / "log").open("a") as log:
-        reserve.fill()
-        told = reserve(["worker", "--help"], log)
-        assert told.wait(60) == 0
-        assert "stageline.workers.launch.prefork" in told.args
-        reserve.fill()
-        killed = reserve._ready
-        killed.kill(), killed.wait()
-        other = reserve(["worker", "--help"], log)
-        assert other.wait(60) == 0
-        reserve.fill()
-        unused = reserve._ready
-    assert unused.returncode == -signal.SIGKILL
-    assert (tmp_path / "log").read_text().count("Usage: stageline worker") == 2
 
 
 def introduction() -> WorkerIdentity:

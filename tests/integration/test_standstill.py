@@ -3,7 +3,7 @@
 import msgspec
 
 from stageline.broker.control.protocol import Refused, Stop
-from stageline.broker.membership.standstill import Standstill
+from stageline.broker.membership.failure_detector import Standstill
 from support.conversation import Talk, hello, name, report
 
 BOUND = 60.0

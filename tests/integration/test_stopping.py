@@ -144,7 +144,7 @@ def test_who_stops_twice_does_not_wait_for_a_step():
 def test_nobody_has_to_stop_a_run():
     stopper = Shutdown(snapshots=True)
     assert not stopper.is_due(1e9, running=True)
-    assert stopper.outcome(0, 0, None, 1e9) is None
+    assert stopper.end(0, 0, None, 1e9) is None
 
 
 # Going on
@@ -198,7 +198,11 @@ def test_losses_in_a_row_are_counted_anew_and_all_restarts_on():
     talk.say(name(1), Goodbye(2, "the machine is wanted back"))
     stop_of(talk)
     again = resumed(talk)
-    assert (again.status()["recovering"], again.status()["restarts"], again.core.replacing.times(1)) == ([], 1, 0)
+    assert (again.status()["recovering"], again.status()["restarts"], again.core._replacements.in_a_row(1)) == (
+        [],
+        1,
+        0,
+    )
 
 
 def test_a_finished_run_stays_finished():

@@ -5,6 +5,7 @@ import pytest
 
 from stageline.broker.control.protocol import Answer, Ask, Assigned, Memory, Refused, Report, Standby, StopRun
 from stageline.broker.coordinator.run import RunPhase, run_of
+from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.memory import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Talk, finished, having_read, hello, name, steps
 
@@ -37,7 +38,7 @@ def why(talk: Talk) -> dict[str, object]:
 def again(talk: Talk, *, resume: bool = True, alone: bool = False) -> Talk:
     """The broker is killed and started again."""
     run_of(talk.store, PLAN, "run-1", resume=resume, alone=alone)
-    return Talk(talk.store, now=talk.now + 5.0, terms=talk.core.terms)
+    return Talk(talk.store, now=talk.now + 5.0, terms=talk.core.config)
 
 
 def working(index: int, turn: int = 0) -> Report:
@@ -51,9 +52,9 @@ def test_workers_that_are_still_at_work_keep_their_places_and_what_they_have(tal
     talk.say(name(1), Report(2, 12, "computes", 0.0, 0.0, steps=steps(1, 47, loss=0.5), number=2))
     talk.after(0.5)
     assert talk.core.ledger.finished == [48, 48]
-    assert [member.incarnation for member in talk.core.registry.present()] == [1, 2]
+    assert [member.incarnation for member in talk.core.registry.reachable()] == [1, 2]
     assert talk.status()["restarts"] == 0
-    assert not again(talk, resume=False).core.reception.listening
+    assert again(talk, resume=False).core.state is not RunState.RECONNECTING
 
 
 def test_if_nobody_is_all_begin_anew_once_they_have_had_a_lease_to_say_so(talk):
@@ -62,7 +63,7 @@ def test_if_nobody_is_all_begin_anew_once_they_have_had_a_lease_to_say_so(talk):
     assert len(talk.core.registry.members) == 2
     talk.after(2.0)
     assert talk.core.registry.members == {}
-    assert talk.core.reception.roll_call is not None
+    assert talk.core.state is RunState.CHOOSING_CHECKPOINT
     assert talk.core.ledger.finished == [40, 40]
 
 
@@ -70,9 +71,9 @@ def test_workers_that_were_started_again_are_known_by_their_names_and_wait_two_s
     for index in (0, 1):
         ((_, said),) = talk.say(name(index), msgspec.structs.replace(hello(index), pid=7))
         assert isinstance(said, Standby)
-        assert "hears first who is still at work, for 10 s (a minute, if they were loading)" in said.reason
-        assert said.reason.endswith("if nobody is, all begin at checkpoint 40")
-    assert why(talk) == {"text": said.reason, "action": "nothing yet: it goes on by itself"}
+        assert "waiting up to 10 s for running workers to reconnect (a minute if they were loading)" in said.reason
+        assert said.reason.endswith("if none does, all begin at checkpoint 40")
+    assert why(talk) == {"text": said.reason, "action": "wait: the run continues by itself"}
     assert talk.status()["listening"]
     assert {worker["standing"] for worker in talk.status()["workers"]} == {"unheard"}
     talk.after(2.5)
@@ -102,7 +103,7 @@ def test_one_that_is_at_work_goes_on_and_the_other_is_replaced_alone(talk):
 def test_a_worker_that_says_hello_again_is_at_work_too(talk):
     talk.say(name(0), msgspec.structs.replace(hello(0, incarnation=1, endpoint="ipc://0"), memory=MEMORY))
     talk.after(0.2)
-    assert not talk.core.reception.listening
+    assert talk.core.state is not RunState.RECONNECTING
 
 
 def test_who_has_stood_by_stands_by_until_those_who_had_the_places_are_heard_or_lost(talk):
@@ -113,8 +114,8 @@ def test_who_has_stood_by_stands_by_until_those_who_had_the_places_are_heard_or_
     talk.after(0.2)
     ((_, said),) = talk.say(b"stranger", stranger)
     assert isinstance(said, Standby)
-    assert "that has not spoken since" in str(why(talk)["text"])
-    assert why(talk)["action"] == "nothing yet: it speaks if it is still there, and counts as lost otherwise"
+    assert "it has not reconnected yet" in str(why(talk)["text"])
+    assert why(talk)["action"] == "wait: it reconnects, or is declared lost in 10 s"
     for turn in range(12):
         sends = talk.after(1.0)
         talk.say(name(0), working(0, turn))
@@ -139,10 +140,10 @@ def test_where_nobody_is_replaced_a_part_of_the_workers_is_of_no_use():
     talk = again(before)
     talk.say(name(0), working(0))
     talk.after(0.2)
-    assert talk.core.reception.listening
+    assert talk.core.state is RunState.RECONNECTING
     talk.say(name(1), working(1))
     talk.after(0.2)
-    assert [member.incarnation for member in talk.core.registry.present()] == [1, 2]
+    assert [member.incarnation for member in talk.core.registry.reachable()] == [1, 2]
     talk = again(talk)
     for turn in range(12):
         talk.say(name(0), working(0, turn))
@@ -176,10 +177,10 @@ def test_a_worker_that_knows_more_than_the_records_is_asked_like_everyone_and_th
         both = [(0, 60), (1, 60)]
         said = msgspec.structs.replace(hello(index), incarnation=10**9 + index, memory=knows, snapshots=both)
         talk.say(name(index), said)
-    assert talk.core.reception.election is not None
-    assert not talk.core.reception.listening
+    assert talk.core.state is RunState.RECONCILING
+    assert talk.core.state is not RunState.RECONNECTING
     talk.after(11.0)
-    for index, member in enumerate(talk.core.registry.present()):
+    for index, member in enumerate(talk.core.registry.reachable()):
         talk.say(name(index), msgspec.structs.replace(finished(index), incarnation=member.incarnation))
     assert talk.core.phase is RunPhase.FINISHED
     assert again(talk).core.phase is RunPhase.FINISHED
@@ -194,8 +195,8 @@ def test_nobody_is_listened_for_if_the_run_was_stopped_or_the_broker_is_alone():
 
 def test_a_broker_that_is_killed_while_it_listens_is_followed_by_one_that_listens_unless_it_is_alone(talk):
     listening = again(talk)
-    assert listening.core.reception.listening
+    assert listening.core.state is RunState.RECONNECTING
     listening.say(name(0), working(0))
     listening.after(0.1)
-    assert not listening.core.reception.listening
+    assert listening.core.state is not RunState.RECONNECTING
     assert again(again(listening), alone=True).core.registry.members == {}

@@ -11,8 +11,6 @@ from support.redis_server import shared_server
 from support.whole_run import WholeRun, expected, plan_in
 from support.wire_damage import KINDS, BadWire
 
-pytestmark = pytest.mark.slow
-
 STEPS = 12
 
 THROUGH_A_PROXY = """
@@ -35,7 +33,12 @@ worker_process.reachable = _through_a_proxy
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def quick_is(quick: str) -> list[object]:
+    """All kinds; `make test` runs only this one."""
+    return [kind if kind == quick else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", quick_is("corrupts"))
 def test_between_workers_a_bad_wire_changes_nothing(kind: str, fork_server: ForkServer, tmp_path: Path) -> None:
     plan = plan_in(tmp_path)
     with (plan.parent / "model.py").open("a") as file:
@@ -45,7 +48,7 @@ def test_between_workers_a_bad_wire_changes_nothing(kind: str, fork_server: Fork
     assert len((plan.parent / "fired").read_text()) > 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick_is("cuts"))
 def test_to_a_redis_server_a_bad_wire_changes_nothing(kind: str, fork_server: ForkServer, tmp_path: Path) -> None:
     server, fired = shared_server(), []
     with Proxy(f"tcp://127.0.0.1:{server.port}") as proxy:

@@ -12,6 +12,7 @@ from stageline.broker.control.protocol import Answer, Ask, StepRecord, ToBroker
 from stageline.broker.coordinator.assignments import Outgoing
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
+from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.base import Fact
 from stageline.broker.stores.memory import MemoryStore
 
@@ -97,13 +98,13 @@ class Broker(Process):
         self.later(TICK, self._tick)
 
     def _decide(self, decide: Callable[[], list[Outgoing]]) -> None:
-        listened = self.core.reception.listening
+        listened = self.core.state is RunState.RECONNECTING
         try:
             sends = decide()
         except Killed:
             self.end(-9)
             return
-        if listened and not self.core.reception.listening and self.core.reception.election is None:
+        if listened and self.core.state is not RunState.RECONNECTING and self.core.state is not RunState.RECONCILING:
             self._fired[GO_ON if self.core.registry.members else BEGIN_ANEW] += 1
         self._watch(sends)
         for recipient, sentence in sends:

@@ -15,14 +15,15 @@ from stageline.broker.codec.message import Frame, Message, assemble, check_run, 
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import Log, RetentionBudget
 from stageline.broker.queues.memory import MemoryQueue
-from stageline.broker.queues.zeromq.consumer import Acceptance, Consumer
-from stageline.broker.queues.zeromq.producer import Producer
-from stageline.broker.queues.zeromq.requests import Credit, Retention
+from stageline.broker.queues.receiver import Receiver
+from stageline.broker.queues.sender import Sender
+from stageline.broker.queues.zeromq.requests import CreditRequest, Requester, RetentionReply, reply_to
 from stageline.pipeline.numbering import message_number
 
 RECONNECT = 0.05  # seconds between two attempts
 
-Item = Credit | Retention | tuple[Frame, bool]  # a message: its header, which holds all, and whether it counts as whole
+# A message: its header, which holds all, and whether it counts as whole.
+Item = CreditRequest | RetentionReply | tuple[Frame, bool]
 
 
 @dataclass(eq=False)
@@ -30,7 +31,7 @@ class Dealer:
     """A connection to the producers at `endpoint`, made again whenever it is broken."""
 
     endpoint: str
-    consumers: dict[QueueKey, Consumer] = field(default_factory=dict)
+    consumers: dict[QueueKey, Requester] = field(default_factory=dict)
     line: Line | None = None
 
 
@@ -52,7 +53,7 @@ class Ends:
         self.process = process
         self.ring: Deed = lambda: None
         self.mail: deque[tuple[Line, Item]] = deque()
-        self.producers: dict[QueueKey, Producer] = {}
+        self.producers: dict[QueueKey, Sender] = {}
         self._network = network
         self._bound = bound
         self._run = run
@@ -60,7 +61,7 @@ class Ends:
         self._microbatches = microbatches
         self._window = window
         self._local = local
-        self._consumers: dict[QueueKey, Consumer] = {}
+        self._consumers: dict[QueueKey, Requester] = {}
         self._loops: dict[QueueKey, MemoryQueue] = {}
         self._dealers: dict[str, Dealer] = {}
         self._dealer_of: dict[Line, Dealer] = {}
@@ -72,10 +73,10 @@ class Ends:
             if key in self._local:
                 self._loops[key] = MemoryQueue(self._log(key), self._microbatches)
             else:
-                self.producers[key] = Producer(self._log(key))
+                self.producers[key] = Sender(self._log(key))
         for key in takes:
             if key not in self._local:
-                self._consumers[key] = Consumer(self._run, key, self._incarnation, self._window)
+                self._consumers[key] = Requester(self._run, self._incarnation, Receiver(key, self._window))
 
     def put(self, key: QueueKey, message: Message, now: float) -> None:
         if key in self._loops:
@@ -87,7 +88,7 @@ class Ends:
     def take(self, key: QueueKey) -> Message | None:
         if key in self._loops:
             return self._loops[key].take(0)
-        consumer = self._consumers[key]
+        consumer = self._consumers[key].receiver
         return consumer.pop() if consumer.ready else None
 
     def rewind(self, step: int) -> None:
@@ -113,7 +114,7 @@ class Ends:
                 dealer.consumers.pop(key, None)
             dealer = self._dealers.setdefault(endpoint, Dealer(endpoint))
             dealer.consumers[key] = self._consumers[key]
-            self._consumers[key].meet()
+            self._consumers[key].introduce()
         self._dealers = {endpoint: dealer for endpoint, dealer in self._dealers.items() if dealer.consumers}
         self.speak()
 
@@ -126,9 +127,9 @@ class Ends:
         while self.mail:
             line, item = self.mail.popleft()
             match item:
-                case Credit():
+                case CreditRequest():
                     self._answer(line, item)
-                case Retention():
+                case RetentionReply():
                     self._hear(line, item)
                 case frame, whole:
                     self._receive(line, frame, whole)
@@ -142,54 +143,56 @@ class Ends:
             for consumer in dealer.consumers.values():
                 take = consumer.request(now)
                 if take is not None and self._say(dealer, take):
-                    consumer.did_say(take, now)
+                    consumer.mark_sent(take, now)
 
     def due(self, now: float) -> float:
         """When to look again though nothing has come."""
-        unsaid = any(consumer.wants or consumer.due <= now for consumer in self._consumers.values())
+        unsaid = any(consumer.receiver.must_report or consumer.due <= now for consumer in self._consumers.values())
         if unsaid:  # nobody could be reached
             return now + RECONNECT
         return min((consumer.due for consumer in self._consumers.values()), default=float("inf"))
 
-    def flush(self, producer: Producer) -> None:
+    def flush(self, producer: Sender) -> None:
         while (number := producer.due()) is not None:
-            assert producer.peer is not None
-            line = self._lines[producer.peer]
+            assert producer.route is not None
+            line = self._lines[producer.route]
             if line.broken:
-                producer.lose_peer()
+                producer.lose_route()
                 return
-            self._send(line, (producer.frames(number)[0], number >= producer.taken))
-            producer.did_send(number)
+            frames = producer.frames(number)
+            self._send(line, (frames[0], number >= producer.received))
+            producer.mark_sent(number)
 
-    def _answer(self, line: Line, take: Credit) -> None:
+    def _answer(self, line: Line, take: CreditRequest) -> None:
         producer = self.producers.get(take.key)
         if producer is None:  # its worker had another place in its former life
             return
         self._lines[line.name] = line
-        producer.hear(line.name, take)
+        producer.update(take.to_credit(), line.name)
         self.flush(producer)
         if take.ask:
-            self._send(line, producer.standing(take))
+            self._send(line, reply_to(take, producer))
 
-    def _hear(self, line: Line, standing: Retention) -> None:
+    def _hear(self, line: Line, standing: RetentionReply) -> None:
         consumer = self._consumer(line, standing.key)
         if consumer is not None:
-            consumer.hear(standing)
+            consumer.receive(standing)
 
     def _receive(self, line: Line, frame: Frame, whole: bool) -> None:
         header = read_header(frame)
         check_run(header, self._run)
         consumer = self._consumer(line, QueueKey(header.flow, header.stage))
         number, marks = message_number(header.step, header.microbatch, self._microbatches), fingerprint(header)
-        if consumer is not None and consumer.judge(number, marks, whole=whole) is Acceptance.ACCEPT:
-            consumer.accept(assemble(header, []), marks, self.process.clock.now)
+        if consumer is not None and consumer.receiver.accepts(number, marks, whole=whole):
+            consumer.receiver.accept(assemble(header, []), marks)
+            consumer.postpone(self.process.clock.now)
 
-    def _consumer(self, line: Line, key: QueueKey) -> Consumer | None:
+    def _consumer(self, line: Line, key: QueueKey) -> Requester | None:
         """Who is to have it; nobody if it came over a connection that was given up."""
         dealer = self._dealer_of[line]
         return dealer.consumers.get(key) if self._dealers.get(dealer.endpoint) is dealer else None
 
-    def _say(self, dealer: Dealer, take: Credit) -> bool:
+    def _say(self, dealer: Dealer, take: CreditRequest) -> bool:
         if dealer.line is None or dealer.line.broken:
             dealer.line = self._connection(dealer)
         if dealer.line is not None:

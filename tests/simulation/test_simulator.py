@@ -28,8 +28,8 @@ from stageline.broker.ledger.ledger import Ledger
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
 from stageline.broker.queues.log import Log
-from stageline.broker.queues.zeromq.consumer import Acceptance, Consumer
-from stageline.broker.queues.zeromq.requests import Credit
+from stageline.broker.queues.receiver import Receiver
+from stageline.broker.queues.zeromq.requests import CreditRequest, Requester
 from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
 from support.paths import importing_tests
 
@@ -120,25 +120,25 @@ def test_a_replacement_that_begins_at_its_own_newest_snapshot_skips_what_the_oth
 
 
 def test_a_replacement_that_begins_at_the_beginning_wants_what_is_forgotten(monkeypatch):
-    monkeypatch.setattr(Assignments, "start_of", lambda crew, member: 0)
+    monkeypatch.setattr(Assignments, "start_step", lambda assignments, member: 0)
     assert first_wrong() != "nothing"
 
 
 def test_a_checkpoint_that_is_announced_before_it_is_stored_is_forgotten_by_the_next_broker(monkeypatch):
-    keep = Assignments._keep
+    store = Assignments._store
 
-    def note_without_storing(crew: Assignments, *of: object, note=Assignments.note_snapshots) -> object:
-        monkeypatch.setattr(Assignments, "_keep", lambda crew: None)
-        wrong = note(crew, *of)
-        monkeypatch.setattr(Assignments, "_keep", keep)
+    def record_without_storing(assignments: Assignments, *of: object, record=Assignments.record_snapshots) -> object:
+        monkeypatch.setattr(Assignments, "_store", lambda assignments: None)
+        wrong = record(assignments, *of)
+        monkeypatch.setattr(Assignments, "_store", store)
         return wrong
 
-    monkeypatch.setattr(Assignments, "note_snapshots", note_without_storing)
+    monkeypatch.setattr(Assignments, "record_snapshots", record_without_storing)
     assert "went back" in first_wrong()
 
 
 def test_queues_that_are_trimmed_to_what_is_finished_and_not_to_what_is_saved_lack_messages(monkeypatch):
-    monkeypatch.setattr(Assignments, "trimmable", property(lambda crew: crew._ledger.finished_floor))
+    monkeypatch.setattr(Assignments, "trimmable", property(lambda assignments: assignments.ledger.finished_floor))
     assert "not on the disk" in first_wrong()
 
 
@@ -166,7 +166,7 @@ def test_snapshots_that_are_deleted_before_a_newer_checkpoint_is_announced_are_m
 
 
 def test_a_resumed_run_whose_snapshots_nobody_reads_first_begins_at_a_damaged_checkpoint(monkeypatch):
-    monkeypatch.setattr(Assignments, "begins_anew", False)
+    monkeypatch.setattr(Assignments, "restarts_from_checkpoint", False)
     assert "has no snapshot of step" in first_wrong()
 
 
@@ -187,43 +187,42 @@ def test_a_zombie_whose_reports_count_ruins_the_run(monkeypatch):
 
 
 def test_duplicates_that_are_taken_are_computed_twice(monkeypatch):
-    judge = Consumer.judge
+    accepts = Receiver.accepts
 
-    def accept_duplicates(consumer: Consumer, number: int, fingerprint: bytes, *, whole: bool) -> Acceptance:
-        verdict = judge(consumer, number, fingerprint, whole=whole)
-        return Acceptance.ACCEPT if whole and number < consumer.next else verdict
+    def accept_duplicates(receiver: Receiver, number: int, fingerprint: bytes, *, whole: bool) -> bool:
+        return accepts(receiver, number, fingerprint, whole=whole) or (whole and number < receiver.next)
 
-    monkeypatch.setattr(Consumer, "judge", accept_duplicates)
+    monkeypatch.setattr(Receiver, "accepts", accept_duplicates)
     assert "OutOfPlace" in first_wrong()
 
 
 def test_a_request_that_is_said_only_once_may_be_lost_for_ever(monkeypatch):
-    request = Consumer.request
+    request = Requester.request
 
-    def request_once(consumer: Consumer, now: float) -> Credit | None:
-        return request(consumer, now) if consumer.wants else None
+    def request_once(requester: Requester, now: float) -> CreditRequest | None:
+        return request(requester, now) if requester.receiver.must_report else None
 
-    monkeypatch.setattr(Consumer, "request", request_once)
+    monkeypatch.setattr(Requester, "request", request_once)
     assert "every worker has been waiting for another" in first_wrong()
 
 
 def test_old_records_that_are_trusted_place_workers_where_nothing_is_left(monkeypatch):
-    monkeypatch.setattr(Registration, "_shows_a_loss", lambda reception, hello: False)
+    monkeypatch.setattr(Registration, "_outdates_records", lambda registration, hello: False)
     assert first_wrong(having(Fault.OLD_RECORDS)) != "nothing"
 
 
 def test_if_all_who_knew_better_are_gone_old_records_place_workers_where_nothing_is_left_too(monkeypatch):
-    monkeypatch.setattr(Assignments, "lacks_its_beginning", lambda crew, hello: False)
+    monkeypatch.setattr(Assignments, "has_lost_its_start", lambda assignments, hello: False)
     assert "no end in sight" in first_wrong(having(Fault.POWER))
 
 
 def test_a_broker_with_old_records_that_heeds_no_newer_checkpoint_ruins_the_run(monkeypatch):
-    monkeypatch.setattr(Assignments, "is_behind", lambda crew, complete, incarnation: False)
+    monkeypatch.setattr(Assignments, "records_lack_checkpoint", lambda assignments, complete, member: False)
     assert first_wrong(having(Fault.OLD_RECORDS)) != "nothing"
 
 
 def test_incarnations_that_are_handed_out_twice_let_a_zombie_speak_for_its_successor(monkeypatch):
-    monkeypatch.setattr(assignments, "_never_used", lambda now: 0)
+    monkeypatch.setattr(assignments, "_unused_incarnation", lambda now: 0)
     assert first_wrong(having(Fault.LOSE_RECORDS, Fault.PARTITION)) != "nothing"
 
 

@@ -84,7 +84,7 @@ class World:
     def resume(self) -> None:
         """Everybody is gone, and the run is resumed as a whole, perhaps without records. What can be damaged of its
         newest checkpoint is."""
-        complete, disk = self.core.crew.checkpoints.complete, self.around.disk
+        complete, disk = self.core.checkpoints.complete, self.around.disk
         for worker in list(self.workers):
             worker.end(-9)
         if self.broker.alive:

@@ -1,6 +1,6 @@
 """A queue over a wire that drops, repeats, delays, reorders and damages frames, and is cut, on a virtual clock.
 
-Only the two sans-IO ends are real; every fault is drawn from one seed and counted, so that a test can see it fired.
+Only the two ends without I/O are real; every fault is drawn from one seed and counted, so that a test can see it fired.
 """
 
 import heapq
@@ -17,9 +17,16 @@ from stageline.broker.codec.message import Flow, Message, allocate, assemble, fi
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import Log, RetentionBudget
-from stageline.broker.queues.zeromq.consumer import Acceptance, Consumer
-from stageline.broker.queues.zeromq.producer import Producer
-from stageline.broker.queues.zeromq.requests import Credit, pack, unpack_credit, unpack_retention
+from stageline.broker.queues.receiver import Receiver
+from stageline.broker.queues.sender import Sender
+from stageline.broker.queues.zeromq.requests import (
+    CreditRequest,
+    Requester,
+    pack,
+    reply_to,
+    unpack_reply,
+    unpack_request,
+)
 from stageline.pipeline.numbering import message_number, message_place
 
 RUN = "wire-run"
@@ -75,13 +82,14 @@ class World:
         """A producer that begins with `step`, in place of the one there was; connections to that are gone."""
         self._incarnation = incarnation
         self._put = step * MICROBATCHES
-        self.producer = Producer(Log(RUN, KEY, MICROBATCHES, RetentionBudget()))
+        self.sender = Sender(Log(RUN, KEY, MICROBATCHES, RetentionBudget()))
         self.cut()
 
     def start_consumer(self, incarnation: int, step: int) -> None:
         """A consumer that begins with `step`, in place of the one there was."""
-        self.consumer = Consumer(RUN, KEY, incarnation, self.window)
-        self.consumer.rewind(step * MICROBATCHES)
+        self.receiver = Receiver(KEY, self.window)
+        self.requester = Requester(RUN, incarnation, self.receiver)
+        self.requester.rewind(step * MICROBATCHES)
         self.cut()
 
     def cut(self) -> None:
@@ -103,52 +111,52 @@ class World:
         step, microbatch = message_place(self._put, MICROBATCHES)
         payload = self.compute(self._put)
         message = Message(RUN, KEY.flow, step, microbatch, KEY.stage, self._incarnation, self._put, payload)
-        self.producer.log.put(message, self.now)
+        self.sender.log.put(message, self.now)
         self._put += 1
         self._flush()
 
     def take(self) -> None:
-        if self.consumer.ready:
-            message = self.consumer.pop()
+        if self.receiver.ready:
+            message = self.receiver.pop()
             assert isinstance(message.payload, torch.Tensor)
             self.delivered.append((message.sequence, message.payload.numpy().tobytes()))
 
-    def say(self, take: Credit) -> None:
-        """Any consumer's word to the producer, over the wire."""
-        self._send([pack(take)], self._connection, to_producer=True)
+    def request(self, request: CreditRequest) -> None:
+        """Any consumer's request to the producer, over the wire."""
+        self._send([pack(request)], self._connection, to_producer=True)
 
     def _turn(self) -> None:
-        """Somebody does something: whose turn it is, is chance."""
+        """One of the ends does something; which one, is drawn."""
         match self.dice.randrange(4):
             case 0 if self._put < self.end:
                 self.put()
             case 1:
                 self.take()
             case 2:
-                self._speak()
+                self._request()
             case _:
                 self._wait()
 
-    def _speak(self) -> None:
-        take = self.consumer.request(self.now)
-        if take is not None:
-            self.say(take)
-            self.consumer.did_say(take, self.now)
+    def _request(self) -> None:
+        request = self.requester.request(self.now)
+        if request is not None:
+            self.request(request)
+            self.requester.mark_sent(request, self.now)
 
     def _wait(self) -> None:
-        """Time passes until the next frames arrive, or somebody has something to say again."""
-        if self._events and self._events[0][0] <= self.consumer.due:
+        """Time passes until the next frames arrive, or a request is repeated."""
+        if self._events and self._events[0][0] <= self.requester.due:
             self.now, _, deliver = heapq.heappop(self._events)
             deliver()
         else:
-            self.now = max(self.now, self.consumer.due)
+            self.now = max(self.now, self.requester.due)
 
     def _flush(self) -> None:
-        while (number := self.producer.due()) is not None:
-            frames = self.producer.frames(number)
-            self.producer.did_send(number)
+        while (number := self.sender.due()) is not None:
+            frames = self.sender.frames(number)
+            self.sender.mark_sent(number)
             self._send([bytes(frame) for frame in frames], self._connection, to_producer=False)
-        self.most_in_flight = max(self.most_in_flight, self.producer.depth(self.now).in_flight)
+        self.most_in_flight = max(self.most_in_flight, self.sender.depth(self.now).in_flight)
 
     def _send(self, frames: list[bytes], connection: int, *, to_producer: bool) -> None:
         faults = self.faults
@@ -156,8 +164,8 @@ class World:
             return
         for _ in range(2 if self._happens("repeat", faults.repeat) else 1):
             sent = self._damaged(frames) if self._happens("damage", faults.damage) else frames
-            hear = partial(self._producer_hears if to_producer else self._consumer_hears, sent, connection)
-            heapq.heappush(self._events, (self._arrives(to_producer), next(self._order), hear))
+            deliver = partial(self._producer_receives if to_producer else self._consumer_receives, sent, connection)
+            heapq.heappush(self._events, (self._arrives(to_producer), next(self._order), deliver))
         if self._happens("cut", faults.cut):
             self.cut()
 
@@ -170,29 +178,29 @@ class World:
         self._arrival[to_producer] = max(at, self._arrival[to_producer])
         return at
 
-    def _producer_hears(self, frames: list[bytes], connection: int) -> None:
+    def _producer_receives(self, frames: list[bytes], connection: int) -> None:
         try:
-            take = unpack_credit(frames[0])
+            request = unpack_request(frames[0])
         except BadMessage:
             return
-        self.producer.hear(connection.to_bytes(4, "little"), take)
+        self.sender.update(request.to_credit(), connection.to_bytes(4, "little"))
         self._flush()
-        if take.ask:
-            self._send([b"", pack(self.producer.standing(take))], connection, to_producer=False)
+        if request.ask:
+            self._send([b"", pack(reply_to(request, self.sender))], connection, to_producer=False)
 
-    def _consumer_hears(self, frames: list[bytes], connection: int) -> None:
+    def _consumer_receives(self, frames: list[bytes], connection: int) -> None:
         try:
             if frames[0]:
                 self._message(frames)
             else:
-                self.consumer.hear(unpack_retention(frames[1]))
+                self.requester.receive(unpack_reply(frames[1]))
         except BadMessage:
-            self.consumer.lost()
+            self.receiver.lose()
 
     def _message(self, frames: list[bytes]) -> None:
         header = read_header(frames[0])
-        number, marks = message_number(header.step, header.microbatch, MICROBATCHES), fingerprint(header)
-        if self.consumer.judge(number, marks, whole=len(frames) > 1) is Acceptance.DROP:
+        number, bits = message_number(header.step, header.microbatch, MICROBATCHES), fingerprint(header)
+        if not self.receiver.accepts(number, bits, whole=len(frames) > 1):
             return
         buffers = allocate(header)
         for buffer, frame in zip(buffers, frames[1:], strict=True):
@@ -200,9 +208,11 @@ class World:
         try:
             message = assemble(header, buffers)
         except BadMessage as error:
-            self.consumer.damaged(str(error))
+            self.receiver.count_damage(str(error))
+            self.receiver.lose()
         else:
-            self.consumer.accept(message, marks, self.now)
+            self.receiver.accept(message, bits)
+            self.requester.postpone(self.now)
 
     def _damaged(self, frames: list[bytes]) -> list[bytes]:
         place = self.dice.choice([place for place, frame in enumerate(frames) if frame])

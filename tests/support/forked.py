@@ -159,7 +159,7 @@ def _outcome_of_trial(request: dict[str, Any]) -> dict[str, Any]:
 def _trial(request: dict[str, Any]) -> dict[str, Any]:
     from stageline.pipeline.plan import read_plan
     from stageline.workers.launch.children import LocalRun
-    from stageline.workers.launch.supervisor import run
+    from stageline.workers.launch.supervisor import supervise
     from stageline.workers.runtime.job import prepare
 
     tempfile.tempdir = request["temporary"]
@@ -170,7 +170,7 @@ def _trial(request: dict[str, Any]) -> dict[str, Any]:
     arguments = [request["plan"], *(argument for each in sets for argument in ("--set", each))]
     recovers, resume, spares = plan.recovery.restarts > 0, request["resume"], request["spares"]
     local = LocalRun(arguments, len(plan.workers), folder, recovers, processes.spawn, resume=resume, spares=spares)
-    outcome = run(local)
+    outcome = supervise(local)
     pending = [name for name, _ in processes.pending]
     return {"code": outcome.code, "reason": outcome.reason, "facts": outcome.facts, "not killed": pending}
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stageline.broker.codec.dtypes import DTYPES
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Flow, Message, decode, encode
+from stageline.broker.codec.tensors import DTYPES
 from stageline.pipeline.stage.placing import skew_of
 from stageline.pipeline.tree import Tree
 
@@ -26,6 +26,17 @@ def message(payload: Tree, **others: Any) -> Message:
         "sequence": 54,
     }
     return Message(**{**fields, **others}, payload=payload)
+
+
+def through(payload: Tree) -> Tree:
+    """`payload`, sent and received."""
+    return decode(encode(message(payload))).payload
+
+
+def tensor_through(tensor: Tensor) -> Tensor:
+    received = through(tensor)
+    assert isinstance(received, Tensor)
+    return received
 
 
 def raw(tensor: Tensor) -> bytes:

@@ -6,7 +6,7 @@ python producer_process.py URL INCARNATION STEP END
 import sys
 import threading
 
-from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from support.queue_pair import KEY, Line
 

@@ -10,7 +10,7 @@ import torch
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
-from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.broker.queues.redis.queues import RedisQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues

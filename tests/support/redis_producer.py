@@ -5,7 +5,7 @@ python redis_producer.py URL INCARNATION STEP END
 
 import sys
 
-from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues
 from support.queue_pair import KEY, RUN, Line
 

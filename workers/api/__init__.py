@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stageline.pipeline.model.load import ModelRefused
     from stageline.pipeline.plan import Plan, PlanRefused, read_plan
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
-    from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
+    from stageline.pipeline.schedule.check import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.stage.stage import Stage
     from stageline.pipeline.timetable import draw_svg, draw_text
     from stageline.workers.runs.result import Result
@@ -43,6 +43,7 @@ __all__ = [
     "StageError",
     "StagelineError",
     "Trained",
+    "UnsoundSchedule",
     "Verdict",
     "check_schedule",
     "draw_svg",
@@ -61,7 +62,7 @@ _MODULES = {  # where each name is defined
     "pipeline.model.load": ("ModelRefused",),
     "pipeline.plan": ("Plan", "PlanRefused", "read_plan"),
     "pipeline.schedule": ("Schedule", "ScheduleRefused", "make_schedule", "schedule_names", "window_for"),
-    "pipeline.schedule.check": ("Costs", "Verdict", "check_schedule"),
+    "pipeline.schedule.check": ("Costs", "UnsoundSchedule", "Verdict", "check_schedule"),
     "pipeline.stage.stage": ("Stage",),
     "pipeline.timetable": ("draw_svg", "draw_text"),
     "workers.runs.result": ("Result",),

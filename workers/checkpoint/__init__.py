@@ -1,4 +1,4 @@
-"""Snapshots: one stage's state at a step boundary, on disk, and how a run uses them.
+"""Snapshots: one stage's state at a step boundary, on disk, and how a worker takes and restores them.
 
-May import `runtime` and `runs`. Read `hooks.py` first.
+May import `disk`, `runtime` and `runs`. Read `hooks.py` first.
 """

@@ -7,7 +7,7 @@ a replacement                  restores the state of C, rewinds its queues to C,
 
 from time import monotonic
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from stageline.broker.control.protocol import Assigned, Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
@@ -26,10 +26,11 @@ from .writer import SnapshotWriter
 LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before the run fails
 
 
-class CheckpointHooks(Protocol):
-    """What a worker does between steps so that another worker can replace it."""
+class CheckpointHooks:
+    """What a worker does between steps so that another worker can replace it: without recovery, nothing."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Ends the writing. After an error, snapshots that wait to be written are dropped."""
@@ -45,28 +46,6 @@ class CheckpointHooks(Protocol):
 
     def stop_at(self, step: int) -> None:
         """Called when the run is to stop with the checkpoint of `step`: a snapshot of that step is due, too."""
-
-
-class NoCheckpoints:
-    """The hooks of a run without recovery: they do nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        return
-
-    def stepped(self, stage: int, step: int, loss: float | None) -> None:
-        return
-
-    def forget(self, complete: int) -> None:
-        return
-
-    def flush(self) -> None:
-        return
-
-    def stop_at(self, step: int) -> None:
-        return
 
 
 class LocalSnapshots:
@@ -105,7 +84,7 @@ class LocalSnapshots:
             checkpoints.delete_after(stage, assigned.step)
 
 
-class SnapshotHooks:
+class SnapshotHooks(CheckpointHooks):
     """Recovery by snapshots, for one worker's stages. Unless `start` is 0, they are restored to the checkpoint `start`.
 
     Raises `SnapshotDamaged` and `ForeignState` if that cannot be used.
@@ -125,9 +104,6 @@ class SnapshotHooks:
             self._restore(start)
         self._writer = SnapshotWriter(self._checkpoints, executor.stages, progress.durable)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._writer.close(0.0 if error else PATIENCE)
 
@@ -145,8 +121,12 @@ class SnapshotHooks:
         """Keeps the complete checkpoint before `complete`: a run that is resumed can begin there if `complete` is
         damaged. Newer snapshots are kept in any case."""
         if complete > self._newest:
-            self._writer.delete_before(self._newest)
+            self.delete_before(self._newest)
             self._newest = complete
+
+    def delete_before(self, step: int) -> None:
+        """Deletes what no run can begin with any more. Returns at once."""
+        self._writer.delete_before(step)
 
     def stop_at(self, step: int) -> None:
         self._stop_at = step

@@ -93,7 +93,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise SnapshotDamaged(folder, [f"{MANIFEST} is damaged: {error}"]) from error
     seal = manifest.sha256.encode()
     if _seal(data.replace(seal, _UNSEALED.encode(), 1)) != seal:
-        raise SnapshotDamaged(folder, [f"{MANIFEST} is damaged: its SHA-256 is another than it says"])
+        raise SnapshotDamaged(folder, [f"{MANIFEST} is damaged: its SHA-256 does not match"])
     return manifest
 
 

@@ -125,7 +125,7 @@ def _of_another_place(manifest: Manifest, stage: int, step: int, origin: Origin)
 
 def _damages(folder: Path, manifest: Manifest) -> Iterator[str]:
     if manifest.files.keys() != set(FILES):
-        yield f"it says that it has the files {', '.join(manifest.files)}"
+        yield f"it lists the files {', '.join(manifest.files)}"
         return
     for name, wanted in manifest.files.items():
         if damage := _damage(folder / name, wanted):

@@ -1,5 +1,6 @@
-"""The commands under their names, and what becomes of their errors."""
+"""The command line: finds a command by its name, runs it, and turns its errors into a message and an exit code."""
 
+import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
@@ -7,10 +8,10 @@ from typing import Any
 
 import click
 
+from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.exit_code import ExitCode
 
-from .errors import CommandFailed, explained
-from .suggestion import suggestion
+from .errors import CommandFailed, message_of, suggestion
 
 COMMANDS = (  # each is the file of this name in commands/
     "init",
@@ -32,7 +33,7 @@ _BUG = (
 
 
 class Commands(click.Group):
-    """Loads a command when it is used, so that none waits for the imports of another."""
+    """Imports a command when it is used, so that none waits for the imports of another."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -46,10 +47,10 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except SystemExit as error:  # click has its own exception to exit with: this is a user's code
+        except SystemExit as error:  # click has an exception of its own to exit with: this is from a user's code
             code = "" if error.code is None else repr(error.code)
             raise CommandFailed(
-                f"the model, the data or a metric has raised SystemExit({code})", ExitCode.REFUSED
+                f"the model, the data or a metric raised SystemExit({code})", ExitCode.REFUSED
             ) from error
 
     def resolve_command(
@@ -71,27 +72,28 @@ def stageline() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs one command; returns the exit code."""
     try:
-        with explained():
-            return stageline.main(list(arguments), prog_name="stageline", standalone_mode=False) or ExitCode.OK
-    except CommandFailed as failure:
-        if "--debug" in arguments:
-            traceback.print_exception(failure)
-        click.echo(f"stageline: {failure}", err=True)
-        return failure.code
+        return stageline.main(list(arguments), prog_name="stageline", standalone_mode=False) or ExitCode.OK
     except click.ClickException as error:
-        _explain_usage(error)
+        _print_usage_error(error)
         return error.exit_code
     except click.Abort:
         return ExitCode.INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - a bug, whatever it is
-        traceback.print_exception(error)
-        click.echo(_BUG, err=True)
-        return ExitCode.FAILED
+    except Exception as error:  # noqa: BLE001 - what is not expected is a bug, whatever it is
+        expected = _is_expected(error)
+        if not expected or "--debug" in arguments:
+            traceback.print_exception(error)
+        click.echo(f"stageline: {message_of(error)}" if expected else _BUG, err=True)
+        return error.exit_code if isinstance(error, StagelineError) else ExitCode.FAILED
 
 
-def _explain_usage(error: click.ClickException) -> None:
+def _is_expected(error: Exception) -> bool:
+    zmq = sys.modules.get("zmq")  # None: not imported by this command
+    return isinstance(error, StagelineError | OSError) or (zmq is not None and isinstance(error, zmq.ZMQError))
+
+
+def _print_usage_error(error: click.ClickException) -> None:
     message = error.format_message()
-    if message.startswith("Usage:"):  # no command at all: the help, on its own
+    if message.startswith("Usage:"):  # no command was given: print the help alone
         click.echo(message, err=True)
         return
     click.echo(f"stageline: {message[:1].lower()}{message[1:]}", err=True)

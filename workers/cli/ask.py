@@ -1,4 +1,4 @@
-"""Puts a question to the broker of a run, wherever that is."""
+"""Queries the broker of a run, found by its address, its plan or its folder."""
 
 import os
 from pathlib import Path
@@ -14,32 +14,32 @@ from stageline.workers.runs import folder as runs
 
 from .errors import CommandFailed
 
-PATIENCE = 3.0  # seconds that the broker gets to answer
+PATIENCE = 3.0  # seconds to wait for the broker's answer
 
 
-def ask(what: str, where: str | None, broker: str | None, *, as_json: bool, **of: str) -> dict[str, Any] | None:
-    """The broker's facts, for a table; with `as_json` they are printed as they are, and None is returned.
+def ask(query: str, where: str | None, broker: str | None, *, as_json: bool, **arguments: str) -> dict[str, Any] | None:
+    """The broker's answer; with `as_json` it is printed as it is, and None is returned.
 
-    Raises `BrokerUnreachable`, and `CommandFailed` if the broker will not answer this.
+    Raises `BrokerUnreachable`, and `CommandFailed` if the broker refuses the query.
     """
-    where = where if broker else place(where)
+    where = where if broker else run_or_newest(where)
     try:
         with Client(broker or _address(where)) as client:
-            facts = client.ask(what, PATIENCE, **of)
+            facts = client.ask(query, PATIENCE, **arguments)
     except ValueError as refusal:
         raise CommandFailed(str(refusal), ExitCode.USAGE) from refusal
     except BrokerUnreachable as error:
         if broker or where is None or not runs.is_run(Path(where)):
             raise
-        raise BrokerUnreachable(_away(Path(where))) from error
+        raise BrokerUnreachable(_why_unreachable(Path(where))) from error
     if not as_json:
         return facts
     click.echo(msgspec.json.encode(facts))
     return None
 
 
-def place(where: str | None) -> str | None:
-    """`where`, or the folder of the newest run in ./runs; None if there is none."""
+def run_or_newest(where: str | None) -> str | None:
+    """`where`, or the folder of the newest run in ./runs; None if there is no run."""
     if where is not None:
         return where
     newest = runs.newest_in(Path("runs"))
@@ -52,18 +52,18 @@ def _address(where: str | None) -> str:
     if (url := runs.read_broker_url(Path(where))) is not None:
         return url
     if runs.is_run(Path(where)):
-        raise BrokerUnreachable(_away(Path(where)))
+        raise BrokerUnreachable(_why_unreachable(Path(where)))
     from stageline.pipeline.plan import read_plan  # imports pydantic
 
     return read_plan(where, environment=os.environ).broker.url
 
 
-def _away(folder: Path) -> str:
-    """Why there is nobody to ask about the run in `folder`, and what can be done."""
+def _why_unreachable(folder: Path) -> str:
+    """Why no broker answers for the run in `folder`, and what can be done."""
     name = folder.resolve().name
     if runs.result_in(folder) is not None:
-        return f"run {name} has finished, and its broker has left; `stageline status {folder}` shows the result"
+        return f"run {name} has finished, and its broker has exited; `stageline status {folder}` shows the result"
     return (
-        f"run {name} has ended, or its broker is away. Go on with it on this machine with `stageline train CONFIG "
+        f"run {name} has ended, or its broker is down. Resume it on this machine with `stageline train CONFIG "
         f"--resume {name}`, or, if its workers still train, start its broker: `stageline broker CONFIG --run {name}`"
     )

@@ -1,6 +1,7 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and the kinds of value that they take."""
 
 import contextlib
+import math
 import os
 import shutil
 import sys
@@ -8,24 +9,78 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+import msgspec
 
+from stageline.broker.control.protocol import RunId
+from stageline.pipeline.plan import urls
 from stageline.pipeline.plan.passwords import masked
-
-from . import option_types as kinds
 
 if TYPE_CHECKING:  # imports pydantic
     from stageline.pipeline.plan import Plan
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+Callback = Callable[[click.Context, click.Parameter, str | None], str | None]
+_VISIBLE = (
+    "contains a password, and every user of this machine can read a command line (ps). Leave the option out and put "
+    "the address into the environment, as STAGELINE_BROKER__URL, or into a plan file that only you can read"
+)
+
+
+class Finite(click.FloatRange):
+    """A number within bounds; refuses "nan" and what is too large for a float."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+def address(*, dials: bool) -> Callback:
+    """The callback of an option that takes the broker's address: to connect to (`dials`), or to listen at."""
+
+    def checked(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if fault := _address_fault(value, dials=dials):
+            examples = " or ".join(urls.BROKER.values())
+            raise click.BadParameter(f"{masked(value)!r} is not an address of a broker: {fault}; write {examples}")
+        if masked(value) != value:
+            click.echo(f"stageline: warning: {parameter.opts[0]} {_VISIBLE}", err=True)
+        return value
+
+    return checked
+
+
+def run_id(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The callback of an option that takes the id of a run, or "": it becomes the name of a folder."""
+    try:
+        return msgspec.convert(value, RunId) if value else value
+    except msgspec.ValidationError:
+        wanted = "letters, digits and - _ . with a letter or digit first, 200 at most"
+        raise click.BadParameter(f"{value!r} is no run's id: {wanted}") from None
+
+
+def _address_fault(url: str, *, dials: bool) -> str | None:
+    if (fault := urls.fault(url, urls.BROKER)) is not None:
+        return fault or f"it begins with {' or '.join(f'{scheme}://' for scheme in urls.BROKER)}"
+    scheme, _, rest = url.partition("://")
+    if not rest:
+        return f"{scheme}:// goes with a path"
+    if dials and scheme == "tcp" and rest.rpartition(":")[2].strip("0") in ("", "*"):
+        return "its port must be the one that the broker listens at"
+    return None
+
 
 config = click.argument("config", type=click.Path(), default=".")  # a folder stands for the plan in it
 sets = click.option(
-    "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Overrule a key of the plan: --set run.steps=20."
+    "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a key of the plan: --set run.steps=20."
 )
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON of a versioned schema on stdout.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a versioned schema on stdout.")
 where = click.argument("where", type=click.Path(), required=False)
-broker = click.option("--broker", callback=kinds.address(dials=True), metavar="URL", help="Where the broker listens.")
-parent = click.option("--parent", type=int, default=0, hidden=True, help="Leave when this process is gone.")
+broker = click.option(
+    "--broker", callback=address(dials=True), metavar="URL", help="The broker's address. Default: found from WHERE."
+)
+parent = click.option("--parent", type=int, default=0, hidden=True, help="Exit when this process has ended.")
 
 
 def plan_of(config: str, sets: Sequence[str]) -> "Plan":
@@ -33,24 +88,29 @@ def plan_of(config: str, sets: Sequence[str]) -> "Plan":
     from stageline.pipeline.plan import read_plan
 
     plan = read_plan(config, sets=sets, environment=os.environ)
-    for warning in plan.warnings:
-        click.echo(f"stageline: warning: {warning}", err=True)
+    warn(plan.warnings)
     return plan
 
 
-def demand_restarts(plan: "Plan") -> None:
+def warn(warnings: Sequence[str]) -> None:
+    """Prints warnings on stderr."""
+    for warning in warnings:
+        click.echo(f"stageline: warning: {warning}", err=True)
+
+
+def require_restarts(plan: "Plan") -> None:
     """Raises `click.UsageError` if the plan has no use for spare workers."""
     if not plan.recovery.on:
         raise click.UsageError("a spare has nothing to wait for: no worker is replaced; add --set recovery.restarts=5")
 
 
-def plan_words(config: str, sets: Sequence[str]) -> list[str]:
-    """The same plan, as arguments for another of our commands: with passwords, if there are any, not to be shown."""
-    return [config, *(word for each in sets for word in ("--set", each))]
+def plan_arguments(config: str, sets: Sequence[str]) -> list[str]:
+    """The same plan, as arguments for another stageline command. They may contain passwords: not to be printed."""
+    return [config, *(argument for each in sets for argument in ("--set", each))]
 
 
 def without_passwords(sets: Sequence[str]) -> list[str]:
-    """Those of `sets` that may be shown."""
+    """Those of `sets` that may be printed."""
     values = {each: each.partition("=")[2].strip().strip("\"'") for each in sets}
     return [each for each, value in values.items() if masked(value) == value]
 
@@ -61,10 +121,10 @@ def user_prints_to_stderr() -> contextlib.redirect_stdout[TextIO]:
 
 
 def width() -> int | None:
-    """The columns that stdout has, None if it is no terminal."""
+    """The columns of stdout, None if it is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def writes_unicode() -> bool:
-    """Whether stdout can show more than ASCII."""
-    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+def ascii_only() -> bool:
+    """Whether stdout can show nothing but ASCII."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"

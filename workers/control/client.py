@@ -4,7 +4,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from stageline.broker.control.channel import open_client
+from stageline.broker.control.open import open_client
 from stageline.broker.control.protocol import (
     Answer,
     Ask,

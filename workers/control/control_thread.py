@@ -15,7 +15,7 @@ from time import monotonic, sleep, time
 
 import structlog
 
-from stageline.broker.control.channel import open_client
+from stageline.broker.control.open import open_client
 from stageline.broker.control.protocol import (
     Assigned,
     Failed,

@@ -1,4 +1,4 @@
-"""How anything is written to the disk: whole or not at all, behind the compute loop's back, tensors to the bit.
+"""How files are written: atomically, in the background of the compute loop, and tensors without losing a bit.
 
-May import `pipeline`. Read `atomic_file.py` first.
+May import `pipeline`; any other room of `workers` may import this one. Read `atomic_file.py` first.
 """

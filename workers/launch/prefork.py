@@ -1,41 +1,40 @@
-"""A process that has loaded torch and waits to be told what to be: a worker that is started again is there sooner.
+"""Keeps a process ready that has loaded torch, so that a restarted worker is at work sooner.
 
-train  ──starts──>  python -m stageline.workers.launch.prefork      once the run is running, and again when one was used
-   └── the command's arguments, as a line of JSON ──> its standard input;  closed without a line: it is not needed
+train  ──starts──>  python -m stageline.workers.launch.prefork      once the run is running, and again after each use
+   └── the worker's arguments, as a line of JSON ──> its standard input; closed without a line: it is not needed
 """
 
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self, TextIO
 
 import msgspec
 
-from . import children as processes
+from . import children
 
-Running = subprocess.Popen[bytes]
+Popen = subprocess.Popen[bytes]
 
 
 class Prefork:
-    """A `processes.Spawn` that has one process ready for the next worker, if `fill` was called in time."""
+    """A `Spawn` that uses the prepared process for the next worker, if `fill` was called before."""
 
     def __init__(self) -> None:
-        self._ready: Running | None = None
+        self._ready: Popen | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         ready, self._ready = self._ready, None
         if ready is not None:
             ready.kill()  # it holds nothing
             ready.communicate()
 
-    def __call__(self, arguments: Sequence[str], log: TextIO) -> processes.Process:
+    def __call__(self, arguments: Sequence[str], log: TextIO) -> children.Process:
         ready = self._take() if arguments[0] == "worker" else None
-        return processes.spawn(arguments, log) if ready is None else _told(ready, arguments, log)
+        return children.spawn(arguments, log) if ready is None else _use(ready, arguments, log)
 
     def fill(self) -> None:
         """Starts a process that will be ready in some seconds, unless there is one."""
@@ -48,7 +47,7 @@ class Prefork:
                 start_new_session=True,
             )
 
-    def _take(self) -> Running | None:
+    def _take(self) -> Popen | None:
         """The process, even one that is still loading: it is ahead of one that has yet to start."""
         ready, self._ready = self._ready, None
         if ready is None or ready.poll() is None:
@@ -57,26 +56,26 @@ class Prefork:
         return None
 
 
-def _told(ready: Running, arguments: Sequence[str], log: TextIO) -> processes.Process:
-    order = msgspec.json.encode(_Order(os.path.abspath(log.name), list(arguments)))
+def _use(ready: Popen, arguments: Sequence[str], log: TextIO) -> children.Process:
+    order = msgspec.json.encode(_Command(os.path.abspath(log.name), list(arguments)))
     try:
         with ready.stdin or open(os.devnull, "wb") as line:
             line.write(order)
     except BrokenPipeError:  # it has ended this very moment
         ready.wait()
-        return processes.spawn(arguments, log)
+        return children.spawn(arguments, log)
     return ready
 
 
-class _Order(msgspec.Struct, frozen=True):
-    """What the process is to do: a command's arguments, and the file that its output is appended to."""
+class _Command(msgspec.Struct, frozen=True):
+    """What the process is to run: a command's arguments, and the file that its output is appended to."""
 
     log: str
     arguments: list[str]
 
 
 def main() -> int:
-    """What the process does; returns its exit code. It is told by its parent alone, over a pipe."""
+    """Loads what a worker needs, waits for the command, runs it; returns its exit code."""
     from stageline.workers.cli.app import run
     from stageline.workers.cli.commands import worker  # noqa: F401  # what the command loads
     from stageline.workers.process.warmup import warm_up_device
@@ -86,12 +85,12 @@ def main() -> int:
     line = sys.stdin.buffer.read()
     if not line:
         return 0
-    order = msgspec.json.decode(line, type=_Order)
-    with open(order.log, "ab") as log, open(os.devnull, "rb") as nothing:
+    command = msgspec.json.decode(line, type=_Command)
+    with open(command.log, "ab") as log, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    return run(order.arguments)
+    return run(command.arguments)
 
 
 if __name__ == "__main__":

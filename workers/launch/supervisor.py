@@ -1,11 +1,11 @@
-"""Runs a whole plan on this machine: starts the broker and the workers as processes, watches them, and stops them.
+"""Supervises the processes of a run on this machine: starts the broker and the workers, watches and ends them.
 
     train ──starts──> broker, worker 0, worker 1, ...        each in a session of its own: Ctrl-C reaches train alone
       │ <── status ── broker
-      ├── a worker exits: the broker is told; the broker exits: it is started again on its store
-      └── a worker hangs and has lost its place: it is killed, so that another can be started
+      ├── a worker exits: reported to the broker; the broker exits: it is restarted on its store
+      └── a lost worker hangs: it is killed, so that another can be started
 
-Nothing outlives `run`: it ends every process it started, and they end themselves if it is killed.
+Nothing outlives `supervise`: it ends every process it started, and they exit by themselves if it is killed.
 """
 
 import signal
@@ -13,189 +13,174 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
 
 from stageline.pipeline.exit_code import ExitCode
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.process.signals import Signals
+from stageline.workers.runs.outcome import Facts, LaunchOutcome
 
 from .children import Children, LocalRun
 
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
-ANSWER = 0.5  # seconds that the broker gets to answer; one that was killed is not noticed meanwhile
-_BEFORE_IT_SPOKE = ("had not begun", "before it joined")
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is started again, doubling each time
-# Exit codes after which a worker is not started again.
-_FINAL = frozenset(
+ANSWER_TIMEOUT = 0.5  # seconds for the broker to answer; the exit of a broker is not noticed meanwhile
+SAVE_TIMEOUT = 5.5  # seconds for the workers of an interrupted run to finish and save a step
+LOST_TIMEOUT = 1.0  # seconds for a lost worker to exit by itself, before it is killed
+VERDICT_TIMEOUT = 3.0  # seconds for the broker to end the run after a worker's final exit
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is restarted, doubling each time
+MAX_BROKER_RESTARTS = 5
+_FINAL = frozenset(  # exit codes after which a worker is not restarted
     {ExitCode.OK, ExitCode.USAGE, ExitCode.NO_BROKER, ExitCode.NO_WORKER, ExitCode.SAVED, ExitCode.REFUSED}
 )
-SAVING = 5.5  # seconds that the workers of an interrupted run get to finish and save a step
-RESTARTS = 5  # of a broker that does not stay up
-FAREWELL = 1.0  # seconds that a worker which has lost its place gets to leave by itself
-VERDICT = 3.0  # seconds that the broker gets to say what a worker's exit means
-
-Facts = dict[str, Any]
+_NOT_STARTED = ("had not begun", "before it joined")  # in the broker's reason, if only the worker's log has the cause
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchOutcome:
-    """How a local run ended: exit code, the reason in words, and the broker's last word on the run."""
-
-    code: int
-    reason: str
-    facts: Facts
-
-
-def run(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts: None) -> LaunchOutcome:
+def supervise(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts: None) -> LaunchOutcome:
     """Runs to the end and returns how it ended; `on_status` is called with every new status of the broker.
 
-    The first SIGINT or SIGTERM asks everyone to stop, the second ends them at once.
+    The first SIGINT or SIGTERM stops the run, the second kills its processes.
     """
     local.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())  # first: from here on there is something to clean up
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-")))
-        crew = stack.enter_context(Children(local, sockets, lambda: signals.count > 1))
-        client = stack.enter_context(Client(crew.url))
-        return _watch(crew, client, signals, on_status)
+        children = stack.enter_context(Children(local, sockets, lambda: signals.count > 1))
+        client = stack.enter_context(Client(children.url))
+        supervisor = Supervisor(children, client)
+        while (outcome := supervisor.poll(signals.count, on_status)) is None:
+            sleep(POLL)
+        return outcome
 
 
-def _watch(crew: Children, client: Client, signals: Signals, on_status: Callable[[Facts], None]) -> LaunchOutcome:
-    watch = _Supervisor(crew, client)
-    while True:
-        facts = watch.look()
+class Supervisor:
+    """Watches the processes and the broker's status; restarts, kills and stops."""
+
+    def __init__(self, children: Children, client: Client) -> None:
+        self._children = children
+        self._client = client
+        self._facts: Facts = {}  # the broker's last status
+        self._exited: dict[str, float] = {}  # by name: when a worker's exit was noticed
+        self._restarts: Counter[str] = Counter()  # by name
+        self._lost: dict[int, float] = {}  # by pid: when the broker declared a worker lost
+        self._broker_restarts = 0
+        self._stopped: float | None = None  # when the run was asked to stop
+
+    def poll(self, signals: int, on_status: Callable[[Facts], None]) -> LaunchOutcome | None:
+        """Does what is due, `signals` having come so far; returns how the run ended, None while it goes on."""
+        facts = self._look()
         if facts:
             on_status(facts)
-        if facts.get("phase") in ("finished", "failed") and not watch.still_saving:
-            client.stop_run("the run is over", ExitCode.OK)  # nobody will ask the broker again: it may leave
-            return LaunchOutcome(int(facts.get("code") or 0), watch.reason(str(facts.get("reason") or "")), facts)
-        if signals.count > 1:
-            return LaunchOutcome(ExitCode.INTERRUPTED, "interrupted twice: ended at once", watch.facts)
-        if signals.count and watch.stopped is None:
-            watch.stop()
-        if (outcome := watch.hopeless()) is not None:
-            return outcome
-        sleep(POLL)
-
-
-class _Supervisor:
-    """Looks at the processes and the broker's status in turn, and keeps what it has seen."""
-
-    def __init__(self, crew: Children, client: Client) -> None:
-        self.facts: Facts = {}
-        self._crew = crew
-        self._client = client
-        self._left: dict[str, float] = {}  # by name: when it was seen to be gone
-        self._comebacks: Counter[str] = Counter()  # by name: how often it was started again
-        self._lost: dict[int, float] = {}  # by pid: when a worker's place was given up
-        self._broker_restarts = 0
-        self.stopped: float | None = None  # when the run was asked to stop
+        if facts.get("phase") in ("finished", "failed") and not self._saving:
+            self._client.stop_run("the run is over", ExitCode.OK)  # no more queries will come: the broker may exit
+            return LaunchOutcome(int(facts.get("code") or 0), self._reason(str(facts.get("reason") or "")), facts)
+        if signals > 1:
+            return LaunchOutcome(ExitCode.INTERRUPTED, "interrupted twice: ended at once", self._facts)
+        if signals and self._stopped is None:
+            self._stop()
+        return self._failure()
 
     @property
-    def still_saving(self) -> bool:
-        """Whether workers of an interrupted run are finishing the step that is to be saved."""
-        if self.stopped is None or not self._crew.restarts or monotonic() - self.stopped > SAVING:
+    def _saving(self) -> bool:
+        """Whether workers of an interrupted run are still finishing the step that is to be saved."""
+        if self._stopped is None or not self._children.local.restarts or monotonic() - self._stopped > SAVE_TIMEOUT:
             return False
-        return any(process.poll() is None for process in self._crew.workers.values())
+        return any(process.poll() is None for process in self._children.workers.values())
 
-    def reason(self, told: str) -> str:
-        """Why the run ended, as the broker tells it; of a worker that left before it could tell anyone, its last
-        words are added."""
-        if not any(words in told for words in _BEFORE_IT_SPOKE):
-            return told
-        crew = self._crew.workers
-        failed = [name for name in self._left if crew[name].returncode not in (0, None)]
+    def _reason(self, given: str) -> str:
+        """Why the run ended, as the broker gives it; with the last log lines of workers that failed before they could
+        report to it."""
+        if not any(words in given for words in _NOT_STARTED):
+            return given
+        workers = self._children.workers
+        failed = sorted(name for name in self._exited if workers[name].returncode not in (0, None))
         return "\n".join(
-            [told, *(f"{_in_words(name)} said last: {self._crew.last_words(name)}" for name in sorted(failed))]
+            [given, *(f"{_spaced(name)} said last: {self._children.last_log_line(name)}" for name in failed)]
         )
 
-    def stop(self) -> None:
-        """Ends the run because somebody wants it to."""
-        self.stopped = monotonic()
-        reason = "interrupted" if self._crew.restarts else "interrupted, nothing saved"
-        self._client.stop_run(reason, ExitCode.INTERRUPTED, at_step_end=self._crew.restarts)
+    def _stop(self) -> None:
+        self._stopped = monotonic()
+        saves = self._children.local.restarts
+        reason = "interrupted" if saves else "interrupted, nothing saved"
+        self._client.stop_run(reason, ExitCode.INTERRUPTED, at_step_end=saves)
 
-    def look(self) -> Facts:
-        """The broker's status, {} if it does not answer now. Gone workers are reported, a gone broker is restarted, and
-        lost workers that do not go are killed."""
-        self._note_exits()
-        self._restart_workers()
-        if self.stopped is None and self._crew.broker is not None and self._crew.broker.poll() is not None:
-            self._restart_broker()
+    def _look(self) -> Facts:
+        """The broker's status, {} if it does not answer now; processes that have ended or hang are dealt with."""
+        self._report_exits()
+        broker = self._children.broker
+        if self._stopped is None:
+            self._restart_workers()
+            if broker is not None and broker.poll() is not None:
+                self._restart_broker()
         try:
-            self.facts = self._client.ask("status", timeout=ANSWER if self.stopped is None else POLL)
+            self._facts = self._client.ask("status", timeout=ANSWER_TIMEOUT if self._stopped is None else POLL)
         except BrokerUnreachable:
-            return {} if self.stopped is None else self.facts
-        self._kill_the_lost()
-        return self.facts
+            return {} if self._stopped is None else self._facts
+        self._kill_lost()
+        return self._facts
 
-    def hopeless(self) -> LaunchOutcome | None:
-        """The end of a run that the broker cannot end: a worker left before it joined, or the broker will not stay."""
-        if self._broker_restarts > RESTARTS:
-            return LaunchOutcome(
-                ExitCode.FAILED, f"the broker does not stay up: {self._crew.last_words('broker')}", self.facts
-            )
-        for name, when in self._left.items():
-            status = self._crew.workers[name].returncode
-            if status and not self._comes_back(status) and monotonic() - when > VERDICT:
-                words = f"{_in_words(name)} has left: {self._crew.last_words(name)}"
-                if status == ExitCode.NO_BROKER:  # it was started here, so the cause is there
-                    return LaunchOutcome(
-                        ExitCode.FAILED, f"{words}\nThe broker said last: {self._crew.last_words('broker')}", self.facts
-                    )
-                return LaunchOutcome(status if status > 0 else ExitCode.FAILED, words, self.facts)
-        return None
-
-    def _note_exits(self) -> None:
-        for name, process in self._crew.workers.items():
+    def _report_exits(self) -> None:
+        for name, process in self._children.workers.items():
             status = process.poll()
-            if status is not None and name not in self._left:
-                self._left[name] = monotonic()
+            if status is not None and name not in self._exited:
+                self._exited[name] = monotonic()
                 index = self._index_of(name, process.pid)
                 if index is not None:
                     self._client.exited(index, process.pid, status)
 
     def _index_of(self, name: str, pid: int) -> int | None:
-        """Which worker of the plan the process was: a spare is the one that the broker has made it, or none."""
-        has_place = (row["index"] for row in self.facts.get("workers", ()) if row.get("pid") == pid)
-        return next(has_place, self._crew.indexes.get(name))
-
-    def _kill_the_lost(self) -> None:
-        """Whoever hangs does not hear that it was lost, and would leave its place empty for ever, or, if a spare has
-        that by now, be of no use."""
-        now = monotonic()
-        for gap in self.facts.get("recovering", ()):
-            self._lost.setdefault(gap["pid"], now - gap["since"])
-        for process in self._crew.workers.values():
-            if now - self._lost.get(process.pid, now) > FAREWELL and self.stopped is None:
-                process.send_signal(signal.SIGKILL)
-
-    def _comes_back(self, status: int) -> bool:
-        """Whether a worker that left with `status` is started again: not if that would only repeat itself."""
-        return self._crew.restarts and status not in _FINAL
+        """Which worker of the plan the process was; for a spare, the one that the broker assigned to it, or None."""
+        assigned = (row["index"] for row in self._facts.get("workers", ()) if row.get("pid") == pid)
+        return next(assigned, self._children.indexes.get(name))
 
     def _restart_workers(self) -> None:
-        for name, when in list(self._left.items()):
-            status = self._crew.workers[name].returncode
-            if self.stopped is not None:
-                return
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** self._comebacks[name])
-            if status and self._comes_back(status) and monotonic() - when >= pause:
-                del self._left[name]
-                again = self._crew.start_again(name, running=self.facts.get("phase") == "running")
-                self._comebacks[again] = self._comebacks.pop(name, 0) + 1
+        for name, when in list(self._exited.items()):
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** self._restarts[name])
+            if self._restartable(self._children.workers[name].returncode) and monotonic() - when >= pause:
+                del self._exited[name]
+                again = self._children.restart_worker(name, running=self._facts.get("phase") == "running")
+                self._restarts[again] = self._restarts.pop(name, 0) + 1
+
+    def _restartable(self, status: int | None) -> bool:
+        """Whether a worker that exited with `status` is restarted: not if that would only repeat itself."""
+        return self._children.local.restarts and status not in _FINAL
 
     def _restart_broker(self) -> None:
         self._broker_restarts += 1
-        if self._broker_restarts <= RESTARTS:
+        if self._broker_restarts <= MAX_BROKER_RESTARTS:
             sleep(0.1 * self._broker_restarts)
             # Once the run goes on, workers keep their places: with --resume, all would begin again.
-            self._crew.start_broker(resume=self._crew.resumes and self.facts.get("phase") != "running")
+            resume = self._children.local.resume and self._facts.get("phase") != "running"
+            self._children.start_broker(resume=resume)
+
+    def _kill_lost(self) -> None:
+        """A lost worker that hangs does not learn that it is lost. Its process must end before it is restarted."""
+        now = monotonic()
+        for lost in self._facts.get("recovering", ()):
+            self._lost.setdefault(lost["pid"], now - lost["since"])
+        for process in self._children.workers.values():
+            if now - self._lost.get(process.pid, now) > LOST_TIMEOUT and self._stopped is None:
+                process.send_signal(signal.SIGKILL)
+
+    def _failure(self) -> LaunchOutcome | None:
+        """The end of a run that the broker cannot end: it keeps exiting, or a worker exited before it joined."""
+        if self._broker_restarts > MAX_BROKER_RESTARTS:
+            line = self._children.last_log_line("broker")
+            return LaunchOutcome(ExitCode.FAILED, f"the broker does not stay up: {line}", self._facts)
+        for name, when in self._exited.items():
+            status = self._children.workers[name].returncode
+            if status and not self._restartable(status) and monotonic() - when > VERDICT_TIMEOUT:
+                return self._worker_failure(name, status)
+        return None
+
+    def _worker_failure(self, name: str, status: int) -> LaunchOutcome:
+        reason = f"{_spaced(name)} has exited: {self._children.last_log_line(name)}"
+        if status == ExitCode.NO_BROKER:  # the broker was started here, so the cause is in its log
+            line = self._children.last_log_line("broker")
+            return LaunchOutcome(ExitCode.FAILED, f"{reason}\nThe broker said last: {line}", self._facts)
+        return LaunchOutcome(status if status > 0 else ExitCode.FAILED, reason, self._facts)
 
 
-def _in_words(name: str) -> str:
+def _spaced(name: str) -> str:
     """ "worker 1" of worker-1."""
     return name.replace("-", " ")

@@ -17,7 +17,7 @@ import psutil
 import torch
 import zmq
 
-from stageline.broker.control.channel import REDIS, open_server
+from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.errors import BrokerError
 from stageline.broker.network.bind import listening
 from stageline.broker.network.redis_connection import RedisLink

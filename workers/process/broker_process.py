@@ -9,11 +9,12 @@ from time import monotonic, time
 
 import structlog
 
-from stageline.broker.control.channel import REDIS, open_server
+from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.control.protocol import Answer, Ask, StopRun
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of
-from stageline.broker.coordinator.server import LINGER, attend
+from stageline.broker.coordinator.run_state import RunState
+from stageline.broker.coordinator.server import LINGER, serve_channel
 from stageline.broker.errors import BrokerError
 from stageline.broker.stores.base import StoreUnusable
 from stageline.pipeline.exit_code import ExitCode
@@ -70,7 +71,7 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         runs.write_broker_url(folder, office.endpoint)
         try:
             on_bound(office.endpoint)
-            attend(core, office, stop=host.must_leave, linger=1.0 if place.parent else LINGER)
+            serve_channel(core, office, stop=host.must_leave, linger=1.0 if place.parent else LINGER)
             _clear_queues(core, plan.queues.url)
         finally:
             (folder / runs.BROKER).unlink(missing_ok=True)
@@ -94,7 +95,7 @@ def _clear_queues(core: Coordinator, url: str) -> None:
         return
     from stageline.broker.queues.redis.inspector import QueueInspector  # takes time to load
 
-    if not core.everyone_left:  # whoever is still there could put again what it keeps
+    if not core.all_left:  # whoever is still there could put again what it keeps
         log.warning("the queues stay at the server", address=masked(url), reason="not every worker has left")
         return
     try:
@@ -128,7 +129,7 @@ class _Host:
     def must_leave(self) -> bool:
         """Asked again and again. After a signal it stops the run: workers are told when they next report. A run that is
         over keeps the broker no longer then."""
-        if self._signals.count and not self._core.dismissed:
+        if self._signals.count and self._core.state is not RunState.DISMISSED:
             self._core.handle(b"", StopRun("the broker was interrupted", ExitCode.INTERRUPTED), time())
         if not self._over and self._core.outcome is not None:
             self._over = True

@@ -22,9 +22,9 @@ from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.exit_code import ExitCode
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
-from stageline.workers.launch.supervisor import Facts, LaunchOutcome
 from stageline.workers.replay.bad_microbatch import record_failure
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.outcome import Facts, LaunchOutcome
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import WorkerLoop

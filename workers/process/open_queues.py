@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
-from stageline.broker.control.channel import REDIS
+from stageline.broker.control.open import REDIS
 from stageline.broker.control.protocol import Assigned
 from stageline.broker.queues.base import QueueKey, Queues, Trouble
-from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.workers.runtime.job import Job
 

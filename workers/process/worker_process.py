@@ -24,7 +24,7 @@ from stageline.pipeline.exit_code import ExitCode
 from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.workers.checkpoint.directory import SnapshotFailed
-from stageline.workers.checkpoint.hooks import CheckpointHooks, LocalSnapshots, NoCheckpoints, SnapshotHooks
+from stageline.workers.checkpoint.hooks import CheckpointHooks, LocalSnapshots, SnapshotHooks
 from stageline.workers.checkpoint.manifest import SnapshotDamaged
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.client import BrokerUnreachable
@@ -250,10 +250,11 @@ def _recovery(
 ) -> CheckpointHooks:
     progress.layers = lambda instruction: executor.stages[instruction.action.stage].at_layer
     if not job.plan.recovery.on:
-        return NoCheckpoints()
+        return CheckpointHooks()
     run, incarnation, start = assigned.run, assigned.incarnation, assigned.step
-    snapshots = SnapshotHooks(job, executor, progress, run=run, incarnation=incarnation, start=start)
-    return snapshots if recorder is None else RecordingHooks(snapshots, recorder, start)
+    if recorder is None:
+        return SnapshotHooks(job, executor, progress, run=run, incarnation=incarnation, start=start)
+    return RecordingHooks(job, executor, progress, recorder, run=run, incarnation=incarnation, start=start)
 
 
 def _introduction(plan: Plan, terms: WorkerOptions) -> WorkerIdentity:

@@ -1,4 +1,4 @@
-"""Records what stages take and give, and runs one microbatch again from it.
+"""Records what stages take and give, and runs one microbatch again from the records.
 
-May import `runtime`, `checkpoint` and `runs`. Read `replay.py` first.
+May import `disk`, `runtime`, `checkpoint` and `runs`. Read `replay.py` first.
 """

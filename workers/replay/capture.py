@@ -1,12 +1,11 @@
 """Records what a worker's stages take and give, so that every microbatch of the last steps can be run again alone.
 
-RecordingExecutor    runs an executor; hands what goes in and what comes out to the record writer
-RecordingHooks       runs checkpoint hooks; deletes the records of steps that no snapshot is kept for
+RecordingExecutor    runs an executor; passes its inputs and results to the record writer
+RecordingHooks       are snapshot hooks that delete records together with snapshots
 """
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
 
 from torch import Tensor
 
@@ -17,9 +16,12 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.placing import copied
 from stageline.pipeline.tree import Tree, map_tensors
-from stageline.workers.checkpoint.hooks import CheckpointHooks
+from stageline.workers.checkpoint.hooks import SnapshotHooks
+from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE, ActionExecutor
 from stageline.workers.runtime.machine import Instruction
+from stageline.workers.runtime.progress import Progress
 
 from .record_file import Direction
 from .record_writer import RecordWriter
@@ -69,38 +71,33 @@ class RecordingExecutor:
         self._writer.record(instruction.action.stage, direction, message)
 
 
-class RecordingHooks:
-    """Does what `hooks` do, from checkpoint `start` on, and deletes records that are not needed any more."""
+class RecordingHooks(SnapshotHooks):
+    """Keeps records for as long as snapshots: since the complete checkpoint before the newest.
 
-    def __init__(self, hooks: CheckpointHooks, writer: RecordWriter, start: int) -> None:
-        self._hooks = hooks
-        self._writer = writer
-        self._newest = start
+    So a run that has just completed a checkpoint, or has finished, can still be replayed.
+    """
 
-    def __enter__(self) -> Self:
-        self._hooks.__enter__()
-        return self
+    def __init__(
+        self,
+        job: Job,
+        executor: Executor,
+        progress: Progress,
+        writer: RecordWriter,
+        *,
+        run: str,
+        incarnation: int,
+        start: int,
+    ) -> None:
+        super().__init__(job, executor, progress, run=run, incarnation=incarnation, start=start)
+        self._records = writer
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._hooks.__exit__(kind, error, at)
-        self._writer.close(PATIENCE if error is None else 4 * PATIENCE)
+        super().__exit__(kind, error, at)
+        self._records.close(PATIENCE if error is None else 4 * PATIENCE)
 
-    def stepped(self, stage: int, step: int, loss: float | None) -> None:
-        self._hooks.stepped(stage, step, loss)
-
-    def forget(self, complete: int) -> None:
-        """Keeps the records since the checkpoint before `complete`: a run that has just completed a checkpoint, or has
-        finished, can still be replayed."""
-        self._hooks.forget(complete)
-        if complete > self._newest:
-            self._writer.delete_before(self._newest)
-            self._newest = complete
-
-    def flush(self) -> None:
-        self._hooks.flush()
-
-    def stop_at(self, step: int) -> None:
-        self._hooks.stop_at(step)
+    def delete_before(self, step: int) -> None:
+        super().delete_before(step)
+        self._records.delete_before(step)
 
 
 def output_key(action: Action) -> QueueKey | None:

@@ -1,4 +1,4 @@
 """The folder of a run: its name, its files, its result.
 
-May import `broker` and `pipeline`. Read `folder.py` first.
+May import `disk`, `broker` and `pipeline`. Read `folder.py` first.
 """

@@ -14,41 +14,43 @@ from torch import Tensor
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import read_plan
 from stageline.workers.checkpoint.weights import load_weights
-from stageline.workers.launch.launch import go, ready
-from stageline.workers.launch.supervisor import Facts
+from stageline.workers.launch.launch import prepare_launch, run_launch
+from stageline.workers.runs.outcome import Facts
 from stageline.workers.runs.result import Result
 
 
 class RunFailed(StagelineError):
-    """The run did not finish; `code` is what `stageline train` would exit with, `folder` holds the logs."""
+    """The run did not finish. `exit_code` is that of `stageline train`; `folder` contains the logs."""
 
-    def __init__(self, reason: str, code: int, folder: Path) -> None:
+    def __init__(self, reason: str, exit_code: int, folder: Path) -> None:
         super().__init__(f"{reason} (the logs are in {folder})")
-        self.code = code
+        self.exit_code = exit_code
         self.folder = folder
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished run: `result` is what `stageline train --json` prints, `folder` is where it left its files."""
+    """A finished run: `result` is what `stageline train --json` prints, `folder` contains the run's files."""
 
     result: Result
     folder: Path
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The trained weights under the unsplit model's names."""
+        """The trained weights under the unsplit model's names, on the CPU."""
         return load_weights(self.folder)
 
 
 def train(config: str | Path, *sets: str, on_status: Callable[[Facts], None] = lambda facts: None) -> Trained:
-    """Runs the plan `config`, with `sets` such as "run.steps=20" on top, to its end: broker and workers as processes.
+    """Runs a plan to its end on this machine; the broker and every worker are processes of their own.
 
-    `on_status` hears the broker's `status/1` several times a second. For the main thread only, since it minds signals.
-    Raises `PlanRefused` or `ModelRefused` before anything is started, `RunFailed` afterwards.
+    `config` is a plan file, or the folder of a `stageline.toml`; `sets` override its keys: "run.steps=20". `on_status`
+    is called with the broker's status (schema status/1) several times a second. Call it in the main thread: it handles
+    signals meanwhile.
+    Raises `PlanRefused`, `ModelRefused` or `DataError` before any process starts, `RunFailed` afterwards.
     """
-    launch = ready(read_plan(config, sets=sets, environment=os.environ))
-    words = [str(config), *(word for each in sets for word in ("--set", each))]
-    ended = go(launch, words, on_status)
+    launch = prepare_launch(read_plan(config, sets=sets, environment=os.environ))
+    arguments = [str(config), *(argument for each in sets for argument in ("--set", each))]
+    ended = run_launch(launch, arguments, on_status)
     if ended.result is None:
         raise RunFailed(ended.reason, ended.code, launch.folder)
     return Trained(ended.result, launch.folder)

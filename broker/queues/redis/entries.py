@@ -1,16 +1,16 @@
 """One queue as it lies in Redis: its keys, and the ids and fields of its entries.
 
     stageline:{RUN}:layout            string   "1 M": the version of all this, and how many microbatches a step has
-    stageline:{RUN}:forward-1         stream   the messages to stage 1 that may still be wanted
+    stageline:{RUN}:forward-1         stream   the messages to stage 1 that may still be needed
         id     NUMBER-PLACE                    message NUMBER (`pipeline.numbering`), its entries counted from 1
         t      milliseconds since 1970         when it was added
         d      bytes                           of the message's tensors, one after another, as often as there are pieces
         h      header                          in the last entry of a message, and only there
-    stageline:{RUN}:forward-1:kept    stream   one entry: the word of its producer
-        id     INCARNATION-SERIAL              so the server refuses what a worker says that has been replaced
+    stageline:{RUN}:forward-1:kept    stream   one entry: the newest announcement of its producer
+        id     INCARNATION-SERIAL              the server refuses that of a replaced worker
         says   FIRST SENT                      the oldest message it still has; all before SENT are in the stream
-        check  CRC-32                          of the id and what is said
-    stageline:{RUN}:forward-1:taken   stream   one entry: the word of its consumer, in the same way
+        check  CRC-32                          of the id and what it says
+    stageline:{RUN}:forward-1:taken   stream   one entry: the newest announcement of its consumer, likewise
         says   TAKEN CREDIT MISSING            all before TAKEN are taken, those before CREDIT may be added, and
                                                MISSING is not where it should be (-1: nothing is)
 
@@ -32,7 +32,7 @@ PIECE = 2**20  # bytes of tensors in an entry; larger and smaller ones are slowe
 
 
 class EntryId(NamedTuple):
-    """`number-place`: of a message's entry, or incarnation and serial of an end's word."""
+    """`number-place`: of a message's entry, or incarnation and serial of an announcement."""
 
     number: int
     place: int
@@ -64,7 +64,7 @@ class Keys:
 
 
 def prefix(run: str) -> str:
-    """What all keys of a run begin with."""
+    """All keys of a run begin with it."""
     return f"stageline:{{{run}}}:"
 
 
@@ -77,7 +77,7 @@ def layout_value(microbatches: int) -> bytes:
 
 
 def additions(key: bytes, number: int, frames: Sequence[Frame], milliseconds: int) -> list[Command]:
-    """The commands that add message `number` to a stream that is there; to one that is not, they add nothing."""
+    """The commands that add message `number` to a stream that exists; to one that does not, they add nothing."""
     commands = []
     parts = _parts(frames[1:])
     for place, pieces in enumerate(parts, start=1):
@@ -91,19 +91,19 @@ def additions(key: bytes, number: int, frames: Sequence[Frame], milliseconds: in
 
 
 def creating(command: Command) -> Command:
-    """The same addition, to a stream that may have to be made."""
+    """The same addition, which creates the stream if it does not exist."""
     return command[:2] + command[3:]
 
 
 def read_entry(raw: Any) -> StreamEntry:
-    """Raises `BadMessage` for an entry that is not of ours."""
+    """Raises `BadMessage` for an entry that is malformed."""
     try:
         id_text, [_, time, *fields] = raw
         header = fields[-1] if fields[-2:-1] == [b"h"] else None
         data = tuple(fields[1 : None if header is None else -2 : 2])
         return StreamEntry(read_id(id_text), int(time), data, header)
     except (TypeError, ValueError) as error:
-        raise BadMessage(f"an entry of a stream is not one of ours: {error}") from error
+        raise BadMessage(f"an entry of a stream is not part of a message: {error}") from error
 
 
 def read_id(text: bytes) -> EntryId:
@@ -112,7 +112,7 @@ def read_id(text: bytes) -> EntryId:
 
 
 def pour(data: Sequence[bytes], buffers: Sequence[memoryview]) -> None:
-    """Fills the buffers, one after another, with the data. Raises `BadMessage` if that is too much or too little."""
+    """Fills the buffers, one after another, with the data. Raises `BadMessage` if it is too much or too little."""
     if sum(map(len, data)) != sum(buffer.nbytes for buffer in buffers):
         raise BadMessage(f"{sum(map(len, data))} bytes came for tensors of {sum(b.nbytes for b in buffers)} bytes")
     rest = [buffer for buffer in reversed(buffers) if buffer.nbytes]

@@ -1,4 +1,4 @@
-"""Looks at the queues of a run in Redis from outside, without disturbing anybody."""
+"""Looks at the queues of a run in Redis from outside, without disturbing the workers."""
 
 from time import time
 from typing import Any
@@ -8,7 +8,7 @@ from stageline.broker.errors import BadMessage
 from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.queues.base import Depth, QueueKey
 
-from .announcements import CreditEntry, newest, read_announcement
+from .announcements import newest, read_credit
 from .entries import Keys, StreamEntry, pour, prefix, read_entry
 
 _MANY = b"1000"  # keys looked at in one go
@@ -28,7 +28,8 @@ class QueueInspector:
         return sorted(key for name in names if (key := _queue_key(name)) is not None)
 
     def depth(self, key: QueueKey) -> Depth:
-        """What the server has of the queue; nothing is in flight there. The consumer tells now and then how far it is.
+        """What the server has of the queue; nothing is in flight there. What is taken, the consumer announces now and
+        then.
 
         `bytes` is what the queue occupies at the server.
         """
@@ -71,7 +72,7 @@ class QueueInspector:
 
     def _taken(self, keys: Keys) -> int:
         found = self._link.ask(*newest(keys.taken))
-        return read_announcement(found[0], CreditEntry)[1].taken if found else 0
+        return read_credit(found[0]).received if found else 0
 
     def _message(self, keys: Keys, number: int, limits: Limits) -> Message | None:
         entries = [read_entry(raw) for raw in self._link.ask(b"XRANGE", keys.entries, *2 * [b"%d" % number])]

@@ -1,7 +1,7 @@
-"""The thread that sends what the writers and readers of a worker have to say to Redis, so that computing never waits.
+"""The thread that sends the commands of a worker's stream writers and readers to Redis, so that computing never waits.
 
-All that is to be said at one moment goes out together; of each queue one transaction is under way at a time. While
-the server is away, or refuses, it is tried again, more and more seldom; nothing is forgotten meanwhile.
+All that is due at one moment is sent together; of each queue one transaction is under way at a time. While the server
+is away, or refuses, sending is tried again, more and more seldom; nothing is forgotten meanwhile.
 """
 
 import threading
@@ -14,32 +14,31 @@ from typing import Any
 import structlog
 
 from stageline.broker.errors import QueueFull
-from stageline.broker.network.redis_connection import RedisAway, RedisLink, RedisRefusal, pack, sound
+from stageline.broker.network.redis_connection import Exchange, RedisAway, RedisLink, RedisRefusal, pack, sound
 from stageline.broker.network.redis_requirements import INQUIRY, RedisUnfit
 from stageline.broker.queues.base import Trouble
 
 from .entries import layout_key, layout_value
-from .exchange import Exchange
-from .reader import Reader
-from .writer import Writer
+from .stream_reader import StreamReader
+from .stream_writer import StreamWriter
 
-IDLE = 1.0  # seconds without anything to say after which it is seen whether the server still has everything
-FITNESS = 5.0  # seconds between two looks at the server's settings
-SMALL = 2**16  # bytes that a socket takes in at once when nothing else is under way
-SOON, LATE = 0.02, 1.0  # seconds before it is tried again: the first time, and at most
+IDLE = 1.0  # seconds between two checks whether the server still has everything
+FITNESS = 5.0  # seconds between two checks of the server's settings
+SMALL = 2**16  # bytes that a socket accepts at once when nothing else is under way
+FIRST_RETRY, LONGEST_RETRY = 0.02, 1.0  # seconds before the first retry, and at most
 
-# What an answer leads to that was damaged on its way, which the protocol does not notice: it is asked once more, over
-# another connection, before it is believed.
-NONSENSE = (RedisUnfit, TypeError, ValueError, LookupError)
+# What a damaged answer can lead to, since the protocol has no checksum: the commands are sent once more, over another
+# connection, before the error is believed.
+GARBLED = (RedisUnfit, TypeError, ValueError, LookupError)
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Batch:
-    """What goes out together."""
+    """What is sent together."""
 
-    tasks: list[Exchange]
+    exchanges: list[Exchange]
     packed: list[bytes | memoryview]
     sent: bool = False
 
@@ -63,143 +62,147 @@ class SenderThread:
         microbatches: int,
         patience: float,
     ) -> None:
-        self.writers: list[Writer] = []
-        self.readers: list[Reader] = []
+        self.writers: list[StreamWriter] = []
+        self.readers: list[StreamReader] = []
         self.trouble: Trouble | None = None  # why nothing can be sent now
         self.closing = False
         self._link = link
         self._changed = changed
         self._layout = layout_key(run), layout_value(microbatches)
         self._patience = patience
-        self._parked = False  # the thread waits for something to do
+        self._is_waiting = False  # the thread waits for something to send
         self._batch = Batch([], [])
-        self._looked = float("-inf")
-        self._fitness = monotonic()
-        self._refused = 0.0  # since when the server has refused; 0: it does not
-        self._pause = SOON
-        self._doubted = False
-        self._met = False
+        self._checked_at = float("-inf")
+        self._fitness_at = monotonic()
+        self._refused_since = 0.0  # since when the server has refused; 0: it does not
+        self._pause = FIRST_RETRY
+        self._was_garbled = False
+        self._connected_once = False
 
     def run(self) -> None:
-        """Sends until `closing`. Raises what cannot get better by trying again."""
+        """Sends until `closing`. Raises an error that trying again cannot mend."""
         while not self.closing:
             batch = self._next_batch()
             try:
                 self._carry_out(batch)
             except (RedisAway, RedisRefusal) as error:
-                self._stumble(error)
-            except NONSENSE as error:
-                if self._doubted:
+                self._back_off(error)
+            except GARBLED as error:
+                if self._was_garbled:
                     raise
-                self._doubted = True
+                self._was_garbled = True
                 self._link.close()
-                self._stumble(error)
+                self._back_off(error)
 
     def kick(self) -> None:
-        """There may be something to say. What is small goes out at once, from this thread, without waiting.
+        """Call when there may be something to send. A small batch is sent at once, by this thread, without waiting.
 
         `changed` is held.
         """
-        if self._parked:
+        if self._is_waiting:
             self._batch = self._prepare()
-            self._parked = not self._batch.tasks
+            self._is_waiting = not self._batch.exchanges
             if self._batch.small and self._link.ready:
                 self._send_now(self._batch)
         self._changed.notify_all()
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether all that may be sent has arrived."""
-        return self._parked and all(w.settled for w in self.writers) and not any(r.wants for r in self.readers)
+        return (
+            self._is_waiting
+            and all(writer.is_settled for writer in self.writers)
+            and not any(reader.must_announce for reader in self.readers)
+        )
 
     def _next_batch(self) -> Batch:
-        """Waits for something to do."""
+        """Waits for something to send."""
         with self._changed:
             self._batch = self._prepare()
-            while not self._batch.tasks and not self.closing:
-                self._parked = True
+            while not self._batch.exchanges and not self.closing:
+                self._is_waiting = True
                 self._changed.notify_all()
                 self._changed.wait(IDLE)
-                if not self._batch.tasks:  # nobody else has prepared, and maybe sent, the next one
+                if not self._batch.exchanges:  # `kick` has not prepared, and maybe sent, the next one
                     self._batch = self._prepare()
-            self._parked = False
+            self._is_waiting = False
             return self._batch
 
     def _prepare(self) -> Batch:
-        tasks = list(self._tasks())
-        return Batch(tasks, pack([task.unit for task in tasks]))
+        exchanges = list(self._exchanges())
+        return Batch(exchanges, pack([exchange.unit for exchange in exchanges]))
 
     def _send_now(self, batch: Batch) -> None:
         batch.sent = True
-        with suppress(RedisAway):  # the thread will find out
+        with suppress(RedisAway):  # the thread will notice
             self._link.send(batch.packed)
 
-    def _tasks(self) -> Iterator[Exchange]:
+    def _exchanges(self) -> Iterator[Exchange]:
         now = monotonic()
-        idle = now - self._looked >= IDLE
+        idle = now - self._checked_at >= IDLE
         if idle:
-            self._looked = now
+            self._checked_at = now
             yield self._check_layout()
-        if now - self._fitness >= FITNESS:
-            self._fitness = now
+        if now - self._fitness_at >= FITNESS:
+            self._fitness_at = now
             yield Exchange(INQUIRY, self._link.check)
         for reader in self.readers:
-            if task := reader.task(idle=idle):
-                yield task
+            if exchange := reader.next_exchange(idle=idle):
+                yield exchange
         for writer in self.writers:
-            if task := writer.task(round(1000 * time()), idle=idle):
-                yield task
+            if exchange := writer.next_exchange(round(1000 * time()), idle=idle):
+                yield exchange
 
     def _carry_out(self, batch: Batch) -> None:
         if not batch.sent:
             self._link.send(batch.packed)
-        outcomes = self._link.receive([task.unit for task in batch.tasks])
+        outcomes = self._link.receive([exchange.unit for exchange in batch.exchanges])
         refusals = []
         with self._changed:
-            for task, answers in zip(batch.tasks, outcomes, strict=True):
+            for exchange, answers in zip(batch.exchanges, outcomes, strict=True):
                 try:
-                    task.hear(answers)
-                except RedisRefusal as error:  # the others are heard all the same
+                    exchange.receive(answers)
+                except RedisRefusal as error:  # the other answers are still received
                     refusals.append(error)
-        if not self._met:
-            self._met = True
+        if not self._connected_once:
+            self._connected_once = True
             for warning in self._link.warnings:
                 log.warning("queues", reason=warning)
         if refusals:
             raise refusals[0]
-        self._refused, self._pause, self.trouble, self._doubted = 0.0, SOON, None, False
+        self._refused_since, self._pause, self.trouble, self._was_garbled = 0.0, FIRST_RETRY, None, False
 
-    def _stumble(self, error: Exception) -> None:
+    def _back_off(self, error: Exception) -> None:
         """Waits a little, longer each time. Raises `QueueFull` if the server has refused for too long, `error` if it
         never came."""
         if self.trouble is None:
             log.warning("queues wait", reason=str(error))
         self.trouble = Trouble(str(error), self.trouble.since if self.trouble else monotonic())
-        if not self._met and monotonic() - self.trouble.since >= self._patience:
+        if not self._connected_once and monotonic() - self.trouble.since >= self._patience:
             raise error
-        self._refused = self._refused or monotonic() if isinstance(error, RedisRefusal) else 0.0
-        if self._refused and monotonic() - self._refused > self._patience:
+        self._refused_since = self._refused_since or monotonic() if isinstance(error, RedisRefusal) else 0.0
+        if self._refused_since and monotonic() - self._refused_since > self._patience:
             raise QueueFull(
                 f"{error}, for {self._patience:g} s now. Give it more memory (maxmemory) or disk, or let the run keep "
                 "less: a smaller recovery.snapshot_every"
             ) from error
         with self._changed:
-            self._forget_state()
+            self._lose_connection()
             self._changed.wait_for(lambda: self.closing, self._pause)
-        self._pause = min(2 * self._pause, LATE)
+        self._pause = min(2 * self._pause, LONGEST_RETRY)
 
-    def _forget_state(self) -> None:
-        self._looked = float("-inf")
+    def _lose_connection(self) -> None:
+        self._checked_at = float("-inf")
         for writer in self.writers:
-            writer.lose()
+            writer.lose_connection()
         for reader in self.readers:
-            reader.wants = True
+            reader.receiver.must_report = True
 
     def _check_layout(self) -> Exchange:
         key, value = self._layout
-        return Exchange([(b"SET", key, value, b"NX"), (b"GET", key)], self._hear_layout)
+        return Exchange([(b"SET", key, value, b"NX"), (b"GET", key)], self._receive_layout)
 
-    def _hear_layout(self, answers: list[Any]) -> None:
+    def _receive_layout(self, answers: list[Any]) -> None:
         _, found = sound(answers)
         if found != self._layout[1]:
             raise RedisUnfit(

@@ -1,7 +1,7 @@
-"""The receiving side over ZeroMQ: one DEALER to one producing worker, shared by all consumers of its queues.
+"""The consuming side over ZeroMQ: one DEALER to one producing worker, shared by the receivers of all its queues.
 
-Whatever arrives damaged or out of turn is dropped and asked for again; the connection itself is made anew when
-questions stay without an answer for long, and soon if whoever is at its other end does not speak ZeroMQ.
+What arrives damaged or out of turn is dropped and requested again. The connection itself is replaced when requests stay
+unanswered for long, and soon if the other end does not speak ZeroMQ.
 """
 
 from time import monotonic
@@ -10,183 +10,185 @@ import zmq
 
 from stageline.broker.codec.message import Flow, Limits, Message, check_run, complete, fingerprint, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.broker.queues.receiver import TOO_OFTEN, Receiver
 from stageline.pipeline.numbering import message_number
 
 from . import socket_options as options
-from .consumer import TOO_OFTEN, Acceptance, Consumer
 from .handshake import Handshake
-from .requests import Credit, pack, unpack_retention
+from .requests import CreditRequest, Requester, pack, unpack_reply
 
-UNANSWERED = 30.0  # seconds without any answer after which a connection is made anew; doubles up to LONGEST
-LONGEST = 600.0
-UNGREETED = 3.0  # seconds after which it is made anew if nobody has greeted over it
-LOOK = 0.5  # seconds between two looks at a connection that brings no answer
-_AT_ONCE = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
+UNANSWERED = 30.0  # seconds without any answer after which a connection is replaced; doubles up to LONGEST_UNANSWERED
+LONGEST_UNANSWERED = 600.0
+NO_HANDSHAKE = 3.0  # seconds without ZeroMQ's handshake after which a connection is replaced
+CHECK = 0.5  # seconds between two checks of a connection that brings no answer
+_NOBLOCK = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
 
 
 class Dealer:
-    """Serves the consumers given to `add` from the producers at `endpoint`."""
+    """Serves the requesters given to `add` from the producers at `endpoint`. Times are monotonic, in seconds."""
 
     def __init__(
         self, context: options.Context, endpoint: str, run: str, *, microbatches: int, hwm: int, limits: Limits
     ) -> None:
         self.endpoint = endpoint
-        self.consumers: dict[tuple[Flow, int], Consumer] = {}  # by their keys
-        self._mute = False  # there is something to say, and no connection yet
+        self.requesters: dict[tuple[Flow, int], Requester] = {}  # by their queues' keys
+        self._blocked = False  # there is a request to send, and no connection yet
         self._context = context
         self._run = run
         self._microbatches = microbatches
         self._hwm = hwm
         self._limits = limits
         self._damages = 0
-        self._asked = 0.0  # since when there has been no answer to what was, or could not be, asked; 0: all is well
+        self._unanswered = 0.0  # since when a request has had, or could have, no answer; 0: all are answered
         self._patience = UNANSWERED
-        self._look = 0.0  # when to look at the connection, if there is no answer
+        self._next_check = 0.0
         self.socket = self._connect()
 
-    def add(self, consumer: Consumer) -> None:
-        self.consumers[consumer.key] = consumer
-        consumer.meet()
+    def add(self, requester: Requester) -> None:
+        self.requesters[requester.receiver.key] = requester
+        requester.introduce()
 
-    def remove(self, consumer: Consumer) -> None:
-        self.consumers.pop(consumer.key, None)
+    def remove(self, requester: Requester) -> None:
+        self.requesters.pop(requester.receiver.key, None)
 
-    def next_of(self, consumer: Consumer, *, wait: bool = False) -> Message | None:
-        """The message the consumer hands out next, if it is here; if one may `wait`, or comes within `ALONE` ms."""
+    def take(self, receiver: Receiver, *, wait: bool = False) -> Message | None:
+        """The next message of the receiver, or None. With `wait`, blocks up to `SOLE_WAIT` ms."""
         now = monotonic()
-        while not consumer.ready and self.receive(now, wait=wait):
+        while not receiver.ready and self.receive(now, wait=wait):
             wait = False
-        message = consumer.pop() if consumer.ready else None
-        if consumer.wants:
-            self.speak(now)
+        message = receiver.pop() if receiver.ready else None
+        if receiver.must_report:
+            self.send_requests(now)
         return message
 
     def receive(self, now: float, *, wait: bool = False) -> bool:
-        """Takes in one message, if one is here. False if not.
+        """Takes in one message. False if none has arrived.
 
-        Raises `ForeignMessage`, and what `Consumer` raises about messages that contradict each other.
+        Raises `ForeignMessage`, and what `Receiver` raises about messages that contradict each other.
         """
         try:
-            frame = self.socket.recv(0 if wait else _AT_ONCE, copy=False)
+            frame = self.socket.recv(0 if wait else _NOBLOCK, copy=False)
         except zmq.Again:
             return False
         frames = [frame.buffer]
-        while frame.more:  # they are all here: ZeroMQ delivers a message whole
+        while frame.more:  # they have all arrived: ZeroMQ delivers a message whole
             frame = self.socket.recv(copy=False)
             frames.append(frame.buffer)
-        self._asked, self._patience = 0.0, UNANSWERED
+        self._unanswered, self._patience = 0.0, UNANSWERED
         try:
             if frames[0].nbytes:
-                self._message(frames, now)
-            else:  # nothing where a header would be: a `Standing`
-                self._standing(b"".join(frames[1:]))
+                self._receive_message(frames, now)
+            else:  # a reply has an empty frame where a message has its header
+                self._receive_reply(b"".join(frames[1:]))
         except ForeignMessage:
             raise
         except BadMessage as error:
-            self._damaged(str(error))
+            self._count_damage(str(error))
         else:
             self._damages = 0
         return True
 
-    def speak(self, now: float) -> None:
-        """Says what the consumers have to say, as far as there is a connection."""
-        self._mute = False
-        for consumer in self.consumers.values():
-            take = consumer.request(now)
-            if take is not None and not self._mute:
-                self._say(consumer, take, now)
-        if self._asked and now >= self._look:
-            self._look = now + LOOK
-            self._renew_if_of_no_use(now)
+    def send_requests(self, now: float) -> None:
+        """Sends the requests that are due, as far as there is a connection."""
+        self._blocked = False
+        for requester in self.requesters.values():
+            request = requester.request(now)
+            if request is not None and not self._blocked:
+                self._send(requester, request, now)
+        if self._unanswered and now >= self._next_check:
+            self._next_check = now + CHECK
+            self._check_connection(now)
 
     @property
-    def watched(self) -> int:
-        """What to wait for at `socket`."""
-        return zmq.POLLIN | zmq.POLLOUT if self._mute else zmq.POLLIN
+    def events(self) -> int:
+        """What to poll `socket` for."""
+        return zmq.POLLIN | zmq.POLLOUT if self._blocked else zmq.POLLIN
 
     @property
     def due(self) -> float:
-        """When `speak` may have something to say though nothing has happened."""
-        look = self._look if self._asked else float("inf")
-        if self._mute:  # a connection is something that happens
-            return look
-        return min([look, *[consumer.due for consumer in self.consumers.values()]])
+        """When to call `send_requests` again though nothing has happened."""
+        check = self._next_check if self._unanswered else float("inf")
+        if self._blocked:  # until there is a connection, which `events` include
+            return check
+        return min([check, *[requester.due for requester in self.requesters.values()]])
 
     def close(self) -> None:
-        self._greeting.close()
+        self._handshake.close()
         self.socket.close()
 
-    def _say(self, consumer: Consumer, take: Credit, now: float) -> None:
+    def _send(self, requester: Requester, request: CreditRequest, now: float) -> None:
         try:
-            self.socket.send(pack(take), _AT_ONCE)
+            self.socket.send(pack(request), _NOBLOCK)
         except zmq.Again:
-            self._mute = True
+            self._blocked = True
         else:
-            consumer.did_say(take, now)
-        if take.ask or self._mute:
-            self._asked = self._asked or now
+            requester.mark_sent(request, now)
+        if request.ask or self._blocked:
+            self._unanswered = self._unanswered or now
 
     def _connect(self) -> options.Socket:
         socket = self._context.socket(zmq.DEALER)
         options.for_dealer(socket, self._hwm, self._limits.message_bytes)
-        self._greeting = Handshake(self._context, socket)
+        self._handshake = Handshake(self._context, socket)
         socket.connect(self.endpoint)
         return socket
 
-    def _renew_if_of_no_use(self, now: float) -> None:
-        if self._greeting.fails(now, UNGREETED):
-            self._renew()
-        elif now - self._asked > self._patience:
-            self._patience = min(2 * self._patience, LONGEST)
-            self._renew()
+    def _check_connection(self, now: float) -> None:
+        if self._handshake.fails(now, NO_HANDSHAKE):
+            self._reconnect()
+        elif now - self._unanswered > self._patience:
+            self._patience = min(2 * self._patience, LONGEST_UNANSWERED)
+            self._reconnect()
 
-    def _renew(self) -> None:
-        """Whatever the old connection is stuck in, a new one begins afresh."""
+    def _reconnect(self) -> None:
         self.close()
         self.socket = self._connect()
-        self._asked = 0.0
-        for consumer in self.consumers.values():
-            consumer.meet()
+        self._unanswered = 0.0
+        for requester in self.requesters.values():
+            requester.introduce()
 
-    def _message(self, frames: list[memoryview], now: float) -> None:
+    def _receive_message(self, frames: list[memoryview], now: float) -> None:
         header = read_header(frames[0], limits=self._limits)
         if header.run != self._run:
             check_run(header, self._run)
-        consumer = self.consumers.get((header.flow, header.stage))
-        if consumer is None:  # of a queue that comes over another connection now
+        requester = self.requesters.get((header.flow, header.stage))
+        if requester is None:  # of a queue that has moved to another connection
             return
         if header.microbatch >= self._microbatches:
             raise ForeignMessage(
                 f"{header.identity} is not of this plan, which has {self._microbatches} microbatches: "
                 "start all workers from the same plan"
             )
-        number, marks = message_number(header.step, header.microbatch, self._microbatches), fingerprint(header)
+        receiver, bits = requester.receiver, fingerprint(header)
+        number = message_number(header.step, header.microbatch, self._microbatches)
         whole = len(frames) > 1 or not header.tensors
-        if consumer.judge(number, marks, whole=whole) is Acceptance.DROP:
+        if not receiver.accepts(number, bits, whole=whole):
             return
         try:
             message = complete(header, frames[1:])
         except BadMessage as error:
-            consumer.damaged(str(error))
+            receiver.count_damage(str(error))
+            receiver.lose()
         else:
-            consumer.accept(message, marks, now)
+            receiver.accept(message, bits)
+            requester.postpone(now)
 
-    def _standing(self, frame: bytes) -> None:
-        standing = unpack_retention(frame)
-        if standing.run != self._run:
+    def _receive_reply(self, frame: bytes) -> None:
+        reply = unpack_reply(frame)
+        if reply.run != self._run:
             raise ForeignMessage(
-                f"the worker at {self.endpoint} belongs to run {standing.run!r}, this one to run {self._run!r}; "
+                f"the worker at {self.endpoint} belongs to run {reply.run!r}, this one to run {self._run!r}; "
                 "two runs share a queue address: give one of them another queues.url"
             )
-        if consumer := self.consumers.get(standing.key):
-            consumer.hear(standing)
+        if requester := self.requesters.get(reply.key):
+            requester.receive(reply)
 
-    def _damaged(self, reason: str) -> None:
-        """It cannot be known whose message it was: all ask again."""
+    def _count_damage(self, reason: str) -> None:
+        """Something arrived damaged, of an unknown queue: all receivers request again."""
         self._damages += 1
         if self._damages > TOO_OFTEN:
             raise BadMessage(
                 f"{self._damages} messages in a row from the worker at {self.endpoint} arrived damaged: {reason}"
             )
-        for consumer in self.consumers.values():
-            consumer.lost()
+        for requester in self.requesters.values():
+            requester.receiver.lose()

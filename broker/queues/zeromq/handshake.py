@@ -1,9 +1,9 @@
-"""Whether somebody at the other end of a connection speaks ZeroMQ.
+"""Whether the other end of a connection has completed ZeroMQ's handshake.
 
 When the bytes on a connection are not its protocol, ZeroMQ gives it up for good, or takes them for those of its first
-version, and says nothing of either. Only the events of its monitor tell:
+version, and reports neither. Only the events of its monitor show it:
 
-    nobody there yet ──> CONNECTED ──> HANDSHAKE_SUCCEEDED
+    not connected ─────> CONNECTED ──> HANDSHAKE_SUCCEEDED
              ^               v                 v
              └─(maybe)── DISCONNECTED <────────┘         stuck: too long CONNECTED, or DISCONNECTED for good
 """
@@ -19,20 +19,20 @@ _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCON
 
 
 class Handshake:
-    """Watches the connection of `socket`, which has not been made yet. Times are monotonic, in seconds."""
+    """Watches the connection of `socket`, which is not connected yet. Times are monotonic, in seconds."""
 
     def __init__(self, context: Context, socket: Socket) -> None:
         self._socket = socket
-        self._stuck: float | None = None  # since when it was seen without a peer that has greeted
-        place = f"inproc://greeting-{id(self)}"
-        socket.monitor(place, int(_EVENTS))
+        self._stuck: float | None = None  # since when there has been no completed handshake
+        address = f"inproc://handshake-{id(self)}"
+        socket.monitor(address, int(_EVENTS))
         self._events: zmq.Socket[Any] = context.socket(zmq.PAIR)
         self._events.set(zmq.LINGER, 0)
-        self._events.set(zmq.RCVHWM, 0)  # with a bound, events that nobody has read would stop all sockets for good
-        self._events.connect(place)
+        self._events.set(zmq.RCVHWM, 0)  # with a limit, unread events would stop all sockets for good
+        self._events.connect(address)
 
     def fails(self, now: float, patience: float) -> bool:
-        """Whether for `patience` seconds there has been a connection over which nobody greets, or the end of one."""
+        """Whether for `patience` seconds the connection has been without a handshake, or ended."""
         newest = None
         while self._events.poll(0):
             newest = recv_monitor_message(self._events)["event"]
@@ -41,6 +41,6 @@ class Handshake:
         return self._stuck is not None and now - self._stuck >= patience
 
     def close(self) -> None:
-        """Before the socket is closed."""
+        """Call before the socket is closed."""
         self._socket.disable_monitor()
         self._events.close()

@@ -1,76 +1,160 @@
-"""What the two ends of a queue say to each other beside its messages.
+"""What the two ends of a queue send to each other beside its messages, and when.
 
-    consumer -> producer   Take       from which message on to send, and how far
-    producer -> consumer   Standing   an answer to a `Credit` that asks: what has been sent, what can be had
+    consumer -> producer   CreditRequest    what has arrived, and what may be sent
+    producer -> consumer   RetentionReply   to a request that asks: what has been sent, what can be had
 
 A frame: CRC-32 of the rest, u32 little-endian | version, u8 | msgpack array.
 """
 
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from stageline.broker.codec.checksum import checked, sealed
-from stageline.broker.codec.header import MOST
 from stageline.broker.codec.message import Flow
+from stageline.broker.codec.tensors import Count
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.credit import Credit, Retention, check_current
+from stageline.broker.queues.receiver import Receiver
+from stageline.broker.queues.sender import Sender
 
 VERSION = 1
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+FIRST_PAUSE = 0.5  # seconds without an arrival after which a consumer repeats its request
+LONGEST_PAUSE = 5.0  # seconds; the pause between two requests doubles up to this
 
 
 class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     run: str
     flow: Flow
-    stage: _Count
-    incarnation: _Count  # Take: the consumer's; Standing: the newest consumer's that the producer has heard of
-    serial: _Count  # of the Take; counts what one consumer says, so that the newest is known
+    stage: Count
+    incarnation: Count  # of the consumer; in a reply the newest that the producer has a request from
+    serial: Count  # counts the requests of one consumer from 1; in a reply, that of the request
 
     @property
     def key(self) -> QueueKey:
         return QueueKey(self.flow, self.stage)
 
 
-class Credit(_Request, frozen=True):
+class CreditRequest(_Request, frozen=True):
     """All messages before `next` have arrived; the producer may send those before `credit`.
 
-    `resend`: what was sent from `next` on is lost, send it again. `ask`: answer with a `Retention`.
+    `resend`: what was sent from `next` on is lost, send it again. `ask`: answer with a `RetentionReply`.
     """
 
-    next: _Count
-    credit: _Count
+    next: Count
+    credit: Count
     resend: bool
     ask: bool
 
+    def to_credit(self) -> Credit:
+        return Credit(self.incarnation, self.serial, self.next, self.credit, self.next if self.resend else None)
 
-class Retention(_Request, frozen=True):
-    """Messages before `first` are forgotten; those before `sent` went out ahead of this, over this connection."""
 
-    first: _Count
-    sent: _Count
+class RetentionReply(_Request, frozen=True):
+    """Messages before `first` are forgotten; those before `sent` were sent before this, over the same connection."""
+
+    first: Count
+    sent: Count
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_take = msgspec.msgpack.Decoder(Credit)
-_decode_standing = msgspec.msgpack.Decoder(Retention)
+_decode_request = msgspec.msgpack.Decoder(CreditRequest)
+_decode_reply = msgspec.msgpack.Decoder(RetentionReply)
 _VERSION = bytes([VERSION])
-_AnyRequest = TypeVar("_AnyRequest", Credit, Retention)
+_AnyRequest = TypeVar("_AnyRequest", CreditRequest, RetentionReply)
 
 
-def pack(request: Credit | Retention) -> bytes:
+def pack(request: CreditRequest | RetentionReply) -> bytes:
     return sealed(_VERSION + _encode(request))
 
 
-def unpack_credit(frame: bytes) -> Credit:
+def unpack_request(frame: bytes) -> CreditRequest:
     """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it has another version."""
-    return _unpack(frame, _decode_take)
+    return _unpack(frame, _decode_request)
 
 
-def unpack_retention(frame: bytes) -> Retention:
+def unpack_reply(frame: bytes) -> RetentionReply:
     """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it has another version."""
-    return _unpack(frame, _decode_standing)
+    return _unpack(frame, _decode_reply)
+
+
+def reply_to(request: CreditRequest, sender: Sender) -> RetentionReply:
+    """The reply to `request`, true if everything due was sent before."""
+    log, (first, sent) = sender.log, sender.retention
+    return RetentionReply(log.run, log.key.flow, log.key.stage, sender.newest[0], request.serial, first, sent)
+
+
+class Requester:
+    """Decides when to request credit for `receiver`, over connections that may lose the request or its answer.
+
+    While nothing arrives, the request is repeated after `FIRST_PAUSE`, then ever more rarely. Times are monotonic, in
+    seconds; `due` is when to look at `request` again though nothing has happened.
+    """
+
+    def __init__(self, run: str, incarnation: int, receiver: Receiver) -> None:
+        self.receiver = receiver
+        self.due = 0.0
+        self._run = run
+        self._incarnation = incarnation
+        self._serial = 0
+        self._resent = 0  # the serial of the newest request that wanted a resend
+        self._ask = True
+        self._pause = FIRST_PAUSE
+
+    def introduce(self) -> None:
+        """There is a new producer, or a new connection to it: it gets a request at once."""
+        self.receiver.must_report = self._ask = True
+        self._pause = FIRST_PAUSE
+
+    def rewind(self, number: int) -> None:
+        """Requests the messages from `number` on again."""
+        self.receiver.rewind(number)
+        self.receiver.lose()
+        self.introduce()
+
+    def postpone(self, now: float) -> None:
+        """A message was accepted: there is no need to repeat the request soon."""
+        self._pause = FIRST_PAUSE
+        self.due = now + FIRST_PAUSE
+
+    def request(self, now: float) -> CreditRequest | None:
+        """What to send to the producer now, if anything; `mark_sent` once it could be sent."""
+        receiver = self.receiver
+        late = now >= self.due
+        if not receiver.must_report and not late:
+            return None
+        return CreditRequest(
+            self._run,
+            receiver.key.flow,
+            receiver.key.stage,
+            self._incarnation,
+            self._serial + 1,
+            next=receiver.next,
+            credit=receiver.limit,
+            resend=receiver.resend,
+            ask=self._ask or late,
+        )
+
+    def mark_sent(self, request: CreditRequest, now: float) -> None:
+        self._serial = request.serial
+        self.receiver.mark_reported(request.credit)
+        if request.resend:
+            self._resent = request.serial
+        if request.ask:
+            self.due = now + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._ask = False
+
+    def receive(self, reply: RetentionReply) -> None:
+        """Takes in the producer's reply. It followed everything sent before it, so what is not here now is lost.
+
+        Raises `Fenced` if the producer serves a newer incarnation, `QueueGap` if it has forgotten the next message.
+        """
+        check_current(f"{self.receiver.key} is taken", reply.incarnation, self._incarnation)
+        if reply.serial >= self._resent and self.receiver.was_sent(Retention(reply.first, reply.sent)):
+            self.receiver.lose()
 
 
 def _unpack(frame: bytes, decoder: "msgspec.msgpack.Decoder[_AnyRequest]") -> _AnyRequest:
@@ -79,7 +163,7 @@ def _unpack(frame: bytes, decoder: "msgspec.msgpack.Decoder[_AnyRequest]") -> _A
         raise BadMessage("a request between queue ends is damaged: its CRC-32 does not match")
     if body[0] != VERSION:
         raise ForeignMessage(
-            f"the other end of a queue speaks version {body[0]} of its requests, this one {VERSION}; "
+            f"the other end of a queue has version {body[0]} of its requests, this one {VERSION}; "
             "install the same version of stageline on every machine"
         )
     try:

@@ -1,7 +1,7 @@
-"""The sending side of a worker over ZeroMQ: one bound ROUTER, over which all its producers hear and speak.
+"""The producing side of a worker over ZeroMQ: one bound ROUTER, which serves all its senders.
 
-A ROUTER gives every connection an identity of its own, which is how a producer notices that its consumer speaks over
-a new one. It never blocks: what cannot be sent now stays due.
+A ROUTER gives every connection an identity of its own, which is how a sender notices that its consumer uses a new one.
+It never blocks: what cannot be sent now stays due.
 """
 
 import errno
@@ -14,110 +14,109 @@ from stageline.broker.codec.message import Flow, Frame
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.network.bind import bind
 from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.sender import Sender
 
 from . import socket_options as options
-from .producer import Producer
-from .requests import Credit, Retention, pack, unpack_credit
+from .requests import CreditRequest, RetentionReply, pack, reply_to, unpack_request
 
 # Bytes of a frame from which on its memory is handed over and not copied. To give memory back, pyzmq wakes a thread of
 # its own, which costs as much as copying half a megabyte (measured over ipc and tcp, 16 KB to 16 MB).
 ZERO_COPY = 2**19
-_AT_ONCE = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
-_AND_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-HANDFUL = 64  # requests of queues not yet here that are kept for them
+_NOBLOCK = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+EARLY = 64  # requests for queues that have no sender yet which are kept for it
 
 
 class Router:
-    """Serves the producers given to `add` at `url`; `endpoint` is where to connect to.
+    """Serves the senders given to `add` at `url`; `endpoint` is where to connect to.
 
     `hwm` is how many messages may wait for one connection.
     """
 
     def __init__(self, context: options.Context, url: str, run: str, hwm: int) -> None:
         self._run = run
-        self._producers: dict[QueueKey, Producer] = {}
-        self._early: dict[QueueKey, tuple[bytes, Credit]] = {}
+        self._senders: dict[QueueKey, Sender] = {}
+        self._early: dict[QueueKey, tuple[bytes, CreditRequest]] = {}
         self.socket = context.socket(zmq.ROUTER)
         options.for_router(self.socket, hwm)
         self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
         self._send_frame: Callable[..., object] = super(zmq.Socket, self.socket).send  # the bare one, for every frame
         self.endpoint = bind(self.socket, url)
 
-    def add(self, producer: Producer) -> None:
-        key = producer.log.key
-        self._producers[key] = producer
+    def add(self, sender: Sender) -> None:
+        key = sender.log.key
+        self._senders[key] = sender
         if key in self._early:
-            self._answer(producer, *self._early.pop(key))
+            self._answer(sender, *self._early.pop(key))
 
     def serve(self) -> None:
-        """Hears every request that is here, and sends whatever is due."""
+        """Receives every request that has arrived, and sends everything that is due."""
         while int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
-            peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            self._hear(peer, b"".join(frames))
-        for producer in self._producers.values():
-            self.flush(producer)
+            route, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            self._receive(route, b"".join(frames))
+        for sender in self._senders.values():
+            self.flush(sender)
 
     @property
-    def owes(self) -> bool:
+    def is_behind(self) -> bool:
         """Whether there are messages that have not been sent."""
-        return any(producer.behind for producer in self._producers.values())
+        return any(sender.is_behind for sender in self._senders.values())
 
-    def flush(self, producer: Producer) -> None:
+    def flush(self, sender: Sender) -> None:
         """Sends what is due, as far as the connection takes it."""
-        number = producer.due()
-        while number is not None and self.send(producer, producer.frames(number)):
-            number = producer.did_send(number)
+        number = sender.due()
+        while number is not None and self._send_message(sender, number):
+            number = sender.mark_sent(number)
 
-    def send(self, producer: Producer, frames: Sequence[Frame]) -> bool:
-        """Sends one message to the producer's consumer; False if the connection takes nothing now or is gone."""
-        if producer.peer is None:
-            return False
+    def close(self) -> None:
+        self.socket.close()
+
+    def _send_message(self, sender: Sender, number: int) -> bool:
+        """False if the connection takes nothing now or is gone."""
+        frames = sender.frames(number)
         try:
-            self._send(producer.peer, frames)
+            self._send(sender.route, frames)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
             if error.errno != errno.EHOSTUNREACH:
                 raise
-            producer.lose_peer()
+            sender.lose_route()
             return False
         return True
 
-    def close(self) -> None:
-        self.socket.close()
-
-    def _send(self, peer: bytes, frames: Sequence[Frame]) -> None:
+    def _send(self, route: bytes | None, frames: Sequence[Frame]) -> None:
         send = self._send_frame
-        send(peer, _AND_MORE)  # this tells whether the rest can be sent
+        send(route, _NOBLOCK_MORE)  # fails if the rest could not be sent
         for frame in frames[:-1]:
-            send(frame, _AND_MORE, copy=len(frame) < ZERO_COPY)
-        send(frames[-1], _AT_ONCE, copy=len(frames[-1]) < ZERO_COPY)
+            send(frame, _NOBLOCK_MORE, copy=len(frame) < ZERO_COPY)
+        send(frames[-1], _NOBLOCK, copy=len(frames[-1]) < ZERO_COPY)
 
-    def _hear(self, peer: bytes, frame: bytes) -> None:
+    def _receive(self, route: bytes, frame: bytes) -> None:
         try:
-            take = unpack_credit(frame)
+            request = unpack_request(frame)
         except ForeignMessage:
-            self._introduce(peer)
+            self._introduce(route)
             return
-        except BadMessage:  # not a request any more; its sender will ask again
+        except BadMessage:  # damaged; the consumer will repeat it
             return
-        if take.run != self._run:
-            self._introduce(peer)
-        elif take.key in self._producers:
-            self._answer(self._producers[take.key], peer, take)
-        elif len(self._early) < HANDFUL:
-            self._early[take.key] = peer, take
+        if request.run != self._run:
+            self._introduce(route)
+        elif request.key in self._senders:
+            self._answer(self._senders[request.key], route, request)
+        elif len(self._early) < EARLY:
+            self._early[request.key] = route, request
 
-    def _answer(self, producer: Producer, peer: bytes, take: Credit) -> None:
-        producer.hear(peer, take)
-        self.flush(producer)
-        if take.ask:
-            self._say(peer, producer.standing(take))
+    def _answer(self, sender: Sender, route: bytes, request: CreditRequest) -> None:
+        sender.update(request.to_credit(), route)
+        self.flush(sender)
+        if request.ask:
+            self._reply(route, reply_to(request, sender))
 
-    def _introduce(self, peer: bytes) -> None:
-        """Lets a consumer of another run or version know by whose producer it has been heard."""
-        self._say(peer, Retention(self._run, Flow.FORWARD, 0, 0, 0, 0, 0))
+    def _introduce(self, route: bytes) -> None:
+        """Lets a consumer of another run or version find out which run and version this is."""
+        self._reply(route, RetentionReply(self._run, Flow.FORWARD, 0, 0, 0, 0, 0))
 
-    def _say(self, peer: bytes, standing: Retention) -> None:
-        with suppress(zmq.ZMQError):  # a peer that is gone or full will ask again
-            self._send(peer, [b"", pack(standing)])
+    def _reply(self, route: bytes, reply: RetentionReply) -> None:
+        with suppress(zmq.ZMQError):  # if the connection is gone or full, the consumer repeats its request
+            self._send(route, [b"", pack(reply)])

@@ -1,4 +1,4 @@
-"""How the sockets of the queues are set, and why."""
+"""The options of the queues' sockets, and the reason for each."""
 
 from typing import Any
 
@@ -7,26 +7,26 @@ import zmq
 Socket = zmq.Socket[Any]
 Context = zmq.Context[Socket]
 
-REQUEST_BYTES = 2**12  # of what a consumer may say
-GREETING = 5000  # ms after which whoever has connected and does not speak ZeroMQ is dropped
-ALONE = 20  # ms that a worker which owes nobody a message waits at one socket before it looks around
+REQUEST_BYTES = 2**12  # the most that a request may have
+HANDSHAKE_TIMEOUT = 5000  # ms after which a connection without ZeroMQ's handshake is dropped
+SOLE_WAIT = 20  # ms that a worker without unsent messages waits at one socket before it polls all of them
 
 
 def for_router(socket: Socket, hwm: int) -> None:
-    """The producing side: bound, heard by many, sending to one connection at a time."""
+    """The producing side: bound, with many connections, sending to one of them at a time."""
     _for_all(socket, hwm)
     socket.set(zmq.ROUTER_MANDATORY, 1)  # a connection that is gone or full is an error, not a silent loss
     socket.set(zmq.MAXMSGSIZE, REQUEST_BYTES)
-    socket.set(zmq.LINGER, 1000)  # the last messages of a run may still be on their way out
+    socket.set(zmq.LINGER, 1000)  # ms; the last messages of a run may still be on their way out
 
 
 def for_dealer(socket: Socket, hwm: int, message_bytes: int) -> None:
     """The consuming side: connected to one producing worker."""
     _for_all(socket, hwm)
-    socket.set(zmq.IMMEDIATE, 1)  # a request waits for the connection here, where it can still be made up to date
+    socket.set(zmq.IMMEDIATE, 1)  # without a connection a request is not queued, so that it is sent up to date
     socket.set(zmq.MAXMSGSIZE, message_bytes)  # per frame
-    socket.set(zmq.LINGER, 0)  # a request is of no use to anybody after this end is gone
-    socket.set(zmq.RCVTIMEO, ALONE)
+    socket.set(zmq.LINGER, 0)  # a request is of no use after this end is gone
+    socket.set(zmq.RCVTIMEO, SOLE_WAIT)
     socket.set(zmq.RECONNECT_IVL, 20)
     socket.set(zmq.RECONNECT_IVL_MAX, 1000)
 
@@ -34,7 +34,7 @@ def for_dealer(socket: Socket, hwm: int, message_bytes: int) -> None:
 def _for_all(socket: Socket, hwm: int) -> None:
     socket.set(zmq.SNDHWM, hwm)  # messages; credit keeps as few under way, this holds should it fail
     socket.set(zmq.RCVHWM, hwm)
-    socket.set(zmq.HANDSHAKE_IVL, GREETING)
+    socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT)
     # A dead host is noticed by TCP, not by ZeroMQ's heartbeats: those time out while one long message is on its way.
     socket.set(zmq.TCP_KEEPALIVE, 1)
     socket.set(zmq.TCP_KEEPALIVE_IDLE, 10)  # seconds

@@ -11,7 +11,7 @@ class Costs:
     """Times, all in one unit: of each stage's actions for one microbatch, and of a message over each hop.
 
     A backward takes as long as its two halves, `input` and `weight`. `latency[h]` is the one-way latency between stages
-    h and h+1; between two stages of one worker there is none, whatever it says.
+    h and h+1; between two stages of one worker there is none, whatever its value.
     """
 
     forward: tuple[float, ...]

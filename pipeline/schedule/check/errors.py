@@ -1,7 +1,9 @@
 """The errors of an unsound schedule."""
 
+from stageline.pipeline.errors import StagelineError
 
-class UnsoundSchedule(Exception):
+
+class UnsoundSchedule(StagelineError):
     """No workers can run this schedule; the text names the schedule, the worker and the action."""
 
 

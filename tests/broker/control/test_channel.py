@@ -14,14 +14,15 @@ from time import monotonic
 import pytest
 
 from stageline.broker.control import redis_channel as through_redis
-from stageline.broker.control.channel import ClientChannel, ServerChannel, open_client, open_server
+from stageline.broker.control.channel import ClientChannel, ServerChannel
+from stageline.broker.control.open import open_client, open_server
 from stageline.broker.errors import AddressUnusable, EndpointTaken
 from stageline.broker.network.redis_requirements import RedisUnfit
 from support.redis_server import RedisServer, shared_server
 
 BROKER = """
 import sys
-from stageline.broker.control.channel import open_server
+from stageline.broker.control.open import open_server
 
 office = open_server(sys.argv[1])
 print(flush=True)
@@ -63,7 +64,7 @@ def hear(office: ServerChannel, count: int = 1) -> list[tuple[bytes, bytes | Non
     found: list[tuple[bytes, bytes | None]] = []
     until = monotonic() + PATIENCE
     while len(found) < count and monotonic() < until:
-        found += office.heard(0.1) or []
+        found += office.receive(0.1) or []
     return found
 
 
@@ -80,7 +81,7 @@ def at_work(office: ServerChannel) -> Iterator[None]:
 
     def listen() -> None:
         while not done.is_set():
-            office.heard(0.05)
+            office.receive(0.05)
 
     listener = threading.Thread(target=listen)
     listener.start()
@@ -93,7 +94,7 @@ def test_a_sentence_arrives_and_its_answer_finds_the_way_back(office: ServerChan
     send(box, b"hello")
     [(sender, sentence)] = hear(office)
     assert sentence == b"hello"
-    office.say([(sender, b"welcome"), (sender, b"sit down")])
+    office.send([(sender, b"welcome"), (sender, b"sit down")])
     assert [box.receive(PATIENCE), box.receive(PATIENCE)] == [b"welcome", b"sit down"]
 
 
@@ -111,21 +112,21 @@ def test_everyone_gets_their_own_answers(office: ServerChannel) -> None:
     ):
         send(one, b"one")
         send(other, b"other")
-        office.say([(sender, b"to " + (sentence or b"")) for sender, sentence in hear(office, 2)])
+        office.send([(sender, b"to " + (sentence or b"")) for sender, sentence in hear(office, 2)])
         assert other.receive(PATIENCE) == b"to other"
         assert one.receive(PATIENCE) == b"to one"
         assert one.receive(0.01) is None
 
 
 def test_what_nobody_says_is_waited_for_no_longer_than_asked(office: ServerChannel, box: ClientChannel) -> None:
-    assert office.heard(0.01) == []
+    assert office.receive(0.01) == []
     assert box.receive(0.01) is None
 
 
 def test_a_recipient_that_is_gone_is_passed_over(office: ServerChannel, box: ClientChannel) -> None:
     send(box, b"hello")
     [(sender, _)] = hear(office)
-    office.say([(b"\0gone", b"?"), (sender, b"welcome")])
+    office.send([(b"\0gone", b"?"), (sender, b"welcome")])
     assert box.receive(PATIENCE) == b"welcome"
 
 
@@ -157,7 +158,7 @@ def test_brokers_of_different_names_share_a_server(redis_url: str) -> None:
         with closing(open_client(f"{redis_url}#other")) as box:
             send(box, b"hello")
         assert [sentence for _, sentence in hear(other)] == [b"hello"]
-        assert one.heard(0.01) == []
+        assert one.receive(0.01) == []
 
 
 @pytest.mark.parametrize("name", ["", "#desk", "#a%20b"])
@@ -182,7 +183,7 @@ def test_a_name_that_cannot_be_resolved_is_known(host: str) -> None:
 
 
 def test_the_place_of_a_killed_broker_is_free_after_its_tenure(redis_url: str) -> None:
-    imports = "import sys\nfrom stageline.broker.control.channel import open_server"
+    imports = "import sys\nfrom stageline.broker.control.open import open_server"
     program = f"{imports}\nopen_server(sys.argv[1])\nprint(flush=True)\nsys.stdin.read()"
     words = [sys.executable, "-c", program, redis_url]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as killed:
@@ -198,19 +199,19 @@ def test_the_place_of_a_killed_broker_is_free_after_its_tenure(redis_url: str) -
 
 
 def test_a_broker_whose_place_was_taken_meanwhile_stops(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(through_redis, "_SAID", 0.0)
+    monkeypatch.setattr(through_redis, "_REFRESH", 0.0)
     with closing(open_server(redis_url)) as office:
         with closing(shared_server().client(int(redis_url.rpartition("/")[2]))) as client:
             client.set("stageline:{broker}:broker", "elsewhere/7/x")
         with pytest.raises(EndpointTaken, match=r"a broker \(pid 7 on host elsewhere\)"):
-            office.heard(0.01)
+            office.receive(0.01)
 
 
 def test_nothing_stays_on_the_server(redis_url: str) -> None:
     with closing(open_server(redis_url)) as office, closing(open_client(redis_url)) as box:
         send(box, b"hello")
         [(sender, _)] = hear(office)
-        office.say([(sender, b"never read")])
+        office.send([(sender, b"never read")])
         send(box, b"never heard")
     with closing(shared_server().client(int(redis_url.rpartition("/")[2]))) as client:
         keys = client.keys("*")
@@ -231,13 +232,13 @@ def test_a_server_that_goes_and_comes_back_is_waited_for() -> None:
         send(box, b"hello")
         [(sender, _)] = hear(office)
         server.kill()
-        assert office.heard(0.01) is None
-        office.say([(sender, b"lost")])
+        assert office.receive(0.01) is None
+        office.send([(sender, b"lost")])
         assert not box.send(b"lost")
         assert box.receive(0.01) is None
         server.start()
         until = monotonic() + PATIENCE
-        while office.heard(0.05) is None:
+        while office.receive(0.05) is None:
             assert monotonic() < until
         send(box, b"again")
         assert hear(office)[-1] == (sender, b"again")

@@ -25,7 +25,8 @@ from stageline.broker.control.protocol import (
 )
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import OtherRun, RunPhase, run_of
-from stageline.broker.membership.failure_detector import LAST_WORDS
+from stageline.broker.coordinator.run_state import RunState
+from stageline.broker.membership.failure_detector import EXIT_GRACE
 from stageline.pipeline.digest import weights_sha256
 from support.conversation import PLAN, SETTINGS, TERMS, WAITING, Talk, finished, hello, name, report, steps
 
@@ -77,7 +78,7 @@ def test_an_incarnation_is_stored_before_it_is_handed_out():
 def test_another_control_version_is_refused_naming_both():
     ((_, refused),) = Talk().say(b"a", hello(0, version=7))
     assert isinstance(refused, Refused)
-    assert "speaks version 7 of the control language, the broker version 3" in refused.reason
+    assert "uses control protocol version 7, the broker version 3" in refused.reason
 
 
 def test_a_worker_that_writes_no_snapshots_is_refused_where_the_others_do():
@@ -126,7 +127,7 @@ def test_what_a_worker_cannot_know_is_counted_and_left_out(talk: Talk):
     talk.say(b"a", report(0, steps=steps(1, 3), events=[Event(0, 0, 9, "forward", 1.0), Event(1, 0, 0, "done", 1.0)]))
     assert talk.core.ledger.finished == [0, 0]
     assert talk.status()["oddities"] == {"illegal": 3}
-    assert talk.core.journal.warnings == [
+    assert talk.core.events.warnings == [
         "worker 0 (stage 0) reports what cannot be: stage 1 is not its own",
         "worker 0 (stage 0) reports what cannot be: there is no microbatch 9: a step has 4",
         "worker 0 (stage 0) reports what cannot be: stage 1 is not its own",
@@ -193,7 +194,7 @@ def test_a_silent_worker_ends_the_run_naming_what_it_held(talk: Talk):
         sends = talk.after(0.1)
     assert [recipient for recipient, _ in sends] == [name(0)]
     assert reason(sends, name(0)) == (
-        "worker 1 (stage 1), worker-1 (pid 101, host desk), was not heard for 10.0 s (recovery.lease is 10 s). "
+        "worker 1 (stage 1), worker-1 (pid 101, host desk), was silent for 10.0 s (recovery.lease is 10 s). "
         "It held 1F3 of step 118 since 9.8 s; microbatch 2 of step 118, stashed at stage 1"
     )
     assert (talk.core.phase, talk.status()["code"]) == (RunPhase.FAILED, 1)
@@ -202,10 +203,10 @@ def test_a_silent_worker_ends_the_run_naming_what_it_held(talk: Talk):
 def test_a_killed_process_ends_the_run_naming_its_signal(talk: Talk):
     talk.say(name(1), report(1))
     assert talk.say(b"supervisor", Exited(1, 101, -9)) == []
-    why = reason(talk.after(LAST_WORDS + 0.2), name(0))
+    why = reason(talk.after(EXIT_GRACE + 0.2), name(0))
     assert why == (
         "worker 1 (stage 1), worker-1 (pid 101, host desk), was killed by SIGKILL. "
-        f'It said last: "{WAITING}" since 1.0 s'
+        f'It last reported: "{WAITING}" since 1.0 s'
     )
 
 
@@ -226,7 +227,7 @@ def test_a_process_that_exits_before_it_joined_ends_the_run_with_its_code():
     talk = Talk()
     talk.join(0)
     sends = talk.say(b"supervisor", Exited(1, 101, 78))
-    words = "worker 1 (stage 1) exited with status 78 before it joined; its own output says why"
+    words = "worker 1 (stage 1) exited with status 78 before it joined; see its own output"
     assert sends == [(name(0), Stop(words, 78))]
 
 
@@ -266,23 +267,23 @@ def test_a_second_stop_does_not_wait_for_the_steps_end(talk: Talk):
 
 def test_the_broker_is_dismissed_after_the_run_not_by_ending_it(talk: Talk):
     talk.say(b"train", StopRun("enough", 130))
-    assert not talk.core.dismissed
+    assert talk.core.state is not RunState.DISMISSED
     talk.say(b"train", StopRun("over", 0))
-    assert talk.core.dismissed
+    assert talk.core.state is RunState.DISMISSED
     assert talk.status()["reason"] == "enough"
 
 
 def test_everyone_has_left_after_goodbyes_and_exits(talk: Talk):
     talk.say(b"train", StopRun("enough", 130))
     talk.say(name(0), Goodbye(1, "told to stop"))
-    assert not talk.core.everyone_left
+    assert not talk.core.all_left
     talk.say(b"train", Exited(1, 101, 130))
-    assert talk.core.everyone_left
+    assert talk.core.all_left
 
 
 def test_nobody_waits_for_the_goodbye_of_a_worker_that_has_finished(talk: Talk):
     talk.say(name(0), finished(0)), talk.say(name(1), finished(1))
-    assert talk.core.everyone_left
+    assert talk.core.all_left
 
 
 def test_a_broker_that_was_away_gives_everyone_a_new_lease(talk: Talk):

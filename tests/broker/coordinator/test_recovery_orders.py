@@ -24,6 +24,7 @@ from stageline.broker.control.protocol import (
     Trim,
 )
 from stageline.broker.coordinator.run import RunPhase
+from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.schedule import make_schedule
 from support.conversation import PLAN, TERMS, Talk
@@ -161,7 +162,7 @@ class Orders(RuleBasedStateMachine):
                     if not lost and process.alive:
                         process.begin(sentence)
                 case Trim(step):
-                    assert step <= self.talk.core.crew.checkpoints.complete
+                    assert step <= self.talk.core.checkpoints.complete
                     process.complete = process.complete if lost else max(process.complete, step)
                 case Refused():
                     process.alive = process.alive and lost
@@ -174,7 +175,7 @@ class Orders(RuleBasedStateMachine):
         new = incarnation not in self.owners
         assert self.owners.setdefault(incarnation, process) is process
         if new:
-            assert step == self.talk.core.crew.checkpoints.complete
+            assert step == self.talk.core.checkpoints.complete
         if assigned.keep:
             assert process.assigned is not None
             return
@@ -287,7 +288,7 @@ class Orders(RuleBasedStateMachine):
 
     def decided(self) -> object:
         core = self.talk.core
-        return core.crew.checkpoints.facts(), list(core.ledger.finished), core.registry.facts(), core.replacing.facts()
+        return core.checkpoints.facts(), list(core.ledger.finished), core.registry.facts(), core._replacements.facts()
 
     def current_owners(self) -> list[Process]:
         return [self.owners[member.incarnation] for member in self.talk.core.registry.members.values()]
@@ -295,7 +296,7 @@ class Orders(RuleBasedStateMachine):
     def check_checkpoint(self) -> None:
         """It never goes back; when it comes to be, all stages' snapshots are there, and every owner has come so far."""
         core = self.talk.core
-        complete, disk = core.crew.checkpoints.complete, self.disk()
+        complete, disk = core.checkpoints.complete, self.disk()
         assert complete >= self.complete
         if complete > self.complete:
             assert all(complete in steps for steps in disk.values())
@@ -305,7 +306,7 @@ class Orders(RuleBasedStateMachine):
             assert core.registry.missing == []
             for member in core.registry.members.values():
                 assert all(complete in self.owners[member.incarnation].has[stage] for stage in member.stages)
-        if core.reception.election is None and self.informed:
+        if core.state is not RunState.RECONCILING and self.informed:
             assert all(owner.complete <= complete for owner in self.current_owners() if owner.alive)
         self.complete = complete
 
@@ -316,7 +317,7 @@ class Orders(RuleBasedStateMachine):
     @invariant()
     def what_is_stored_is_what_was_decided(self) -> None:
         again = Talk(self.store, now=self.talk.now, terms=ENDLESS).core
-        assert again.crew.checkpoints.facts() == self.talk.core.crew.checkpoints.facts()
+        assert again.checkpoints.facts() == self.talk.core.checkpoints.facts()
         assert again.registry.incarnation == self.talk.core.registry.incarnation
 
     @invariant()

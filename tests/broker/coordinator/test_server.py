@@ -168,7 +168,7 @@ def test_what_is_whole_and_cannot_be_understood_is_answered_naming_the_version(c
         line.socket.send(sealed(words))
         answer = line.hear()
         assert isinstance(answer, Refused)
-        assert answer.reason.startswith("this is not a sentence of control version 3")
+        assert answer.reason.startswith("this is not a message of control protocol version 3")
 
 
 def test_what_arrives_damaged_is_not_answered_since_its_sender_says_it_again(connect: Connect):

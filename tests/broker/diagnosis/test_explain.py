@@ -20,7 +20,7 @@ from stageline.broker.control.protocol import (
     Wait,
 )
 from stageline.broker.diagnosis.wait_graph import LATE, QUIET
-from stageline.broker.membership.failure_detector import LAST_WORDS
+from stageline.broker.membership.failure_detector import EXIT_GRACE
 from stageline.pipeline.schedule import make_schedule
 from support.conversation import PLAN, TERMS, Talk
 
@@ -118,7 +118,7 @@ def test_the_whole_chain_leads_to_the_root(line: Line):
     assert [(lack["index"], lack["source"]) for lack in facts["chain"]] == [(0, 1), (1, 2), (2, 3)]  # type: ignore[attr-defined]
     assert (facts["root"]["cause"], facts["root"]["worker"]["pid"]) == ("stuck", 103)  # type: ignore[index]
     assert facts["action"] == (
-        "look at process 103 on desk; in 6 s it counts as lost and the run ends (recovery.lease is 10 s)"
+        "check process 103 on desk; it is declared lost in 6 s, and the run ends (recovery.lease is 10 s)"
     )
 
 
@@ -126,7 +126,7 @@ def test_a_hang_that_holds_the_interpreter_is_silent_and_named_by_what_it_said_l
     hang(line, 3)
     facts = line.why(stage="2")
     assert str(facts["text"]).endswith(
-        'which was not heard for 3.5 s; it said last: "3B5 of step 118", in layers.30.mlp'
+        'which was silent for 3.5 s; it last reported: "3B5 of step 118", in layers.30.mlp'
     )
     assert facts["root"]["cause"] == "silent"  # type: ignore[index]
 
@@ -135,7 +135,7 @@ def test_the_run_that_is_given_up_has_the_same_words_last(line: Line):
     hang(line)
     line.passes(10.0)
     reason = str(line.status()["reason"])
-    assert "lives, but completed no action for 10.0 s" in reason
+    assert "is alive, but completed no action for 10.0 s" in reason
     assert reason.endswith(
         "Stage 0 waits for the gradient of step 118 microbatch 5 from stage 1 (worker w1, life 1), "
         "which waits for the gradient of step 118 microbatch 5 from stage 2 (worker w2, life 1), "
@@ -148,13 +148,13 @@ def test_the_run_that_is_given_up_has_the_same_words_last(line: Line):
 def test_a_killed_worker_is_named_by_its_signal(line: Line):
     hang(line)
     line.say(b"supervisor", Exited(3, 103, -9)), line.after(1.0)
-    assert 'which was killed by SIGKILL; it said last: "3B5 of step 118"' in str(line.status()["reason"])
+    assert 'which was killed by SIGKILL; it last reported: "3B5 of step 118"' in str(line.status()["reason"])
 
 
 def test_a_missing_worker_is_the_root_as_long_as_it_is_missing():
     line = Line(restarts=2, snapshots=True)
     line.waits(0, "backward-0", 7, 5), line.waits(1, "backward-1", 7, 5), line.says(3, "waits for the others to finish")
-    line.say(b"supervisor", Exited(2, 102, -9)), line.after(LAST_WORDS)
+    line.say(b"supervisor", Exited(2, 102, -9)), line.after(EXIT_GRACE)
     del line.saying[2]
     line.passes(2.0)
     facts = line.why(stage="1")
@@ -163,12 +163,12 @@ def test_a_missing_worker_is_the_root_as_long_as_it_is_missing():
         "which was lost 2 s ago and has not been replaced: worker 2 (stage 2), w2 (pid 102, host desk), was killed"
     )
     assert facts["action"] == (
-        "start `stageline worker CONFIG --broker URL --index 2`; if nobody comes within 58 s, the run is given up"
+        "start `stageline worker CONFIG --broker URL --index 2`; the run is given up if none joins within 58 s"
     )
     assert facts["root"] == {"cause": "missing", "worker": {"index": 2, "stages": [2], "standing": "missing"}}
     line.hello(2, pid=202)
     line.passes(1.0, 2)
-    assert "which has a worker that has not begun yet" in str(line.why(stage="1")["text"])
+    assert "which has a worker that is still starting" in str(line.why(stage="1")["text"])
 
 
 def test_before_the_run_the_missing_workers_are_named():
@@ -211,7 +211,7 @@ def test_a_circle_is_called_one(line: Line):
     line.passes(2.0)
     facts = line.why(stage="1")
     assert facts["root"]["cause"] == "circle"  # type: ignore[index]
-    assert "this cannot be with a checked schedule" in str(facts["action"])
+    assert "a checked schedule cannot deadlock" in str(facts["action"])
 
 
 def test_a_message_that_does_not_arrive_makes_no_circle(line: Line):
@@ -231,7 +231,7 @@ def test_reports_of_different_moments_make_no_circle(line: Line):
     line.passes(0.5)
     facts = line.why(stage="1")
     assert "circle" not in str(facts["text"])
-    assert facts["action"] == "nothing: the run gets on"
+    assert facts["action"] == "nothing: the run makes progress"
 
 
 @pytest.mark.parametrize(("index", "queue", "what"), [(0, "forward-0", "activation"), (3, "target-3", "targets")])
@@ -246,8 +246,8 @@ def test_batches_that_do_not_come_are_the_sources(line: Line, index: int, queue:
 def test_when_nobody_is_heard_it_is_the_broker(line: Line):
     hang(line, 0, 1, 2, 3)
     facts = line.why()
-    assert facts["text"] == "the broker has heard nobody for 4 s"
-    assert "the workers train on without it" in str(facts["action"])
+    assert facts["text"] == "the broker has received no report for 4 s"
+    assert "the workers keep training without it" in str(facts["action"])
 
 
 def test_a_run_that_gets_on_says_so(line: Line):
@@ -257,7 +257,7 @@ def test_a_run_that_gets_on_says_so(line: Line):
         line.saying[1] = Report(2, line.saying[1].actions + 1, "1B5 of step 7", 0.0, 0.0)
         line.passes(0.5)
     facts = line.why(stage="0")
-    assert facts["action"] == "nothing: the run gets on"
+    assert facts["action"] == "nothing: the run makes progress"
     assert facts["root"]["cause"] == "computing"  # type: ignore[index]
 
 
@@ -265,9 +265,9 @@ def test_a_message_may_be_on_its_way_for_a_moment(line: Line):
     line.waits(1, "forward-1", 7, 5, action="1F5")
     line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))
     line.passes(0.5)
-    assert line.core.watch.diagnose(line.now, 1).chain.harmless
+    assert line.core._supervision.diagnose(line.now, 1).chain.harmless
     line.passes(LATE)
-    assert not line.core.watch.diagnose(line.now, 1).chain.harmless
+    assert not line.core._supervision.diagnose(line.now, 1).chain.harmless
 
 
 def test_a_worker_with_several_stages_may_need_another_one_first():
@@ -277,7 +277,7 @@ def test_a_worker_with_several_stages_may_need_another_one_first():
     wait = Wait("backward-0", 7 * M + 1, "0B1", 7, 0.0)
     talk.say(b"a", Report(1, 5, "waits for backward-0", 0.0, 0.0, waits=[wait]))
     talk.say(b"b", Report(2, 5, "waits", 0.0, 0.0, waits=[Wait("backward-1", 7 * M + 3, "1B3", 7, 0.0)]))
-    text = talk.core.watch.diagnose(talk.now, 1).text
+    text = talk.core._supervision.diagnose(talk.now, 1).text
     assert text.startswith(
         "stage 1 waits for the gradient of step 7 microbatch 3 from stage 2 (worker-0, life 1), "
         "whose worker first runs 0B1 of stage 0, which waits for the gradient of step 7 microbatch 1 from stage 1"
@@ -292,7 +292,7 @@ def test_a_wait_for_room_leads_to_the_stage_that_does_not_get_on(line: Line):
     line.passes(4.0)
     assert line.why(stage="0")["text"] == (
         "stage 0 waits for the gradient of step 7 microbatch 0 from stage 1 (worker w1, life 1), "
-        "which waits for room in forward-2 until stage 2 (worker w2, life 1) gets on, "
+        "which waits for room in forward-2 until stage 2 (worker w2, life 1) makes progress, "
         "which began 2F1 of step 7 4 s ago and has made no progress since; it is in layers.3"
     )
     facts = line.why(stage="1")
@@ -308,7 +308,7 @@ def test_room_waits_for_whoever_has_finished_least_not_for_who_takes(line: Line)
     line.passes(3.0)
     assert str(line.why(stage="2")["text"]).endswith(
         "from stage 1 (worker w1, life 1), which waits for room in forward-2 until stage 3 (worker w3, "
-        "life 1) gets on, which began 3B7 of step 6 3 s ago and has made no progress since"
+        "life 1) makes progress, which began 3B7 of step 6 3 s ago and has made no progress since"
     )
 
 
@@ -358,7 +358,7 @@ def test_a_server_that_is_away_is_what_workers_wait_for(line: Line):
         "stage 2 waits for the activation of step 7 microbatch 5 from stage 1 (worker w1, life 1), which " + away
     )
     assert (facts["root"]["cause"], facts["root"]["worker"]["index"]) == ("server", 1)  # type: ignore[index]
-    assert "start that server, or see that desk can reach it" in str(facts["action"])
+    assert "start that server, or make sure that desk can reach it" in str(facts["action"])
 
 
 def test_a_message_that_its_producer_cannot_bring_to_the_server_waits_for_that(line: Line):

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline.broker.control.protocol import Event, StepRecord
-from stageline.broker.ledger.ledger import Holder, IllegalTransition, Ledger, LedgerEntry, MicrobatchState, WorkPosition
+from stageline.broker.ledger.ledger import (
+    Holder,
+    IllegalTransition,
+    Ledger,
+    LedgerEntry,
+    MicrobatchPosition,
+    MicrobatchState,
+)
 
 ANNA = Holder("anna", 1)
 LIFE = (
@@ -39,7 +46,7 @@ def test_a_microbatch_goes_through_its_states_in_turn():
     seen = []
     for at, state in enumerate(LIFE, start=1):
         ledger.enter(event(state, at), ANNA)
-        seen.append(ledger.entry(WorkPosition(0, 0, 0)))
+        seen.append(ledger.entry(MicrobatchPosition(0, 0, 0)))
     assert seen == [
         LedgerEntry(MicrobatchState.QUEUED),
         *(LedgerEntry(state, at, ANNA) for at, state in enumerate(LIFE[1:], start=2)),
@@ -48,28 +55,28 @@ def test_a_microbatch_goes_through_its_states_in_turn():
 
 def test_a_forward_only_stage_is_done_after_forward():
     ledger = told(event("forward", 1), event("done", 2))
-    assert ledger.entry(WorkPosition(0, 0, 0)) == LedgerEntry(MicrobatchState.DONE, 2, ANNA)
+    assert ledger.entry(MicrobatchPosition(0, 0, 0)) == LedgerEntry(MicrobatchState.DONE, 2, ANNA)
 
 
 def test_what_nobody_has_spoken_of_is_queued():
-    assert told().entry(WorkPosition(1, 7, 1)) == LedgerEntry(MicrobatchState.QUEUED)
+    assert told().entry(MicrobatchPosition(1, 7, 1)) == LedgerEntry(MicrobatchState.QUEUED)
 
 
 def test_a_second_delivery_changes_nothing():
     ledger = told(event("forward", 1), event("stashed", 2), event("forward", 1), event("stashed", 2))
-    assert ledger.entry(WorkPosition(0, 0, 0)) == LedgerEntry(MicrobatchState.STASHED, 2, ANNA)
+    assert ledger.entry(MicrobatchPosition(0, 0, 0)) == LedgerEntry(MicrobatchState.STASHED, 2, ANNA)
 
 
 def test_a_late_event_changes_nothing():
     ledger = told(event("backward", 3), event("forward", 1), event("stashed", 2))
-    assert ledger.entry(WorkPosition(0, 0, 0)) == LedgerEntry(MicrobatchState.BACKWARD, 3, ANNA)
+    assert ledger.entry(MicrobatchPosition(0, 0, 0)) == LedgerEntry(MicrobatchState.BACKWARD, 3, ANNA)
 
 
 def test_a_microbatch_that_goes_back_is_refused_by_name():
     ledger = told(event("backward", 3, step=7, microbatch=1))
     with pytest.raises(IllegalTransition, match="microbatch 1 of step 7 cannot go from backward to forward at stage 0"):
         ledger.enter(event("forward", 4, step=7, microbatch=1), ANNA)
-    assert ledger.entry(WorkPosition(0, 7, 1)) == LedgerEntry(MicrobatchState.BACKWARD, 3, ANNA)
+    assert ledger.entry(MicrobatchPosition(0, 7, 1)) == LedgerEntry(MicrobatchState.BACKWARD, 3, ANNA)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +97,7 @@ def test_samples_of_a_history_in_any_order_and_number_tell_its_latest_state(data
     history = [event(state, at) for at, state in enumerate(LIFE, start=1)]
     samples: Sequence[Event] = data.draw(st.lists(st.sampled_from(history), min_size=1))
     latest = max(samples, key=lambda each: each.at)
-    entry = told(*samples).entry(WorkPosition(0, 0, 0))
+    entry = told(*samples).entry(MicrobatchPosition(0, 0, 0))
     assert entry.state == latest.state
 
 
@@ -98,7 +105,7 @@ def test_a_step_record_finishes_the_step_and_all_before_it():
     ledger = told(event("stashed", 1, step=3), event("forward", 2, step=4), event("forward", 3, step=5))
     ledger.finish(record(0, 4))
     assert ledger.finished == [5, 0]
-    assert ledger.entry(WorkPosition(0, 4, 0)) == LedgerEntry(MicrobatchState.DONE)
+    assert ledger.entry(MicrobatchPosition(0, 4, 0)) == LedgerEntry(MicrobatchState.DONE)
     assert [str(held) for held in ledger.held([0])] == ["0F0 of step 5"]
 
 

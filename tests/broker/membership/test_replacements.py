@@ -28,7 +28,7 @@ from stageline.broker.control.protocol import (
 )
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, RunPhase
-from stageline.broker.membership.failure_detector import LAST_WORDS
+from stageline.broker.membership.failure_detector import EXIT_GRACE
 from stageline.broker.membership.standby import SILENCE
 from stageline.broker.stores.base import Store
 from stageline.workers.control.session import acknowledgement
@@ -64,7 +64,7 @@ def reach(talk: Talk, step: int, *, incarnations: tuple[int, int] = (1, 2)) -> N
 
 def kill(talk: Talk, index: int, pid: int, status: int = -9) -> Sends:
     """The supervisor sees the process of worker `index` end, and its last words have had time."""
-    return talk.say(b"supervisor", Exited(index, pid, status)) + talk.after(LAST_WORDS + 0.2)
+    return talk.say(b"supervisor", Exited(index, pid, status)) + talk.after(EXIT_GRACE + 0.2)
 
 
 def replacement(index: int, pid: int, incarnation: int = 0, endpoint: str = "") -> Hello:
@@ -172,7 +172,7 @@ def test_a_lost_workers_place_goes_to_the_next_at_the_newest_complete_checkpoint
     assert stops(kill(talk, 1, 101)) == []
     assert talk.core.phase is RunPhase.RUNNING
     assert talk.say(b"new", replacement(1, 201)) == [(b"new", Assigned("run-1", 1, 3, 20)), (b"new", Trim(20))]
-    assert talk.core.journal.news[-1].endswith("is worker-1 (pid 201, host desk), life 2, incarnation 3")
+    assert talk.core.events.infos[-1].endswith("is worker-1 (pid 201, host desk), life 2, incarnation 3")
 
 
 def test_an_incarnation_and_its_start_are_stored_before_they_are_handed_out(talk: Talk):
@@ -306,7 +306,7 @@ def spare(pid: int, *, claim: int | None = None, name: str = "spare") -> Hello:
 def test_a_spare_stands_by_until_a_worker_is_lost_and_is_called_at_once(talk: Talk):
     ((_, standby),) = talk.say(b"spare", spare(1))
     assert isinstance(standby, Standby)
-    assert standby.reason.startswith("all 2 workers of the plan are there")
+    assert standby.reason.startswith("all 2 workers of the plan have joined")
     reach(talk, 20)
     told = [sentence for recipient, sentence in kill(talk, 1, 101) if recipient == b"spare"]
     assert told[0] == Assigned("run-1", 1, 3, 20)
@@ -316,7 +316,7 @@ def test_a_spare_stands_by_until_a_worker_is_lost_and_is_called_at_once(talk: Ta
 def test_a_spare_leaves_the_places_to_others_before_the_run_has_begun():
     talk = Talk(terms=REPLACING)
     ((_, standby),) = talk.say(b"spare", spare(1))
-    assert standby == Standby("the run has not begun; a spare takes the place of a worker that is lost")
+    assert standby == Standby("the run has not begun; a spare takes the place of a lost worker")
     talk.join(0), talk.join(1)
     assert talk.core.phase is RunPhase.RUNNING
 
@@ -400,7 +400,7 @@ def test_a_worker_that_was_started_again_before_its_loss_was_noticed_stands_by_a
     ((_, standby),) = talk.say(b"again", replacement(1, 101))
     assert isinstance(standby, Standby)
     assert talk.after(1.0) == [(b"again", Assigned("run-1", 1, 3, 0))]
-    assert "was started again" in talk.core.journal.news[-2]
+    assert "was restarted" in talk.core.events.infos[-2]
 
 
 def test_a_worker_that_is_heard_is_not_pushed_out_by_another_of_its_name(talk: Talk):
@@ -452,7 +452,7 @@ def test_a_worker_that_is_lost_again_and_again_without_a_newer_checkpoint_ends_t
     talk.assigned(b"new", replacement(1, 301))
     (stop,) = stops(kill(talk, 1, 301))
     assert stop.reason == (
-        "worker 1 (stage 1), worker-1 (pid 301, host desk), was killed by SIGKILL. It had not begun. "
+        "worker 1 (stage 1), worker-1 (pid 301, host desk), was killed by SIGKILL. It had sent no report. "
         "It was replaced 2 times since checkpoint 20 (recovery.restarts is 2)"
     )
     assert stop.code == 1
@@ -472,7 +472,7 @@ def test_processes_that_end_before_they_join_are_counted_too(talk: Talk):
     assert stops(talk.say(b"supervisor", Exited(1, 101, -9))) == []  # told twice, died once
     assert stops(talk.say(b"supervisor", Exited(1, 201, 1))) == []
     (stop,) = stops(talk.say(b"supervisor", Exited(1, 202, 1)))
-    assert stop.reason == "worker 1 (stage 1) exited with status 1 before it joined; its own output says why"
+    assert stop.reason == "worker 1 (stage 1) exited with status 1 before it joined; see its own output"
 
 
 def test_a_process_that_ends_before_it_joins_as_it_always_will_ends_the_run_at_once(talk: Talk):
@@ -490,9 +490,9 @@ def test_a_run_whose_lost_worker_nobody_replaces_is_given_up_naming_it(talk: Tal
     (stop,) = stops(sends)
     assert stop.code == 69
     assert stop.reason.startswith(
-        "nobody came within 60 s to take the place of worker 1 (stage 1): stage 1 (worker 1) was lost 60 s ago "
+        "no replacement joined within 60 s for worker 1 (stage 1): stage 1 (worker 1) was lost 60 s ago "
         "and has not been replaced: worker 1 (stage 1), worker-1 (pid 101, host desk), was killed by SIGKILL. "
-        "It had not begun"
+        "It had sent no report"
     )
 
 
@@ -550,4 +550,4 @@ def test_status_tells_who_is_missing_since_when_and_why(talk: Talk):
 def test_where_nobody_may_be_replaced_a_loss_ends_the_run():
     talk = talk_of(terms=replace(REPLACING, restarts=0))
     (stop,) = stops(kill(talk, 1, 101))
-    assert stop.reason.endswith("was killed by SIGKILL. It had not begun")
+    assert stop.reason.endswith("was killed by SIGKILL. It had sent no report")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stageline.broker.errors import Disagreement, Fenced
-from stageline.broker.queues.zeromq.requests import Credit
+from stageline.broker.queues.zeromq.requests import CreditRequest
 from support.faulty_wire import KEY, MICROBATCHES, RUN, Faults, World, value
 
 
@@ -65,9 +65,9 @@ def test_a_zombie_changes_nothing(seed: int) -> None:
     world.start_consumer(incarnation=7, step=0)
 
     def haunt() -> bool:
-        zombie = Credit(RUN, KEY.flow, KEY.stage, 2, world.dice.randrange(100), 0, 10**6, resend=True, ask=False)
+        zombie = CreditRequest(RUN, KEY.flow, KEY.stage, 2, world.dice.randrange(100), 0, 10**6, resend=True, ask=False)
         if world.dice.random() < 0.1:
-            world.say(zombie)
+            world.request(zombie)
         return len(world.delivered) == world.end
 
     world.run(until=haunt)
@@ -111,10 +111,10 @@ def test_a_producer_that_computes_other_bits_after_its_replacement_is_found(seed
 
 def test_a_zombie_that_asks_learns_that_it_is_one() -> None:
     world = World(5, Faults())
-    zombie = world.consumer
+    zombie = world.receiver, world.requester
     world.start_consumer(incarnation=9, step=0)
     world.run(until=lambda: len(world.delivered) == 3)
-    world.consumer = zombie
-    world.consumer.meet()
+    world.receiver, world.requester = zombie
+    world.requester.introduce()
     with pytest.raises(Fenced, match="incarnation 9 now; this worker is incarnation 2"):
         world.run()

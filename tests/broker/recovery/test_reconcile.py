@@ -25,6 +25,7 @@ from stageline.broker.control.protocol import (
     Trim,
 )
 from stageline.broker.coordinator.run import RunPhase
+from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.memory import MemoryStore
 from support.conversation import PLAN, TERMS, Talk, name, steps
 
@@ -99,7 +100,9 @@ def test_workers_that_are_at_work_go_on_where_they_are_under_new_incarnations(lo
 def test_nothing_is_decided_before_everyone_has_had_a_lease_to_speak(lost: Talk):
     lost.say(name(0), remembering(0, 1))
     ((_, standby),) = lost.say(b"new", newcomer(1, 201))
-    assert standby == Standby("the broker asks everyone how far the run is", "run-1")
+    assert standby == Standby(
+        "the broker has lost its records and asks the workers, which keep training, how far the run is", "run-1"
+    )
     assert lost.after(LEASE - 0.2) == []
     assert lost.say(name(0), report(0, 1, 48)) == []
     lost.say(name(1), remembering(1, 2))
@@ -175,14 +178,14 @@ def test_that_nobody_has_looked_yet_does_not_make_it_the_beginning(lost: Talk):
     assert lost.after(3 * LEASE) == []
     lost.say(b"again", msgspec.structs.replace(newcomer(0, 100), name="worker-0")), lost.say(b"new", newcomer(1, 201))
     lost.after(0.2)
-    assert lost.core.crew.checkpoints.complete == 40
+    assert lost.core.checkpoints.complete == 40
 
 
 def test_if_nobody_comes_who_sees_them_the_run_is_given_up_naming_the_stage(lost: Talk):
     lost.say(name(0), remembering(0, 1, snapshots=[(0, 20), (0, 40)]))
     lost.after(61.0)
     assert lost.status()["code"] == 69
-    assert "nobody came who could say which snapshots there are of worker 1 (stage 1)" in str(lost.status()["reason"])
+    assert "no worker joined that knows which snapshots exist of worker 1 (stage 1)" in str(lost.status()["reason"])
 
 
 def test_if_the_announced_checkpoint_is_nowhere_every_stage_goes_back(lost: Talk):
@@ -190,7 +193,7 @@ def test_if_the_announced_checkpoint_is_nowhere_every_stage_goes_back(lost: Talk
     lost.say(name(0), remembering(0, 1, snapshots=[(0, 20), (0, 40), (1, 20)]))
     given = assignments(lost.after(LEASE + 0.2))
     assert name(0) not in given
-    assert lost.core.crew.checkpoints.complete == 20
+    assert lost.core.checkpoints.complete == 20
     ((_, refused),) = lost.say(name(0), report(0, 1, 48))
     assert isinstance(refused, Refused)
 
@@ -218,7 +221,7 @@ def test_a_broker_that_is_killed_again_knows_what_was_decided(lost: Talk):
     again = Talk(lost.store, now=200.0, terms=REPLACING)
     assert again.say(name(0), report(0, given[name(0)].incarnation, 48)) == [(name(0), Heard(1))]
     assert assignments(again.say(name(1), report(1, 2, 48))) == {name(1): given[name(1)]}
-    assert again.core.crew.checkpoints.complete == 40
+    assert again.core.checkpoints.complete == 40
 
 
 def test_a_broker_that_is_killed_while_it_asks_asks_again(lost: Talk):
@@ -256,7 +259,7 @@ def replace_hello(said: Hello, incarnation: int) -> Hello:
 def test_a_worker_of_another_run_proves_nothing(lost: Talk):
     ((_, refused),) = lost.say(name(0), remembering(0, 1, run="yesterday"))
     assert isinstance(refused, Refused)
-    assert lost.core.reception.election is None
+    assert lost.core.state is not RunState.RECONCILING
 
 
 def test_where_nobody_is_replaced_a_strange_incarnation_is_refused():
@@ -350,7 +353,7 @@ def test_a_disk_on_which_nothing_newer_is_shows_nothing(snapshots: list[tuple[in
     first = old.assigned(b"1", blind(1, 301))
     (again, *_) = old.say(b"1", beginning(1, first.incarnation, snapshots))
     assert again == (b"1", first)
-    assert old.core.reception.election is None
+    assert old.core.state is not RunState.RECONCILING
 
 
 def test_why_says_that_the_broker_asks(lost: Talk):

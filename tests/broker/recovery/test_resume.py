@@ -17,6 +17,7 @@ from stageline.broker.control.protocol import (
     Stop,
 )
 from stageline.broker.coordinator.run import RunPhase, run_of
+from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
 from stageline.broker.recovery.resume import CheckpointPoll, ResumePoint
@@ -38,48 +39,48 @@ def seeing(claim: int | None, step: int, usable: list[int], *damages: str, there
 
 def test_a_run_begins_at_the_newest_checkpoint_if_all_its_snapshots_can_be_used():
     read = [having_read(0, 40), having_read(1, 40)]
-    assert CheckpointPoll(BOTH, 40).look(read) == ResumePoint(40)
+    assert CheckpointPoll(BOTH, 40).result(read) == ResumePoint(40)
 
 
 def test_nothing_is_decided_before_somebody_has_read_the_snapshots_of_every_place():
     roll_call = CheckpointPoll(BOTH, 40)
-    assert roll_call.look([]) is None
-    assert roll_call.look([having_read(0, 40), hello(1)]) is None
-    assert roll_call.look([having_read(0, 40), having_read(1, 20)]) is None  # an answer to another question
+    assert roll_call.result([]) is None
+    assert roll_call.result([having_read(0, 40), hello(1)]) is None
+    assert roll_call.result([having_read(0, 40), having_read(1, 20)]) is None  # an answer to another question
     assert roll_call.absent([having_read(0, 40), having_read(1, 20)]) == [1]
-    assert roll_call.look([having_read(1, 40, DAMAGE, there=[20])]) is None
+    assert roll_call.result([having_read(1, 40, DAMAGE, there=[20])]) is None
 
 
 def test_a_damaged_snapshot_leads_to_the_next_older_step_of_which_all_stages_have_one():
     roll_call = CheckpointPoll(BOTH, 40)
     read = [having_read(0, 40, there=[10, 20, 30]), having_read(1, 40, DAMAGE, there=[10, 20])]
     again = CheckpointPoll(BOTH, 20, (DAMAGE,), frozenset({40}))
-    assert roll_call.look(read) == again
-    assert again.look(read) is None
-    assert again.look([having_read(0, 20), having_read(1, 20)]) == ResumePoint(20, (DAMAGE,))
+    assert roll_call.result(read) == again
+    assert again.result(read) is None
+    assert again.result([having_read(0, 20), having_read(1, 20)]) == ResumePoint(20, (DAMAGE,))
 
 
 def test_a_newer_step_that_all_stages_have_is_better_than_an_older_one():
     """Its completion was not recorded when the broker was killed, or the records are those of a while ago."""
     read = [having_read(0, 40, there=[20, 60]), having_read(1, 40, DAMAGE, there=[20, 60, 80])]
     newer = CheckpointPoll(BOTH, 60, (DAMAGE,), frozenset({40}))
-    assert CheckpointPoll(BOTH, 40).look(read) == newer
+    assert CheckpointPoll(BOTH, 40).result(read) == newer
     worse = DAMAGE.replace("40", "60")
     read = [having_read(0, 60, worse, there=[20, 40]), having_read(1, 60, there=[20, 40])]
-    assert newer.look(read) == CheckpointPoll(BOTH, 20, (DAMAGE, worse), frozenset({40, 60}))
+    assert newer.result(read) == CheckpointPoll(BOTH, 20, (DAMAGE, worse), frozenset({40, 60}))
 
 
 def test_a_damaged_one_there_leads_further_back_and_in_the_end_nowhere():
     roll_call = CheckpointPoll(BOTH, 20, (DAMAGE,), frozenset({40}))
     older = DAMAGE.replace("40", "20")
     read = [having_read(0, 20, older, there=[10]), having_read(1, 20, there=[10, 40])]
-    assert roll_call.look(read) == CheckpointPoll(BOTH, 10, (DAMAGE, older), frozenset({20, 40}))
-    assert roll_call.look([read[0], having_read(1, 20)]) == ResumePoint(None, (DAMAGE, older))
+    assert roll_call.result(read) == CheckpointPoll(BOTH, 10, (DAMAGE, older), frozenset({20, 40}))
+    assert roll_call.result([read[0], having_read(1, 20)]) == ResumePoint(None, (DAMAGE, older))
 
 
 def test_the_beginning_is_no_checkpoint():
     read = [having_read(0, 40, there=[0]), having_read(1, 40, DAMAGE, there=[0])]
-    assert CheckpointPoll(BOTH, 40).look(read) == ResumePoint(None, (DAMAGE,))
+    assert CheckpointPoll(BOTH, 40).result(read) == ResumePoint(None, (DAMAGE,))
 
 
 def test_workers_that_take_any_place_count_for_as_many_as_they_are():
@@ -87,21 +88,21 @@ def test_workers_that_take_any_place_count_for_as_many_as_they_are():
     anybody = seeing(None, 40, [0, 1], there=shared)
     roll_call = CheckpointPoll(BOTH, 40)
     assert roll_call.absent([anybody]) == [1]
-    assert roll_call.look([anybody, anybody]) == ResumePoint(40)
+    assert roll_call.result([anybody, anybody]) == ResumePoint(40)
     damaged = seeing(None, 40, [0], DAMAGE, there=shared)
-    assert roll_call.look([damaged, damaged]) == CheckpointPoll(BOTH, 20, (DAMAGE,), frozenset({40}))
+    assert roll_call.result([damaged, damaged]) == CheckpointPoll(BOTH, 20, (DAMAGE,), frozenset({40}))
 
 
 def test_what_others_see_of_a_stage_is_of_no_use_to_the_one_that_claims_its_place():
     of_one = [(1, 40), (1, 20)]
     read = [seeing(0, 40, [0, 1], there=[(0, 40), (0, 20), *of_one]), seeing(1, 40, [], DAMAGE, there=[(1, 40)])]
-    assert CheckpointPoll(BOTH, 40).look(read) == ResumePoint(None, (DAMAGE,))
+    assert CheckpointPoll(BOTH, 40).result(read) == ResumePoint(None, (DAMAGE,))
 
 
 def test_a_snapshot_that_nobody_has_is_named_by_its_stage():
     anybody = seeing(None, 40, [0], there=[(0, 40)])
-    assert CheckpointPoll(BOTH, 40).look([anybody, anybody]) == ResumePoint(
-        None, ("nobody has a snapshot of step 40 of stage 1",)
+    assert CheckpointPoll(BOTH, 40).result([anybody, anybody]) == ResumePoint(
+        None, ("no worker has a snapshot of step 40 of stage 1",)
     )
 
 
@@ -139,7 +140,7 @@ def test_nobody_is_given_a_place_before_everybody_has_read_its_snapshots(talk):
     ((_, why),) = talk.say(b"me", Ask("why"))
     assert isinstance(why, Answer)
     assert why.facts["text"] == (
-        "the run goes on when everyone has read its snapshots of step 40; it waits for worker 1 (stage 1)"
+        "the run continues when all workers have verified their snapshots of step 40; it waits for worker 1 (stage 1)"
     )
 
 
@@ -149,7 +150,7 @@ def test_with_nothing_damaged_the_run_begins_at_the_newest_checkpoint(talk):
     talk.after(0.1)
     given = [talk.assigned(name(index), having_read(index, 40)) for index in (0, 1)]
     assert [each.step for each in given] == [40, 40]
-    assert (talk.status()["damaged"], talk.core.journal.warnings) == ([], [])
+    assert (talk.status()["damaged"], talk.core.events.warnings) == ([], [])
 
 
 def fall_back(talk: Talk) -> None:
@@ -173,7 +174,7 @@ def test_a_damaged_checkpoint_is_named_and_all_stages_begin_at_the_older_one_und
     instead = "checkpoint 40 cannot be used: the run begins at checkpoint 20 instead"
     assert talk.status()["damaged"] == [DAMAGE, instead]
     assert talk.status()["checkpoint"] == 20
-    assert {DAMAGE, instead} <= set(talk.core.journal.warnings)
+    assert {DAMAGE, instead} <= set(talk.core.events.warnings)
 
 
 def test_the_records_catch_up_with_a_newer_checkpoint_that_the_run_begins_at(talk):
@@ -187,13 +188,13 @@ def test_the_records_catch_up_with_a_newer_checkpoint_that_the_run_begins_at(tal
     assert [each.step for each in given] == [60, 60]
     assert talk.status()["damaged"] == [DAMAGE, "checkpoint 40 cannot be used: the run begins at checkpoint 60 instead"]
     again = Talk(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
-    assert (again.core.crew.checkpoints.complete, again.core.ledger.finished) == (60, [60, 60])
+    assert (again.core.checkpoints.complete, again.core.ledger.finished) == (60, [60, 60])
 
 
 def test_what_was_decided_is_stored_before_anybody_is_told(talk):
     fall_back(talk)
     again = Talk(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
-    assert again.core.crew.checkpoints.complete == 20
+    assert again.core.checkpoints.complete == 20
     assert question(again.say(name(0), hello(0))).step == 20  # nobody had a place: the roll is called again
     assert again.core.ledger.finished == [20, 20]
 
@@ -212,7 +213,7 @@ def test_without_an_older_checkpoint_the_run_ends_and_names_what_is_damaged(talk
     stops = [sentence for _, sentence in talk.after(0.1) if isinstance(sentence, Stop)]
     assert [stop.code for stop in stops] == [1, 1]
     assert DAMAGE in stops[0].reason
-    assert (talk.core.phase, talk.core.crew.checkpoints.complete) == (RunPhase.FAILED, 40)
+    assert (talk.core.phase, talk.core.checkpoints.complete) == (RunPhase.FAILED, 40)
 
 
 def test_who_was_at_work_before_is_refused_and_a_spare_waits(talk):
@@ -237,8 +238,8 @@ def test_who_has_not_been_heard_of_lately_is_not_there(talk):
 def test_a_worker_that_knows_more_than_the_records_ends_the_roll_call(talk):
     memory = Memory("run-1", 0, 60, 61)
     talk.say(name(0), msgspec.structs.replace(hello(0), incarnation=10**9, memory=memory, snapshots=[(0, 60)]))
-    assert talk.core.reception.election is not None
-    assert talk.core.reception.roll_call is None
+    assert talk.core.state is RunState.RECONCILING
+    assert talk.core.state is not RunState.CHOOSING_CHECKPOINT
 
 
 def test_a_run_without_a_complete_checkpoint_begins_at_once():
@@ -260,13 +261,13 @@ def test_a_run_without_records_waits_ten_minutes_for_who_has_its_snapshots_and_a
     assert talk.core.phase is RunPhase.WAITING
     talk.after(2.0)
     assert talk.core.phase is RunPhase.FAILED
-    assert "which snapshots there are of worker 1 (stage 1)" in str(talk.status()["reason"])
+    assert "which snapshots exist of worker 1 (stage 1)" in str(talk.status()["reason"])
 
 
 def test_whoever_claims_no_place_is_given_one_that_it_has_snapshots_of():
     """Two machines, each with the snapshots of its own stage, came in the other order than before."""
     registry = Registry(BOTH, lease=10.0)
     has_of_1 = seeing(None, 20, [1], there=[(1, 20)])
-    placed = registry.place(has_of_1, b"a", 0.0)
+    placed = registry.register(has_of_1, b"a", 0.0)
     assert isinstance(placed, Member)
     assert placed.index == 1

@@ -22,7 +22,7 @@ class StrideRecorder(nn.Module):
         return x * 2
 
 
-def test_an_input_that_is_not_handed_over_is_never_written_to():
+def test_an_input_that_is_not_owned_is_never_written_to():
     x = torch.tensor([-1.0, 1.0])
     Stage(nn.ReLU(inplace=True)).forward(x)
     assert torch.equal(x, torch.tensor([-1.0, 1.0]))

@@ -45,7 +45,7 @@ class TwoTowers(nn.Module):
         return {"towers": (self.left(a), self.right(b)), "mask": x["mask"], "flag": x["flag"], "none": None}
 
 
-def test_an_output_that_nobody_used_gets_no_gradient():
+def test_an_unused_output_gets_no_gradient():
     stage = Stage(TwoTowers())
     x = {"towers": (torch.randn(2, 4, requires_grad=True),) * 2, "mask": None, "flag": None}
     stage.forward(x)

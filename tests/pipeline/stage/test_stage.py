@@ -1,4 +1,4 @@
-"""A stage by hand: what it computes equals the unsplit model to the bit, wherever the cut is."""
+"""A stage in a plain loop: what it computes equals the unsplit model to the bit, wherever the cut is."""
 
 from functools import partial
 

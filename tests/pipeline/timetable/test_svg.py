@@ -41,8 +41,8 @@ def test_an_image_has_a_box_with_a_hover_text_for_every_action(name: str) -> Non
     verdict = check_schedule(make_schedule(name, looped(2, 2), 4, window=window), Costs.even(4, update=1))
     boxes = drawn(draw_svg(verdict.timed, title=name)).findall(f"{SVG}g")
     assert len(boxes) == len(verdict.timed)
-    told = [box.findtext(f"{SVG}title", "").split(":")[0] for box in boxes]
-    assert sorted(told) == sorted(str(each.action) for each in verdict.timed)
+    labels = [box.findtext(f"{SVG}title", "").split(":")[0] for box in boxes]
+    assert sorted(labels) == sorted(str(each.action) for each in verdict.timed)
 
 
 def test_boxes_lie_in_their_rows_in_order_and_within_the_image() -> None:

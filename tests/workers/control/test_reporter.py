@@ -10,7 +10,7 @@ import torch
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.protocol import WAITS, Report
 from stageline.broker.queues.base import QueueKey, Trouble
-from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.schedule import Action, Kind

@@ -7,14 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stageline import Line, RunFailed, train
+from stageline import Line
 from stageline.pipeline.model.load import ModelRefused
-from stageline.pipeline.plan import PlanRefused
 from stageline.pipeline.schedule import ScheduleRefused
 from stageline.pipeline.stage.seeding import layer_seed
 from stageline.workers.runtime.executor import ComputeFailed
-from support import reference
-from support.paths import EXAMPLES
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 
@@ -148,32 +145,3 @@ def test_state_that_two_stages_would_share_is_refused():
     norm = nn.BatchNorm1d(4, affine=False)
     with pytest.raises(ModelRefused, match="share one parameter or buffer"):
         Line([nn.Sequential(a, norm), norm], loss=functional.mse_loss, optimizer=ADAM)
-
-
-def test_a_plan_runs_from_a_script(tmp_path):
-    sets = ("run.steps=6", f"run.dir={tmp_path}")
-    trained = train(EXAMPLES / "digits", *sets)
-    assert trained.result.weights_sha256 == reference.reference_digest(EXAMPLES / "digits", steps=6)
-    assert reference.weights_sha256(trained.state_dict()) == trained.result.weights_sha256
-    assert trained.folder.parent == tmp_path
-
-
-def test_a_run_that_fails_says_why_and_where_its_logs_are(tmp_path):
-    plan = (EXAMPLES / "mlp" / "stageline.toml").read_text().replace("lr = 0.5", "lr = 1e30")
-    for name in ("model.py", "data.py"):
-        plan = plan.replace(f'"{name}', f'"{EXAMPLES}/mlp/{name}')
-    plan = plan.replace("torch.nn.BCELoss", "torch.nn.MSELoss").replace("cut = [2]", "cut = [2]")
-    (tmp_path / "stageline.toml").write_text(plan)
-    with pytest.raises(PlanRefused):
-        train(tmp_path, "run.stepps=3")
-    (tmp_path / "model.py").write_text("def build():\n    raise ValueError('no such layer')\n")
-    with pytest.raises(ModelRefused, match=r"ValueError: no such layer \(model.py, line 2\)"):
-        train(tmp_path, 'model.factory="model.py:build"', f"run.dir={tmp_path}")
-    (tmp_path / "loss.py").write_text(
-        "from itertools import count\nnumbers = count()\n\n"
-        "def loss(x, y):\n    return (x - y).square().mean() * (float('inf') if next(numbers) == 5 else 1.0)\n"
-    )
-    with pytest.raises(RunFailed, match="loss of microbatch 0 of step 5 is inf") as failed:
-        train(tmp_path, 'model.loss="loss.py:loss"', "optimizer.lr=0.1", f"run.dir={tmp_path}", "run.steps=9")
-    assert failed.value.code == 1
-    assert (failed.value.folder / "worker-1.log").exists()

@@ -1,11 +1,10 @@
-"""`stageline broker`: the process that knows where every microbatch is."""
+"""`stageline broker`: runs the broker of a plan."""
 
 import shlex
 
 import click
 
 from stageline.pipeline.plan.passwords import masked
-from stageline.workers.cli import option_types as kinds
 from stageline.workers.cli import options
 from stageline.workers.cli.logs import log_to_stderr
 
@@ -15,17 +14,15 @@ from stageline.workers.cli.logs import log_to_stderr
 @options.sets
 @click.option(
     "--bind",
-    callback=kinds.address(dials=False),
+    callback=options.address(dials=False),
     metavar="URL",
-    help="Where to listen; broker.url of the plan if not given.",
+    help="Address to listen at. Default: broker.url of the plan.",
 )
-@click.option(
-    "--run", metavar="ID", callback=kinds.run_id, help="Go on with this run's records; a new run if not given."
-)
+@click.option("--run", metavar="ID", callback=options.run_id, help="Continue the run with this id. Default: a new run.")
 @click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the run even if it was stopped. If nobody has stopped it, workers still at work stay.",
+    help="Continue the run even if it was stopped. Workers that are still training keep their places.",
 )
 @options.parent
 def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None, resume: bool, parent: int) -> int:
@@ -35,16 +32,16 @@ def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None
     from stageline.workers.process.broker_process import BrokerOptions, run_broker
     from stageline.workers.runs import folder as runs
 
-    def tell(endpoint: str) -> None:
+    def announce(endpoint: str) -> None:
         records = runs.folder(plan, place.run) if plan.broker.store == runs.IN_FOLDER else masked(plan.broker.store)
         click.echo(f"run {place.run}: broker at {masked(endpoint)}, records in {records}", err=True)
         if not parent:
             shown = options.without_passwords(sets)
             named = () if endpoint == plan.broker.url else ("--broker", masked(endpoint))
-            words = ("stageline", "worker", *options.plan_words(config, shown), *named)
-            click.echo(f"start every worker with: {shlex.join(words)}", err=True)
+            command = ("stageline", "worker", *options.plan_arguments(config, shown), *named)
+            click.echo(f"start every worker with: {shlex.join(command)}", err=True)
             if len(shown) < len(sets):
-                click.echo("and with the addresses that hold a password in its environment", err=True)
+                click.echo("and put the addresses that contain a password into its environment", err=True)
 
     place = BrokerOptions(bind or plan.broker.url, run or runs.new_id(plan), parent, resume)
-    return run_broker(plan, place, tell)
+    return run_broker(plan, place, announce)

@@ -1,4 +1,4 @@
-"""`stageline doctor`: is this machine fit, and is the plan?"""
+"""`stageline doctor`: checks this machine, and a plan on it."""
 
 import shutil
 import sys
@@ -20,13 +20,12 @@ from stageline.workers.process.signals import Signals, exit_at_once
 @options.sets
 @options.as_json
 def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
-    """Examine this machine and the plan CONFIG.
+    """Check this machine and the plan CONFIG.
 
-    Exits with 1 if something is wrong. Without CONFIG the plan in this folder is examined, if there is one.
+    Exits with 1 if something is wrong. Without CONFIG the plan in this folder is checked, if there is one.
 
-    Two machines compute the same bits if they have the same fingerprint and run one plan. The codec of the queues
-    loses nothing; what remains are operations that are not deterministic, for which a plan's first step is computed
-    twice.
+    Two machines compute the same bits if they have the same fingerprint, run the same plan, and use deterministic
+    operations. To find operations that are not deterministic, the plan's first step is computed twice and compared.
     """
     config = config or ("." if Path("stageline.toml").exists() else None)
     plan = options.plan_of(config, sets) if config else None
@@ -49,7 +48,7 @@ _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder that is gone afterwards, also if a signal ends the process: at once, whatever a user's code is at."""
+    """A folder that is removed afterwards, also if a signal ends the process: at once, whatever a user's code is at."""
     folder = Path(tempfile.mkdtemp(prefix="stageline-"))
 
     def leave() -> None:

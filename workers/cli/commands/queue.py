@@ -1,4 +1,4 @@
-"""`stageline queue`: what lies in the queues of a run."""
+"""`stageline queue`: what the queues of a run contain."""
 
 import click
 
@@ -9,7 +9,7 @@ from stageline.workers.cli.display.tables import duration, show, size
 
 @click.group()
 def queue() -> None:
-    """Look into the queues of a run."""
+    """Inspect the queues of a run."""
 
 
 @queue.command(epilog="Example: stageline queue ls --broker tcp://10.0.0.4:5600")
@@ -17,9 +17,9 @@ def queue() -> None:
 @options.broker
 @options.as_json
 def ls(where: str | None, broker: str | None, as_json: bool) -> None:
-    """List the queues: what is in them, as the worker that puts into them last reported.
+    """List the queues and their contents, as their producers last reported them.
 
-    WHERE is a plan, whose broker.url is asked, or a run's folder. Without it and --broker, the newest run in ./runs.
+    WHERE is a run's folder, or a plan, whose broker.url is queried. Default: the newest run in ./runs.
     """
     facts = ask("queues", where, broker, as_json=as_json)
     if facts is None:

@@ -1,4 +1,4 @@
-"""`stageline schedule`: the schedules there are, and what each comes to for a shape."""
+"""`stageline schedule`: lists the schedules, and draws one for a shape."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,12 +19,11 @@ from stageline.pipeline.schedule import (
     window_for,
 )
 from stageline.pipeline.schedule.check import Costs, Verdict, check_schedule
-from stageline.workers.cli import option_types as kinds
 from stageline.workers.cli import options
 from stageline.workers.cli.display.tables import counted, share, show
-from stageline.workers.cli.suggestion import suggestion
+from stageline.workers.cli.errors import suggestion
 
-MOST = 20_000  # forwards: drawing and measuring more takes minutes
+MAX_FORWARDS = 20_000  # drawing and measuring more takes minutes
 
 ABOUT = {
     "gpipe": "all forwards, then all backwards: the simplest, holds every microbatch of a step",
@@ -61,41 +60,39 @@ def _parsed(kind: str, parse: Callable[[str], Any]) -> Callable[[click.Context, 
 
 _placement = _parsed("a placement: write '0,2;1,3'", lambda text: tuple(map(_numbers, text.split(";"))))
 _window = _parsed("a window: write 4,2", _numbers)
-_positive = kinds.Finite(min=0, min_open=True)
+_positive = options.Finite(min=0, min_open=True)
 
 
 @click.group()
 def schedule() -> None:
-    """Look at schedules: who does what in which order."""
+    """List and draw schedules: the order of each worker's actions."""
 
 
 @schedule.command("list", epilog="Example: stageline schedule list")
 @options.as_json
 def list_(as_json: bool) -> None:
-    """List the schedules there are."""
+    """List the schedules."""
     if as_json:
         rows = [{"name": name, "about": ABOUT[name]} for name in schedule_names()]
         click.echo(msgspec.json.encode({"schema": "schedules/1", "schedules": rows}))
     else:
-        show("schedules", ("name", "what it does"), [(name, ABOUT[name]) for name in schedule_names()])
+        show("schedules", ("name", "description"), [(name, ABOUT[name]) for name in schedule_names()])
 
 
 @schedule.command("show", epilog="Example: stageline schedule show 1f1b --stages 4 --microbatches 8")
 @click.argument("name", callback=_known, shell_complete=_completed)
-@click.option("--stages", type=click.IntRange(min=1), help="How many stages; needed without --placement.")
-@click.option(
-    "--workers", type=click.IntRange(min=1), help="How many workers share them; one for each stage if not given."
-)
+@click.option("--stages", type=click.IntRange(min=1), help="Number of stages; required without --placement.")
+@click.option("--workers", type=click.IntRange(min=1), help="Number of workers. Default: one for each stage.")
 @click.option("--placement", metavar="'0,2;1,3'", callback=_placement, help="The stages of each worker.")
-@click.option("--microbatches", type=click.IntRange(min=1), required=True, help="Slices of a batch.")
+@click.option("--microbatches", type=click.IntRange(min=1), required=True, help="Number of microbatches in a batch.")
 @click.option(
-    "--window", metavar="K,K,...", callback=_window, help="For the schedule window: how many in flight, by stage."
+    "--window", metavar="K,K,...", callback=_window, help="For the schedule window: microbatches in flight, by stage."
 )
-@click.option("--mode", type=click.Choice(["sync", "async"]), default="sync", show_default=True)
-@click.option("--forward", type=_positive, default=1.0, show_default=True, help="How long a forward takes.")
-@click.option("--backward", type=_positive, default=2.0, show_default=True, help="How long a backward takes.")
-@click.option("--latency", type=kinds.Finite(min=0), default=0.0, show_default=True, help="How long a message takes.")
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw it into this file, too.")
+@click.option("--mode", type=click.Choice(["sync", "async"]), default="sync", show_default=True, help="Training mode.")
+@click.option("--forward", type=_positive, default=1.0, show_default=True, help="Duration of a forward.")
+@click.option("--backward", type=_positive, default=2.0, show_default=True, help="Duration of a backward.")
+@click.option("--latency", type=options.Finite(min=0), default=0.0, show_default=True, help="Latency of a message.")
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Also write the drawing to this file.")
 @options.as_json
 def show_(
     name: str,
@@ -111,7 +108,7 @@ def show_(
     svg: Path | None,
     as_json: bool,
 ) -> None:
-    """Draw the schedule NAME for a shape, and say how long its workers wait and how much they hold."""
+    """Draw the schedule NAME for a shape; print its bubble and the microbatches each stage holds."""
     found = _made(name, _placed(name, stages, workers, placement, microbatches), microbatches, mode, window)
     costs = Costs.even(found.stages, forward=forward, backward=backward, latency=latency)
     verdict = check_schedule(found, costs)
@@ -129,7 +126,7 @@ def show_(
 def _made(name: str, placement: Placement, microbatches: int, mode: Mode, window: tuple[int, ...] | None) -> Schedule:
     try:
         return make_schedule(name, placement, microbatches, mode=mode, window=window)
-    except ScheduleRefused as error:  # there is no plan that could be wrong: the flags are
+    except ScheduleRefused as error:  # not a plan is wrong, but the flags
         raise click.UsageError(str(error)) from error
 
 
@@ -138,10 +135,10 @@ def _placed(
 ) -> Placement:
     count = stages if placement is None else sum(map(len, placement))
     if count is None:
-        raise click.UsageError("say how many --stages there are, or give a --placement")
-    if count * microbatches > MOST:
+        raise click.UsageError("give the number of --stages, or a --placement")
+    if count * microbatches > MAX_FORWARDS:
         raise click.UsageError(
-            f"{count} stages of {microbatches} microbatches are too many to look at; {MOST} together are the most"
+            f"{count} stages of {microbatches} microbatches are too many to draw; at most {MAX_FORWARDS} together"
         )
     if placement is None:
         if workers is not None and workers > count:
@@ -192,7 +189,7 @@ def _facts(found: Schedule, verdict: Verdict) -> dict[str, object]:
 
 def _print(found: Schedule, verdict: Verdict) -> None:
     click.echo(_title(found))
-    click.echo(timetable.draw_text(verdict.timed, width=options.width(), ascii_only=not options.writes_unicode()))
+    click.echo(timetable.draw_text(verdict.timed, width=options.width(), ascii_only=options.ascii_only()))
     bubble = f"bubble {verdict.bubble:g} of {verdict.span:g} ({share(verdict.bubble / verdict.span)})"
     peaks = ", ".join(f"{peak} on stage {stage}" for stage, peak in enumerate(verdict.stage_peak))
     click.echo(f"{bubble}; in flight at most {peaks}")

@@ -1,18 +1,15 @@
-"""`stageline status`: how far a run is, and what every worker does."""
+"""`stageline status`: the progress of a run, and what every worker does."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
 from stageline.workers.cli import options
-from stageline.workers.cli.ask import ask, place
-from stageline.workers.cli.display.summary import summary
-from stageline.workers.cli.display.tables import duration, share, show
+from stageline.workers.cli.ask import ask, run_or_newest
+from stageline.workers.cli.display.tables import duration, share, show, summary
 from stageline.workers.runs import folder as runs
-
-Facts = dict[str, Any]
+from stageline.workers.runs.outcome import Facts
 
 
 @click.command(epilog="Example: stageline status --broker tcp://10.0.0.4:5600")
@@ -20,12 +17,12 @@ Facts = dict[str, Any]
 @options.broker
 @options.as_json
 def status(where: str | None, broker: str | None, as_json: bool) -> None:
-    """Show how far a run is, and what its workers do.
+    """Show the progress of a run, and what its workers do.
 
-    WHERE is a plan, whose broker.url is asked, or a run's folder; one that has finished is shown with its
-    result. Without WHERE and --broker, the newest run in ./runs.
+    WHERE is a run's folder, or a plan, whose broker.url is queried. Default: the newest run in ./runs. A run that has
+    finished is shown with its result.
     """
-    where = where if broker else place(where)
+    where = where if broker else run_or_newest(where)
     if where and not broker and (result := runs.result_in(Path(where))) is not None:
         click.echo(msgspec.json.encode(result) if as_json else summary(result, Path(where)))
         return
@@ -44,8 +41,8 @@ def _headline(facts: Facts) -> str:
     loss = facts["last_loss"] and facts["last_loss"]["loss"]
     known = (
         f"run {facts['run']}: {facts['phase']}",
-        "the broker was started again: it hears first who is still at work" if facts["listening"] else "",
-        "its records are lost: it asks the workers how far the run is" if facts["recollecting"] else "",
+        "broker restarted: waiting for running workers to reconnect" if facts["listening"] else "",
+        "the broker's records are lost: asking the workers how far the run is" if facts["recollecting"] else "",
         f"waits for worker {', '.join(map(str, facts['missing']))}" if facts["missing"] else "",
         facts["reason"] or "",
         *facts["damaged"],

@@ -1,4 +1,4 @@
-"""`stageline train`: a whole run on this machine, in one terminal."""
+"""`stageline train`: trains a plan on this machine, in one terminal."""
 
 from typing import TYPE_CHECKING
 
@@ -6,17 +6,15 @@ import click
 import msgspec
 
 from stageline.pipeline import timetable
-from stageline.workers.cli import option_types as kinds
 from stageline.workers.cli import options
-from stageline.workers.cli.display.summary import summary
-from stageline.workers.cli.display.tables import counted
+from stageline.workers.cli.display.tables import counted, summary
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.cli.logs import log_to_stderr
 
 if TYPE_CHECKING:  # loads torch
-    from stageline.workers.launch.launch import Ended, Launch
+    from stageline.workers.launch.launch import Launch, LaunchResult
 
-WIDE = 160  # columns of a timetable that does not go to a terminal
+WIDE = 160  # columns of a timetable that is not printed on a terminal
 
 
 @click.command(epilog="Example: stageline train examples/digits --set schedule.name=gpipe")
@@ -27,34 +25,33 @@ WIDE = 160  # columns of a timetable that does not go to a terminal
     metavar="[RUN]",
     is_flag=False,
     flag_value="",
-    callback=kinds.run_id,
-    help="Go on with a stopped run; the newest if not named.",
+    callback=options.run_id,
+    help="Continue a stopped run. Default: the plan's newest.",
 )
 @click.option(
-    "--spares", type=click.IntRange(min=0), default=0, help="So many workers wait to take a lost one's place at once."
+    "--spares", type=click.IntRange(min=0), default=0, help="Number of spare workers, each ready to replace a lost one."
 )
 @options.as_json
 def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, as_json: bool) -> None:
-    """Train the plan CONFIG here: a broker and every worker, each in a process of its own.
+    """Train the plan CONFIG on this machine: the broker and every worker are processes of their own.
 
-    The first Ctrl-C stops the run, after saving the step if recovery is on; the second ends it at once. Either way
-    nothing is left running.
+    The first Ctrl-C stops the run, after saving the step if recovery is on; the second kills it. Either way no process
+    is left running.
     """
     log_to_stderr()
     plan = options.plan_of(config, sets)
     if spares:
-        options.demand_restarts(plan)
-    from stageline.workers.cli.display.progress import display
-    from stageline.workers.launch.launch import go, ready
+        options.require_restarts(plan)
+    from stageline.workers.cli.display.progress import progress_of
+    from stageline.workers.launch.launch import prepare_launch, run_launch
 
     with options.user_prints_to_stderr():
-        launch = ready(plan, resume, spares)
-    for warning in launch.warnings[len(plan.warnings) :]:
-        click.echo(f"stageline: warning: {warning}", err=True)
+        launch = prepare_launch(plan, resume, spares)
+    options.warn(launch.warnings[len(plan.warnings) :])
     workers = counted(len(launch.plan.workers), "worker")
     click.echo(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)
-    with options.user_prints_to_stderr(), display(launch) as show:
-        ended = go(launch, options.plan_words(config, sets), show)
+    with options.user_prints_to_stderr(), progress_of(launch) as on_status:
+        ended = run_launch(launch, options.plan_arguments(config, sets), on_status)
     if (left_out := len(list(launch.folder.glob("skipped/stage-*/*")))) > 0:
         were = "was" if left_out == 1 else "were"
         bad = f"{counted(left_out, 'microbatch', 'microbatches')} {were} left out: {launch.folder / 'skipped'} says why"
@@ -67,12 +64,12 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
         click.echo("\n".join([summary(ended.result, launch.folder), *_timetable(launch, ended)]))
 
 
-def _timetable(launch: "Launch", ended: "Ended") -> list[str]:
+def _timetable(launch: "Launch", ended: "LaunchResult") -> list[str]:
     if not ended.timed:
         return []
     first, last = min(each.step for each in ended.timed), max(each.step for each in ended.timed)
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     drawn = timetable.draw_text(
-        ended.timed, width=options.width() or WIDE, ascii_only=not options.writes_unicode(), seconds=True
+        ended.timed, width=options.width() or WIDE, ascii_only=options.ascii_only(), seconds=True
     )
     return ["", f"{launch.schedule.name} as it ran, {steps}:", drawn]

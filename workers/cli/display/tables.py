@@ -1,17 +1,20 @@
-"""Tables on stdout: drawn for a terminal, in plain aligned columns for everything else; and amounts for people."""
+"""Tables on stdout: drawn for a terminal, in plain aligned columns otherwise; amounts; the summary of a result."""
 
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
+
+from stageline.workers.runs.result import Result
 
 _AMOUNT = re.compile(r"-?|[\d.]+( [\w.%]+)*")  # "", "-", "12", "4.2 s", "12 %", "3 min 20 s"
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Prints a table under its title. Columns of numbers are set flush right."""
+    """Prints a table under its title. Columns of numbers are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     right = [all(_is_amount(row[place]) for row in cells) and bool(cells) for place in range(len(columns))]
     if sys.stdout.isatty():
@@ -20,8 +23,23 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
         click.echo("\n".join([title, *_aligned([list(columns), *cells], right)]))
 
 
+def summary(result: Result, folder: Path) -> str:
+    """What the finished run in `folder` came to: one line each."""
+    rows = {
+        "run": str(folder),
+        "steps": str(result.steps),
+        "loss": "no rows in the last step" if result.loss is None else f"{result.loss:.6g}",
+        **{name: f"{float(value):.6g}" for name, value in result.metrics.items()},
+        "weights_sha256": result.weights_sha256,
+        "time": duration(result.seconds),
+        "restarts": str(result.restarts),
+    }
+    widest = max(map(len, rows))
+    return "\n".join(f"{name:{widest}}  {value}" for name, value in rows.items())
+
+
 def size(count: float) -> str:
-    """Bytes for people: `49.2 kB`."""
+    """`49.2 kB`, of bytes."""
     for unit in _BYTES[:-1]:
         if count < 999.5:
             return f"{count:.3g} {unit}"

@@ -17,11 +17,11 @@ import torch
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import BadMessage, Disagreement, Fenced, Overwritten, QueueFull, QueueGap
-from stageline.broker.network import redis_connection as redis_link
+from stageline.broker.network import redis_connection
 from stageline.broker.network.redis_connection import RedisAway, RedisLink
 from stageline.broker.network.redis_requirements import RedisUnfit, check_fitness
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.endpoints import QueueOptions
+from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis import queues as queues_module
 from stageline.broker.queues.redis import sender_thread as sender_module
 from stageline.broker.queues.redis.entries import PIECE
@@ -42,7 +42,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Senders that look around often, so that a test of what they then see is short."""
     monkeypatch.setattr(sender_module, "IDLE", 0.05)
     monkeypatch.setattr(sender_module, "FITNESS", 0.05)
-    monkeypatch.setattr(sender_module, "LATE", 0.1)
+    monkeypatch.setattr(sender_module, "LONGEST_RETRY", 0.1)
 
 
 @pytest.fixture(params=PROGRAMS)
@@ -239,7 +239,7 @@ def test_cut_answers_make_no_gap_and_no_duplicate(stack: ExitStack, hasty: None,
 def test_a_damaged_byte_is_never_accepted(
     stack: ExitStack, hasty: None, monkeypatch: pytest.MonkeyPatch, direction: str, seed: int
 ) -> None:
-    monkeypatch.setattr(redis_link, "SILENCE", 0.5)  # a damaged length can leave a connection stuck
+    monkeypatch.setattr(redis_connection, "SILENCE", 0.5)  # a damaged length can leave a connection stuck
     server, dice = shared_server(), random.Random(seed)
     proxy = stack.enter_context(Proxy(f"tcp://127.0.0.1:{server.port}"))
     url = f"redis://{proxy.endpoint.removeprefix('tcp://')}/{server.own_number()}"
@@ -290,7 +290,7 @@ def test_a_server_that_never_comes_is_named(stack: ExitStack, server: RedisServe
 def test_a_frozen_server_holds_nobody_up(
     stack: ExitStack, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_link, "SILENCE", 0.3)
+    monkeypatch.setattr(redis_connection, "SILENCE", 0.3)
     line = line_at(stack, server.url)
     line.put(0)
     line.take()
@@ -408,7 +408,7 @@ def test_a_message_that_stays_damaged_is_named(stack: ExitStack, server: RedisSe
     [(_, fields)] = client.xrange(STREAM)
     line.producer.close()
     client.xadd(STREAM, {**fields, b"h": fields[b"h"][:-1] + b"?"}, id="1-1")
-    with pytest.raises(BadMessage, match="message 1 of forward-1 came damaged 9 times in a row"):
+    with pytest.raises(BadMessage, match="message 1 of forward-1 arrived damaged 9 times in a row"):
         consumer.inbound(KEY).rewind(0), Line(consumer, consumer, 4).take_numbers(2)
 
 

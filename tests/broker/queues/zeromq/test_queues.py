@@ -19,8 +19,7 @@ import zmq
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import EndpointTaken, Fenced, ForeignMessage
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.endpoints import QueueOptions
-from stageline.broker.queues.zeromq import consumer as consumer_module
+from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq import dealer as dealer_module
 from stageline.broker.queues.zeromq import requests
 from stageline.broker.queues.zeromq import socket_options as options_module
@@ -38,8 +37,8 @@ BACK = QueueKey(Flow.BACKWARD, 0)
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers that do not wait long before they ask again, so that a test of it is short."""
-    monkeypatch.setattr(consumer_module, "PATIENCE", 0.05)
-    monkeypatch.setattr(consumer_module, "LONGEST", 0.2)
+    monkeypatch.setattr(requests, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(requests, "LONGEST_PAUSE", 0.2)
 
 
 def worker(stack: ExitStack, incarnation: int, url: str = LOOPBACK, **changed: Any) -> ZeroMQQueues:
@@ -224,10 +223,10 @@ def once(proxy: Proxy, garbage: bytes) -> None:
 
 @pytest.fixture
 def nobody_else_hangs_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only `Handshake` can end a connection over which nobody greets, and soon."""
-    monkeypatch.setattr(options_module, "GREETING", 600_000)
+    """Only `Handshake` can end a connection without a handshake, and soon."""
+    monkeypatch.setattr(options_module, "HANDSHAKE_TIMEOUT", 600_000)
     monkeypatch.setattr(dealer_module, "UNANSWERED", 600.0)
-    monkeypatch.setattr(dealer_module, "UNGREETED", 0.2)
+    monkeypatch.setattr(dealer_module, "NO_HANDSHAKE", 0.2)
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
@@ -285,7 +284,7 @@ def test_a_producer_of_another_version_is_refused_with_both_versions(
     producer, consumer = worker(stack, 1), worker(stack, 2)
     line = line_of(producer, consumer)
     monkeypatch.setattr(requests, "_VERSION", b"\x09")
-    with pytest.raises(ForeignMessage, match="speaks version 9 of its requests, this one 1"):
+    with pytest.raises(ForeignMessage, match="has version 9 of its requests, this one 1"):
         line.take()
 
 

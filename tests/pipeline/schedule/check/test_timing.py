@@ -49,7 +49,7 @@ def test_room_in_a_window_is_known_a_latency_after_it_was_made() -> None:
     verdict = check_schedule(make_schedule("gpipe", line(2), 2), Costs.even(2, latency=5), windows={"forward-1": 1})
     assert times(verdict, 0)["0F1"] == (1, 2)
     assert times(verdict, 1)["1F0"] == (6, 7)
-    assert times(verdict, 1)["1F1"] == (16, 17)  # put at 11, when stage 0 hears that 1F0 was taken at 6
+    assert times(verdict, 1)["1F1"] == (16, 17)  # put at 11, when stage 0 learns that 1F0 was taken at 6
 
 
 def test_no_queue_holds_more_than_its_window() -> None:

@@ -1,4 +1,4 @@
-"""The checker: one replay by hand, the catalogue's formulas over many shapes, and what it finds in broken schedules."""
+"""The checker: one simulation by hand, the catalogue's formulas over many shapes, and what broken schedules raise."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The queue ends of one worker among several processes, whatever carries the messages between them."""
+"""The queue ends of one worker among several processes, whichever transport carries the messages between them."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ WaitFor = Callable[[Look, float], Message | None]
 class QueueOptions:
     """What a worker's queues are opened with.
 
-    `microbatches`: of a step. `windows`: for each inbound queue, how many messages may be on their way ahead of what is
-    taken. `local`: the queues that begin and end here. `retain_bytes`: what may be retained in memory; beyond it,
+    `microbatches`: of a step. `windows`: for each inbound queue, how many messages may be sent ahead of what is taken.
+    `local`: the queues that begin and end at this worker. `retain_bytes`: what may be retained in memory; beyond it,
     `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
-    waits up to `patience` seconds, calling `waiting` with the reason meanwhile: it may `trim`.
+    waits up to `patience` seconds, calling `waiting` with the reason meanwhile, which may call `trim`.
     """
 
     microbatches: int
@@ -34,26 +34,27 @@ class QueueOptions:
     limits: Limits = LIMITS
 
 
-class Endpoints:
-    """Each end is made when it is first asked for; both ends of a queue that stays here are in memory.
+class QueueEnds:
+    """Makes each end when it is first asked for; both ends of a queue that stays at this worker are in memory.
 
     `wait` is called when a `put` finds no room, with the reason and the time at which it began; it returns whether to
-    try again. `wait_for` serves the other queues until what it is given finds something, or for some seconds.
+    try again. `wait_for` serves the other queues until the function that it is given finds something, or for a number
+    of seconds.
     """
 
-    def __init__(self, run: str, terms: QueueOptions, wait: Callable[[str, float], bool], wait_for: WaitFor) -> None:
+    def __init__(self, run: str, options: QueueOptions, wait: Callable[[str, float], bool], wait_for: WaitFor) -> None:
         self._run = run
-        self._terms = terms
+        self._options = options
         self._wait_for = wait_for
-        spill_bytes = SPILL * terms.retain_bytes if terms.spill_bytes is None else terms.spill_bytes
-        self._shelf = RetentionBudget(terms.retain_bytes, spill_bytes, terms.spill_folder, wait)
+        spill_bytes = SPILL * options.retain_bytes if options.spill_bytes is None else options.spill_bytes
+        self._budget = RetentionBudget(options.retain_bytes, spill_bytes, options.spill_folder, wait)
         self._outbounds: dict[QueueKey, Outbound] = {}
         self._inbounds: dict[QueueKey, Inbound] = {}
-        self._loops: dict[QueueKey, MemoryQueue] = {}
+        self._locals: dict[QueueKey, MemoryQueue] = {}
 
     def outbound(self, key: QueueKey, make: Callable[[Log], Outbound]) -> Outbound:
         if key not in self._outbounds:
-            self._outbounds[key] = self._loop(key) if key in self._terms.local else make(self._log(key))
+            self._outbounds[key] = self._local(key) if key in self._options.local else make(self._log(key))
         return self._outbounds[key]
 
     def inbound(self, key: QueueKey, make: Callable[[QueueKey, int], Inbound]) -> Inbound:
@@ -63,25 +64,25 @@ class Endpoints:
         return self._inbounds[key]
 
     def close(self) -> None:
-        for queue in self._loops.values():
+        for queue in self._locals.values():
             queue.close()
-        self._shelf.spill.close()
+        self._budget.spill.close()
 
     def _new_inbound(self, key: QueueKey, make: Callable[[QueueKey, int], Inbound]) -> Inbound:
-        if key in self._terms.local:
-            return LocalInbound(self._loop(key), self._wait_for)
-        windows = self._terms.windows
+        if key in self._options.local:
+            return LocalInbound(self._local(key), self._wait_for)
+        windows = self._options.windows
         if key not in windows:
             raise ValueError(f"no window is given for {key}; there is one for {', '.join(map(str, windows))}")
         return make(key, windows[key])
 
-    def _loop(self, key: QueueKey) -> MemoryQueue:
-        if key not in self._loops:
-            self._loops[key] = MemoryQueue(self._log(key), self._terms.microbatches)
-        return self._loops[key]
+    def _local(self, key: QueueKey) -> MemoryQueue:
+        if key not in self._locals:
+            self._locals[key] = MemoryQueue(self._log(key), self._options.microbatches)
+        return self._locals[key]
 
     def _log(self, key: QueueKey) -> Log:
-        return Log(self._run, key, self._terms.microbatches, self._shelf, self._terms.limits)
+        return Log(self._run, key, self._options.microbatches, self._budget, self._options.limits)
 
 
 class LocalInbound:

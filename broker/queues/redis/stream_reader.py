@@ -1,0 +1,218 @@
+"""The consuming end of a queue in Redis without its connection: which entries to read, and what to announce.
+
+Entries are read in the order of their ids, from any place again. An entry that is passed over or damaged is read again;
+if that does not help, the message is announced as missing.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stageline.broker.codec.message import (
+    LIMITS,
+    Limits,
+    Message,
+    allocate,
+    assemble,
+    check_run,
+    fingerprint,
+    read_header,
+)
+from stageline.broker.errors import BadMessage, ForeignMessage, QueueGap
+from stageline.broker.network.redis_connection import Exchange
+from stageline.broker.queues.credit import Retention
+from stageline.broker.queues.receiver import Receiver
+from stageline.pipeline.numbering import message_number
+
+from .announcements import Announcer, credit_numbers
+from .entries import EntryId, Keys, StreamEntry, pour, read_entry
+
+AGAIN = 0.1  # seconds before what was passed over or damaged is read again
+IN_VAIN = 3  # times that the same message was read without success, after which it is announced as missing
+
+
+@dataclass(frozen=True, slots=True)
+class WholeMessage:
+    """All entries of a message, not yet decoded. `turn` says since which rewind it was wanted."""
+
+    number: int
+    turn: int
+    header: bytes
+    data: tuple[bytes, ...]
+
+
+class StreamReader:
+    """Decides what to read for `receiver`, of the queue of `run` that a step puts `microbatches` messages into.
+
+    Announcements of producers of the incarnation `since` or an older one are ignored: the run may have gone back to an
+    older checkpoint than those that trimmed the queue.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        receiver: Receiver,
+        incarnation: int,
+        microbatches: int,
+        limits: Limits = LIMITS,
+        since: int = 0,
+    ) -> None:
+        self.receiver = receiver
+        self.keys = Keys(run, receiver.key)
+        self.is_started = False  # messages have been asked for
+        self.has_doubts = False  # whether to ask for the producer's announcement
+        self.gap: QueueGap | None = None  # why the next message will not come
+        self.largest = 1  # bytes of the largest entry lately
+        self._announcer = Announcer(self.keys.taken, f"{receiver.key} is taken", incarnation)
+        self._run = run
+        self._microbatches = microbatches
+        self._limits = limits
+        self._since = since
+        self._announced = 0  # all messages before it were announced as taken
+        self._turn = 0  # counts rewinds and rereadings: what was read before them is dropped
+        self._after = EntryId(0, 0)
+        self._parts: list[StreamEntry] = []
+        self._resume_at = 0.0  # when to read again, monotonic, in seconds
+
+    def rewind(self, number: int) -> None:
+        """Begins again at message `number`."""
+        self.is_started = True
+        self.receiver.rewind(number)
+        self.gap = None
+        self._resume_at = 0.0
+        self._reread()
+
+    def pop(self) -> Message | None:
+        """The next message, which counts as taken. Raises `QueueGap` if it will not come."""
+        self.is_started = True
+        if self.receiver.ready:
+            return self.receiver.pop()
+        if self.gap is not None:
+            raise self.gap
+        return None
+
+    @property
+    def room(self) -> int:
+        """How many messages may still be read ahead."""
+        return self.receiver.room if self.is_started else 0
+
+    def position(self, now: float) -> tuple[int, EntryId] | None:
+        """A mark to give to `read` with what comes, and after which entry to go on reading; None: not now."""
+        readable = self.room > 0 and now >= self._resume_at and self.gap is None
+        return (self._turn, self._after) if readable else None
+
+    def read(self, turn: int, raw: Sequence[Any], now: float) -> list[WholeMessage]:
+        """Takes in entries that were read. The whole messages among them, to be decoded by `decode`."""
+        whole: list[WholeMessage] = []
+        if turn != self._turn:
+            return whole
+        for entry in map(_entry, raw):
+            expected = self.receiver.next + len(whole), len(self._parts) + 1
+            if entry is None or entry.id != expected:
+                if not whole:  # else first take in what came before it
+                    self._pass_over(entry, now)
+                break
+            self._after = entry.id
+            self._parts.append(entry)
+            self.largest = max(self.largest // 2, sum(map(len, entry.data)))
+            if entry.header is not None:
+                data = tuple([piece for part in self._parts for piece in part.data])
+                whole.append(WholeMessage(entry.id.number, turn, entry.header, data))
+                self._parts.clear()
+        return whole
+
+    def decode(self, whole: WholeMessage) -> tuple[Message, Hashable]:
+        """The message and its fingerprint. Raises `BadMessage` if it is damaged, `ForeignMessage` if not of this run.
+
+        Needs no lock.
+        """
+        header = read_header(whole.header, limits=self._limits)
+        check_run(header, self._run)
+        key, number = self.receiver.key, message_number(header.step, header.microbatch, self._microbatches)
+        if (header.flow, header.stage, number) != (key.flow, key.stage, whole.number):
+            raise ForeignMessage(
+                f"{header.identity} lies in Redis as message {whole.number} of {key}: two plans share a run's name"
+            )
+        buffers = allocate(header)
+        pour(whole.data, buffers)
+        return assemble(header, buffers), fingerprint(header)
+
+    def accept(self, whole: WholeMessage, message: Message, bits: Hashable) -> None:
+        """`message` is whole and undamaged. Raises `Disagreement` if it has come before with other bits."""
+        if not self._is_next(whole) or not self.receiver.accepts(whole.number, bits):
+            return
+        if self.receiver.missing is not None:  # its producer need not look after it any more
+            self.receiver.must_report = True
+        self.receiver.accept(message, bits)
+        self.has_doubts, self.gap = False, None
+
+    def count_damage(self, whole: WholeMessage, reason: str, now: float) -> None:
+        """A message cannot be decoded. Raises `BadMessage` when that has happened too often."""
+        if self._is_next(whole):
+            self.receiver.count_damage(reason)
+            self._read_again(now)
+
+    def note_silence(self) -> None:
+        """No entry has come for a while."""
+        self.has_doubts = self.is_started and not self.receiver.ready
+
+    def update(self, entry_id: EntryId, retention: Retention, *, nothing: bool) -> None:
+        """Takes in the producer's announcement. `nothing` was read after that, so what it has sent is not there.
+
+        Sets `gap` if the next message cannot be had any more.
+        """
+        self.has_doubts = False
+        if entry_id.number <= self._since:
+            return
+        try:
+            if self.receiver.was_sent(retention) and nothing:
+                self.receiver.miss()
+        except QueueGap as gap:
+            self.gap = gap
+
+    @property
+    def must_announce(self) -> bool:
+        return self.receiver.must_report
+
+    def next_exchange(self, *, idle: bool) -> Exchange | None:
+        """What to announce, if anything. `idle`: check whether the announcement is still there."""
+        stale = self.receiver.taken != self._announced or self.receiver.missing is not None
+        if self.receiver.must_report or self._announcer.must_announce or (idle and stale):
+            return Exchange(self._announcer.announce(*self._credit()), self._announcer.check)
+        return Exchange([self._announcer.look()], self._announcer.check) if idle else None
+
+    def _credit(self) -> tuple[int, int, int]:
+        taken, limit = self.receiver.taken, self.receiver.limit
+        self._announced = taken
+        self.receiver.mark_reported(limit)
+        return credit_numbers(taken, limit, self.receiver.missing)
+
+    def _is_next(self, whole: WholeMessage) -> bool:
+        return whole.turn == self._turn and whole.number == self.receiver.next
+
+    def _pass_over(self, found: StreamEntry | None, now: float) -> None:
+        """Something else is where the next entry should be."""
+        if found is not None and found.id.number > self.receiver.next:
+            self.receiver.failures = IN_VAIN - 1  # reading again will not help
+        self.receiver.failures += 1
+        self._read_again(now)
+
+    def _read_again(self, now: float) -> None:
+        self.has_doubts = True
+        self._resume_at = now + AGAIN
+        if self.receiver.failures >= IN_VAIN:
+            self.receiver.miss()
+        self._reread()
+
+    def _reread(self) -> None:
+        self._turn += 1
+        self._after = EntryId(self.receiver.next, 0)
+        self._parts.clear()
+
+
+def _entry(raw: Any) -> StreamEntry | None:
+    """None: malformed or damaged."""
+    try:
+        return read_entry(raw)
+    except BadMessage:
+        return None

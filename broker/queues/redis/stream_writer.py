@@ -1,0 +1,224 @@
+"""The producing end of a queue in Redis without its connection: what to ask of the server next.
+
+    look        at what the server has: a predecessor's messages, or own ones whose answer was lost
+    compare     those with what is put again
+    add         the others; back to look when the stream is not as it was left: the server forgot, or others added
+
+One transaction of a queue is under way at a time, so that a refused message is never followed by the next one. What
+the server has forgotten is added again from the log. A stream with a hole cannot be mended, since its ids only grow: it
+is deleted and filled again. Consumers take messages only in order, whatever happens to the stream meanwhile.
+"""
+
+from functools import partial
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from stageline.broker.codec.message import Frame, Header, fingerprint, read_header
+from stageline.broker.errors import BadMessage, Disagreement, ForeignMessage
+from stageline.broker.network.redis_connection import Command, Exchange, sound
+from stageline.broker.queues.credit import Credit, Retention
+from stageline.broker.queues.sender import Sender
+
+from .announcements import Announcer
+from .entries import Keys, additions, creating, read_entry, read_id
+
+BATCH_BYTES = 4 * 2**20  # of the messages in one transaction; at least one message
+BATCH_MESSAGES = 64  # in one transaction
+
+_PASSED = "equal or smaller"  # what the server answers to an id that is not beyond its last
+
+
+class StreamWriter:
+    """Decides what to ask of the server for `sender`: what that has sent is on the server."""
+
+    def __init__(self, sender: Sender, incarnation: int) -> None:
+        self.sender = sender
+        self.log = sender.log
+        self.keys = Keys(self.log.run, self.log.key)
+        self.forgotten = 0  # messages that the server had and forgot
+        self._announcer = Announcer(self.keys.kept, f"{self.log.key} is filled", incarnation)
+        self._length: int | None = None  # entries of the stream as it was left; None: look at it first
+        self._exists = False
+        self._has_hole = False
+        self._newest = -1  # message on the server
+        self._least = 0  # entries that it must have, if it still has its newest
+        self._passed = -1  # a message that the server refused: it had a newer one, or once had
+        self._trimmed = 0
+        self._announced = Retention(0, 0)
+
+    def lose_connection(self) -> None:
+        """It is not known what was carried out, nor what the server still has."""
+        self._length = None
+        self._announcer.must_announce = True
+
+    def update(self, credit: Credit) -> None:
+        """Takes in what the consumer announces."""
+        if self.sender.update(credit) and credit.missing is not None and credit.missing >= self.log.first:
+            self._has_hole = True
+
+    def next_exchange(self, milliseconds: int, *, idle: bool) -> Exchange | None:
+        """What to ask next; None if everything is done. `idle`: check whether everything is as it was left.
+
+        `milliseconds` since 1970. Raises `Overwritten` if a message's tensor was written to after it was put.
+        """
+        due = self.sender.due()  # also skips what was trimmed
+        if self._length is None:
+            return self._look()
+        if self._has_hole:
+            return self._begin_again()
+        if self._trimmed < self.log.first:
+            return self._trim(self.log.first)
+        retention = self.sender.retention
+        advanced = retention.first > self._announced.first
+        if self._announcer.must_announce or advanced or (idle and retention != self._announced):
+            self._announced = retention
+            return Exchange(self._announcer.announce(*retention), self._announcer.check)
+        if due is not None:
+            return self._compare() if self.sender.sent <= self._newest else self._add(milliseconds)
+        return Exchange([(b"XLEN", self.keys.entries), self._announcer.look()], self._check) if idle else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to do."""
+        announced = self._announced.first >= self.log.first and not self._announcer.must_announce
+        return self._length is not None and not self._has_hole and announced and self.sender.due() is None
+
+    def _look(self) -> Exchange:
+        key = self.keys.entries
+        newest: Command = (b"XREVRANGE", key, b"+", b"-", b"COUNT", b"1")
+        return Exchange([(b"EXISTS", key), (b"XLEN", key), newest, self._announcer.look()], self._looked)
+
+    def _looked(self, answers: list[Any]) -> None:
+        exists, length, newest, _ = sound(answers)
+        self._announcer.check(answers)
+        sent = self.sender.sent
+        self._exists, self._length = bool(exists), length
+        self._newest = read_id(newest[0][0]).number if newest else -1
+        if self._newest < self._passed or (self._newest + 1 >= sent and length < self._least):
+            self._has_hole = True
+        elif self._newest + 1 < sent:
+            self._send_again(self._newest + 1)
+        self._least, self._passed, self._trimmed = 0, -1, 0
+
+    def _send_again(self, number: int) -> None:
+        """What was sent from `number` on is not on the server any more."""
+        self._announcer.must_announce = True
+        before = self.sender.sent
+        self.sender.resend(number)
+        self.forgotten += max(0, before - self.sender.sent)
+
+    def _trim(self, floor: int) -> Exchange:
+        key = self.keys.entries
+        unit: list[Command] = [(b"XLEN", key), (b"XTRIM", key, b"MINID", b"=", b"%d" % floor)]
+        return Exchange(unit, partial(self._did_trim, floor))
+
+    def _did_trim(self, floor: int, answers: list[Any]) -> None:
+        length, removed = sound(answers)
+        self._trimmed = floor
+        self._check_length(length, removed)
+
+    def _add(self, milliseconds: int) -> Exchange:
+        key = self.keys.entries
+        numbers, batch = self._batch()
+        commands = [
+            command
+            for number, frames in zip(numbers, batch, strict=True)
+            for command in additions(key, number, frames, milliseconds)
+        ]
+        if not self._exists:
+            commands[0] = creating(commands[0])
+        return Exchange(commands, partial(self._added, numbers))
+
+    def _added(self, numbers: range, ids: list[Any]) -> None:
+        if any(id_text is None or (isinstance(id_text, ResponseError) and _PASSED in str(id_text)) for id_text in ids):
+            self._length = None  # emptied, or another worker has added messages: look again
+            if ids[0] is not None:
+                self._passed = numbers.start
+            return
+        sound(ids)
+        for number in self._retained(numbers):
+            self.log.frames(number)  # a tensor written to while it was on its way may have been sent torn
+        self._exists, self._length = True, (self._length or 0) + len(ids)
+        self.sender.sent = numbers.stop
+        self._newest = numbers.stop - 1
+
+    def _compare(self) -> Exchange:
+        numbers, _ = self._batch()
+        numbers = numbers[: self._newest + 1 - numbers.start]
+        unit = [_last_entry(self.keys.entries, number) for number in numbers]
+        return Exchange(unit, partial(self._compared, numbers))
+
+    def _compared(self, numbers: range, answers: list[Any]) -> None:
+        for number, found in zip(numbers, sound(answers), strict=True):
+            header = _header(found)
+            if header is None:
+                self._has_hole = True
+                return
+            if number in self._retained(numbers):
+                self._check_same(number, header)
+            self.sender.sent = number + 1
+
+    def _check_same(self, number: int, header: Header) -> None:
+        if fingerprint(header) != fingerprint(read_header(self.log.frames(number)[0])):
+            raise Disagreement(
+                f"{self.log.name(number)} lies in Redis with different bits, put there by another incarnation: what "
+                "computed it was not deterministic. See that all operations are, and that software, hardware type and "
+                "thread count are the same wherever the stage runs"
+            )
+
+    def _begin_again(self) -> Exchange:
+        self._announced = Retention(self.log.first, self.log.first)
+        return Exchange([(b"DEL", self.keys.entries), *self._announcer.announce(*self._announced)], self._deleted)
+
+    def _deleted(self, answers: list[Any]) -> None:
+        self._announcer.check(answers)
+        self._send_again(self._announced.first)
+        self._has_hole = self._exists = False
+        self._length, self._newest = 0, -1
+
+    def _check(self, answers: list[Any]) -> None:
+        length, _ = sound(answers)
+        self._announcer.check(answers)
+        self._check_length(length, 0)
+
+    def _check_length(self, length: int, removed: int) -> None:
+        """The stream had `length` entries, and has lost `removed` of them by a trim."""
+        left = (self._length or 0) - removed
+        if length == self._length:
+            self._length = left
+        else:
+            self._least, self._length = left, None
+
+    def _retained(self, numbers: range) -> range:
+        """Those that the log still has: it may have been trimmed while the server answered."""
+        return range(max(numbers.start, self.log.first), max(numbers.stop, self.log.first))
+
+    def _batch(self) -> tuple[range, list[list[Frame]]]:
+        """The messages of the next transaction."""
+        sent = self.sender.sent
+        numbers = range(sent, min(self.sender.batch_end, sent + BATCH_MESSAGES))
+        batch: list[list[Frame]] = []
+        size = 0
+        for number in numbers:
+            frames = self.log.frames(number)
+            size += sum(map(len, frames))
+            if batch and size > BATCH_BYTES:
+                break
+            batch.append(frames)
+        return numbers[: len(batch)], batch
+
+
+def _last_entry(key: bytes, number: int) -> Command:
+    return (b"XREVRANGE", key, b"%d" % number, b"%d" % number, b"COUNT", b"1")
+
+
+def _header(found: list[Any]) -> Header | None:
+    """The header in what was found of a message; None if the message is not whole."""
+    try:
+        text = read_entry(found[0]).header if found else None
+        return read_header(text) if text else None
+    except ForeignMessage:
+        raise
+    except BadMessage:
+        return None

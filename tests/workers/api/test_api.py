@@ -1,0 +1,50 @@
+"""The public API: documented name by name, and every code block in docs/api.md and README.md runs as it stands."""
+
+import contextlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stageline
+from support.paths import DOCS, ROOT
+from support.workspace import Workspace
+
+PAGE = DOCS / "api.md"
+
+
+def code_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [PAGE, ROOT / "README.md"], ids=lambda page: page.name)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, workspace: Workspace):
+    names: dict[str, object] = {"__name__": page.stem}
+    with contextlib.chdir(workspace.folder):
+        for block in code_blocks(page):
+            exec(compile(block, page.name, "exec", dont_inherit=True), names)  # noqa: S102  # our own page
+    assert code_blocks(page)
+
+
+@pytest.mark.parametrize("name", stageline.__all__)
+def test_every_public_name_is_documented_on_the_page_and_where_it_is_defined(name):
+    assert re.search(rf"\b{name}\b", PAGE.read_text())
+    assert name == "Batch" or getattr(stageline, name).__doc__  # a type alias has no docstring
+
+
+def test_a_name_that_is_not_public_is_refused_with_the_public_ones():
+    with pytest.raises(AttributeError, match=r"no attribute 'Worker'; it has Batch, .*Line"):
+        _ = stageline.Worker
+
+
+def test_importing_stageline_does_not_import_torch():
+    code = "import sys, stageline; print('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "False\n"
+
+
+def test_the_public_names_are_listed_once_each_in_order():
+    assert sorted(set(stageline.__all__)) == sorted(stageline.__all__)
+    assert dir(stageline) == sorted(stageline.__all__)

@@ -1,0 +1,60 @@
+"""`stageline plan`: what a plan results in."""
+
+import json
+
+import pytest
+
+from stageline.pipeline import schedule
+from stageline.pipeline.schedule.check import check_schedule
+
+
+def test_a_plan_is_shown_with_who_decided_each_key_and_what_the_stages_take(workspace, capsys):
+    assert workspace.here("plan", ".", "--set", "run.steps=9") == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert rows["run.steps"] == ["run.steps", "9", "--set"]
+    assert rows["model.cut"] == ["model.cut", "[2]", "file"]
+    assert rows["queues.url"] == ["queues.url", '"ipc://"', "default"]
+    assert "forward-1" in rows
+
+
+def test_a_plans_forecast_counts_parameters_bytes_and_messages_as_they_are(workspace, capsys):
+    assert workspace.here("plan", ".", "--json", "--set", "optimizer.factory=torch.optim.Adam") == 0
+    found = json.loads(capsys.readouterr().out)
+    first, last = found["stages"]
+    assert found["schema"] == "plan/1"
+    assert [first["parameters"], last["parameters"]] == [4 * 8 + 8, 8 * 2 + 2]
+    assert first["bytes"]["weights"] == first["bytes"]["gradients"] == 4 * first["parameters"]
+    two_moments_and_a_step_count_for_each_of_two_tensors = 2 * first["bytes"]["weights"] + 2 * 4
+    assert first["bytes"]["optimizer"] == two_moments_and_a_step_count_for_each_of_two_tensors
+    assert (first["in_flight"], last["in_flight"]) == (2, 1)
+    assert first["total"] == sum(first["bytes"].values())
+    queues = {each["queue"]: each for each in found["queues"]}
+    activation = 2 * 8 * 4  # rows, width, bytes of a float32
+    assert activation < queues["forward-1"]["message"] < activation + 200  # and a header
+    assert queues["forward-1"]["retained"] == 3 * 6 * queues["forward-1"]["message"]  # of 3 microbatches, all 6 steps
+    assert found["idle"] == list(check_schedule(schedule.make_schedule("1f1b", [(0,), (1,)], 3)).idle)
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_messages_that_have_no_room_until_a_checkpoint_lets_them_go_are_refused(command, workspace, capsys):
+    assert workspace.here("plan", ".", "--json", "--set", "recovery.restarts=0") == 0
+    step = max(each["retained"] for each in json.loads(capsys.readouterr().out)["queues"])
+    words = (command, ".", "--set", "run.steps=50", "--set", "recovery.snapshot_every=9")
+    tight = f"queues.retain_bytes={10 * step // 5 - 1}"
+    assert workspace.here(*words, "--set", tight, "--set", "recovery.restarts=1") == 78
+    said = capsys.readouterr().err
+    assert "the messages of 10 steps (recovery.snapshot_every is 9)" in said
+    assert 'Use "1MiB" or more, or a smaller recovery.snapshot_every' in said
+    assert workspace.runs() == []
+    off = ("--set", "recovery.restarts=0")  # then a step's messages are enough
+    assert workspace.here("plan", ".", *words[2:], *off, "--set", tight) == 0
+    capsys.readouterr()
+    assert workspace.here(*words, *off, "--set", f"queues.retain_bytes={step // 5 - 1}") == 78
+    assert "the messages of one step" in capsys.readouterr().err
+
+
+def test_messages_that_just_have_room_until_a_checkpoint_are_not_refused(workspace, capsys):
+    assert workspace.here("plan", ".", "--json", "--set", "recovery.restarts=0") == 0
+    step = max(each["retained"] for each in json.loads(capsys.readouterr().out)["queues"])
+    words = ("--set", "run.steps=50", "--set", "recovery.snapshot_every=9", "--set", "recovery.restarts=1")
+    assert workspace.here("plan", ".", *words, "--set", f"queues.retain_bytes={2 * step}") == 0

@@ -1,0 +1,108 @@
+"""The command line as a whole: help, typing errors, unexpected errors, what is imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+from stageline.workers.cli.app import COMMANDS, run
+
+
+def output_of(capsys, *arguments):
+    """What a command of this process writes to stdout; it must end well."""
+    code = run(arguments)
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "queue ls", "schedule list", "schedule show"])
+def test_help_of_every_command_shows_an_example(command, capsys):
+    said = output_of(capsys, *command.split(), "--help")
+    assert said.startswith(f"Usage: stageline {command}")
+    if command not in ("queue", "schedule"):  # these only hold commands
+        assert f"Example: stageline {command}" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("trian .", "did you mean train?"),
+        ("xyzzy", "there are init, train, worker"),
+        ("train . --jsn", "--json"),
+        ("schedule show 1f1 --stages 2 --microbatches 2", "did you mean 1f1b?"),
+        ("schedule show 1f1b --stages two --microbatches 2", "two"),
+        ("schedule show 1f1b --placement 0;x --microbatches 2", "0,2;1,3"),
+        ("schedule show 1f1b --microbatches 2", "--stages"),
+        ("worker . --index -1", "--index"),
+        ("worker . --patience nan", "not a finite number"),
+        ("worker . --broker foo", "tcp://127.0.0.1:5600"),
+        ("broker . --run ../../x", "is no run's id"),
+        ("train . --resume a/b", "is no run's id"),
+        ("broker . --bind foo", "ipc:///tmp/stageline"),
+        ("status --broker foo", "begins with ipc:// or tcp://"),
+        ("status --broker tcp://127.0.0.1", "a host and a port"),
+        ("queue ls --broker tcp://127.0.0.1:x", "a host and a port"),
+        ("why --broker tcp://127.0.0.1:0", "the one that the broker listens at"),
+        ("why --broker ipc://", "goes with a path"),
+        ("story 5 --broker tcp://127.0.0.1:5600", "118/5"),
+        ("schedule show 1f1b --stages 2 --microbatches 2 --forward nan", "not a finite number"),
+        ("schedule show 1f1b --stages 2 --microbatches 2 --backward 1e400", "not a finite number"),
+        ("schedule show 1f1b --placement 0;1 --stages 5 --microbatches 2", "contradicts the --placement"),
+        ("schedule show 1f1b --placement 0;1 --workers 3 --microbatches 2", "contradicts the --placement"),
+        ("schedule show 1f1b --stages 2 --workers 3 --microbatches 2", "more than there are stages"),
+        ("schedule show window --stages 2 --window 1,4 --microbatches 2", "raise the window of stage 0"),
+        ("schedule show 1f1b --placement 0;0 --microbatches 2", "exactly one owner"),
+        ("schedule show gpipe --stages 1000000000 --microbatches 1000000000", "too many to draw"),
+    ],
+)
+def test_what_is_typed_wrong_is_answered_with_a_hint_and_exit_code_2(arguments, hint, capsys):
+    assert run(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("stageline: ")
+    assert hint in captured.err
+
+
+def test_the_version_is_told_and_no_command_at_all_gives_the_help(capsys):
+    assert output_of(capsys, "--version").startswith("stageline, version ")
+    assert run([]) == 2
+    assert capsys.readouterr().err.startswith("Usage: stageline")
+
+
+def test_the_shell_completes_commands_and_schedules(workspace):
+    def completed(words: str) -> list[str]:
+        ended = workspace.command(
+            cold=True,
+            _STAGELINE_COMPLETE="bash_complete",
+            COMP_WORDS=f"stageline {words}",
+            COMP_CWORD=str(len(words.split())),
+        )
+        return [line.partition(",")[2] for line in ended.stdout.splitlines()]
+
+    assert completed("tr") == ["train"]
+    assert completed("schedule show 1") == ["1f1b"]
+
+
+@pytest.mark.parametrize("arguments", [["schedule", "list"], ["--help"], ["status", "--broker", "ipc:///nowhere"]])
+def test_what_needs_no_torch_does_not_wait_for_it(arguments):
+    code = "import sys; from stageline.workers.cli.app import run; run(sys.argv[1:]); print('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "False"
+
+
+def test_a_bug_shows_its_traceback_and_asks_to_be_reported(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("stageline.workers.cli.ask.ask", None)
+    monkeypatch.setattr("stageline.workers.cli.commands.status.ask", None)
+    assert run(["status"]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "bug in stageline" in said
+
+
+def test_debug_shows_the_traceback_of_an_expected_error_too(capsys):
+    assert run(["plan", "nowhere"]) == 78
+    assert "Traceback" not in capsys.readouterr().err
+    assert run(["--debug", "plan", "nowhere"]) == 78
+    assert "Traceback" in capsys.readouterr().err

@@ -1,0 +1,26 @@
+"""Log lines, as they come to stderr."""
+
+import re
+
+import structlog
+
+from stageline.workers.cli.logs import log_to_stderr
+
+
+def test_news_have_a_time_warnings_and_errors_a_prefix_and_the_traceback_comes_first(capsys):
+    log_to_stderr()
+    try:
+        log = structlog.get_logger()
+        log.info("assigned", worker=0, incarnation=1)
+        log.warning("waiting", reason="no broker")
+        try:
+            raise ValueError("damaged")
+        except ValueError as error:
+            log.error("failed", reason=str(error), exc_info=error)
+    finally:
+        structlog.reset_defaults()
+    first, second, *traceback, last = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d assigned: worker 0, incarnation 1", first)
+    assert second == "stageline: warning: waiting: no broker"
+    assert traceback[0].startswith("Traceback")
+    assert last == "stageline: failed: damaged"
