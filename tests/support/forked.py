@@ -125,7 +125,9 @@ def _become_command(request: dict[str, Any], answer: TextIO, stdout: int, stderr
     answer.close()
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # looked up again in the new environment: torch has made tempfile keep the old one
     os.chdir(request["folder"])
+    tempfile.tempdir = None  # TMPDIR decides again
     children.spawn = ForkedChild
     _run_command(request["arguments"], stdout, stderr)
 

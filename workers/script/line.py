@@ -1,4 +1,4 @@
-"""Drives a line of stages from a script of the user's own, one batch at a time.
+"""Trains a line of stages from a user's script, one batch at a time.
 
 with Line([front, back], loss=loss, optimizer=partial(SGD, lr=0.1), schedule="1f1b", microbatches=8) as line:
     for x, y in loader:
@@ -94,7 +94,7 @@ class Line:
             raise ComputeFailed(f"this line cannot go on: an earlier step failed ({self._broken}). Make a new one")
         try:
             return self._train(x, y)
-        except BaseException as error:  # Ctrl-C too: messages of the step are left in the queues
+        except BaseException as error:  # Ctrl-C too: messages of the step remain in the queues
             self._broken = str(error) or type(error).__name__
             raise
 
@@ -109,7 +109,7 @@ class Line:
         return self._executors[self._schedule.owner(last)].loss
 
     def evaluate(self, x: Tree) -> Tree:
-        """What the model says to `x`, in evaluation mode and without gradients."""
+        """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
         for stage in self._stages:
             x = stage.evaluate(x, step=self._step)
         return x
@@ -120,7 +120,7 @@ class Line:
         return {name: tensor.detach().clone() for name, tensor in state.items()}
 
     def close(self) -> None:
-        """Lets the queues go; the weights can still be had."""
+        """Releases the queues; `state_dict` still works."""
         self._queues.close()
 
     def _worker(self, index: int) -> WorkerLoop:

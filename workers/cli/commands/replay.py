@@ -1,4 +1,4 @@
-"""`stageline replay`: one microbatch of one stage again, alone, in this process, where a debugger can be."""
+"""`stageline replay`: runs one microbatch of one stage again, alone, under a debugger if wanted."""
 
 import traceback
 from bdb import BdbQuit
@@ -29,7 +29,7 @@ _SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: 
 def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch: int, as_json: bool) -> None:
     """Run one microbatch of one stage again, alone and in this process, and compare its bits with the recorded ones.
 
-    WHERE is a run's folder, or a plan, whose newest run is taken. breakpoint() in the model stops at this microbatch,
+    WHERE is a run's folder, or a plan, whose newest run is used. breakpoint() in the model stops at this microbatch,
     and only there; what the model prints goes to stderr.
     """
     folder, plan = Path(where), None
