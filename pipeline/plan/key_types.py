@@ -48,7 +48,7 @@ _UNFIT = PydanticCustomError("unfit", "adds nothing to what is wanted")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
+class Accepts:
     """Annotates the type of a key: a refusal of its value asks for `what`. `schema` replaces the type's own validation;
     `names` are the allowed texts, for a hint at the nearest."""
 
@@ -98,20 +98,20 @@ def name_of(value: object) -> str:
     return next((name for kind, name in _TYPES if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
-def whole(least: int, most: int = _LARGEST) -> Wanted:
+def whole(least: int, most: int = _LARGEST) -> Accepts:
     """A whole number, at least `least` and at most `most`."""
     upward = "on" if most == _LARGEST else f"to {most}"
-    return Wanted(f"a whole number from {least} {upward}", core_schema.int_schema(strict=True, ge=least, le=most))
+    return Accepts(f"a whole number from {least} {upward}", core_schema.int_schema(strict=True, ge=least, le=most))
 
 
-def one_of(names: Sequence[str]) -> Wanted:
+def one_of(names: Sequence[str]) -> Accepts:
     """One of `names`."""
-    return Wanted(_either([f'"{name}"' for name in names]), core_schema.literal_schema(list(names)), tuple(names))
+    return Accepts(_either([f'"{name}"' for name in names]), core_schema.literal_schema(list(names)), tuple(names))
 
 
-def address(schemes: Mapping[str, str], *names: str) -> Wanted:
+def address(schemes: Mapping[str, str], *names: str) -> Accepts:
     """An address of one of `schemes`, each given with an example; or one of `names`. It is dumped without password."""
-    return Wanted(
+    return Accepts(
         _either([f'"{example}"' for example in (*names, *schemes.values())]),
         core_schema.no_info_after_validator_function(
             partial(_checked_address, schemes, names),
@@ -121,8 +121,8 @@ def address(schemes: Mapping[str, str], *names: str) -> Wanted:
     )
 
 
-def _matching(pattern: str, what: str) -> Wanted:
-    return Wanted(what, core_schema.str_schema(strict=True, pattern=f"^({pattern})$"))
+def _matching(pattern: str, what: str) -> Accepts:
+    return Accepts(what, core_schema.str_schema(strict=True, pattern=f"^({pattern})$"))
 
 
 def _either(names: Sequence[str]) -> str:
@@ -200,27 +200,27 @@ Reference = Annotated[
     ),
 ]
 Device = Annotated[str, _matching(r"[a-z]+(:\d+)?", 'a device such as "cpu" or "cuda:0"')]
-Folder = Annotated[Path, PlainSerializer(Path.as_posix), Wanted("a folder")]
+Folder = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("a folder")]
 Size = Annotated[
     int,
     Field(strict=True, ge=1, le=_LARGEST),
     BeforeValidator(_size, json_schema_input_type=int | str),
-    Wanted('a size in bytes, such as 1048576 or "512MiB",'),
+    Accepts('a size in bytes, such as 1048576 or "512MiB",'),
 ]
 Seconds = Annotated[
     float,
     Field(strict=True, gt=0, allow_inf_nan=False),
     BeforeValidator(_seconds, json_schema_input_type=float | str),
-    Wanted('a time in seconds, such as 10, "10s" or "250ms",'),
+    Accepts('a time in seconds, such as 10, "10s" or "250ms",'),
 ]
 Cut = Annotated[
     Annotated[tuple[Annotated[int, whole(1)], ...], Field(min_length=1)] | Literal["auto"],
     AfterValidator(_ascending),
-    Wanted('"auto" or a list of ascending layer numbers from 1 on, such as [2, 4],'),
+    Accepts('"auto" or a list of ascending layer numbers from 1 on, such as [2, 4],'),
 ]
-Argument = Annotated[object, PlainValidator(_argument), Wanted("an argument that TOML can write")]
+Argument = Annotated[object, PlainValidator(_argument), Accepts("an argument that TOML can write")]
 Options = Annotated[  # keyword arguments for a user's factory
     Mapping[str, object],
     PlainValidator(_arguments, json_schema_input_type=dict[str, object]),
-    Wanted("a table of arguments"),
+    Accepts("a table of arguments"),
 ]

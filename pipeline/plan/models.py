@@ -12,6 +12,7 @@ from stageline.pipeline.schedule import Mode, Placement
 
 from . import urls
 from .key_types import (
+    Accepts,
     Argument,
     Cut,
     Device,
@@ -22,7 +23,6 @@ from .key_types import (
     Seconds,
     Size,
     Unset,
-    Wanted,
     address,
     one_of,
     whole,
@@ -105,7 +105,7 @@ class ModelPlan(Section):
         description="A function of (outputs, targets), or a module class: the mean over the rows.",
         examples=["torch.nn.functional.cross_entropy"],
     )
-    metrics: Annotated[tuple[Reference, ...], Wanted('a list such as ["metrics.py:accuracy"]')] = Field(
+    metrics: Annotated[tuple[Reference, ...], Accepts('a list such as ["metrics.py:accuracy"]')] = Field(
         default=(),
         description="Functions of (outputs, targets) that measure the rows held out, after the last step.",
         examples=[["model.py:accuracy"]],
@@ -148,7 +148,7 @@ class SchedulePlan(Section):
         Annotated[
             tuple[Annotated[int, whole(1)], ...],
             Field(min_length=1),
-            Wanted("a list with one whole number from 1 on for each stage, such as [4, 2],"),
+            Accepts("a list with one whole number from 1 on for each stage, such as [4, 2],"),
         ]
     ] = Field(
         default=None,
@@ -248,7 +248,7 @@ class WorkerPlan(Section):
     stages: Annotated[
         tuple[Annotated[int, whole(0, _MOST_STAGES - 1)], ...],
         Field(min_length=1),
-        Wanted("a list of stages such as [0, 2]"),
+        Accepts("a list of stages such as [0, 2]"),
     ] = Field(
         description="The stages that the worker owns; several for an interleaved or a U-shaped placement.",
         examples=[[0, 2]],

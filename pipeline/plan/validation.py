@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from .checks import problems
 from .errors import PlanError, PlanRefused, shown
-from .key_types import Wanted, nearest
+from .key_types import Accepts, nearest
 from .lines import place
 from .models import PlanTables, by_number, section
 from .plan import Plan
@@ -23,7 +23,7 @@ _REQUIRED = ("model", "data", "optimizer")  # an absent one is read as empty: ea
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class KeyFault:
     """What is wrong with a key, and its value, None where the key itself is the trouble."""
 
     reason: str
@@ -60,7 +60,7 @@ class Given:
             tables["run"] = {"name": run_name, **tables["run"]}
         return tables
 
-    def _faults(self, tables: dict[str, Any]) -> dict[Key, Fault]:
+    def _faults(self, tables: dict[str, Any]) -> dict[Key, KeyFault]:
         """All keys that are refused. Changes `tables` where typed text only looked like something else: run.name=7."""
         faults = _invalid(tables)
         texts = {key: text for key, fault in faults.items() if (text := self._as_text(key, fault)) is not None}
@@ -69,18 +69,18 @@ class Given:
         still = _invalid(tables) if texts else faults
         return {key: fault for key, fault in faults.items() if key in still} | _misnumbered(tables)
 
-    def _as_text(self, key: Key, fault: Fault) -> str | None:
+    def _as_text(self, key: Key, fault: KeyFault) -> str | None:
         # As an argument, nan or inf would be taken as text, which no factory knows what to do with.
         number = isinstance(fault.value, float) and not math.isfinite(fault.value)
         taken = key in self.settings and not (number and key[-1] not in section(key[0]).model_fields)
         return self.settings[key].text if taken else None
 
-    def _disagreements(self, plan: Plan, faults: Mapping[Key, Fault]) -> Iterator[PlanError]:
+    def _disagreements(self, plan: Plan, faults: Mapping[Key, KeyFault]) -> Iterator[PlanError]:
         values = flat(plan.as_mapping())
         for problem in problems(plan, [dotted(key) for key in faults]):
-            yield self._error(tuple(problem.key.split(".")), Fault(problem.reason, values.get(problem.key)))
+            yield self._error(tuple(problem.key.split(".")), KeyFault(problem.reason, values.get(problem.key)))
 
-    def _error(self, key: Key, fault: Fault) -> PlanError:
+    def _error(self, key: Key, fault: KeyFault) -> PlanError:
         value = "" if fault.value is None else shown(fault.value)
         return PlanError(dotted(key), fault.reason, self._where(key), value)
 
@@ -92,7 +92,7 @@ class Given:
         return self.settings[key].origin if key in self.settings else "default"
 
 
-def _invalid(tables: Mapping[str, Any]) -> dict[Key, Fault]:
+def _invalid(tables: Mapping[str, Any]) -> dict[Key, KeyFault]:
     """What the models refuse, by key."""
     try:
         PlanTables.model_validate(tables)
@@ -110,25 +110,25 @@ def _key(loc: tuple[int | str, ...], tables: Mapping[str, Any]) -> Key:
             return tuple(map(str, loc))
 
 
-def _fault(key: Key, error: ErrorDetails) -> Fault:
+def _fault(key: Key, error: ErrorDetails) -> KeyFault:
     match error["type"]:
         case "missing":
-            return Fault(f"missing; {_wanted(key)} is wanted")
+            return KeyFault(f"missing; {_wanted(key)} is wanted")
         case "extra_forbidden" if len(key) == 1:
             hint = nearest(key[0], PlanTables.model_fields) or f"there are {', '.join(PlanTables.model_fields)}"
-            return Fault(f"there is no such table; {hint}")
+            return KeyFault(f"there is no such table; {hint}")
         case "extra_forbidden":
-            return Fault(f"there is no such key; {_meant(key)}")
+            return KeyFault(f"there is no such key; {_meant(key)}")
         case "value_error":
-            return Fault(str(error["ctx"]["error"]), error["input"])
+            return KeyFault(str(error["ctx"]["error"]), error["input"])
         case _:  # not a table
             header = "workers.0" if key == ("workers",) else dotted(key)
-            return Fault(f"this is a table: write [{header}], and its keys below", error["input"])
+            return KeyFault(f"this is a table: write [{header}], and its keys below", error["input"])
 
 
 def _wanted(key: Key) -> str:
     """What the type of a required key asks for."""
-    return next(each.what for each in _field(key).metadata if isinstance(each, Wanted))
+    return next(each.what for each in _field(key).metadata if isinstance(each, Accepts))
 
 
 def _field(key: Key) -> FieldInfo:
@@ -150,13 +150,13 @@ def _meant(key: Key) -> str:
     return f"there are {', '.join(known)}"
 
 
-def _misnumbered(tables: Mapping[str, Any]) -> dict[Key, Fault]:
+def _misnumbered(tables: Mapping[str, Any]) -> dict[Key, KeyFault]:
     workers = tables.get("workers", {})
     if not isinstance(workers, Mapping):
         return {}
     numbers = [str(number) for number in range(len(workers))]
     wanted = ", ".join(f"[workers.{number}]" for number in numbers)
-    fault = Fault(f"workers are numbered from 0 without gaps: {wanted}")
+    fault = KeyFault(f"workers are numbered from 0 without gaps: {wanted}")
     return {} if set(numbers) == set(workers) else {("workers",): fault}
 
 

@@ -54,7 +54,7 @@ class Health(StrEnum):
     BAD = "bad"
 
 
-class Finding(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """What was examined, what was found, and whether it is as it should be."""
 
     what: str
@@ -62,62 +62,66 @@ class Finding(msgspec.Struct, frozen=True):
     found: str
 
 
-def examine(plan: Plan | None, folder: Path) -> Iterator[Finding]:
+def examine(plan: Plan | None, folder: Path) -> Iterator[CheckResult]:
     """One finding after another: of the machine, then of the plan. What it writes goes into the empty `folder`."""
     yield from (_interpreter(), *_libraries(), _package(), _memory(), *_sameness(), *_sockets(folder))
     if plan is not None:
         yield from _plan(plan, folder)
 
 
-def _interpreter() -> Finding:
-    return Finding("python", Health.GOOD, f"{platform.python_version()}, {sys.executable}")
+def _interpreter() -> CheckResult:
+    return CheckResult("python", Health.GOOD, f"{platform.python_version()}, {sys.executable}")
 
 
-def _libraries() -> Iterator[Finding]:
+def _libraries() -> Iterator[CheckResult]:
     for name in _LIBRARIES:
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Finding(name, Health.BAD, "is not installed; install stageline again")
+            yield CheckResult(name, Health.BAD, "is not installed; install stageline again")
             continue
         old = name == "torch" and tuple(map(int, version.split(".")[:2])) < _OLDEST_TORCH
-        yield Finding(name, Health.BAD if old else Health.GOOD, f"{version}, but 2.10 is wanted" if old else version)
+        yield CheckResult(
+            name, Health.BAD if old else Health.GOOD, f"{version}, but 2.10 is wanted" if old else version
+        )
 
 
-def _package() -> Finding:
+def _package() -> CheckResult:
     """Another distribution may bring a package of the same name."""
     found = sorted(set(metadata.packages_distributions().get(NAME, [])))
     if found not in ([NAME], []):  # an editable install lists no package
-        return Finding(f"package {NAME}", Health.BAD, f"comes from {' and '.join(found)}; use a fresh environment")
-    return Finding(f"package {NAME}", Health.GOOD, str(Path(str(sys.modules[NAME].__file__)).parent))
+        return CheckResult(f"package {NAME}", Health.BAD, f"comes from {' and '.join(found)}; use a fresh environment")
+    return CheckResult(f"package {NAME}", Health.GOOD, str(Path(str(sys.modules[NAME].__file__)).parent))
 
 
-def _memory() -> Finding:
+def _memory() -> CheckResult:
     memory = psutil.virtual_memory()
-    return Finding("memory", Health.GOOD, f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB are free")
+    return CheckResult(
+        "memory", Health.GOOD, f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB are free"
+    )
 
 
-def _sameness() -> Iterator[Finding]:
+def _sameness() -> Iterator[CheckResult]:
     """Machines that agree in this compute the same bits, with one plan and deterministic operations."""
     hardware = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    yield Finding("hardware", Health.GOOD, f"{hardware}, {os.cpu_count()} cores, {device}")
+    yield CheckResult("hardware", Health.GOOD, f"{hardware}, {os.cpu_count()} cores, {device}")
     facts = (sys.version_info[:2], torch.__version__, torch.__config__.show(), hardware, device)
     digest = sha256(repr(facts).encode()).hexdigest()[:12]
-    yield Finding("fingerprint", Health.GOOD, f"{digest}: machines with the same one compute the same bits")
+    yield CheckResult("fingerprint", Health.GOOD, f"{digest}: machines with the same one compute the same bits")
 
 
-def _sockets(folder: Path) -> Iterator[Finding]:
+def _sockets(folder: Path) -> Iterator[CheckResult]:
     yield _tried("tcp on this machine", lambda: _bound("tcp://127.0.0.1:*"))
     yield _tried("ipc sockets", lambda: _bound(f"ipc://{folder}/queues"))
     length, most = sockets.length(), zmq.IPC_PATH_MAX_LEN
     well = length <= most
     way_out = "" if well else "; point TMPDIR at a shorter folder"
-    yield Finding("ipc paths", Health.GOOD if well else Health.BAD, f"{length} of {most} bytes{way_out}")
+    yield CheckResult("ipc paths", Health.GOOD if well else Health.BAD, f"{length} of {most} bytes{way_out}")
 
 
-def _plan(plan: Plan, folder: Path) -> Iterator[Finding]:
-    yield from (Finding("exposure", Health.NOTE, warning) for warning in plan.warnings)
+def _plan(plan: Plan, folder: Path) -> Iterator[CheckResult]:
+    yield from (CheckResult("exposure", Health.NOTE, warning) for warning in plan.warnings)
     yield _threads(plan)
     yield _tried("broker.url", lambda: f"{_free(plan.broker.url)} is free")
     servers = {"queues.url": plan.queues.url, "broker.store": plan.broker.store}
@@ -129,11 +133,11 @@ def _plan(plan: Plan, folder: Path) -> Iterator[Finding]:
         yield _tried("determinism", lambda: _repeats(plan, folder))
 
 
-def _tried(what: str, look: Callable[[], str]) -> Finding:
+def _tried(what: str, look: Callable[[], str]) -> CheckResult:
     try:
-        return Finding(what, Health.GOOD, look())
+        return CheckResult(what, Health.GOOD, look())
     except (BrokerError, PlanRefused, ModelRefused, DataError, OSError) as error:
-        return Finding(what, Health.BAD, str(error))
+        return CheckResult(what, Health.BAD, str(error))
 
 
 def _bound(url: str) -> str:
@@ -158,10 +162,10 @@ def _writable(folder: Path) -> str:
         return f"{folder} can be written to"
 
 
-def _threads(plan: Plan) -> Finding:
+def _threads(plan: Plan) -> CheckResult:
     wanted, there = sum(worker.threads for worker in plan.workers), os.cpu_count() or 1
     health = Health.NOTE if wanted > there else Health.GOOD
-    return Finding("threads", health, f"the plan's workers use {wanted}, this machine has {there} cores")
+    return CheckResult("threads", health, f"the plan's workers use {wanted}, this machine has {there} cores")
 
 
 def _works(plan: Plan) -> str:

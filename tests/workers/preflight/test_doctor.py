@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from stageline.pipeline.plan import Plan, read_plan
-from stageline.workers.preflight.doctor import Finding, Health, examine
+from stageline.workers.preflight.doctor import CheckResult, Health, examine
 from support.workspace import DATA, Workspace
 
 
-def findings(plan: Plan | None, folder: Path) -> dict[str, Finding]:
+def findings(plan: Plan | None, folder: Path) -> dict[str, CheckResult]:
     folder.mkdir()
     return {finding.what: finding for finding in examine(plan, folder)}
 

@@ -29,9 +29,9 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     """
     config = config or ("." if Path("stageline.toml").exists() else None)
     plan = options.plan_of(config, sets) if config else None
-    from stageline.workers.preflight.doctor import Finding, Health, examine
+    from stageline.workers.preflight.doctor import CheckResult, Health, examine
 
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
     out = sys.stdout
     with _scratch() as folder, options.user_prints_to_stderr():
         for finding in examine(plan, folder):
