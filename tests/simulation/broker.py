@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from simulation.clock import Clock, Deed
-from simulation.environment import PLAN, RUN, Listener
-from simulation.network import Line, Network
-from simulation.process import Process
-from stageline.broker.control.protocol import Answer, Ask, StepRecord, ToBroker
+from simulation.clock import Callback, VirtualClock
+from simulation.environment import PLAN, RUN, Client
+from simulation.network import Connection, Network
+from simulation.process import SimulatedProcess
+from stageline.broker.control.protocol import Answer, Ask, StepRecord, ToBroker, decode_to_broker
 from stageline.broker.coordinator.assignments import Outgoing
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
@@ -19,8 +19,8 @@ from stageline.broker.stores.memory import MemoryStore
 TICK = 0.1  # seconds
 
 
-GO_ON = "a killed broker resumes the run, and its workers go on"
-BEGIN_ANEW = "a killed broker resumes the run, and nobody is at work"
+CONTINUES = "a killed broker resumes the run, and its workers continue"
+STARTS_OVER = "a killed broker resumes the run, and no worker is running"
 
 
 class Killed(Exception):
@@ -42,7 +42,7 @@ class FragileStore(MemoryStore):
     def go_back(self, stages: Sequence[int], step: int) -> None:
         self._write(partial(super().go_back, stages, step))
 
-    def _write(self, write: Deed) -> None:
+    def _write(self, write: Callback) -> None:
         self.fuse = max(-1, self.fuse - 1)
         if self.fuse == 0 and self.before:
             raise Killed
@@ -51,13 +51,13 @@ class FragileStore(MemoryStore):
             raise Killed
 
 
-class Broker(Process):
-    """One life of the broker. `watch` is called after everything it has decided; with `resume`, the run goes on, and
+class SimulatedBroker(SimulatedProcess):
+    """One process of the broker. `watch` is called after everything it has decided; with `resume`, the run goes on, and
     if the broker is `alone`, as a whole."""
 
     def __init__(
         self,
-        clock: Clock,
+        clock: VirtualClock,
         network: Network,
         store: FragileStore,
         terms: RunConfig,
@@ -73,24 +73,25 @@ class Broker(Process):
         self._fired = fired
         self._network = network
         self._watch = watch
-        self._lines: dict[bytes, tuple[Line, Listener]] = {}
+        self._connections: dict[bytes, tuple[Connection, Client]] = {}
         self._tick()
 
     @property
-    def process(self) -> Process:
+    def process(self) -> SimulatedProcess:
         return self
 
-    def hear(self, worker: Listener, line: Line, sentence: ToBroker) -> None:
-        self._lines[line.name] = line, worker
-        self._decide(lambda: self.core.handle(line.name, sentence, self.clock.now))
+    def receive(self, client: Client, connection: Connection, frame: bytes) -> None:
+        self._connections[connection.name] = connection, client
+        message = decode_to_broker(frame)
+        self._decide(lambda: self.core.handle(connection.name, message, self.clock.now))
 
-    def note(self, sentence: ToBroker) -> None:
-        """Of somebody who needs no answer."""
-        self._decide(lambda: self.core.handle(b"supervisor", sentence, self.clock.now))
+    def note(self, message: ToBroker) -> None:
+        """Of the supervisor, which needs no answer."""
+        self._decide(lambda: self.core.handle(b"supervisor", message, self.clock.now))
 
     def why(self) -> str:
         """Who waits for whom."""
-        answers = [said for _, said in self.core.handle(b"anybody", Ask("why"), self.clock.now)]
+        answers = [answer for _, answer in self.core.handle(b"client", Ask("why"), self.clock.now)]
         return "; ".join(str(answer.facts["text"]) for answer in answers if isinstance(answer, Answer))
 
     def _tick(self) -> None:
@@ -105,9 +106,9 @@ class Broker(Process):
             self.end(-9)
             return
         if listened and self.core.state is not RunState.RECONNECTING and self.core.state is not RunState.RECONCILING:
-            self._fired[GO_ON if self.core.registry.members else BEGIN_ANEW] += 1
+            self._fired[CONTINUES if self.core.registry.members else STARTS_OVER] += 1
         self._watch(sends)
-        for recipient, sentence in sends:
-            line, worker = self._lines.get(recipient, (None, None))
-            if line is not None and worker is not None:
-                self._network.carry(line, worker.process, partial(worker.answer, line, sentence))
+        for recipient, message in sends:
+            connection, client = self._connections.get(recipient, (None, None))
+            if connection is not None and client is not None:
+                self._network.carry(connection, client.process, partial(client.deliver, connection, message))

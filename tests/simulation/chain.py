@@ -5,7 +5,7 @@ backward   H(version, moving, input, gradient)       version, moving: those that
 update     weights = H(weights, gradients in order)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
@@ -13,7 +13,7 @@ from hashlib import blake2b
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.schedule import Kind, Schedule
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.machine import Instruction, Route, program
+from stageline.workers.runtime.program import Instruction, Program
 
 Key = tuple[int, int]  # step, microbatch
 
@@ -74,16 +74,23 @@ class Chain:
         self.state, self.again = replace(state, in_flight=()), dict(state.in_flight)
 
 
-class Executor:
-    """The stages of one worker, as `workers.executor` has them."""
+class ChainExecutor:
+    """An `ActionExecutor` for the stages of one worker. `compute` is called first, and takes time."""
 
-    def __init__(self, schedule: Schedule, worker: int) -> None:
+    def __init__(
+        self, schedule: Schedule, worker: int, compute: Callable[[Instruction], None] = lambda instruction: None
+    ) -> None:
         self.stages = {stage: Chain(stage, stage < schedule.first_trainable) for stage in schedule.placement[worker]}
-        self.loss = 0.0
+        self.loss: float | None = None
+        self._compute = compute
         self._last = schedule.stages - 1
         self._sum = 0.0
 
+    def measured(self) -> dict[str, float]:
+        return {}
+
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> str:
+        self._compute(instruction)
         action = instruction.action
         stage, key = self.stages[action.stage], (instruction.step, action.microbatch)
         match action.kind:
@@ -112,10 +119,10 @@ class Result:
 @cache
 def undisturbed(schedule: Schedule, steps: int) -> Result:
     """The result of all programs run in turn, with nothing between the workers but lists."""
-    route = Route(schedule.stages, schedule.first_trainable)
+    program = Program(schedule, steps)
     queues: dict[object, list[str]] = {}
-    executors = [Executor(schedule, worker) for worker in range(len(schedule.placement))]
-    programs = [list(program(schedule, route, worker, range(steps)))[::-1] for worker in range(len(executors))]
+    executors = [ChainExecutor(schedule, worker) for worker in range(len(schedule.placement))]
+    programs = [list(program.instructions(worker))[::-1] for worker in range(len(executors))]
     losses: list[float] = []
     while any(programs):
         for executor, left in zip(executors, programs, strict=True):
@@ -123,7 +130,7 @@ def undisturbed(schedule: Schedule, steps: int) -> Result:
                 instruction = left.pop()
                 result = executor.carry_out(instruction, [queues[key].pop(0) for key in instruction.takes])
                 queues.setdefault(instruction.gives, []).append(result)
-                if instruction.action.kind is Kind.UPDATE and instruction.action.stage == route.stages - 1:
+                if instruction.action.kind is Kind.UPDATE and instruction.action.stage == program.last:
                     losses.append(executor.loss)
     stages = {index: stage for executor in executors for index, stage in executor.stages.items()}
     return Result(tuple(digest(stages[index]) for index in range(len(stages))), tuple(losses))

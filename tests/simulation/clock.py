@@ -4,21 +4,27 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-Deed = Callable[[], None]
+from greenlet import getcurrent
+
+Callback = Callable[[], None]
 
 
-class Clock:
-    """`now` is in seconds; two deeds of one instant are done in the order in which they were planned."""
+class VirtualClock:
+    """`now` is in seconds; two callbacks of one instant are called in the order in which they were planned.
+
+    `scheduler` is the greenlet in which all of them are called.
+    """
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self._deeds: list[tuple[float, int, Deed]] = []
+        self.scheduler = getcurrent()
+        self._planned: list[tuple[float, int, Callback]] = []
         self._order = count()
 
-    def after(self, seconds: float, deed: Deed) -> None:
-        heapq.heappush(self._deeds, (self.now + seconds, next(self._order), deed))
+    def after(self, seconds: float, callback: Callback) -> None:
+        heapq.heappush(self._planned, (self.now + seconds, next(self._order), callback))
 
-    def turn(self) -> None:
-        """Does what is due next."""
-        self.now, _, deed = heapq.heappop(self._deeds)
-        deed()
+    def advance(self) -> None:
+        """Calls what is due next."""
+        self.now, _, callback = heapq.heappop(self._planned)
+        callback()

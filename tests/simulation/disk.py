@@ -5,26 +5,16 @@ The writer behaves as `checkpoint.writer` does: none is dropped, one of each sta
 
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
-from simulation.chain import State
-from simulation.process import Process
+from simulation.process import SimulatedProcess, Wakeup
 from stageline.broker.control.protocol import Assigned, Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.schedule import Placement
+from stageline.workers.checkpoint.directory import SnapshotFailed
+from stageline.workers.checkpoint.snapshot import Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """One stage after `step` steps, with the losses before, on the last stage."""
-
-    stage: int
-    step: int
-    state: State
-    losses: tuple[tuple[int, float], ...] = ()
-
-
-class Torn(Exception):
+class Torn(SnapshotFailed):
     """The snapshots are not what they must be."""
 
 
@@ -46,7 +36,7 @@ class Disk:
         if not self.is_whole(snapshot.stage, snapshot.step):
             self._delete(snapshot.stage, snapshot.step)
         there = self._kept.setdefault((snapshot.stage, snapshot.step), snapshot)
-        if there != snapshot:
+        if (there.state, there.losses) != (snapshot.state, snapshot.losses):
             raise Torn(f"stage {snapshot.stage} came to step {snapshot.step} with other bits than before")
 
     def load(self, stage: int, step: int) -> Snapshot:
@@ -77,10 +67,11 @@ class Disk:
         self._damaged.discard((stage, step))
 
 
-class View:
-    """What one worker sees: the snapshots of `stages`. See `workers.correspondence.Disk`."""
+class SnapshotView:
+    """A `SnapshotInventory`: the snapshots of `stages` are what one worker sees."""
 
     def __init__(self, disk: Disk, stages: Collection[int]) -> None:
+        self.placement = disk.placement
         self._disk = disk
         self._stages = stages
 
@@ -88,59 +79,77 @@ class View:
         return [(stage, step) for stage in sorted(self._stages) for step in self._disk.steps(stage)]
 
     def can_begin(self, assigned: Assigned) -> bool:
-        return not is_gone(assigned.step, self._disk.placement[assigned.index], self.snapshots(assigned.run))
+        return not is_gone(assigned.step, self.placement[assigned.index], self.snapshots(assigned.run))
 
     def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
         there = [stage for stage, of in self.snapshots(run) if of == step]
-        stages = there if claim is None else self._disk.placement[claim]
+        stages = there if claim is None else self.placement[claim]
         whole = [stage for stage in stages if self._disk.is_whole(stage, step)]
         return Inspection(step, whole, [f"stage {each}, step {step}" for each in stages if each not in whole])
 
     def abandon(self, assigned: Assigned) -> None:
-        for stage in self._disk.placement[assigned.index]:
+        for stage in self.placement[assigned.index]:
             self._disk.abandon(stage, assigned.step)
 
 
-class Writer:
-    """Writes the snapshots of `process`. Each takes `slowness` seconds on the average."""
+class SimulatedWriter:
+    """The `SnapshotQueue` of `process` for `stages`. Writing takes `slowness` seconds on the average."""
+
+    doing = "a snapshot"
 
     def __init__(
         self,
-        process: Process,
+        process: SimulatedProcess,
         disk: Disk,
-        dice: random.Random,
+        stages: Collection[int],
+        rng: random.Random,
         slowness: float,
         durable: Callable[[int, int], None],
     ) -> None:
         self._process = process
         self._disk = disk
-        self._dice = dice
+        self._stages = stages
+        self._rng = rng
         self._slowness = slowness
         self._durable = durable
+        self._changed = Wakeup(process)
         self._waiting: dict[int, Snapshot] = {}
         self._writing: Snapshot | None = None
 
-    @property
-    def idle(self) -> bool:
-        return not self._waiting and self._writing is None
+    def has_room(self, stage: int, timeout: float) -> bool:
+        return self._wait_for(lambda: stage not in self._waiting, timeout)
 
-    def room(self, stage: int) -> bool:
-        return stage not in self._waiting
-
-    def keep(self, snapshot: Snapshot) -> None:
+    def write(self, snapshot: Snapshot) -> None:
         self._waiting[snapshot.stage] = snapshot
         if self._writing is None:
             self._begin()
+
+    def delete_before(self, step: int) -> None:
+        for stage in self._stages:
+            self._disk.forget(stage, step)
+
+    def flush(self, timeout: float) -> bool:
+        return self._wait_for(lambda: not self._waiting and self._writing is None, timeout)
+
+    def close(self, timeout: float) -> None:
+        self.flush(timeout)
+        self._waiting.clear()
+
+    def _wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
+        deadline = self._process.monotonic() + timeout
+        while not condition() and (left := deadline - self._process.monotonic()) > 0:
+            self._changed.wait(left)
+        return condition()
 
     def _begin(self) -> None:
         stage = next(iter(self._waiting), None)
         self._writing = None if stage is None else self._waiting.pop(stage)
         if self._writing is not None:
-            self._process.later(self._dice.expovariate(1 / self._slowness), self._end)
+            self._process.later(self._rng.expovariate(1 / self._slowness), self._end)
 
     def _end(self) -> None:
         assert self._writing is not None
         self._disk.place(self._writing)
-        done = self._writing
+        self._durable(self._writing.stage, self._writing.step)
         self._begin()
-        self._durable(done.stage, done.step)
+        self._changed.set()

@@ -4,15 +4,17 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from simulation.clock import Clock
+from simulation.clock import VirtualClock
 from simulation.disk import Disk
-from simulation.endpoints import Ends
-from simulation.network import Line, Network
-from simulation.process import Process
+from simulation.network import Connection, Network
+from simulation.process import SimulatedProcess
 from simulation.scenario import Scenario
-from stageline.broker.control.protocol import FromBroker, ToBroker
+from stageline.broker.control.protocol import FromBroker
+
+if TYPE_CHECKING:
+    from simulation.queues import SimulatedQueues
 
 RUN = "simulated"
 LOG_EVERY = 3
@@ -23,43 +25,48 @@ class Wrong(Exception):
     """The run is not what it must be."""
 
 
-class Listener(Protocol):
-    """Who hears the broker's answers: a worker."""
+class Client(Protocol):
+    """Where the broker's answers go: a worker's channel."""
 
     @property
-    def process(self) -> Process: ...
+    def process(self) -> SimulatedProcess: ...
 
-    def answer(self, line: Line, sentence: FromBroker) -> None: ...
+    def deliver(self, connection: Connection, message: FromBroker) -> None: ...
 
 
-class BrokerProcess(Protocol):
-    """Where sentences go."""
+class Server(Protocol):
+    """Where the workers' messages go."""
 
     @property
-    def process(self) -> Process: ...
+    def process(self) -> SimulatedProcess: ...
 
-    def hear(self, worker: Listener, line: Line, sentence: ToBroker) -> None: ...
+    def receive(self, client: Client, connection: Connection, frame: bytes) -> None: ...
 
 
 @dataclass(slots=True)
-class Surroundings:
-    """`bound`: whose queue ends are at which endpoint. `broker` is the one that lives now, if one does."""
+class Environment:
+    """`bound`: whose queues are at which endpoint. `broker` is the one that runs now, if one does."""
 
     scenario: Scenario
-    clock: Clock
-    dice: random.Random
+    clock: VirtualClock
+    rng: random.Random
     network: Network
     disk: Disk
     fired: Counter[str]
     worked: Callable[[], None]  # called after every action
-    bound: dict[str, Ends] = field(default_factory=dict)
-    broker: BrokerProcess | None = None
+    bound: "dict[str, SimulatedQueues]" = field(default_factory=dict)
+    broker: Server | None = None
+    wrong: Wrong | None = None  # the first that was found
 
-    def unbind(self, endpoint: str, ends: Ends) -> None:
-        """Nobody is at `endpoint` any more, unless somebody else has come there since."""
-        if self.bound.get(endpoint) is ends:
+    def report(self, wrong: str) -> None:
+        """Ends the simulation with what is wrong."""
+        self.wrong = self.wrong or Wrong(wrong)
+
+    def unbind(self, endpoint: str, queues: "SimulatedQueues") -> None:
+        """Removes `queues` from `endpoint`, unless others have been bound there since."""
+        if self.bound.get(endpoint) is queues:
             del self.bound[endpoint]
 
     def soon(self, mean: float) -> float:
         """A duration in seconds."""
-        return self.dice.expovariate(1 / mean)
+        return self.rng.expovariate(1 / mean)

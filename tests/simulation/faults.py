@@ -3,51 +3,51 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from simulation.scenario import Blow, Fault
+from simulation.scenario import Fault, Injection
 
 if TYPE_CHECKING:
     from simulation.world import World
 
 
-def strike(world: "World", blow: Blow) -> bool:
-    """Carries out `blow`; whether there was anything to strike."""
-    match blow.fault:
+def strike(world: "World", injection: Injection) -> bool:
+    """Carries out `injection`; whether there was anything to strike."""
+    match injection.fault:
         case Fault.KILL:
-            return _kill(world, blow.number)
+            return _kill(world, injection.number)
         case Fault.KILL_ALL:
             return _kill_all(world)
         case Fault.PAUSE:
-            return _pause(world, blow.seconds)
+            return _pause(world, injection.seconds)
         case Fault.HANG:
-            return _hang(world, blow.seconds)
+            return _hang(world, injection.seconds)
         case Fault.PARTITION:
-            return _part(world, blow)
+            return _part(world, injection)
         case Fault.RESUME:
             world.resume()
             return True
         case Fault.CUT:
-            return sum(world.around.network.cut_one() for _ in range(blow.number)) > 0
+            return sum(world.environment.network.cut_one() for _ in range(injection.number)) > 0
         case _:
-            return world.broker.alive and _strike_broker(world, blow)
+            return world.broker.alive and _strike_broker(world, injection)
 
 
-def _strike_broker(world: "World", blow: Blow) -> bool:
-    match blow.fault:
+def _strike_broker(world: "World", injection: Injection) -> bool:
+    match injection.fault:
         case Fault.KILL_BROKER_WRITING:
-            world.store.fuse, world.store.before = blow.number, world.around.dice.random() < 0.5
+            world.store.fuse, world.store.before = injection.number, world.environment.rng.random() < 0.5
         case Fault.LOSE_RECORDS:
             world.lose_records()
         case Fault.OLD_RECORDS:
-            world.keep_copy_of_records(blow.seconds)
+            world.keep_copy_of_records(injection.seconds)
         case Fault.POWER:
-            world.keep_copy_of_records(blow.seconds, then=partial(_kill_all, world))
+            world.keep_copy_of_records(injection.seconds, then=partial(_kill_all, world))
         case _:
             world.broker.end(-9)
     return True
 
 
 def _kill(world: "World", number: int) -> bool:
-    victims = world.around.dice.sample(world.workers, min(number, len(world.workers)))
+    victims = world.environment.rng.sample(world.workers, min(number, len(world.workers)))
     for victim in victims:
         victim.end(-9)
     return bool(victims)
@@ -59,20 +59,20 @@ def _kill_all(world: "World") -> bool:
 
 def _pause(world: "World", seconds: float) -> bool:
     if world.workers:
-        world.around.dice.choice(world.workers).pause(seconds)
+        world.environment.rng.choice(world.workers).pause(seconds)
     return bool(world.workers)
 
 
 def _hang(world: "World", seconds: float) -> bool:
-    loops = [worker.loop for worker in world.workers if worker.loop is not None]
-    if loops:
-        world.around.dice.choice(loops).hang += seconds
-    return bool(loops)
+    working = [worker for worker in world.workers if worker.loop is not None]
+    if working:
+        world.environment.rng.choice(working).hang += seconds
+    return bool(working)
 
 
-def _part(world: "World", blow: Blow) -> bool:
-    dice = world.around.dice
+def _part(world: "World", injection: Injection) -> bool:
+    rng = world.environment.rng
     hosts = sorted({worker.host for worker in world.workers} | {world.broker.host})
-    parted = frozenset(dice.sample(hosts, min(len(hosts) - 1, blow.number)))
-    world.around.network.part(parted, blow.seconds, cut=dice.random() < 0.5)
+    parted = frozenset(rng.sample(hosts, min(len(hosts) - 1, injection.number)))
+    world.environment.network.part(parted, injection.seconds, cut=rng.random() < 0.5)
     return bool(parted)

@@ -7,8 +7,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from simulation.clock import Clock, Deed
-from simulation.process import Process
+from simulation.clock import Callback, VirtualClock
+from simulation.process import SimulatedProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,16 @@ class Weather:
 
 
 @dataclass(eq=False, slots=True)
-class Line:
+class Connection:
     """A connection between two processes. `late`: what was on its way when it was cut arrives nevertheless."""
 
     name: bytes
-    ends: tuple[Process, Process]
+    ends: tuple[SimulatedProcess, SimulatedProcess]
     broken: bool = False
     late: bool = False
-    arrival: dict[Process, float] = field(default_factory=dict)  # of the newest, by receiver
+    arrival: dict[SimulatedProcess, float] = field(default_factory=dict)  # of the newest, by receiver
 
-    def other(self, process: Process) -> Process:
+    def other(self, process: SimulatedProcess) -> SimulatedProcess:
         return self.ends[process is self.ends[0]]
 
 
@@ -47,73 +47,75 @@ class Partition:
 
 
 class Network:
-    """Carries deeds from one end of a line to the other. Every fault is drawn from `dice` and counted in `fired`."""
+    """Carries callbacks to the other end of a connection. Faults are drawn from `rng` and counted in `fired`."""
 
-    def __init__(self, clock: Clock, dice: random.Random, weather: Weather, fired: Counter[str]) -> None:
+    def __init__(self, clock: VirtualClock, rng: random.Random, weather: Weather, fired: Counter[str]) -> None:
         self._clock = clock
-        self._dice = dice
+        self._rng = rng
         self._weather = weather
         self._fired = fired
-        self._lines: list[Line] = []
+        self._connections: list[Connection] = []
         self._made = 0
         self._partitions: list[Partition] = []
 
-    def connect(self, one: Process, other: Process) -> Line | None:
-        """A new connection; None if nobody is there, or cannot be reached now."""
+    def connect(self, one: SimulatedProcess, other: SimulatedProcess) -> Connection | None:
+        """A new connection; None if the process is gone, or cannot be reached now."""
         if not other.alive or self._held_until(one, other):
             return None
         self._made += 1
-        line = Line(b"line-%d" % self._made, (one, other))
-        self._lines = [*(each for each in self._lines if not each.broken), line]
-        return line
+        connection = Connection(b"connection-%d" % self._made, (one, other))
+        self._connections = [*(each for each in self._connections if not each.broken), connection]
+        return connection
 
-    def carry(self, line: Line, receiver: Process, deed: Deed, *, doubtful: bool = False) -> None:
-        """Lets `receiver` do `deed` when it arrives. `doubtful`: the line itself may lose and repeat things."""
-        if line.broken or (doubtful and self._happens("drop", self._weather.drop)):
+    def carry(
+        self, connection: Connection, receiver: SimulatedProcess, callback: Callback, *, doubtful: bool = False
+    ) -> None:
+        """Lets `receiver` do `callback` when it arrives. `doubtful`: the connection may lose and repeat things."""
+        if connection.broken or (doubtful and self._happens("drop", self._weather.drop)):
             return
         for _ in range(2 if doubtful and self._happens("repeat", self._weather.repeat) else 1):
-            at = self._arrives(line, receiver, doubtful)
-            self._clock.after(at - self._clock.now, lambda: self._arrive(line, receiver, deed))
+            at = self._arrives(connection, receiver, doubtful)
+            self._clock.after(at - self._clock.now, lambda: self._arrive(connection, receiver, callback))
 
-    def cut(self, line: Line) -> None:
-        line.broken, line.late = True, self._dice.random() < 0.5
-        self._fired["late words" if line.late else "lost words"] += 1
+    def cut(self, connection: Connection) -> None:
+        connection.broken, connection.late = True, self._rng.random() < 0.5
+        self._fired["late messages" if connection.late else "lost messages"] += 1
 
-    def cut_all(self, process: Process) -> None:
+    def cut_all(self, process: SimulatedProcess) -> None:
         """The process is gone, and with it its connections."""
-        for line in self._lines:
-            if process in line.ends and not line.broken:
-                self.cut(line)
+        for connection in self._connections:
+            if process in connection.ends and not connection.broken:
+                self.cut(connection)
 
     def cut_one(self) -> bool:
         """Any connection; False if there is none."""
-        alive = [line for line in self._lines if not line.broken]
+        alive = [connection for connection in self._connections if not connection.broken]
         if alive:
-            self.cut(self._dice.choice(alive))
+            self.cut(self._rng.choice(alive))
         return bool(alive)
 
     def part(self, hosts: frozenset[str], seconds: float, *, cut: bool) -> None:
         """Nothing passes between `hosts` and all others; with `cut`, what is on its way is lost, else it waits."""
         partition = Partition(hosts, self._clock.now + seconds)
         self._partitions.append(partition)
-        for line in self._lines:
-            if cut and partition.parts(line.ends[0].host, line.ends[1].host):
-                self.cut(line)
+        for connection in self._connections:
+            if cut and partition.parts(connection.ends[0].host, connection.ends[1].host):
+                self.cut(connection)
 
-    def _arrives(self, line: Line, receiver: Process, doubtful: bool) -> float:
-        sent = max(self._clock.now, self._held_until(*line.ends))
-        at = sent + self._dice.expovariate(1 / self._weather.slowness)
-        before = line.arrival.get(receiver, 0.0)
+    def _arrives(self, connection: Connection, receiver: SimulatedProcess, doubtful: bool) -> float:
+        sent = max(self._clock.now, self._held_until(*connection.ends))
+        at = sent + self._rng.expovariate(1 / self._weather.slowness)
+        before = connection.arrival.get(receiver, 0.0)
         if not (doubtful and at < before and self._happens("overtake", self._weather.overtake)):
             at = max(at, before)
-        line.arrival[receiver] = max(at, before)
+        connection.arrival[receiver] = max(at, before)
         return at
 
-    def _arrive(self, line: Line, receiver: Process, deed: Deed) -> None:
-        if not line.broken or line.late:
-            receiver.do(deed)
+    def _arrive(self, connection: Connection, receiver: SimulatedProcess, callback: Callback) -> None:
+        if not connection.broken or connection.late:
+            receiver.do(callback)
 
-    def _held_until(self, one: Process, other: Process) -> float:
+    def _held_until(self, one: SimulatedProcess, other: SimulatedProcess) -> float:
         """When the partition between the two ends; 0 if there is none."""
         if not self._partitions:
             return 0.0
@@ -121,6 +123,6 @@ class Network:
         return max((each.end for each in self._partitions if each.parts(one.host, other.host)), default=0.0)
 
     def _happens(self, fault: str, probability: float) -> bool:
-        happens = probability > 0 and self._dice.random() < probability
+        happens = probability > 0 and self._rng.random() < probability
         self._fired[fault] += happens
         return happens

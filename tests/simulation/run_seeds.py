@@ -33,7 +33,7 @@ class Found:
 def simulate(seed: int, *, tell: bool = False) -> Found:
     """Runs one seed. Whatever it raises shows that something is wrong; `tell`: print where."""
     world = World(drawn(seed))
-    began = world.around.clock.now
+    began = world.environment.clock.now
     wrong = ""
     try:
         world.run()
@@ -41,7 +41,7 @@ def simulate(seed: int, *, tell: bool = False) -> Found:
         wrong = f"{type(error).__name__}: {error}"
         if tell:
             traceback.print_exc()
-    return Found(seed, world.fired, world.around.clock.now - began, wrong)
+    return Found(seed, world.fired, world.environment.clock.now - began, wrong)
 
 
 def main() -> int:

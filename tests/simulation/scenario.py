@@ -44,7 +44,7 @@ _TAMPERING = {Fault.LOSE_RECORDS, Fault.OLD_RECORDS, Fault.POWER}  # with a dama
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
+class Injection:
     """A fault, `delay` seconds after the run's `after`-th action. `number`: of processes, or of writes."""
 
     fault: Fault
@@ -69,7 +69,7 @@ class Scenario:
     weather: Weather
     spares: int
     contained: bool
-    blows: tuple[Blow, ...]
+    injections: tuple[Injection, ...]
 
     def sees(self, index: int | None) -> Collection[int]:
         """The stages whose snapshots worker `index` sees: containers share no folder, unless there are spares."""
@@ -79,50 +79,51 @@ class Scenario:
     def __str__(self) -> str:
         s = self.schedule
         shape = f"{s.mode} {s.name} {s.placement}, M {s.microbatches}, first trainable {s.first_trainable}"
-        blows = "; ".join(
-            f"{b.fault} (action {b.after} + {b.delay:.2f} s, {b.seconds:.2f} s, {b.number})" for b in self.blows
+        injections = "; ".join(
+            f"{b.fault} (action {b.after} + {b.delay:.2f} s, {b.seconds:.2f} s, {b.number})" for b in self.injections
         )
         return (
             f"{shape}, {self.steps} steps, K {self.every}, window {self.window}, lease {self.lease:g} s, "
-            f"disk {self.disk:g} s, {self.weather}, {self.spares} spares, contained {self.contained}. {blows}"
+            f"disk {self.disk:g} s, {self.weather}, {self.spares} spares, contained {self.contained}. {injections}"
         )
 
 
 def drawn(seed: int) -> Scenario:
     """The scenario of `seed`."""
-    dice = random.Random(seed)
-    schedule = _schedule(dice)
-    steps = dice.randint(3, 8) if schedule.mode == "sync" else dice.randint(4, 14)
-    lease = dice.choice([1.0, 2.0])
+    rng = random.Random(seed)
+    schedule = _schedule(rng)
+    steps = rng.randint(3, 8) if schedule.mode == "sync" else rng.randint(4, 14)
+    lease = rng.choice([1.0, 2.0])
     actions = steps * sum(map(len, schedule.workers))
     found = Scenario(
         seed,
         schedule,
         steps,
-        every=dice.randint(1, 5),
-        window=dice.choice([1, 2, 3, 8]),
+        every=rng.randint(1, 5),
+        window=rng.choice([1, 2, 3, 8]),
         lease=lease,
-        disk=dice.choice([0.005, 0.05, 0.5, 2.0]),
-        weather=_weather(dice),
-        spares=dice.choice([0, 0, 1, 2]),
-        contained=dice.random() < 0.3,
-        blows=tuple(_blow(dice, actions, lease) for _ in range(dice.choice([0, 1, 1, 2, 2, 3, 4, 6]))),
+        disk=rng.choice([0.005, 0.05, 0.5, 2.0]),
+        weather=_weather(rng),
+        spares=rng.choice([0, 0, 1, 2]),
+        contained=rng.random() < 0.3,
+        injections=tuple(_injection(rng, actions, lease) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4, 6]))),
     )
-    resumes = random.Random(seed + 10**9)  # of its own: the other blows of a seed are what they were without it
-    if resumes.random() < 0.6 or any(blow.fault in _TAMPERING for blow in found.blows):
+    resumes = random.Random(seed + 10**9)  # of its own: the other injections of a seed are what they were without it
+    if resumes.random() < 0.6 or any(injection.fault in _TAMPERING for injection in found.injections):
         return found
     return replace(
-        found, blows=(*found.blows, Blow(Fault.RESUME, resumes.randrange(actions // 2, actions), 0.0, 0.0, 1))
+        found,
+        injections=(*found.injections, Injection(Fault.RESUME, resumes.randrange(actions // 2, actions), 0.0, 0.0, 1)),
     )
 
 
-def _schedule(dice: random.Random) -> Schedule:
-    placement = dice.choice(PLACEMENTS)
+def _schedule(rng: random.Random) -> Schedule:
+    placement = rng.choice(PLACEMENTS)
     stages = sum(map(len, placement))
-    frozen = dice.choice([0, 0, 0, dice.randrange(stages)])
-    if dice.random() < 0.3:
+    frozen = rng.choice([0, 0, 0, rng.randrange(stages)])
+    if rng.random() < 0.3:
         return _made("1f1b", placement, 1, "async", frozen)
-    return _made(dice.choice(NAMES), placement, dice.randint(1, 4), "sync", frozen)
+    return _made(rng.choice(NAMES), placement, rng.randint(1, 4), "sync", frozen)
 
 
 @cache
@@ -133,12 +134,12 @@ def _made(name: str, placement: Placement, microbatches: int, mode: str, frozen:
         return make_schedule("1f1b", placement, microbatches, first_trainable=frozen)
 
 
-def _weather(dice: random.Random) -> Weather:
-    drop, repeat, overtake = (dice.choice([0.0, 0.0, 0.02, 0.1]) for _ in range(3))
-    return Weather(drop, repeat, overtake, dice.choice([0.001, 0.005, 0.05]))
+def _weather(rng: random.Random) -> Weather:
+    drop, repeat, overtake = (rng.choice([0.0, 0.0, 0.02, 0.1]) for _ in range(3))
+    return Weather(drop, repeat, overtake, rng.choice([0.001, 0.005, 0.05]))
 
 
-def _blow(dice: random.Random, actions: int, lease: float) -> Blow:
-    fault = dice.choice([*(fault for fault in Fault if fault is not Fault.RESUME), Fault.KILL, Fault.KILL])
-    delay = dice.choice([0.0, dice.expovariate(20), dice.expovariate(1)])
-    return Blow(fault, dice.randrange(actions), delay, dice.choice([0.1, 0.8, 1.5, 3.0]) * lease, dice.randint(1, 4))
+def _injection(rng: random.Random, actions: int, lease: float) -> Injection:
+    fault = rng.choice([*(fault for fault in Fault if fault is not Fault.RESUME), Fault.KILL, Fault.KILL])
+    delay = rng.choice([0.0, rng.expovariate(20), rng.expovariate(1)])
+    return Injection(fault, rng.randrange(actions), delay, rng.choice([0.1, 0.8, 1.5, 3.0]) * lease, rng.randint(1, 4))

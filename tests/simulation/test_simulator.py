@@ -13,13 +13,11 @@ from datetime import date
 import msgspec
 import pytest
 
-from simulation.broker import BEGIN_ANEW, GO_ON
+from simulation.broker import CONTINUES, STARTS_OVER
 from simulation.chain import Chain, State, mixed, undisturbed
-from simulation.disk import Disk, Snapshot
-from simulation.loop import Loop
+from simulation.disk import Disk
 from simulation.run_seeds import simulate
 from simulation.scenario import Fault, drawn
-from simulation.worker import Worker
 from stageline.broker.control.protocol import Assigned
 from stageline.broker.coordinator import assignments
 from stageline.broker.coordinator.assignments import Assignments
@@ -31,13 +29,15 @@ from stageline.broker.queues.log import Log
 from stageline.broker.queues.receiver import Receiver
 from stageline.broker.queues.zeromq.requests import CreditRequest, Requester
 from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
+from stageline.workers.checkpoint.snapshot import Snapshot
+from stageline.workers.control.control_thread import ControlThread
 from support.paths import importing_tests
 
 CHUNK = 200  # seeds
-EVERY_CHUNK_HAS = {*Fault, "drop", "repeat", "overtake", "late words", "lost words", "exit unheard",
+EVERY_CHUNK_HAS = {*Fault, "drop", "repeat", "overtake", "late messages", "lost messages", "exit unheard",
                    "a zombie is fenced", "a spare takes a place",
                    "a worker goes on though the records are lost", "a checkpoint is damaged",
-                   GO_ON, BEGIN_ANEW}  # fmt: skip
+                   CONTINUES, STARTS_OVER}  # fmt: skip
 
 
 @pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 10))])
@@ -86,12 +86,14 @@ def first_wrong(seeds: Iterable[int] = range(400)) -> str:
 
 def having(*faults: Fault) -> Iterator[int]:
     """Seeds whose runs all `faults` befall."""
-    return (seed for seed in range(4000) if {blow.fault for blow in drawn(seed).blows}.issuperset(faults))
+    return (
+        seed for seed in range(4000) if {injection.fault for injection in drawn(seed).injections}.issuperset(faults)
+    )
 
 
 def without(fault: Fault) -> Iterator[int]:
     """Seeds whose runs `fault` does not befall."""
-    return (seed for seed in range(400) if fault not in {blow.fault for blow in drawn(seed).blows})
+    return (seed for seed in range(400) if fault not in {injection.fault for injection in drawn(seed).injections})
 
 
 def test_a_failing_seed_says_how_to_run_it_again(monkeypatch):
@@ -108,14 +110,16 @@ def test_snapshots_of_a_former_owner_that_count_complete_a_checkpoint_that_its_s
 
 
 def test_a_replacement_that_begins_at_its_own_newest_snapshot_skips_what_the_others_wait_for(monkeypatch):
-    begin = Worker._begin
+    join = ControlThread.join
 
-    def begin_at_the_newest(worker: Worker, assigned: Assigned) -> None:
-        stages = worker._around.scenario.schedule.placement[assigned.index]
-        own = set.intersection(*(set(worker._around.disk.steps(stage)) for stage in stages))
-        begin(worker, msgspec.structs.replace(assigned, step=max(own | {assigned.step})))
+    def join_at_the_newest(control: ControlThread, timeout: float) -> Assigned:
+        assigned = join(control, timeout)
+        snapshots = control._identity.disk.snapshots(assigned.run)
+        stages = control._identity.disk.placement[assigned.index]
+        own = set.intersection(*({step for stage, step in snapshots if stage == each} for each in stages))
+        return msgspec.structs.replace(assigned, step=max(own | {assigned.step}))
 
-    monkeypatch.setattr(Worker, "_begin", begin_at_the_newest)
+    monkeypatch.setattr(ControlThread, "join", join_at_the_newest)
     assert first_wrong() != "nothing"
 
 
@@ -155,13 +159,13 @@ def test_two_generations_of_snapshots_are_not_enough(monkeypatch):
 
 
 def test_snapshots_that_are_deleted_before_a_newer_checkpoint_is_announced_are_missed(monkeypatch):
-    durable = Loop._durable
+    place = Disk.place
 
-    def forget_at_once(loop: Loop, stage: int, step: int) -> None:
-        loop._around.disk.forget(stage, step)
-        durable(loop, stage, step)
+    def forget_at_once(disk: Disk, snapshot: Snapshot) -> None:
+        disk.forget(snapshot.stage, snapshot.step)
+        place(disk, snapshot)
 
-    monkeypatch.setattr(Loop, "_durable", forget_at_once)
+    monkeypatch.setattr(Disk, "place", forget_at_once)
     assert "not on the disk" in first_wrong()
 
 
@@ -248,5 +252,5 @@ def test_buffers_that_a_forward_done_again_changes_again_give_other_bits(monkeyp
 
 def test_losses_that_are_not_in_the_snapshots_are_lost_with_the_records(monkeypatch):
     load = Disk.load
-    monkeypatch.setattr(Disk, "load", lambda disk, stage, step: replace(load(disk, stage, step), losses=()))
+    monkeypatch.setattr(Disk, "load", lambda disk, stage, step: replace(load(disk, stage, step), losses={}))
     assert first_wrong() != "nothing"

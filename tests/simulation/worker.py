@@ -1,18 +1,37 @@
-"""A worker's process, and its line to the broker: what `workers.link` does, with the real correspondence."""
+"""A worker's process: the product's loop, commands, control thread and checkpoint hooks, with what they stand on
+simulated: the channel to the broker, the queues' connections, the disk, and the time that computing takes.
+"""
 
+from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-from simulation.disk import View
-from simulation.environment import PLAN, Surroundings
-from simulation.loop import Farewell, Loop
-from simulation.network import Line
-from simulation.process import Process
-from stageline.broker.control.protocol import Assigned, FromBroker, Refused, ToBroker
-from stageline.workers.control.session import BEAT, JOIN, Joining, Session, TurnedAway, WorkerIdentity
+from simulation.chain import ChainExecutor, digest, named
+from simulation.disk import SimulatedWriter, SnapshotView
+from simulation.environment import LOG_EVERY, PLAN, RUN, Environment
+from simulation.network import Connection
+from simulation.process import SimulatedProcess, Wakeup
+from simulation.queues import SimulatedQueues
+from stageline.broker.control.protocol import Assigned, FromBroker, Refused, encode
+from stageline.broker.errors import BrokerError
+from stageline.broker.queues.ends import QueueOptions
+from stageline.workers.checkpoint.directory import SnapshotFailed
+from stageline.workers.checkpoint.hooks import SnapshotHooks, restore
+from stageline.workers.control.commands import CommandHandler
+from stageline.workers.control.control_thread import ControlThread
+from stageline.workers.control.session import Stopped, WorkerIdentity
+from stageline.workers.process.assignment import failures_reported, run_assignment
+from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.machine import Machine
+from stageline.workers.runtime.program import Instruction, Program
+from stageline.workers.runtime.progress import Progress
 
 STARTING = 0.1  # seconds, on the average
+LOADING = 0.1  # likewise, the snapshots that a worker begins with
+ACTION = 0.02  # likewise, an action
+FOREVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,99 +45,209 @@ class Name:
     endpoint: str
 
 
-class Worker(Process):
-    """One life of a worker."""
+class SimulatedWorker(SimulatedProcess):
+    """One process of a worker."""
 
-    def __init__(self, around: Surroundings, name: Name, ended: Callable[[int], None]) -> None:
-        super().__init__(around.clock, name.host, ended)
+    def __init__(self, environment: Environment, name: Name, ended: Callable[[int], None]) -> None:
+        super().__init__(environment.clock, name.host, ended)
         self.name = name
-        self.loop: Loop | None = None
-        self._around = around
-        view = View(around.disk, around.scenario.sees(name.claim))
-        self._introduction = WorkerIdentity(
-            PLAN, name.name, name.host, name.pid, name.claim, {}, view, spare=name.claim is None
-        )
-        self._joining = Joining(self._introduction)
-        self._letters: Session | None = None
-        self._line: Line | None = None
-        self.later(around.soon(STARTING), self._join)
+        self.hang = 0.0  # seconds by which the next action takes longer
+        self.loop: WorkerLoop | None = None
+        self.queues: SimulatedQueues | None = None
+        self.incarnation = 0
+        self._environment = environment
+        self.spawn(self._main)
 
     def __str__(self) -> str:
-        place = f"incarnation {self._letters.incarnation}" if self._letters else "-"
         how = "paused" if self.paused else self.loop.doing if self.loop else "has no place"
-        return f"{self.name.name} (pid {self.name.pid}, {place}): {how}"
+        return f"{self.name.name} (pid {self.name.pid}, incarnation {self.incarnation or '-'}): {how}"
 
-    @property
-    def process(self) -> Process:
-        return self
+    def _main(self) -> None:
+        self.sleep(self._environment.soon(STARTING))
+        view = SnapshotView(self._environment.disk, self._environment.scenario.sees(self.name.claim))
+        name, spare = self.name, self.name.claim is None
+        identity = WorkerIdentity(PLAN, name.name, name.host, name.pid, name.claim, {}, view, spare=spare)
+        open_channel = partial(SimulatedChannel, self, self._environment)
+        control = ControlThread(
+            "simulated", identity, open_channel=open_channel, clock=self, spawn=self.spawn, exit_process=self.end
+        )
+        self.end(self._run(control))
 
-    def answer(self, line: Line, sentence: FromBroker) -> None:
-        """The broker's words."""
-        if line is not self._line:
-            return
-        if self._letters is None:
-            self._hear_of_place(sentence)
-        else:
-            self._hear(self._letters, sentence)
-
-    def _hear_of_place(self, sentence: FromBroker) -> None:
+    def _run(self, control: ControlThread) -> int:
         try:
-            assigned = self._joining.hear(sentence)
-        except TurnedAway as refusal:
-            self.end(refusal.code)
-            return
-        if assigned is not None:
-            self._begin(assigned)
-        else:
-            self._around.fired["a place cannot be taken"] += isinstance(sentence, Assigned)
+            assigned = control.join(FOREVER)
+            self._environment.fired["a spare takes a place"] += self.name.claim is None
+            self.incarnation = assigned.incarnation
+            self._work(control, assigned)
+        except Stopped as stop:
+            return stop.code
+        except (BrokerError, SnapshotFailed):
+            return 1
+        finally:
+            control.close()
+        return 0
 
-    def _hear(self, letters: Session, sentence: FromBroker) -> None:
-        before = letters.incarnation
-        heard = letters.hear(sentence, self.clock.now)
-        self._around.fired["a worker goes on though the records are lost"] += letters.incarnation > before
-        if heard is not None and self.loop is not None:
-            self._around.fired["a zombie is fenced"] += isinstance(heard, Refused)
-            self.loop.inbox.append(heard)
-            self.loop.ring()
+    def _work(self, control: ControlThread, assigned: Assigned) -> None:
+        environment, scenario = self._environment, self._environment.scenario
+        program = Program(scenario.schedule, scenario.steps)
+        executor = ChainExecutor(scenario.schedule, assigned.index, self._compute)
+        self.queues = queues = SimulatedQueues(
+            self, environment, self.name.endpoint, assigned.incarnation, self._options(program, assigned.index)
+        )
+        self.loop = loop = self._new_loop(program, assigned, executor, queues)
+        reported = failures_reported(control, assigned.incarnation, str, replaced=True)
+        with closing(queues), reported:
+            loop.progress.begin(program.stages(assigned.index), assigned.step, program.last)
+            control.start(assigned, queues.endpoint, loop.progress, steps=scenario.steps, wake=queues.ring)
+            self.sleep(environment.soon(LOADING))
+            restore(executor.stages, loop.progress, environment.disk.load, assigned.step)
+            with self._hooks(program, assigned, executor, loop.progress, queues) as hooks:
+                commands = CommandHandler(
+                    program, assigned, control, queues, hooks, loop, check=lambda: None, clock=self
+                )
+                digests = partial(_digests, executor)
+                lease = scenario.lease
+                run_assignment(assigned, control, commands, loop, hooks, digests, workers_timeout=FOREVER, lease=lease)
 
-    def _join(self) -> None:
-        if self._letters is None:
-            self._say(self._joining.hello())
-            self.later(JOIN, self._join)
+    def _new_loop(
+        self, program: Program, assigned: Assigned, executor: ChainExecutor, queues: SimulatedQueues
+    ) -> WorkerLoop:
+        microbatches = program.schedule.microbatches
+        return WorkerLoop(
+            Machine(program.instructions(assigned.index, assigned.step), microbatches),
+            executor,
+            queues,
+            run=RUN,
+            incarnation=assigned.incarnation,
+            microbatches=microbatches,
+            last=program.last,
+            clock=self,
+        )
 
-    def _begin(self, assigned: Assigned) -> None:
-        around, endpoint = self._around, self.name.endpoint
-        around.fired["a spare takes a place"] += self.name.claim is None
-        self.loop = loop = Loop(self, around, assigned, self._take_leave)
-        around.bound[endpoint] = loop.ends
-        steps, now = around.scenario.steps, self.clock.now
-        self._letters = Session(self._introduction, assigned, endpoint, loop.progress, steps=steps, now=now)
-        self._beat(self._letters)
+    def _hooks(
+        self,
+        program: Program,
+        assigned: Assigned,
+        executor: ChainExecutor,
+        progress: Progress,
+        queues: SimulatedQueues,
+    ) -> "CheckedHooks":
+        environment, scenario = self._environment, self._environment.scenario
+        writer = SimulatedWriter(
+            self, environment.disk, executor.stages, environment.rng, scenario.disk, progress.durable
+        )
+        hooks = CheckedHooks(
+            executor.stages,
+            progress,
+            writer,
+            incarnation=assigned.incarnation,
+            start=assigned.step,
+            steps=scenario.steps,
+            last=program.last,
+            every=scenario.every,
+            log_every=LOG_EVERY,
+            clock=self,
+        )
+        hooks.watch(environment, program, assigned.index, queues)
+        return hooks
 
-    def _take_leave(self, sentence: Farewell) -> None:
-        """`Finished` is said with the next report, all else at once: the process may end now."""
-        if self._letters is not None:
-            self._letters.say(sentence)
-            for last in self._letters.last_words():
-                self._say(last)
+    def _options(self, program: Program, worker: int) -> QueueOptions:
+        windows = dict.fromkeys(program.inbound(worker), self._environment.scenario.window)
+        microbatches = program.schedule.microbatches
+        return QueueOptions(microbatches=microbatches, windows=windows, local=program.local(worker))
 
-    def _beat(self, letters: Session) -> None:
-        self._connection()
-        for sentence in letters.due(self.clock.now):
-            self._say(sentence)
-        self.later(BEAT, partial(self._beat, letters))
+    def _compute(self, instruction: Instruction) -> None:
+        seconds, self.hang = self._environment.soon(ACTION) + self.hang, 0.0
+        self.sleep(seconds)
+        self._environment.worked()
 
-    def _say(self, sentence: ToBroker) -> None:
-        line, broker = self._connection(), self._around.broker
-        if line is not None and broker is not None:
-            self._around.network.carry(line, broker.process, partial(broker.hear, self, line, sentence))
 
-    def _connection(self) -> Line | None:
-        """The line to the broker, made anew if need be: the broker at its end may not know us."""
-        if self._line is not None and not self._line.broken:
-            return self._line
-        broker = self._around.broker
-        self._line = self._around.network.connect(self, broker.process) if broker else None
-        if self._line is not None and self._letters is not None:
-            self._letters.connected()
-        return self._line
+def _digests(executor: ChainExecutor) -> dict[str, tuple[str, tuple[int, ...], str]]:
+    return named({index: digest(stage) for index, stage in executor.stages.items()})
+
+
+class CheckedHooks(SnapshotHooks):
+    """The product's, and what must hold when it is called."""
+
+    def watch(self, environment: Environment, program: Program, worker: int, queues: SimulatedQueues) -> None:
+        self._environment = environment
+        self._program = program
+        self._outbound = program.outbound(worker)
+        self._queues = queues
+
+    def stepped(self, stage: int, step: int, loss: float | None) -> None:
+        self._check_bounds(stage)
+        super().stepped(stage, step, loss)
+
+    def forget(self, complete: int) -> None:
+        if complete > min(self._progress.finished.values()):
+            self._environment.report(
+                f"told of checkpoint {complete}, having done {self._progress.finished} steps, by stage"
+            )
+        super().forget(complete)
+
+    def _check_bounds(self, stage: int) -> None:
+        """A producer keeps its lead over the checkpoint it was told of, and without flush what is in flight."""
+        schedule = self._program.schedule
+        in_flight = schedule.stages - 1 if schedule.mode == "async" else 0
+        bound = (self._progress.finished[stage] - self._progress.complete) * schedule.microbatches + in_flight
+        for key in self._outbound:
+            retained = self._queues.outbound(key).depth().retained
+            if self._program.route.producer(key) == stage and retained > bound:
+                self._environment.report(f"{key} retains {retained} messages, and {bound} may still be needed")
+
+
+class SimulatedChannel:
+    """A `ClientChannel` of `worker`, over a connection that is made again whenever it is broken."""
+
+    trouble = ""
+
+    def __init__(self, worker: SimulatedWorker, environment: Environment, url: str) -> None:
+        self.process = worker
+        self._environment = environment
+        self._connection: Connection | None = None
+        self._renewed = False
+        self._frames: deque[bytes] = deque()
+        self._came = Wakeup(worker)
+
+    def send(self, frame: bytes) -> bool:
+        connection, broker = self._connected(), self._environment.broker
+        if connection is None or broker is None:
+            return False
+        receive = partial(broker.receive, self, connection, frame)
+        self._environment.network.carry(connection, broker.process, receive)
+        return True
+
+    def receive(self, timeout: float) -> bytes | None:
+        if not self._frames:
+            self._came.wait(timeout)
+        return self._frames.popleft() if self._frames else None
+
+    def renewed(self) -> bool:
+        self._connected()
+        renewed, self._renewed = self._renewed, False
+        return renewed
+
+    def close(self) -> None:
+        return
+
+    def deliver(self, connection: Connection, message: FromBroker) -> None:
+        if connection is self._connection:
+            self._count(message)
+            self._frames.append(encode(message))
+            self._came.set()
+
+    def _connected(self) -> Connection | None:
+        """The connection to the broker that runs now."""
+        if self._connection is None or self._connection.broken:
+            broker = self._environment.broker
+            self._connection = self._environment.network.connect(self.process, broker.process) if broker else None
+            self._renewed = self._connection is not None
+        return self._connection
+
+    def _count(self, message: FromBroker) -> None:
+        fired, incarnation = self._environment.fired, self.process.incarnation
+        if incarnation:
+            fired["a zombie is fenced"] += isinstance(message, Refused)
+            newer = isinstance(message, Assigned) and message.keep and message.incarnation > incarnation
+            fired["a worker goes on though the records are lost"] += newer

@@ -1,6 +1,6 @@
 """One seed's run from its beginning to its end: the processes, and who starts them again when they are gone.
 
-It must end as the undisturbed run does, whatever happens: every stage's digest, every loss, and everybody gone home.
+It must end as the undisturbed run does, whatever happens: every stage's digest, every loss, and every process ended.
 """
 
 import copy
@@ -9,22 +9,24 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from simulation.broker import Broker, FragileStore
+from structlog.testing import capture_logs
+
+from simulation.broker import FragileStore, SimulatedBroker
 from simulation.chain import named, undisturbed
-from simulation.clock import Clock
+from simulation.clock import VirtualClock
 from simulation.disk import Disk
-from simulation.environment import LOG_EVERY, PLAN, RUN, Surroundings, Wrong
+from simulation.environment import LOG_EVERY, PLAN, RUN, Environment, Wrong
 from simulation.faults import strike
 from simulation.network import Network
-from simulation.scenario import Blow, Scenario
-from simulation.worker import Name, Worker
+from simulation.scenario import Injection, Scenario
+from simulation.worker import Name, SimulatedWorker
 from stageline.broker.control.protocol import Assigned, Exited, Trim
 from stageline.broker.coordinator.assignments import Outgoing
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of
 from stageline.pipeline.digest import weights_sha256
 
-LONGEST = 200.0  # seconds that a run may last after the last blow
+LONGEST = 200.0  # seconds that a run may last after the last injection
 DOWN = 0.5  # seconds until the broker is started again, on the average
 RESTART = 0.2  # likewise a worker
 TELL = 0.1  # seconds until the broker is told that a worker's process is gone, likewise
@@ -37,19 +39,21 @@ class World:
 
     def __init__(self, scenario: Scenario) -> None:
         schedule = scenario.schedule
-        clock, dice, fired = Clock(), random.Random(scenario.seed + 1), Counter[str]()
-        network = Network(clock, dice, scenario.weather, fired)
+        clock, rng, fired = VirtualClock(), random.Random(scenario.seed + 1), Counter[str]()
+        network = Network(clock, rng, scenario.weather, fired)
         self.scenario = scenario
-        self.around = Surroundings(scenario, clock, dice, network, Disk(schedule.placement), fired, worked=self._worked)
+        self.environment = Environment(
+            scenario, clock, rng, network, Disk(schedule.placement), fired, worked=self._worked
+        )
         self.store = FragileStore()
-        self.workers: list[Worker] = []
+        self.workers: list[SimulatedWorker] = []
         self._terms = RunConfig(
             RUN, PLAN, {}, schedule, scenario.lease, log_every=LOG_EVERY, restarts=10**6, snapshots=True
         )
         self._started = 0
         self._actions = 0
-        self._blows = sorted(scenario.blows, key=lambda blow: blow.after)
-        self._last_blow = clock.now
+        self._injections = sorted(scenario.injections, key=lambda injection: injection.after)
+        self._last_injection = clock.now
         self._complete = 0  # as announced by a broker with these records
         self._ever = 0  # likewise by any broker: older ones have been deleted since
         self._newest = 0  # incarnation
@@ -62,7 +66,7 @@ class World:
 
     @property
     def fired(self) -> Counter[str]:
-        return self.around.fired
+        return self.environment.fired
 
     def run(self) -> None:
         """To the end. Raises `Wrong`."""
@@ -70,9 +74,10 @@ class World:
             self._start_worker(index, f"host-{index}")
         for spare in range(self.scenario.spares):
             self._start_worker(None, f"spare-{spare}")
-        while not self._over():
-            self.around.clock.turn()
-            self._check_time()
+        with capture_logs():
+            while not self._over():
+                self.environment.clock.advance()
+                self._check()
         self._judge()
 
     def lose_records(self) -> None:
@@ -84,17 +89,17 @@ class World:
     def resume(self) -> None:
         """Everybody is gone, and the run is resumed as a whole, perhaps without records. What can be damaged of its
         newest checkpoint is."""
-        complete, disk = self.core.checkpoints.complete, self.around.disk
+        complete, disk = self.core.checkpoints.complete, self.environment.disk
         for worker in list(self.workers):
             worker.end(-9)
         if self.broker.alive:
             self.broker.end(-9)
         self._resumes, self._complete = True, 0
         stages = range(self.scenario.schedule.stages)
-        if complete and any(step < complete for step in disk.common()) and self.around.dice.random() < 0.8:
-            disk.damage(self.around.dice.choice(stages), complete)
+        if complete and any(step < complete for step in disk.common()) and self.environment.rng.random() < 0.8:
+            disk.damage(self.environment.rng.choice(stages), complete)
             self.fired["a checkpoint is damaged"] += 1
-        if self.around.dice.random() < 0.3:
+        if self.environment.rng.random() < 0.3:
             self.store = FragileStore()
             self.fired["and it has no records any more"] += 1
 
@@ -102,7 +107,7 @@ class World:
         """The broker dies after `seconds`, and the next one knows what is known now. `then` happens with it."""
         old = copy.deepcopy(self.store)
         old.fuse = 0
-        self.around.clock.after(seconds, partial(self._go_back_to, old, self._complete, then))
+        self.environment.clock.after(seconds, partial(self._go_back_to, old, self._complete, then))
 
     def _go_back_to(self, old: FragileStore, complete: int, then: Callable[[], object]) -> None:
         if self.broker.alive and self.core.outcome is None:
@@ -114,11 +119,11 @@ class World:
 
     def _start_broker(self) -> None:
         """In a container it always has the same words: they resume the run, whatever has become of its workers."""
-        contained, around = self.scenario.contained, self.around
+        contained, environment = self.scenario.contained, self.environment
         whole, self._resumes = self._resumes, False
-        self.broker = Broker(
-            around.clock,
-            around.network,
+        self.broker = SimulatedBroker(
+            environment.clock,
+            environment.network,
             self.store,
             self._terms,
             self._watch,
@@ -127,13 +132,13 @@ class World:
             resume=whole or contained,
             alone=whole and not contained,
         )
-        around.broker = self.broker
+        environment.broker = self.broker
 
     def _broker_ended(self, status: int) -> None:
-        self.around.broker = None
-        self.around.network.cut_all(self.broker)
+        self.environment.broker = None
+        self.environment.network.cut_all(self.broker)
         self.store.fuse = 0
-        self.around.clock.after(self.around.soon(DOWN), self._start_broker)
+        self.environment.clock.after(self.environment.soon(DOWN), self._start_broker)
 
     def _start_worker(self, index: int | None, host: str) -> None:
         """Of the plan's place `index`, or a spare."""
@@ -143,23 +148,21 @@ class World:
         unlike = 0 if self.scenario.contained else self._started
         name = host if index is None else f"worker-{index}"
         introduction = Name(name, host, 1 + unlike, index, f"tcp://{host}:{PORT + unlike}")
-        worker = Worker(self.around, introduction, lambda status: self._worker_ended(worker, status))
+        worker = SimulatedWorker(self.environment, introduction, lambda status: self._worker_ended(worker, status))
         self.workers.append(worker)
 
-    def _worker_ended(self, worker: Worker, status: int) -> None:
+    def _worker_ended(self, worker: SimulatedWorker, status: int) -> None:
         self.workers.remove(worker)
-        self.around.network.cut_all(worker)
-        if worker.loop is not None:
-            self.around.unbind(worker.name.endpoint, worker.loop.ends)
-        if status == 0:
-            return
-        clock, index = self.around.clock, worker.name.claim
-        clock.after(self.around.soon(RESTART), partial(self._start_worker, index, worker.name.host))
+        self.environment.network.cut_all(worker)
+        if worker.queues is not None:
+            self.environment.unbind(worker.name.endpoint, worker.queues)
+        clock, index = self.environment.clock, worker.name.claim
+        clock.after(self.environment.soon(RESTART), partial(self._start_worker, index, worker.name.host))
         if index is not None and not self.scenario.contained:
-            clock.after(self.around.soon(TELL), partial(self._tell, Exited(index, worker.name.pid, status)))
+            clock.after(self.environment.soon(TELL), partial(self._tell, Exited(index, worker.name.pid, status)))
 
     def _tell(self, exited: Exited) -> None:
-        if self.around.dice.random() < UNHEARD or not self.broker.alive:
+        if self.environment.rng.random() < UNHEARD or not self.broker.alive:
             self.fired["exit unheard"] += 1
         else:
             self.broker.note(exited)
@@ -168,14 +171,14 @@ class World:
 
     def _worked(self) -> None:
         self._actions += 1
-        while self._blows and self._blows[0].after < self._actions:
-            blow = self._blows.pop(0)
-            self.around.clock.after(blow.delay, partial(self._strike, blow))
-            self._last_blow = self.around.clock.now + blow.delay + blow.seconds
+        while self._injections and self._injections[0].after < self._actions:
+            injection = self._injections.pop(0)
+            self.environment.clock.after(injection.delay, partial(self._strike, injection))
+            self._last_injection = self.environment.clock.now + injection.delay + injection.seconds
 
-    def _strike(self, blow: Blow) -> None:
+    def _strike(self, injection: Injection) -> None:
         if self.core.outcome is None:
-            self.fired[blow.fault] += strike(self, blow)
+            self.fired[injection.fault] += strike(self, injection)
 
     # what is found
 
@@ -185,9 +188,11 @@ class World:
             raise Wrong(f"the run has {outcome.phase}: {outcome.reason}")
         return outcome is not None and not self.workers
 
-    def _check_time(self) -> None:
-        now = self.around.clock.now
-        if now - self._last_blow > LONGEST:
+    def _check(self) -> None:
+        if self.environment.wrong is not None:
+            raise self.environment.wrong
+        now = self.environment.clock.now
+        if now - self._last_injection > LONGEST:
             everybody = "\n".join(map(str, self.workers))
             raise Wrong(f"no end in sight: {self.broker.why()}\n{everybody}")
 
@@ -206,13 +211,13 @@ class World:
             raise Wrong(f"the last loss is {self.core.ledger.last_loss}, and {last} in the undisturbed run")
         self.store.fuse = 0
         run_of(self.store, PLAN, RUN, resume=True)
-        if Coordinator(self._terms, self.store, RUN, self.around.clock.now).phase is not RunPhase.FINISHED:
+        if Coordinator(self._terms, self.store, RUN, self.environment.clock.now).phase is not RunPhase.FINISHED:
             raise Wrong("the run has finished, and is begun again if somebody resumes it")
 
     def _watch(self, sends: list[Outgoing]) -> None:
         """What the broker announces is on the disk, and never goes back while its records are not tampered with."""
-        for _, sentence in sends:
-            match sentence:
+        for _, message in sends:
+            match message:
                 case Trim(step):
                     self._check_announcement(step)
                 case Assigned(incarnation=incarnation, step=step) if incarnation > self._newest:
@@ -224,6 +229,6 @@ class World:
     def _check_announcement(self, step: int) -> None:
         if step < self._complete:
             raise Wrong(f"the complete checkpoint went back from {self._complete} to {step}")
-        if step > self._ever and step not in self.around.disk.common():
+        if step > self._ever and step not in self.environment.disk.common():
             raise Wrong(f"checkpoint {step} is announced, and not on the disk")
         self._complete, self._ever = step, max(step, self._ever)

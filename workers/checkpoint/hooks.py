@@ -5,14 +5,17 @@ checkpoint C is announced      snapshots older than the complete checkpoint befo
 a replacement                  restores the state of C, rewinds its queues to C, and runs the program from C on
 """
 
-from time import monotonic
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from stageline.broker.control.protocol import Assigned, Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.stage.state import StageState
 from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.clock import Clock
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
@@ -24,6 +27,36 @@ from .snapshot import Snapshot
 from .writer import SnapshotWriter
 
 LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before the run fails
+
+
+class Restorable(Protocol):
+    """A stage, as far as snapshots go."""
+
+    def snapshot(self) -> StageState: ...
+
+    def restore(self, state: StageState) -> None: ...
+
+
+class SnapshotQueue(Protocol):
+    """What writes snapshots in the background. All times in seconds; its methods raise `SnapshotFailed`."""
+
+    @property
+    def doing(self) -> str:
+        """What it is writing, in words."""
+
+    def has_room(self, stage: int, timeout: float) -> bool:
+        """Whether a snapshot of `stage` can be handed over now; waits for that up to `timeout`."""
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Hands a snapshot over; returns at once."""
+
+    def delete_before(self, complete: int) -> None:
+        """Snapshots from before step `complete` may be deleted; returns at once."""
+
+    def flush(self, timeout: float) -> bool:
+        """Whether all that was handed over is on disk; waits for that."""
+
+    def close(self, timeout: float) -> None: ...
 
 
 class CheckpointHooks:
@@ -85,36 +118,49 @@ class LocalSnapshots:
 
 
 class SnapshotHooks(CheckpointHooks):
-    """Recovery by snapshots, for one worker's stages. Unless `start` is 0, they are restored to the checkpoint `start`.
+    """Recovery by snapshots of one worker's `stages`, whose state is that of checkpoint `start`.
 
-    Raises `SnapshotDamaged` and `ForeignState` if that cannot be used.
+    A snapshot is written every `every` steps and after the last of `steps`; on stage `last` it holds the losses of
+    every `log_every`-th step.
     """
 
     def __init__(
-        self, job: Job, executor: Executor, progress: Progress, *, run: str, incarnation: int, start: int
+        self,
+        stages: Mapping[int, Restorable],
+        progress: Progress,
+        writer: SnapshotQueue,
+        *,
+        incarnation: int,
+        start: int,
+        steps: int,
+        last: int,
+        every: int,
+        log_every: int,
+        clock: Clock = time,
     ) -> None:
-        self._job = job
-        self._executor = executor
+        self._stages = stages
         self._progress = progress
+        self._writer = writer
         self._incarnation = incarnation
-        self._stop_at: int | None = None
         self._newest = start  # the newest complete checkpoint that was announced
-        self._checkpoints = _checkpoints(job.plan, run)
-        if start:
-            self._restore(start)
-        self._writer = SnapshotWriter(self._checkpoints, executor.stages, progress.durable)
+        self._steps = steps
+        self._last = last
+        self._every = every
+        self._log_every = log_every
+        self._clock = clock
+        self._stop_at: int | None = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._writer.close(0.0 if error else PATIENCE)
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
-        done, last = step + 1, stage == self._job.route.stages - 1
-        if last and step % self._job.plan.run.log_every == 0:
+        done, last = step + 1, stage == self._last
+        if last and step % self._log_every == 0:
             self._progress.losses[step] = loss
-        if done % self._job.plan.recovery.snapshot_every and done not in (self._job.steps, self._stop_at):
+        if done % self._every and done not in (self._steps, self._stop_at):
             return
         self._wait_for_room(stage)
-        state = self._executor.stages[stage].snapshot()
+        state = self._stages[stage].snapshot()
         self._writer.write(Snapshot(stage, done, self._incarnation, state, self._losses(step, loss) if last else {}))
 
     def forget(self, complete: int) -> None:
@@ -135,26 +181,56 @@ class SnapshotHooks(CheckpointHooks):
         if not self._writer.flush(LONGEST_WRITE):
             raise self._too_slow()
 
-    def _restore(self, step: int) -> None:
-        for index, stage in self._executor.stages.items():
-            snapshot = self._checkpoints.load(index, step)
-            stage.restore(snapshot.state)
-            self._progress.restored(snapshot.losses)
-
     def _losses(self, step: int, loss: float | None) -> dict[int, float | None]:
-        """The losses that a run keeps, and that of `step`, which may be its last. The same for every worker."""
-        every = self._job.plan.run.log_every
-        return {each: kept for each, kept in self._progress.losses.items() if each % every == 0} | {step: loss}
+        """Those that a run keeps, down to that of `step`, which may be its last; the same in every incarnation."""
+        kept = self._progress.losses
+        return {each: kept[each] for each in kept if each % self._log_every == 0} | {step: loss}
 
     def _wait_for_room(self, stage: int) -> None:
-        deadline = monotonic() + LONGEST_WRITE
+        deadline = self._clock.monotonic() + LONGEST_WRITE
         while not self._writer.has_room(stage, PATIENCE):
             self._progress.waits = True
-            if monotonic() > deadline:
+            if self._clock.monotonic() > deadline:
                 raise self._too_slow()
 
     def _too_slow(self) -> SnapshotFailed:
         return SnapshotFailed(f"after {LONGEST_WRITE:g} s, the disk is still busy with {self._writer.doing}")
+
+
+def open_snapshots(
+    job: Job,
+    assigned: Assigned,
+    executor: Executor,
+    progress: Progress,
+    hooks: Callable[..., SnapshotHooks] = SnapshotHooks,
+) -> SnapshotHooks:
+    """Restores the checkpoint that the worker begins at, and makes its `hooks`.
+
+    Raises `SnapshotDamaged` and `ForeignState`.
+    """
+    checkpoints = _checkpoints(job.plan, assigned.run)
+    restore(executor.stages, progress, checkpoints.load, assigned.step)
+    return hooks(
+        executor.stages,
+        progress,
+        SnapshotWriter(checkpoints, executor.stages, progress.durable),
+        incarnation=assigned.incarnation,
+        start=assigned.step,
+        steps=job.steps,
+        last=job.program.last,
+        every=job.plan.recovery.snapshot_every,
+        log_every=job.plan.run.log_every,
+    )
+
+
+def restore(
+    stages: Mapping[int, Restorable], progress: Progress, load: Callable[[int, int], Snapshot], step: int
+) -> None:
+    """Sets the stages to their state after `step` steps; with 0 they have theirs."""
+    for index, stage in stages.items() if step else ():
+        snapshot = load(index, step)
+        stage.restore(snapshot.state)
+        progress.restored(snapshot.losses)
 
 
 def _checkpoints(plan: Plan, run: str) -> SnapshotDirectory:

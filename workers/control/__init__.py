@@ -1,4 +1,4 @@
-"""A worker's side of the conversation with the broker, and the client of the commands.
+"""A worker's connection to the broker, and the client that commands use.
 
 May import `runtime`. Read `control_thread.py` first.
 """

@@ -23,18 +23,18 @@ from stageline.pipeline.plan.passwords import masked
 
 
 class BrokerUnreachable(StagelineError):
-    """No broker answers where one was looked for."""
+    """No broker answers at the given address."""
 
     exit_code = ExitCode.NO_BROKER
 
 
 class Client:
-    """A command's line to the broker at `url`. Not for more than one thread. Raises `BrokerUnreachable`."""
+    """A command's connection to the broker at `url`, for one thread. Raises `BrokerUnreachable`."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         try:
-            self._box = open_client(url, keeps=True)
+            self._channel = open_client(url, keeps=True)
         except AddressUnusable as error:
             raise BrokerUnreachable(str(error)) from error
 
@@ -45,10 +45,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._box.close()
+        self._channel.close()
 
     def ask(self, what: str, timeout: float = 3.0, **of: str) -> dict[str, Any]:
-        """The facts the broker answers with. Raises `BrokerUnreachable`, or `ValueError` if it will not answer."""
+        """The facts of the broker's answer. Raises `BrokerUnreachable`, or `ValueError` if it refuses to answer."""
         self._send(Ask(what, of))
         deadline = monotonic() + timeout
         while (left := deadline - monotonic()) > 0:
@@ -59,34 +59,34 @@ class Client:
                     raise ValueError(reason)
                 case _:
                     continue
-        if self._box.trouble:
-            raise BrokerUnreachable(f"no broker can be reached: {self._box.trouble}")
+        if self._channel.trouble:
+            raise BrokerUnreachable(f"no broker can be reached: {self._channel.trouble}")
         raise BrokerUnreachable(
             f"no broker answered at {masked(self._url)} within {timeout:g} s. Is the run still going, and is this its "
             f"broker? Name another with --broker."
         )
 
     def stop_run(self, reason: str, code: int, *, at_step_end: bool = False) -> None:
-        """Ends the run for everybody; `code` is the exit code that the workers leave with.
+        """Ends the run; `code` is the exit code of its workers.
 
-        `at_step_end`: where snapshots are written, the stages finish a step and leave with a checkpoint of it.
+        `at_step_end`: where snapshots are written, the stages finish a step, and exit with its checkpoint.
         """
         self._send(StopRun(reason, code, at_step_end))
 
     def exited(self, index: int, pid: int, status: int) -> None:
-        """Tells that the process of a worker is gone; `status` as `subprocess` gives it."""
+        """Reports that the process of a worker has exited, with `status` as `subprocess` gives it."""
         self._send(Exited(index, pid, status))
 
-    def _send(self, sentence: ToBroker) -> None:
-        """If it does not get there, `ask` will say so."""
+    def _send(self, message: ToBroker) -> None:
+        """A message that is lost shows in `ask`, which gets no answer."""
         try:
-            self._box.send(encode(sentence))
+            self._channel.send(encode(message))
         except AddressUnusable as error:
             raise BrokerUnreachable(str(error)) from error
 
     def _receive(self, timeout: float) -> FromBroker | None:
-        words = self._box.receive(timeout)
+        frame = self._channel.receive(timeout)
         try:
-            return None if words is None else decode_from_broker(words)
+            return None if frame is None else decode_from_broker(frame)
         except BadMessage:
             return None

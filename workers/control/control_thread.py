@@ -1,20 +1,23 @@
-"""A worker's line to the broker: a thread that reports what the compute loop has left in its `Progress`, and listens.
+"""A worker's connection to the broker: a thread that reports the compute loop's `Progress` and receives commands.
 
-    compute loop  --Progress-->  Link thread  --Report (every BEAT seconds)-->  broker
-    compute loop  <---inbox----  Link thread  <--Peers, Trim, Stop, ...-------  broker
+    compute loop  --Progress-->  ControlThread  --Report (every BEAT seconds)-->  broker
+    compute loop  <--commands--  ControlThread  <--Peers, Trim, Stop, ...-------  broker
 
-The compute loop never waits for it. A broker that is away costs nothing: finished steps are kept and said again until
+The compute loop never waits for it. A broker that is away costs nothing: finished steps are kept, and sent again until
 the broker has confirmed them.
 """
 
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
-from time import monotonic, sleep, time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Protocol
 
 import structlog
 
+from stageline.broker.control.channel import ClientChannel
 from stageline.broker.control.open import open_client
 from stageline.broker.control.protocol import (
     Assigned,
@@ -32,6 +35,7 @@ from stageline.broker.control.protocol import (
 from stageline.broker.errors import BadMessage
 from stageline.pipeline.exit_code import ExitCode
 from stageline.pipeline.plan.passwords import masked
+from stageline.workers.runtime.clock import Clock
 from stageline.workers.runtime.progress import Progress
 
 from .client import BrokerUnreachable
@@ -39,155 +43,179 @@ from .session import BEAT, JOIN, Joining, Session, TurnedAway, WorkerIdentity, a
 
 log = structlog.get_logger()
 
-IGNORED = 12.0  # seconds that the compute loop gets to leave when the broker says so; finishing a step takes part of it
+IGNORED = 12.0  # seconds that the compute loop gets to exit when the broker says so; finishing a step takes part of it
+CLOSING = 2.0  # seconds that the thread gets to send what is left
+
+
+class RunningThread(Protocol):
+    """What `join` waits for."""
+
+    def join(self, timeout: float) -> None: ...
+
+
+def start_thread(target: Callable[[], None]) -> RunningThread:
+    thread = threading.Thread(target=target, name="control", daemon=True)
+    thread.start()
+    return thread
 
 
 class ControlThread:
-    """`join` first; then `start`, whose thread owns the line and fills `inbox` with the broker's words."""
+    """`join` first; then `start`, whose thread owns the channel to `url` and fills `commands`.
 
-    def __init__(self, url: str, introduction: WorkerIdentity) -> None:
-        self.inbox: deque[FromBroker] = deque()
+    `open_channel`, `clock`, `spawn` and `exit_process` are those of the process; a simulated one has its own.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        identity: WorkerIdentity,
+        *,
+        open_channel: Callable[[str], ClientChannel] = open_client,
+        clock: Clock = time,
+        spawn: Callable[[Callable[[], None]], RunningThread] = start_thread,
+        exit_process: Callable[[int], object] = os._exit,
+    ) -> None:
+        self.commands: deque[FromBroker] = deque()
+        self._identity = identity
         self._url = url
-        self._introduction = introduction
-        self._box = open_client(url)
+        self._channel = open_channel(url)
+        self._clock = clock
+        self._spawn = spawn
+        self._exit_process = exit_process
         self._outbox: deque[Failed | Finished | Goodbye] = deque()
-        self._leaving = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._letters: Session | None = None
-        self._told: tuple[float, Stop | Refused] | None = None  # when the broker said first that this worker is to go
+        self._closing = False
+        self._thread: RunningThread | None = None
+        self._session: Session | None = None
+        self._reason = ""  # why this worker has no place yet
+        self._dismissed: tuple[float, Stop | Refused] | None = None  # when the broker first ended this worker's work
 
     def join(
-        self, patience: float, between: Callable[[], None] = lambda: None, *, company: float = float("inf")
+        self, timeout: float, between: Callable[[], None] = lambda: None, *, workers_timeout: float = float("inf")
     ) -> Assigned:
         """The broker's assignment; stands by for it as long as the broker says so.
 
         `between` is called about twice a second; what it raises ends the waiting. Raises `BrokerUnreachable` if no
-        broker answers for `patience` seconds, `TurnedAway` if it refuses, or ends the run, or if a run that is resumed
-        lacks others for `company` seconds.
+        broker answers for `timeout` seconds, `TurnedAway` if it refuses, or ends the run, or if a run that is resumed
+        lacks other workers for `workers_timeout` seconds.
         """
-        alone = monotonic() + company
-        joining, reason = Joining(self._introduction), ""
-        deadline = monotonic() + patience
-        while (now := monotonic()) < deadline:
+        now = self._clock.monotonic
+        joining, begun, deadline = Joining(self._identity), now(), now() + timeout
+        while now() < deadline:
             between()
             self._send(joining.hello())
-            until = min(deadline, now + JOIN)
-            while (left := until - monotonic()) > 0 and not joining.urgent:
-                sentence = self._receive(left)
-                assigned = joining.hear(sentence) if sentence is not None else None
+            for message in self._messages(min(deadline, now() + JOIN), lambda: joining.urgent):
+                assigned = joining.receive(message)
                 if assigned is not None:
-                    self._send(acknowledgement(assigned, time()))
+                    self._send(acknowledgement(assigned, self._clock.time()))
                     return assigned
-                if isinstance(sentence, Standby):
-                    deadline = monotonic() + patience
-                    if sentence.step and monotonic() > alone:
-                        raise TurnedAway(f"{sentence.reason}, and nobody came within {company:g} s", ExitCode.NO_WORKER)
-                    if sentence.reason != reason:
-                        reason = sentence.reason
-                        log.info("standing by", reason=reason)
-        if self._box.trouble:
-            raise BrokerUnreachable(f"no broker can be reached within {patience:g} s: {self._box.trouble}")
-        raise BrokerUnreachable(
-            f"no broker answered at {masked(self._url)} within {patience:g} s. "
-            f"Start one with `stageline broker`, or name another with --broker."
-        )
+                if isinstance(message, Standby):
+                    deadline = now() + timeout
+                    self._log_standby(message.reason)
+                    if message.step and now() - begun > workers_timeout:
+                        raise TurnedAway(
+                            f"{message.reason}, and no worker came within {workers_timeout:g} s", ExitCode.NO_WORKER
+                        )
+        raise self._no_broker(timeout)
 
     def start(
-        self,
-        assigned: Assigned,
-        endpoint: str,
-        progress: Progress,
-        *,
-        steps: int,
-        ring: Callable[[], None],
+        self, assigned: Assigned, endpoint: str, progress: Progress, *, steps: int, wake: Callable[[], None]
     ) -> None:
-        """Begin to report on `progress`. `ring` is called when something has come into the inbox."""
-        letters = Session(self._introduction, assigned, endpoint, progress, steps=steps, now=monotonic())
-        self._letters = letters
-        self._thread = threading.Thread(target=self._serve, args=(letters, ring), name="link", daemon=True)
-        self._thread.start()
+        """Begin to report on `progress`. `wake` is called when a command has come."""
+        now, clock = self._clock.monotonic(), self._clock.time
+        session = Session(self._identity, assigned, endpoint, progress, steps=steps, now=now, clock=clock)
+        self._session = session
+        self._thread = self._spawn(lambda: self._serve(session, wake))
 
     @property
     def silence(self) -> float:
-        """For how many seconds the broker has said nothing; a broker that is there confirms every report."""
-        return 0.0 if self._letters is None else monotonic() - self._letters.heard
+        """For how many seconds the broker has sent nothing; a broker that is there confirms every report."""
+        return 0.0 if self._session is None else self._clock.monotonic() - self._session.last_received
 
-    def say(self, sentence: Failed | Finished | Goodbye) -> None:
+    def send(self, message: Failed | Finished | Goodbye) -> None:
         """Sent before the next report, in order, or, before `start`, with `close`. `Finished` is repeated until the
         broker stops the run."""
-        self._outbox.append(sentence)
+        self._outbox.append(message)
 
-    def wait_until_said(self, patience: float) -> None:
-        """Waits until the broker has confirmed all finished steps and snapshots, `patience` seconds at most."""
-        deadline = monotonic() + patience
-        while self._letters is not None and not self._letters.all_confirmed and monotonic() < deadline:
-            sleep(BEAT / 4)
+    def wait_until_confirmed(self, timeout: float) -> None:
+        """Waits until the broker has confirmed all finished steps and snapshots, `timeout` seconds at most."""
+        deadline = self._clock.monotonic() + timeout
+        while self._session and not self._session.all_confirmed and self._clock.monotonic() < deadline:
+            self._clock.sleep(BEAT / 4)
 
     def close(self) -> None:
         """Sends what is left, waiting half a second at most."""
-        self._leaving.set()
+        self._closing = True
         if self._thread is not None:
-            self._thread.join(timeout=2.0)
+            self._thread.join(CLOSING)
         else:
-            self._say_the_rest()
-        self._box.close()
+            while self._outbox:
+                self._send(self._outbox.popleft())
+        self._channel.close()
 
-    def _serve(self, letters: Session, ring: Callable[[], None]) -> None:
+    def _serve(self, session: Session, wake: Callable[[], None]) -> None:
         try:
-            self._converse(letters, ring)
-        except Exception as error:  # the compute loop must not go on deaf, whatever it was
-            log.exception("the line to the broker broke")
-            self.inbox.append(Stop(f"the line to the broker broke: {type(error).__name__}: {error}", 1))
-            ring()
+            self._exchange(session, wake)
+        except Exception as error:  # the compute loop must not go on without commands, whatever it was
+            log.exception("the connection to the broker failed")
+            self.commands.append(Stop(f"the connection to the broker failed: {type(error).__name__}: {error}", 1))
+            wake()
 
-    def _converse(self, letters: Session, ring: Callable[[], None]) -> None:
-        while not self._leaving.is_set():
-            now = monotonic()
-            if self._box.renewed():
-                letters.connected()
-            self._hand_over(letters)
-            for sentence in letters.due(now):
-                self._send(sentence)
-            self._listen(letters, now + BEAT, ring)
-            self._end_if_ignored()
-        self._hand_over(letters)
-        for sentence in letters.last_words():
-            self._send(sentence)
+    def _exchange(self, session: Session, wake: Callable[[], None]) -> None:
+        while not self._closing:
+            now = self._clock.monotonic()
+            if self._channel.renewed():
+                session.reconnected()
+            self._hand_over(session)
+            for message in session.due(now):
+                self._send(message)
+            self._receive_until(now + BEAT, session, wake)
+            self._exit_if_ignored()
+        self._hand_over(session)
+        for message in session.unsent():
+            self._send(message)
 
-    def _say_the_rest(self) -> None:
+    def _hand_over(self, session: Session) -> None:
         while self._outbox:
-            self._send(self._outbox.popleft())
+            session.send(self._outbox.popleft())
 
-    def _hand_over(self, letters: Session) -> None:
-        while self._outbox:
-            letters.say(self._outbox.popleft())
-
-    def _listen(self, letters: Session, until: float, ring: Callable[[], None]) -> None:
-        """Takes in what comes before `until`."""
-        while (left := until - monotonic()) > 0 and not self._outbox and not self._leaving.is_set():
-            said = self._receive(left)
-            sentence = letters.hear(said, monotonic()) if said is not None else None
-            if sentence is None:
+    def _receive_until(self, deadline: float, session: Session, wake: Callable[[], None]) -> None:
+        for message in self._messages(deadline, lambda: bool(self._outbox) or self._closing):
+            command = session.receive(message, self._clock.monotonic())
+            if command is None:
                 continue
-            if isinstance(sentence, Stop | Refused) and self._told is None:
-                self._told = monotonic(), sentence
-            self.inbox.append(sentence)
-            ring()
+            if isinstance(command, Stop | Refused) and self._dismissed is None:
+                self._dismissed = self._clock.monotonic(), command
+            self.commands.append(command)
+            wake()
 
-    def _end_if_ignored(self) -> None:
-        """A compute loop that hangs in the user's code cannot leave by itself; the process does, and says why."""
-        if self._told is None or monotonic() - self._told[0] < IGNORED:
+    def _exit_if_ignored(self) -> None:
+        """A compute loop that hangs in the user's code cannot exit by itself; the process does, and says why."""
+        if self._dismissed is None or self._clock.monotonic() - self._dismissed[0] < IGNORED:
             return
-        sentence = self._told[1]
-        log.error("ended", reason=f"{sentence.reason}. The compute loop has not left within {IGNORED:g} s")
-        os._exit(sentence.code)
+        command = self._dismissed[1]
+        log.error("ended", reason=f"{command.reason}. The compute loop has not ended within {IGNORED:g} s")
+        self._exit_process(command.code)
 
-    def _send(self, sentence: ToBroker) -> None:
-        self._box.send(encode(sentence))  # nobody may be there at the moment; all that matters is said again
+    def _send(self, message: ToBroker) -> None:
+        self._channel.send(encode(message))  # it may be lost: all that matters is sent again
 
-    def _receive(self, timeout: float) -> FromBroker | None:
-        words = self._box.receive(timeout)
-        try:
-            return None if words is None else decode_from_broker(words)
-        except BadMessage:  # damaged, or not a broker's: what matters is said again, or `join` runs out of patience
-            return None
+    def _messages(self, deadline: float, stop: Callable[[], bool]) -> Iterator[FromBroker]:
+        """What comes before `deadline`, until `stop` holds. What is damaged, or not a broker's, is sent again, or
+        `join` runs out of time."""
+        while not stop() and (left := deadline - self._clock.monotonic()) > 0:
+            if frame := self._channel.receive(left):
+                with suppress(BadMessage):
+                    yield decode_from_broker(frame)
+
+    def _log_standby(self, reason: str) -> None:
+        if reason != self._reason:
+            self._reason = reason
+            log.info("standing by", reason=reason)
+
+    def _no_broker(self, timeout: float) -> BrokerUnreachable:
+        if self._channel.trouble:
+            return BrokerUnreachable(f"no broker can be reached within {timeout:g} s: {self._channel.trouble}")
+        return BrokerUnreachable(
+            f"no broker answered at {masked(self._url)} within {timeout:g} s. "
+            f"Start one with `stageline broker`, or name another with --broker."
+        )

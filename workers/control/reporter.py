@@ -1,6 +1,7 @@
 """Turns what the compute loop leaves in its `Progress` into reports for the broker."""
 
 from collections import deque
+from collections.abc import Callable
 from time import time
 
 from stageline.broker.control.protocol import WAITS, Event, Report, StepRecord, Wait
@@ -9,60 +10,66 @@ from stageline.broker.queues.base import Trouble
 from stageline.pipeline.schedule import Kind
 from stageline.workers.runtime.progress import Done, Progress
 
-AGAIN = 1.0  # seconds without confirmation after which finished steps and snapshots are said again
-FULLEST = 2000  # finished steps in one report at most, so that a broker that comes back is not swamped
+AGAIN = 1.0  # seconds without confirmation after which finished steps and snapshots are sent again
+MOST = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 
 
 class Reporter:
-    """What has to arrive, finished steps and snapshots, is said once, and again until it is confirmed; only then comes
-    what followed it. So a confirmed report means that all before it were."""
+    """Finished steps and snapshots must arrive: they are sent, and sent again until they are confirmed; only then comes
+    what followed them. So a confirmed report means that all before it were.
 
-    def __init__(self, progress: Progress, incarnation: int, steps: int) -> None:
+    `clock` gives the seconds since the epoch.
+    """
+
+    def __init__(self, progress: Progress, incarnation: int, steps: int, clock: Callable[[], float] = time) -> None:
         self._progress = progress
         self._incarnation = incarnation
         self._steps = steps
+        self._clock = clock
         self._number = 0
-        self._records: list[StepRecord] = []  # said, not confirmed
+        self._records: list[StepRecord] = []  # sent, not confirmed
         self._snapshots: list[tuple[int, int]] = []  # likewise
-        self._again: deque[StepRecord] = deque()  # what may have been said to a former broker, after the news
-        self._said = float("-inf")
-        self._busy, self._at = progress.busy, time()
+        self._resent: deque[StepRecord] = deque()  # what only a former broker may have received; sent after the news
+        self._sent = float("-inf")
+        self._busy, self._at = progress.busy, clock()
 
     def report(self, now: float) -> Report:
-        """The news. `now` is monotonic, in seconds."""
-        if (self._records or self._snapshots) and now - self._said < AGAIN:
+        """What is new. `now` is monotonic, in seconds."""
+        progress = self._progress
+        if (self._records or self._snapshots) and now - self._sent < AGAIN:
             return self._report(now, 0, [], [])
-        while self._progress.steps and len(self._records) < FULLEST:
-            self._records.append(self._progress.steps.popleft())
-        while self._again and not self._progress.steps and len(self._records) < FULLEST:
-            self._records.append(self._again.popleft())
-        while self._progress.snapshots:
-            self._snapshots.append(self._progress.snapshots.popleft())
+        while progress.steps and len(self._records) < MOST:
+            self._records.append(progress.steps.popleft())
+        while self._resent and not progress.steps and len(self._records) < MOST:
+            self._records.append(self._resent.popleft())
+        while progress.snapshots:
+            self._snapshots.append(progress.snapshots.popleft())
         self._number += 1
-        self._said = now
+        self._sent = now
         return self._report(now, self._number, list(self._records), list(self._snapshots))
 
     def confirmed(self, number: int) -> None:
         """The broker has stored the report of this number."""
         if number == self._number:
-            self._records.clear()
-            self._snapshots.clear()
-
-    def begin_anew(self, incarnation: int) -> None:
-        """There may be another broker, whose records are old, or lost: says all that it must know of this worker."""
-        self._incarnation = incarnation
-        self._again = deque(self._progress.records(self._steps))
-        self._snapshots = sorted({*self._snapshots, *self._progress.written})
-        self._said = float("-inf")
+            self.confirmed_all()
 
     def confirmed_all(self) -> None:
         """The broker has stored every report so far."""
-        self.confirmed(self._number)
+        self._records.clear()
+        self._snapshots.clear()
+
+    def resend_all(self, incarnation: int) -> None:
+        """There may be another broker, whose records are old, or lost: sends all that it must know of this worker."""
+        self._incarnation = incarnation
+        self._resent = deque(self._progress.records(self._steps))
+        self._snapshots = sorted({*self._snapshots, *self._progress.written})
+        self._sent = float("-inf")
 
     @property
     def all_confirmed(self) -> bool:
-        """Whether nothing is left to say."""
-        return not (self._records or self._again or self._snapshots or self._progress.steps or self._progress.snapshots)
+        """Whether nothing is left to send."""
+        new = self._progress.steps or self._progress.snapshots
+        return not (self._records or self._resent or self._snapshots or new)
 
     def _report(self, now: float, number: int, records: list[StepRecord], snapshots: list[tuple[int, int]]) -> Report:
         progress = self._progress
@@ -102,7 +109,7 @@ class Reporter:
         return [Wait(str(lacking.key), lacking.number, action, step, since, room=full is not None)]
 
     def _doing(self, trouble: Trouble | None) -> str:
-        """What the compute loop does, in words."""
+        """What the compute loop does now, in words."""
         progress, instruction = self._progress, self._progress.instruction
         if progress.over:
             return f"{WAITS} for the others to finish"
@@ -117,7 +124,7 @@ class Reporter:
         return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {instruction}"
 
     def _idle(self) -> float:
-        now, progress = time(), self._progress
+        now, progress = self._clock(), self._progress
         full = progress.full
         until = now if full is None else full
         computing = 0.0 if progress.waits else max(0.0, until - max(progress.since, self._at))
@@ -127,7 +134,7 @@ class Reporter:
         return min(1.0, max(0.0, idle))
 
     def _events(self) -> list[Event]:
-        """The states of the open steps' microbatches: those that are done with an action, and the one under way."""
+        """The states that the open steps' microbatches entered: by actions that are done, and by the current one."""
         progress = self._progress
         done = [event for stage in list(progress.open.values()) for each in list(stage) for event in _entered(each)]
         instruction = progress.instruction

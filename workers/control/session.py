@@ -1,13 +1,13 @@
-"""What a worker says to the broker and when, and what it makes of the answers: a line without its sockets and threads.
+"""What a worker sends to the broker and when, and how it takes the answers: no sockets, no threads, no clock.
 
-    Joining          Hello (every JOIN seconds) ............ until Assigned
-    Correspondence   Hello (whenever the broker may be another one), Report (every BEAT seconds), Finished, until Stop
+    Joining    Hello (every JOIN seconds) ............ until Assigned
+    Session    Hello (whenever the broker may be another one), Report (every BEAT seconds), Finished, until Stop
 
 Times are monotonic, in seconds.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,8 +36,8 @@ from .reporter import Reporter
 
 JOIN = 0.5  # seconds between two Hellos of a worker that has no place
 BEAT = 0.1  # seconds between two reports
-AGAIN = 0.25  # seconds after which an unanswered Hello is said again
-UNANSWERED = 2.0  # seconds without a word from the broker, which confirms every report, until Hello is said again
+AGAIN = 0.25  # seconds after which an unanswered Hello is sent again
+UNANSWERED = 2.0  # seconds without a message from the broker, which confirms every report, until Hello is sent again
 
 
 class Stopped(Exception):
@@ -49,12 +49,8 @@ class Stopped(Exception):
         self.told = told
 
 
-class TurnedAway(Exception):
-    """The broker refuses this worker; `code` is the exit code to leave with."""
-
-    def __init__(self, reason: str, code: int) -> None:
-        super().__init__(reason)
-        self.code = code
+class TurnedAway(Stopped):
+    """The broker refuses this worker a place, or ends the run before it had one."""
 
 
 class SnapshotInventory(Protocol):
@@ -75,7 +71,7 @@ class SnapshotInventory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """What a worker says of itself: see `broker.control.Hello`. `disk`: None where nobody is replaced."""
+    """How a worker introduces itself, see `Hello`. `disk`: None in a run whose workers are not replaced."""
 
     plan: str
     name: str
@@ -113,24 +109,24 @@ class WorkerIdentity:
 
 
 class Joining:
-    """Asks for a place, and stands by for one. `urgent`: there is something to say at once."""
+    """Asks for a place, and stands by for one. `urgent`: `hello` is to be sent at once."""
 
-    def __init__(self, introduction: WorkerIdentity) -> None:
+    def __init__(self, identity: WorkerIdentity) -> None:
         self.urgent = False
-        self._introduction = introduction
+        self._identity = identity
         self._inspection: Inspection | None = None  # the newest, and the highest step of all
         self._inspected = 0
         self._run = ""
         self._declined = 0  # the incarnation of a place that could not be taken
 
     def hello(self) -> Hello:
-        """What to say now, and every JOIN seconds."""
+        """What to send now, and every JOIN seconds."""
         self.urgent = False
-        return self._introduction.hello(run=self._run, incarnation=self._declined, inspection=self._inspection)
+        return self._identity.hello(run=self._run, incarnation=self._declined, inspection=self._inspection)
 
-    def hear(self, sentence: FromBroker) -> Assigned | None:
+    def receive(self, message: FromBroker) -> Assigned | None:
         """The place, if there is one now. Raises `TurnedAway`."""
-        match sentence:
+        match message:
             case Assigned() as assigned:
                 return self._consider(assigned)
             case Standby(_, run, step) if run:
@@ -143,7 +139,7 @@ class Joining:
     def _consider(self, assigned: Assigned) -> Assigned | None:
         """If what to begin with is gone, the broker's records are old: it learns that from the next hello."""
         self._run = assigned.run
-        disk = self._introduction.disk
+        disk = self._identity.disk
         if disk is not None and not disk.can_begin(assigned):
             self._declined = assigned.incarnation
             return None
@@ -153,47 +149,51 @@ class Joining:
 
     def _inspect(self, step: int) -> None:
         """Reads the snapshots that the broker asks about, once."""
-        disk, last = self._introduction.disk, self._inspection
+        disk, last = self._identity.disk, self._inspection
         if disk is None or not step or (last is not None and last.step == step):
             return
-        self._inspection = disk.inspect(self._run, step, self._introduction.claim)
+        self._inspection = disk.inspect(self._run, step, self._identity.claim)
         self._inspected = max(self._inspected, step)
         self.urgent = True
 
 
 def acknowledgement(assigned: Assigned, now: float) -> Report:
-    """What a worker says at once that was given a place, at `now` (seconds since the epoch): it may take longer than a
-    lease until it has loaded what it needs and reports regularly."""
+    """What a worker sends as soon as it is given a place, at `now` (seconds since the epoch): it may take longer than
+    a lease until it has loaded what it needs and reports regularly."""
     return Report(assigned.incarnation, 0, f"{WAITS} for its queues and its model", since=now, idle=1.0)
 
 
 class Session:
-    """Of a worker that is `assigned` its place, and whose queues are at `endpoint`. `heard`: when the broker spoke."""
+    """Of a worker that is `assigned` its place, and whose queues are at `endpoint`.
+
+    `last_received`: when the broker's last message came. `clock` gives the seconds since the epoch.
+    """
 
     def __init__(
         self,
-        introduction: WorkerIdentity,
+        identity: WorkerIdentity,
         assigned: Assigned,
         endpoint: str,
         progress: Progress,
         *,
         steps: int,
         now: float,
+        clock: Callable[[], float],
     ) -> None:
-        self.heard = now
-        self._introduction = introduction
+        self.last_received = now
+        self._identity = identity
         self._assigned = assigned
         self._endpoint = endpoint
         self._progress = progress
-        self._reporter = Reporter(progress, assigned.incarnation, steps)
-        self._known = False  # whether the broker that we are connected to has answered our Hello
-        self._introduced = float("-inf")
+        self._reporter = Reporter(progress, assigned.incarnation, steps, clock)
+        self._known = False  # whether the broker has answered the Hello that was sent over this connection
+        self._hello_sent = float("-inf")
         self._outbox: deque[Failed | Goodbye] = deque()
         self._finished: Finished | None = None
 
     @property
     def incarnation(self) -> int:
-        """Under which the worker speaks: another one since the broker has lost its records, if it has."""
+        """The worker's own: another one than it was assigned first if the broker has lost its records since."""
         return self._assigned.incarnation
 
     @property
@@ -201,64 +201,59 @@ class Session:
         """Whether the broker has stored all finished steps and snapshots."""
         return self._reporter.all_confirmed
 
-    @property
-    def urgent(self) -> bool:
-        """Whether something is to be said at once."""
-        return bool(self._outbox)
-
-    def connected(self) -> None:
-        """There is a new connection, perhaps to another broker, which knows neither us nor where our queues are; and
-        what the former one said last may be lost. So we say hello again, and are told who the peers are."""
+    def reconnected(self) -> None:
+        """There is a new connection, perhaps to another broker, which knows neither this worker nor its endpoint; and
+        the last messages of the former one may be lost. A new Hello is answered with the endpoints of the peers."""
         self._known = False
-        self._reporter.begin_anew(self.incarnation)
+        self._reporter.resend_all(self.incarnation)
 
-    def say(self, sentence: Failed | Finished | Goodbye) -> None:
-        """To be said before the next report, in order; `Finished` after all reports, until the broker stops the run."""
-        if isinstance(sentence, Finished):
-            self._finished = sentence
+    def send(self, message: Failed | Finished | Goodbye) -> None:
+        """To be sent before the next report, in order; `Finished` after all reports, until the broker stops the run."""
+        if isinstance(message, Finished):
+            self._finished = message
         else:
-            self._outbox.append(sentence)
+            self._outbox.append(message)
 
     def due(self, now: float) -> Iterator[ToBroker]:
-        """What to say in this beat."""
-        if now - self.heard > UNANSWERED:
+        """What to send in this beat."""
+        if now - self.last_received > UNANSWERED:
             self._known = False
-        if not self._known and now - self._introduced >= AGAIN:
-            self._introduced = now
+        if not self._known and now - self._hello_sent >= AGAIN:
+            self._hello_sent = now
             yield self._hello()
-        yield from self.last_words()
+        yield from self.unsent()
         yield self._reporter.report(now)
         if self._finished is not None and self.all_confirmed:
             yield msgspec.structs.replace(self._finished, incarnation=self.incarnation)
 
-    def last_words(self) -> Iterator[ToBroker]:
-        """What is left to be said if there is no other beat."""
+    def unsent(self) -> Iterator[ToBroker]:
+        """What is left to be sent if there is no other beat."""
         while self._outbox:
             yield msgspec.structs.replace(self._outbox.popleft(), incarnation=self.incarnation)
 
-    def hear(self, sentence: FromBroker, now: float) -> FromBroker | None:
-        """What the compute loop has to hear of the broker's words."""
-        self.heard = now
-        match sentence:
+    def receive(self, message: FromBroker, now: float) -> FromBroker | None:
+        """The broker's message, if it is a command for the compute loop."""
+        self.last_received = now
+        match message:
             case Heard(number):
                 self._reporter.confirmed(number)
             case Assigned():
                 self._known = True
-                self._stay(sentence)
+                self._keep_place(message)
             case _:
-                return sentence
+                return message
         return None
 
-    def _stay(self, assigned: Assigned) -> None:
-        """The broker had lost its records: the worker goes on under a new incarnation."""
+    def _keep_place(self, assigned: Assigned) -> None:
+        """The broker had lost its records: the worker continues under a new incarnation."""
         if assigned.keep and assigned.incarnation > self.incarnation:
             self._assigned = assigned
-            self._reporter.begin_anew(assigned.incarnation)
+            self._reporter.resend_all(assigned.incarnation)
 
     def _hello(self) -> Hello:
         run, index = self._assigned.run, self._assigned.index
         # First the disk, then the memory: the loop goes on meanwhile, and must not seem to be behind its snapshots.
-        hello = self._introduction.hello(run=run, endpoint=self._endpoint, incarnation=self.incarnation)
-        if self._introduction.disk is None:
+        hello = self._identity.hello(run=run, endpoint=self._endpoint, incarnation=self.incarnation)
+        if self._identity.disk is None:
             return hello
         return msgspec.structs.replace(hello, memory=self._progress.memory(run, index))

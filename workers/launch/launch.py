@@ -10,8 +10,8 @@ from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.preflight.estimate import estimate_of
-from stageline.workers.process import socket_paths as sockets
 from stageline.workers.process.in_process import run_memory
+from stageline.workers.process.open_queues import demand_short_socket_paths
 from stageline.workers.process.signals import Signals
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs import measured_timetable as measured
@@ -63,7 +63,7 @@ def prepare_launch(plan: Plan, resume: str | None = None, spares: int = 0) -> La
     Raises `PlanRefused`, `ModelRefused`, `DataError`, `NoSuchRun`, `FolderUnusable` or `TooDeep`.
     """
     if plan.queues.url != IN_MEMORY:
-        sockets.check()
+        demand_short_socket_paths()
     name = runs.new_id(plan) if resume is None else runs.run_to_resume(plan, resume)
     job = prepare(plan)
     if resume is not None:

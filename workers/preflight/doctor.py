@@ -25,8 +25,8 @@ from stageline.pipeline.data.source import DataError
 from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.plan.passwords import masked
-from stageline.workers.process import socket_paths as sockets
 from stageline.workers.process.in_process import run_memory
+from stageline.workers.process.open_queues import longest_socket_path
 from stageline.workers.runtime.job import prepare
 
 from .estimate import estimate
@@ -114,7 +114,7 @@ def _sameness() -> Iterator[CheckResult]:
 def _sockets(folder: Path) -> Iterator[CheckResult]:
     yield _tried("tcp on this machine", lambda: _bound("tcp://127.0.0.1:*"))
     yield _tried("ipc sockets", lambda: _bound(f"ipc://{folder}/queues"))
-    length, most = sockets.length(), zmq.IPC_PATH_MAX_LEN
+    length, most = longest_socket_path(), zmq.IPC_PATH_MAX_LEN
     well = length <= most
     way_out = "" if well else "; point TMPDIR at a shorter folder"
     yield CheckResult("ipc paths", Health.GOOD if well else Health.BAD, f"{length} of {most} bytes{way_out}")

@@ -20,7 +20,7 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, map_leaves, tensors
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.machine import Instruction
+from stageline.workers.runtime.program import Instruction
 
 
 @dataclass(frozen=True, slots=True)

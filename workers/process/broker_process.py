@@ -1,4 +1,4 @@
-"""The broker as a process: finds the run in its store, serves it, and leaves when the run has ended or on a signal."""
+"""The broker process: finds the run in its store, serves it, and exits when the run has ended or on a signal."""
 
 import os
 from collections.abc import Callable
@@ -33,8 +33,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """Where a broker serves which run. `parent`: a process without which it will not go on (0: none). `resume`: the run
-    goes on however it was stopped."""
+    """Where a broker serves which run. `parent`: a process without which it exits (0: none). `resume`: the run is
+    continued, however it was stopped."""
 
     url: str
     run: str
@@ -43,9 +43,9 @@ class BrokerOptions:
 
 
 def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None] = lambda endpoint: None) -> int:
-    """Serves the run until it has ended and its workers have left; returns the run's exit code.
+    """Serves the run until it has ended and its workers have exited; returns the run's exit code.
 
-    The run's records are where `broker.store` says: a broker of the same `run` goes on where the one before was killed.
+    The run's records are where `broker.store` says: a broker of the same `run` continues where one was killed.
     Queues at a Redis server are removed from it once the run has finished.
     The first SIGINT or SIGTERM stops the run, the second ends the broker at once.
     Raises `EndpointTaken`, `OtherRun`, `StoreUnusable`, `FolderUnusable`, and `PlanRefused` or `ModelRefused` for an
@@ -56,26 +56,25 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
     signals = Signals()
     # First the address: a broker that does not get it must leave the records to the one that has it.
     with (
-        closing(open_server(place.url)) as office,
+        closing(open_server(place.url)) as channel,
         closing(open_store(plan, place.run, _until_signal(signals))) as store,
     ):
         terms = RunConfig.of(plan, schedule)
         if place.resume and not store.load().facts:  # else they tell of which plan the run is
             runs.require_same_plan(plan, folder)
         run = run_of(store, terms.plan, place.run, resume=place.resume, alone=bool(place.parent))
-        write_json(
-            folder / runs.PLAN, plan.as_mapping()
-        )  # not before: another plan's broker must leave this run's alone
+        # Not before: another plan's broker must leave this run's alone.
+        write_json(folder / runs.PLAN, plan.as_mapping())
         core = Coordinator(terms, store, run, time())
         host = _Host(core, plan, folder, place.parent, signals)
-        runs.write_broker_url(folder, office.endpoint)
+        runs.write_broker_url(folder, channel.endpoint)
         try:
-            on_bound(office.endpoint)
-            serve_channel(core, office, stop=host.must_leave, linger=1.0 if place.parent else LINGER)
+            on_bound(channel.endpoint)
+            serve_channel(core, channel, stop=host.should_exit, linger=1.0 if place.parent else LINGER)
             _clear_queues(core, plan.queues.url)
         finally:
             (folder / runs.BROKER).unlink(missing_ok=True)
-    return _told(core)
+    return _exit_code(core)
 
 
 def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
@@ -95,8 +94,8 @@ def _clear_queues(core: Coordinator, url: str) -> None:
         return
     from stageline.broker.queues.redis.inspector import QueueInspector  # takes time to load
 
-    if not core.all_left:  # whoever is still there could put again what it keeps
-        log.warning("the queues stay at the server", address=masked(url), reason="not every worker has left")
+    if not core.all_left:  # a worker that still runs could put again what it keeps
+        log.warning("the queues stay at the server", address=masked(url), reason="not every worker has exited")
         return
     try:
         with closing(QueueInspector(url, core.run)) as inspector:
@@ -105,7 +104,7 @@ def _clear_queues(core: Coordinator, url: str) -> None:
         log.warning("the queues stay at the server", address=masked(url), reason=str(error))
 
 
-def _told(core: Coordinator) -> int:
+def _exit_code(core: Coordinator) -> int:
     if core.outcome is None:
         log.error("left", reason=f"run {core.run} has not ended; start a broker with --run {core.run} to go on")
         return ExitCode.INTERRUPTED
@@ -115,7 +114,7 @@ def _told(core: Coordinator) -> int:
 
 
 class _Host:
-    """What the process around a core does: minds signals and its parent, and keeps the run's files."""
+    """The process around the coordinator: it obeys signals, watches its parent, and writes the run's files."""
 
     def __init__(self, core: Coordinator, plan: Plan, folder: Path, parent: int, signals: Signals) -> None:
         self._core = core
@@ -126,9 +125,9 @@ class _Host:
         self._started = monotonic()
         self._over = core.outcome is not None
 
-    def must_leave(self) -> bool:
-        """Asked again and again. After a signal it stops the run: workers are told when they next report. A run that is
-        over keeps the broker no longer then."""
+    def should_exit(self) -> bool:
+        """Called in every turn. After a signal the run is stopped: workers learn of it with their next report. A run
+        that is over does not keep the broker running after a signal."""
         if self._signals.count and self._core.state is not RunState.DISMISSED:
             self._core.handle(b"", StopRun("the broker was interrupted", ExitCode.INTERRUPTED), time())
         if not self._over and self._core.outcome is not None:
@@ -137,9 +136,9 @@ class _Host:
         return self._signals.count > 1 or bool(self._parent and os.getppid() != self._parent)
 
     def _keep_result(self) -> None:
-        for _, said in self._core.handle(b"", Ask("status"), time()):
-            if isinstance(said, Answer) and said.facts["weights_sha256"] and said.facts["training_steps"]:
-                result = result_of(self._plan, self._core.run, said.facts, monotonic() - self._started)
+        for _, answer in self._core.handle(b"", Ask("status"), time()):
+            if isinstance(answer, Answer) and answer.facts["weights_sha256"] and answer.facts["training_steps"]:
+                result = result_of(self._plan, self._core.run, answer.facts, monotonic() - self._started)
                 write_json(self._folder / runs.RESULT, result)
                 log.info("result", weights_sha256=result.weights_sha256, file=self._folder / runs.RESULT)
 

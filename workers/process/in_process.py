@@ -1,6 +1,6 @@
 """Runs a whole plan in this one process: all workers in turn in one thread, over `memory://` queues.
 
-The same machines, executors, messages and broker decisions as in a run of many processes; only the sockets are missing.
+The same machines, executors, messages and coordinator as in a run of many processes; only the sockets are missing.
 """
 
 import os
@@ -27,16 +27,14 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.outcome import Facts, LaunchOutcome
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
 from stageline.workers.runtime.skipping import SkipLog, skipping
 
-from .turns import Stuck, take_turns
-
-NEWS_EVERY = 0.1  # seconds between two reports to the broker's decisions
+REPORT_EVERY = 0.1  # seconds between two reports to the coordinator
 
 
 class InProcessInterrupted(Exception):
-    """Somebody wants the run to end."""
+    """A signal asks for the end of the run."""
 
 
 def run_memory(
@@ -54,7 +52,7 @@ def run_memory(
     except InProcessInterrupted:
         return LaunchOutcome(ExitCode.INTERRUPTED, "interrupted, nothing saved", local.status())
     except ComputeFailed as error:
-        return LaunchOutcome(ExitCode.FAILED, local.told(error), local.status())
+        return LaunchOutcome(ExitCode.FAILED, local.explain(error), local.status())
     except (BrokerError, Stuck) as error:
         return LaunchOutcome(ExitCode.FAILED, str(error), local.status())
     return local.finish(folder)
@@ -72,11 +70,11 @@ class _Place:
 
 
 class _Local:
-    """All workers of a job, with a broker's core between them."""
+    """All workers of a job, and the coordinator that they report to."""
 
     def __init__(self, job: Job, run: str) -> None:
         self._job = job
-        self._core = Coordinator(RunConfig.of(job.plan, job.schedule), MemoryStore(), run, time())
+        self._coordinator = Coordinator(RunConfig.of(job.plan, job.schedule), MemoryStore(), run, time())
         self._queues: Queues = MemoryQueues(run, job.schedule.microbatches)
         self._decisions = SkipLog(runs.folder(job.plan, run))
         self._places = [self._place(index) for index in range(len(job.plan.workers))]
@@ -87,7 +85,7 @@ class _Local:
         def until(worker: WorkerLoop) -> bool:
             nonlocal due
             if monotonic() >= due:
-                due = monotonic() + NEWS_EVERY
+                due = monotonic() + REPORT_EVERY
                 self._report()
                 on_status(self.status())
                 if interrupted():
@@ -97,20 +95,21 @@ class _Local:
         take_turns([place.worker for place in self._places], until)
         self._report()
 
-    def told(self, error: ComputeFailed) -> str:
+    def explain(self, error: ComputeFailed) -> str:
         """Why the run stops, with its bad microbatch kept."""
         stage = error.culprit.action.stage if error.culprit is not None else 0
         place = self._places[self._job.schedule.owner(stage)]
-        return record_failure(self._job, place.executor, self._queues, error, self._core.run, place.incarnation)
+        run, incarnation = self._coordinator.run, place.incarnation
+        return record_failure(self._job, place.executor, self._queues, error, run, incarnation)
 
     def finish(self, folder: Path) -> LaunchOutcome:
         for place in self._places:
-            self._tell(place, Finished(place.incarnation, save_weights(place.executor.stages, folder)))
+            self._send(place, Finished(place.incarnation, save_weights(place.executor.stages, folder)))
         facts = self.status()
         return LaunchOutcome(int(facts["code"] or 0), str(facts["reason"]), facts)
 
     def status(self) -> Facts:
-        for _, answer in self._core.handle(b"local", Ask("status"), time()):
+        for _, answer in self._coordinator.handle(b"local", Ask("status"), time()):
             if isinstance(answer, Answer):
                 return {"schema": answer.schema, **answer.facts}
         return {}
@@ -121,24 +120,26 @@ class _Local:
             CONTROL_VERSION, job.plan.digest(), f"worker-{index}", socket.gethostname(), os.getpid(), "memory://", index
         )
         incarnation = next(
-            said.incarnation for _, said in self._core.handle(sender, hello, time()) if isinstance(said, Assigned)
+            answer.incarnation
+            for _, answer in self._coordinator.handle(sender, hello, time())
+            if isinstance(answer, Assigned)
         )
         executor = job.executor(index)
-        carrier = skipping(executor, job.plan, self._decisions, job.route.stages - 1)
-        worker = job.worker(index, carrier, self._queues, run=self._core.run, incarnation=incarnation)
+        outer = skipping(executor, job.plan, self._decisions, job.program.last)
+        worker = job.worker(index, outer, self._queues, run=self._coordinator.run, incarnation=incarnation)
         return _Place(sender, incarnation, executor, worker, Reporter(worker.progress, incarnation, job.steps))
 
     def _report(self) -> None:
         for place in self._places:
-            self._tell(place, place.reporter.report(monotonic()))
-        for _, said in self._core.tick(time()):
-            if isinstance(said, Trim):
-                self._trim(said.step)
+            self._send(place, place.reporter.report(monotonic()))
+        for _, message in self._coordinator.tick(time()):
+            if isinstance(message, Trim):
+                self._trim(message.step)
 
     def _trim(self, step: int) -> None:
-        for key in self._job.route.queues():
-            self._queues.outbound(key).trim(min(step, self._job.steps_of(key)))
+        for key in self._job.program.route.queues():
+            self._queues.outbound(key).trim(min(step, self._job.program.steps_of(key)))
 
-    def _tell(self, place: _Place, sentence: ToBroker) -> None:
-        self._core.handle(place.sender, sentence, time())
+    def _send(self, place: _Place, message: ToBroker) -> None:
+        self._coordinator.handle(place.sender, message, time())
         place.reporter.confirmed_all()

@@ -1,45 +1,39 @@
-"""Opens a worker's queues by what the plan's `queues.url` says."""
+"""Opens a worker's queues by what the plan's `queues.url` says, and where their sockets go."""
 
+import os
 import socket
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import zmq
 
 from stageline.broker.control.open import REDIS
 from stageline.broker.control.protocol import Assigned
-from stageline.broker.queues.base import QueueKey, Queues, Trouble
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.pipeline.errors import StagelineError
+from stageline.workers.control.commands import WorkerQueues
 from stageline.workers.runtime.job import Job
 
 if TYPE_CHECKING:
     from stageline.broker.queues.redis.queues import RedisQueues
 
 _REDIS_PORT = 6379  # where an address names none
+# What a worker that `train` started adds to the folder for temporary files: the run's folder, its own in it, a socket.
+_DEEPEST = "stageline-xxxxxxxx/stageline-xxxxxxxx/queues"
 
 
-class WorkerQueues(Queues, Protocol):
-    """The queue ends of one worker among several processes."""
-
-    @property
-    def endpoint(self) -> str:
-        """Where other workers find these ends, or a name for where everybody meets."""
-
-    @property
-    def trouble(self) -> Trouble | None:
-        """What keeps messages from moving, if it is known. For any thread."""
-
-    def connect(self, peers: Mapping[QueueKey, str]) -> None:
-        """Take each of these queues from its producer's endpoint, from now on."""
-
-    def ring(self) -> None:
-        """Lets whoever waits in `take` or `pump` return early. For any thread, and for signal handlers."""
+class TooDeep(StagelineError):
+    """The folder for temporary files has too long a path for sockets in it."""
 
 
 def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[str], None]) -> WorkerQueues:
-    """The queues of the worker that `assigned` names. Sockets go into `folder`; `waiting` hears why a `put` waits.
+    """The queues of the worker that `assigned` names. Sockets go into `folder`; `waiting` is called
+    with the reason for which a `put` waits.
 
     Raises `BrokerError`: the address is taken, the server cannot be reached or is not fit.
     """
@@ -51,7 +45,7 @@ def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[s
         QueueOptions(
             microbatches=job.schedule.microbatches,
             windows=job.windows(),
-            local=local_queues(job, assigned.index),
+            local=job.program.local(assigned.index),
             retain_bytes=job.plan.queues.retain_bytes,
             waiting=waiting,
         ),
@@ -88,7 +82,16 @@ def _address_towards(broker: str) -> str:
     return f"[{mine}]" if ":" in mine else mine
 
 
-def local_queues(job: Job, worker: int) -> set[QueueKey]:
-    """The queues that begin and end on this worker."""
-    mine = job.plan.workers[worker].stages
-    return {key for key in job.route.queues() if key.stage in mine and job.route.producer(key) in mine}
+def longest_socket_path() -> int:
+    """The bytes of the longest path that a socket gets; the system allows about a hundred."""
+    return len(os.fsencode(os.path.join(tempfile.gettempdir(), _DEEPEST)))
+
+
+def demand_short_socket_paths() -> None:
+    """Raises `TooDeep` if a socket cannot be made in the folder for temporary files."""
+    if longest_socket_path() > zmq.IPC_PATH_MAX_LEN:
+        raise TooDeep(
+            f"the path of the folder for temporary files, {tempfile.gettempdir()}, is too long for sockets: they would "
+            f"have paths of {longest_socket_path()} bytes, {zmq.IPC_PATH_MAX_LEN} are the most. Set TMPDIR to a "
+            f"shorter folder"
+        )

@@ -1,4 +1,4 @@
-"""Does once, before there is any hurry, what takes long the first time."""
+"""Pays torch's one-time start-up costs before the first step."""
 
 from contextlib import suppress
 
@@ -9,10 +9,10 @@ from stageline.pipeline.plan import Plan
 
 
 def warm_up(plan: Plan, worker: int | None) -> None:
-    """Readies this process to compute as `worker` of the plan, or as any.
+    """Prepares this process to compute as `worker` of the plan, or as any.
 
     The first step of the first optimizer loads torch's compiler, which takes seconds; the first forward and backward
-    on a device start its libraries. A device that this machine lacks is for others to use.
+    on a device start its libraries. A device that this machine lacks is skipped.
     """
     mine = plan.workers if worker is None else plan.workers[worker : worker + 1]
     torch.set_num_threads(mine[0].threads if mine else 1)

@@ -6,6 +6,7 @@ RecordingHooks       are snapshot hooks that delete records together with snapsh
 
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from torch import Tensor
 
@@ -17,11 +18,8 @@ from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.placing import copied
 from stageline.pipeline.tree import Tree, map_tensors
 from stageline.workers.checkpoint.hooks import SnapshotHooks
-from stageline.workers.runtime.executor import Executor
-from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE, ActionExecutor
-from stageline.workers.runtime.machine import Instruction
-from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.program import Instruction
 
 from .record_file import Direction
 from .record_writer import RecordWriter
@@ -77,19 +75,9 @@ class RecordingHooks(SnapshotHooks):
     So a run that has just completed a checkpoint, or has finished, can still be replayed.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        executor: Executor,
-        progress: Progress,
-        writer: RecordWriter,
-        *,
-        run: str,
-        incarnation: int,
-        start: int,
-    ) -> None:
-        super().__init__(job, executor, progress, run=run, incarnation=incarnation, start=start)
-        self._records = writer
+    def __init__(self, records: RecordWriter, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._records = records
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         super().__exit__(kind, error, at)

@@ -10,7 +10,7 @@ from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
 from stageline.workers.checkpoint.manifest import Origin, SnapshotDamaged
 from stageline.workers.checkpoint.snapshot import read_snapshot
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.machine import Instruction, program
+from stageline.workers.runtime.program import Instruction
 
 from .directory import NotRecorded, Place, Reason, RecordDirectory
 from .record_file import Direction, RecordedMessage
@@ -86,7 +86,7 @@ def _reach(job: Job, wanted: Wanted, start: int, messages: Mapping[Place, Record
         last = Kind.BACKWARD
     reached: list[Instruction] = []
     end = 0
-    for instruction in program(job.schedule, job.route, worker, range(start, job.steps)):
+    for instruction in job.program.instructions(worker, start):
         if instruction.action.stage != wanted.stage:
             continue
         if not _is_recorded(instruction, messages):

@@ -23,7 +23,7 @@ from stageline.pipeline.tree import Tree, describe
 from stageline.workers.checkpoint.manifest import Origin
 from stageline.workers.runtime.executor import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.machine import Instruction
+from stageline.workers.runtime.program import Instruction
 from stageline.workers.runtime.skipping import SkipLog, skipping
 
 from .capture import output_key

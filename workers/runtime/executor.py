@@ -14,14 +14,14 @@ from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import LOSS, Stage
 from stageline.pipeline.tree import Tree, describe, map_tensors
 
-from .machine import Instruction
+from .program import Instruction
 
 Metric = Callable[[Tree, Tree], Tensor | float]
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The microbatch that is to blame: which stage failed in which of its actions on it, and what that `gave`."""
+    """The microbatch that failed: which stage failed in which of its actions on it, and what that `gave`."""
 
     step: int
     action: Action

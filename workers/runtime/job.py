@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.pipeline.data.feed import Feed
 from stageline.pipeline.model.cut import Segment, build_segments, first_trainable, make_stage
@@ -15,7 +14,8 @@ from stageline.pipeline.stage.stage import Stage
 
 from .executor import Executor, Metric
 from .loop import ActionExecutor, WorkerLoop
-from .machine import Machine, Route, program
+from .machine import Machine
+from .program import Program, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,6 @@ class Job:
     segments: Sequence[Segment]
     schedule: Schedule
     verdict: Verdict
-    route: Route
     steps: int
     feed: Feed
 
@@ -44,9 +43,8 @@ class Job:
         self, worker: int, executor: ActionExecutor, queues: Queues, *, run: str, incarnation: int, start: int = 0
     ) -> WorkerLoop:
         """The loop of one worker, from step `start` on."""
-        instructions = program(self.schedule, self.route, worker, range(start, self.steps), self.evaluation)
         return WorkerLoop(
-            Machine(instructions, self.schedule.microbatches),
+            Machine(self.program.instructions(worker, start), self.schedule.microbatches),
             executor,
             queues,
             run=run,
@@ -54,6 +52,14 @@ class Job:
             microbatches=self.schedule.microbatches,
             last=self.route.stages - 1,
         )
+
+    @property
+    def program(self) -> Program:
+        return Program(self.schedule, self.steps, self.evaluation)
+
+    @property
+    def route(self) -> Route:
+        return self.program.route
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -66,10 +72,6 @@ class Job:
     def evaluation(self) -> range:
         """The steps that evaluate, after the training steps; none without metrics."""
         return self.feed.evaluation if self.plan.model.metrics else range(0)
-
-    def steps_of(self, key: QueueKey) -> int:
-        """The step from which on `key` carries nothing: evaluation has no gradients."""
-        return self.steps + (len(self.evaluation) if key.flow is Flow.FORWARD else 0)
 
     def windows(self) -> dict[QueueKey, int]:
         """How many messages each queue's consumer lets its producer send ahead: about twice the most that the schedule
@@ -93,16 +95,16 @@ def prepare(plan: Plan) -> Job:
     """Loads the plan's model and data. Raises `PlanRefused` or `ModelRefused` if they cannot be trained as planned."""
     segments = build_segments(plan)
     plan = plan.resolved(len(segments))
-    choice, lowest = plan.schedule, first_trainable(segments)
+    choice = plan.schedule
     schedule = make_schedule(
         choice.name,
         plan.placement,
         choice.microbatches,
         mode=choice.mode,
         window=choice.window,
-        first_trainable=lowest,
+        first_trainable=first_trainable(segments),
     )
     source = load_source(plan)
     steps = plan.run.steps if plan.run.steps is not None else (plan.run.epochs or 0) * source.steps_per_epoch
     feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, keep=len(segments) + 2)
-    return Job(plan, segments, schedule, check_schedule(schedule), Route(len(segments), lowest), steps, feed)
+    return Job(plan, segments, schedule, check_schedule(schedule), steps, feed)

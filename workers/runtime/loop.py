@@ -1,12 +1,12 @@
-"""One worker: a machine that decides, an executor that computes, queues that carry, and the loop that joins them.
+"""One worker's loop: a machine decides, an executor computes, queues carry, and progress is left for the reports.
 
 poll():  Take     the queue gives a message, or nothing yet: then this turn is over   -> machine
          Compute  the executor computes, the queue gets the result; then it is over   -> machine
 """
 
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from time import time
 from typing import Protocol
 
 from stageline.broker.codec.message import Message
@@ -15,16 +15,18 @@ from stageline.pipeline.numbering import message_number
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 
-from .machine import Command, Compute, Finish, Instruction, Machine, Take
+from .clock import Clock
+from .machine import Command, Compute, Finish, Machine, Take
+from .program import Instruction
 from .progress import Progress
 
 OnStep = Callable[[int, int, float | None], None]
 
-PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker looks around
+PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker handles the broker's commands
 
 
 class ActionExecutor(Protocol):
-    """Carries out instructions: an `Executor`, or one that is watched."""
+    """Carries out instructions: an `Executor`, or one around it."""
 
     @property
     def loss(self) -> float | None:
@@ -50,8 +52,9 @@ class WorkerLoop:
         incarnation: int,
         microbatches: int,
         last: int,
+        clock: Clock = time,
     ) -> None:
-        self.progress = Progress()
+        self.progress = Progress(clock.time())
         self._on_step: OnStep = lambda stage, step, loss: None
         self._machine = machine
         self._executor = executor
@@ -60,10 +63,11 @@ class WorkerLoop:
         self._incarnation = incarnation
         self._microbatches = microbatches
         self._last = last
+        self._now = clock.time
         self._inbound = cache(queues.inbound)
         self._outbounds: dict[QueueKey, Outbound] = {}  # those that something was put into
         self._received: list[Tree] = []
-        self._command: Command = machine.begin()
+        self._command: Command = machine.command
 
     def run(self, between: Callable[[], None], on_step: OnStep = lambda stage, step, loss: None) -> None:
         """Polls until the program is over. `between` is called before every turn, `on_step` after each update with the
@@ -72,7 +76,7 @@ class WorkerLoop:
         while not self.finished:
             between()
             if self.progress.depths_wanted:
-                self._show_depths()
+                self._read_depths()
             self.poll(PATIENCE)
         self.progress.waits = self.progress.over = True
 
@@ -83,12 +87,12 @@ class WorkerLoop:
 
     @property
     def step(self) -> int | None:
-        """The step of the instruction at hand; None when the program is over."""
+        """The step of the current instruction; None when the program is over."""
         return None if isinstance(self._command, Finish) else self._command.instruction.step
 
     @property
     def doing(self) -> str:
-        """What the loop is at, in words."""
+        """What the loop does now, in words."""
         match self._command:
             case Take(key, number, instruction):
                 return f"{instruction} waits for message {number} of {key}"
@@ -101,17 +105,16 @@ class WorkerLoop:
         """To be called while a `put` of this loop waits for room: a worker that waits does not hang."""
         if isinstance(self._command, Compute) and (key := self._command.instruction.gives) is not None:
             wanting = Take(key, self._number(self._command.instruction), self._command.instruction)
-            self.progress.lacks_room(wanting, time())
+            self.progress.lacks_room(wanting, self._now())
 
     def poll(self, timeout: float) -> bool:
-        """One turn: takes what the instruction at hand needs, waiting up to `timeout` seconds for each message, and
-        carries it out. False if it had to wait in vain, or the program is over."""
+        """One turn: takes what the current instruction needs, waiting up to `timeout` seconds for each message, and
+        carries it out. False if a message did not come, or the program is over."""
         command = self._command
         while type(command) is Take:
             self.progress.waiting(command)
             message = self._inbound(command.key).take(timeout)
             if message is None:
-                self._command = self._machine.timed_out()
                 return False
             command = self._command = self._machine.arrived(command.key, message.step, message.microbatch)
             self._received.append(message.payload)
@@ -121,16 +124,16 @@ class WorkerLoop:
         return True
 
     def _compute(self, instruction: Instruction) -> None:
-        self.progress.computing(instruction, time())
+        self.progress.computing(instruction, self._now())
         result = self._executor.carry_out(instruction, self._received)
         self._received.clear()
         if instruction.gives is not None:
             self._put(instruction, instruction.gives, result)
-        self.progress.done(instruction, time())
+        self.progress.done(instruction, self._now())
         if instruction.action.kind is Kind.UPDATE:
-            self._close(instruction)
+            self._end_step(instruction)
         elif instruction.evaluates:
-            self._evaluated(instruction)
+            self._end_evaluation(instruction)
         self._command = self._machine.computed()
 
     def _put(self, instruction: Instruction, key: QueueKey, payload: Tree) -> None:
@@ -143,19 +146,33 @@ class WorkerLoop:
     def _number(self, instruction: Instruction) -> int:
         return message_number(instruction.step, instruction.action.microbatch, self._microbatches)
 
-    def _show_depths(self) -> None:
+    def _read_depths(self) -> None:
         self.progress.depths = {str(key): outbound.depth() for key, outbound in self._outbounds.items()}
         self.progress.depths_wanted = False
 
-    def _evaluated(self, instruction: Instruction) -> None:
+    def _end_evaluation(self, instruction: Instruction) -> None:
         self.progress.metrics = self._executor.measured()
         if instruction.action.microbatch == self._microbatches - 1:
             self.progress.closed(instruction.action.stage, instruction.step, None)
             self._queues.pump(0)
 
-    def _close(self, instruction: Instruction) -> None:
+    def _end_step(self, instruction: Instruction) -> None:
         stage = instruction.action.stage
         loss = self._executor.loss if stage == self._last else None
         self.progress.closed(stage, instruction.step, loss)
         self._on_step(stage, instruction.step, loss)
         self._queues.pump(0)
+
+
+class Stuck(Exception):
+    """No worker can go on: they wait for each other in a circle. The text says what each one waits for."""
+
+
+def take_turns(workers: Sequence[WorkerLoop], until: Callable[[WorkerLoop], bool]) -> None:
+    """Gives each worker a turn in this thread, again and again until `until` holds for all of them.
+
+    Raises `Stuck` when a whole round changes nothing: within one thread, no message can still be on its way.
+    """
+    while waiting := [worker for worker in workers if not until(worker)]:
+        if not sum(worker.poll(0) for worker in waiting):
+            raise Stuck(f"no worker can go on: {'; '.join(worker.doing for worker in waiting)}")

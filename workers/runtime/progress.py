@@ -1,7 +1,7 @@
-"""What the compute loop leaves behind for whoever watches it: plain attributes and lists, never a lock or a call.
+"""What the compute loop leaves behind for the reports: plain attributes and lists, never a lock or a call.
 
-The loop writes, one other thread reads (`Link`, which turns it into reports). A reader sees each value whole, though
-perhaps a moment old; nothing in here ever makes the loop wait.
+The loop writes, one other thread reads (`ControlThread`, which sends reports of it). A reader sees each value whole,
+though perhaps a moment old; nothing in here ever makes the loop wait.
 """
 
 from array import array
@@ -15,7 +15,8 @@ import msgspec
 from stageline.broker.control.protocol import Memory, StepRecord
 from stageline.broker.queues.base import Depth, Trouble
 
-from .machine import Instruction, Take
+from .machine import Take
+from .program import Instruction
 
 
 class Done(msgspec.Struct):
@@ -35,7 +36,7 @@ class Progress:
 
     since: float = field(default_factory=time)
     waits: bool = True
-    over: bool = False  # the program is over; what is left is to hand in the weights
+    over: bool = False  # the program is over; what is left is to save the weights
     actions: int = 0
     busy: float = 0.0
     instruction: Instruction | None = None
@@ -47,7 +48,7 @@ class Progress:
     lacking: Take | None = None  # the message that the loop waits for, if `waits`, or wants room for
     full: float | None = None  # since when it waits for room for what it has computed; None: it does not
     snapshots: deque[tuple[int, int]] = field(default_factory=deque)  # (stage, step) on disk, taken away by the reader
-    complete: int = 0  # the newest checkpoint of which the broker has told
+    complete: int = 0  # the newest complete checkpoint that the broker has announced
     last: int = -1  # the run's last stage
     finished: dict[int, int] = field(default_factory=dict)  # steps, by stage of this worker
     losses: dict[int, float | None] = field(default_factory=dict)  # by step, those that are kept; on the last stage
@@ -71,7 +72,7 @@ class Progress:
         self.instruction, self.waits, self.since = instruction, False, now
 
     def waiting(self, lacking: Take) -> None:
-        """The loop wants a message, since it has done what was before; perhaps it is here already."""
+        """The loop needs a message for its next instruction; it may be here already."""
         self.instruction, self.lacking, self.waits = lacking.instruction, lacking, True
 
     def lacks_room(self, wanting: Take, now: float) -> None:
@@ -101,7 +102,7 @@ class Progress:
     def restored(self, losses: Mapping[int, float | None]) -> None:
         """The loop has begun with a snapshot in which `losses` are; the broker's records may have lost them."""
         self.losses.update(losses)
-        self.steps.extend(self._told(losses))
+        self.steps.extend(self._of_losses(losses))
 
     def durable(self, stage: int, step: int) -> None:
         """A snapshot is on disk. For the thread that writes them."""
@@ -109,14 +110,14 @@ class Progress:
         self.snapshots.append((stage, step))
 
     def memory(self, run: str, index: int) -> Memory:
-        """What a broker that has lost its records must be told at once. For the reader."""
+        """What a broker that has lost its records must know at once. For the reader."""
         return Memory(run, index, self.complete, min(self.finished.values(), default=0))
 
     def records(self, steps: int) -> list[StepRecord]:
-        """And what afterwards: how far each stage is, of the `steps` that are trained, and the losses before."""
+        """What it must know next: how far each stage is, of the `steps` that are trained, and the losses before."""
         losses = dict(self.losses) | dict([self.newest] if self.newest else [])
         others = [(stage, min(done, steps)) for stage, done in self.finished.items() if stage != self.last]
-        return [StepRecord(stage, done - 1, b"") for stage, done in others if done] + self._told(losses)
+        return [StepRecord(stage, done - 1, b"") for stage, done in others if done] + self._of_losses(losses)
 
-    def _told(self, losses: Mapping[int, float | None]) -> list[StepRecord]:
+    def _of_losses(self, losses: Mapping[int, float | None]) -> list[StepRecord]:
         return [StepRecord(self.last, step, b"", loss) for step, loss in sorted(losses.items())]

@@ -5,9 +5,9 @@
     backward   None <──── None <─────── None        no gradient: nothing is added up
 
 The stage that finds a microbatch bad decides: in its forward, by an exception or, on the last stage, a loss that is not
-a finite number. The others are told by what travels in the place of activations and gradients, so all agree. The
-decision is on the disk before anyone hears of it, and whoever replaces the worker repeats it: an exception need not
-come twice. In a backward it is too late, since the stages after this one have counted the microbatch; the run stops.
+a finite number. The others learn it from what travels in the place of activations and gradients, so all agree. The
+decision is on disk before it is sent, and a replacement of the worker repeats it: an exception need not come twice. In
+a backward it is too late, since the stages after this one have counted the microbatch; the run stops.
 """
 
 import math
@@ -24,7 +24,7 @@ from stageline.workers.disk.atomic_file import write_file
 
 from .executor import BadMicrobatch, ComputeFailed, Culprit, Executor
 from .loop import ActionExecutor
-from .machine import Instruction
+from .program import Instruction
 
 FOLDER = "skipped"
 MARK: Tree = {"stageline": "skip"}  # travels in an activation's place

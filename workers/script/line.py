@@ -22,13 +22,13 @@ from stageline.pipeline.numbering import message_number
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory, Stage
 from stageline.pipeline.tree import Tree
-from stageline.workers.process.turns import take_turns
 from stageline.workers.runtime.executor import ComputeFailed, Executor, delivery
-from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.machine import Machine, Route, program
+from stageline.workers.runtime.loop import WorkerLoop, take_turns
+from stageline.workers.runtime.machine import Machine
+from stageline.workers.runtime.program import Program
 
 RUN = "line"
-ENDLESS = range(2**62)
+ENDLESS = 2**62  # steps
 
 
 class Line:
@@ -59,14 +59,14 @@ class Line:
     ) -> None:
         segments = cut_model(model, cut, stages)
         last = len(segments) - 1
-        self._route = Route(len(segments), first_trainable(segments), fed=True)
         self._schedule = make_schedule(
             schedule,
             placement or [(index,) for index in range(len(segments))],
             microbatches,
             window=window,
-            first_trainable=self._route.first_trainable,
+            first_trainable=first_trainable(segments),
         )
+        self._program = Program(self._schedule, ENDLESS, fed=True)
         self._queues = MemoryQueues(RUN, microbatches)
         self._stages = [
             _stage(part, loss if part.index == last else None, optimizer, lr_scheduler, seed, device)
@@ -126,7 +126,7 @@ class Line:
     def _worker(self, index: int) -> WorkerLoop:
         microbatches, last = self._schedule.microbatches, len(self._stages) - 1
         return WorkerLoop(
-            Machine(program(self._schedule, self._route, index, ENDLESS), microbatches),
+            Machine(self._program.instructions(index), microbatches),
             self._executors[index],
             self._queues,
             run=RUN,
@@ -143,7 +143,7 @@ class Line:
     def _forget(self) -> None:
         last = len(self._stages) - 1
         ends = [QueueKey(Flow.FORWARD, 0), QueueKey(Flow.TARGET, last), QueueKey(Flow.FORWARD, last + 1)]
-        for key in (*ends, *self._route.queues()):
+        for key in (*ends, *self._program.route.queues()):
             self._queues.outbound(key).trim(self._step)
         for worker in self._workers:
             worker.progress.steps.clear()

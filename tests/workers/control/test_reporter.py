@@ -17,7 +17,8 @@ from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.machine import Instruction, Machine, Take
+from stageline.workers.runtime.machine import Machine, Take
+from stageline.workers.runtime.program import Instruction
 from stageline.workers.runtime.progress import Progress
 from support.redis_server import RedisServer
 

@@ -1,4 +1,4 @@
-"""What a worker says to the broker and makes of the answers, told without sockets, threads or clocks."""
+"""What a worker sends to the broker and makes of the answers, without sockets, threads or clocks."""
 
 import pytest
 
@@ -49,7 +49,7 @@ class Folder:
         self.abandoned.append(assigned.step)
 
 
-def introduction(*steps: int, folder: Folder | None = None) -> WorkerIdentity:
+def identity(*steps: int, folder: Folder | None = None) -> WorkerIdentity:
     return WorkerIdentity(PLAN, "worker-0", "desk", 100, 0, {}, folder or Folder(*steps))
 
 
@@ -67,156 +67,156 @@ def progress() -> Progress:
 
 
 @pytest.fixture
-def letters(progress: Progress) -> Session:
-    """To a broker that has heard all so far, at time 1."""
-    letters = Session(introduction(20, 22), PLACE, "ipc://0", progress, steps=100, now=0.0)
-    list(letters.due(0.0))
-    letters.hear(PLACE, 0.5)
-    letters.hear(Heard(1), 1.0)
-    assert letters.all_confirmed
-    return letters
+def session(progress: Progress) -> Session:
+    """With a broker that has received all so far, at time 1."""
+    session = Session(identity(20, 22), PLACE, "ipc://0", progress, steps=100, now=0.0, clock=lambda: 0.0)
+    list(session.due(0.0))
+    session.receive(PLACE, 0.5)
+    session.receive(Heard(1), 1.0)
+    assert session.all_confirmed
+    return session
 
 
-def kinds(said: "list[ToBroker]") -> list[type]:
-    return [type(sentence) for sentence in said]
+def kinds(sent: "list[ToBroker]") -> list[type]:
+    return [type(message) for message in sent]
 
 
 # Joining
 
 
 def test_a_place_is_taken():
-    joining = Joining(introduction(20))
+    joining = Joining(identity(20))
     assert joining.hello().snapshots is None
-    assert joining.hear(PLACE) == PLACE
+    assert joining.receive(PLACE) == PLACE
 
 
-def test_who_stands_by_is_not_told_which_run_it_is_and_says_nothing_of_its_disk():
-    joining = Joining(introduction(20))
-    assert joining.hear(Standby("full")) is None
+def test_a_worker_on_standby_that_does_not_know_the_run_reports_no_snapshots():
+    joining = Joining(identity(20))
+    assert joining.receive(Standby("full")) is None
     assert joining.hello().snapshots is None
 
 
 def test_a_broker_that_asks_what_snapshots_are_like_is_told_at_once_and_they_are_read_once():
     folder = Folder(20, 40)
-    joining = Joining(introduction(folder=folder))
+    joining = Joining(identity(folder=folder))
     joining.hello()
     assert not joining.urgent
     for _ in range(2):
-        joining.hear(Standby("the run goes on when all have read", RUN, 40))
+        joining.receive(Standby("the run goes on when all have read", RUN, 40))
     assert joining.urgent
-    said = joining.hello()
-    assert (said.inspection, said.snapshots) == (Inspection(40, [0], []), [(0, 20), (0, 40)])
-    joining.hear(Standby("the run goes on when all have read", RUN, 40))
+    sent = joining.hello()
+    assert (sent.inspection, sent.snapshots) == (Inspection(40, [0], []), [(0, 20), (0, 40)])
+    joining.receive(Standby("the run goes on when all have read", RUN, 40))
     assert not joining.urgent
-    joining.hear(Standby("and the older ones", RUN, 20))
+    joining.receive(Standby("and the older ones", RUN, 20))
     assert joining.hello().inspection == Inspection(20, [0], [])
     assert folder.read == [40, 20]
 
 
 def test_who_begins_at_an_older_checkpoint_than_it_was_asked_about_deletes_what_is_newer():
     folder = Folder(20, 40)
-    joining = Joining(introduction(folder=folder))
+    joining = Joining(identity(folder=folder))
     for step in (40, 20):
-        joining.hear(Standby("the run goes on when all have read", RUN, step))
-    assert joining.hear(PLACE) == PLACE
+        joining.receive(Standby("the run goes on when all have read", RUN, step))
+    assert joining.receive(PLACE) == PLACE
     assert folder.abandoned == [20]
 
 
 def test_whoever_begins_where_it_was_asked_about_deletes_nothing():
     folder = Folder(20, 40)
-    joining = Joining(introduction(folder=folder))
-    joining.hear(Standby("the run goes on when all have read", RUN, 20))
-    assert joining.hear(PLACE) == PLACE
+    joining = Joining(identity(folder=folder))
+    joining.receive(Standby("the run goes on when all have read", RUN, 20))
+    assert joining.receive(PLACE) == PLACE
     assert folder.abandoned == []
 
 
 def test_a_broker_that_asks_is_told_which_snapshots_there_are():
-    joining = Joining(introduction(20, 40))
-    joining.hear(Standby("the broker asks everyone", RUN))
+    joining = Joining(identity(20, 40))
+    joining.receive(Standby("the broker asks everyone", RUN))
     assert joining.hello().snapshots == [(0, 20), (0, 40)]
     assert joining.hello().incarnation == 0
 
 
 def test_a_place_that_begins_with_a_deleted_snapshot_is_not_taken_and_the_broker_learns_why():
-    joining = Joining(introduction(40))
-    assert joining.hear(PLACE) is None
-    said = joining.hello()
-    assert (said.incarnation, said.memory, said.snapshots) == (7, None, [(0, 40)])
-    joining.hear(Standby("the broker asks everyone", RUN))
+    joining = Joining(identity(40))
+    assert joining.receive(PLACE) is None
+    sent = joining.hello()
+    assert (sent.incarnation, sent.memory, sent.snapshots) == (7, None, [(0, 40)])
+    joining.receive(Standby("the broker asks everyone", RUN))
     assert joining.hello().incarnation == 0
-    assert joining.hear(Assigned(RUN, 0, 9, 40)) is not None
+    assert joining.receive(Assigned(RUN, 0, 9, 40)) is not None
 
 
-@pytest.mark.parametrize("sentence", [Refused("another plan", 78), Stop("the run is over", 1)], ids=str)
-def test_who_is_turned_away_leaves_with_the_code_it_was_told(sentence):
+@pytest.mark.parametrize("message", [Refused("another plan", 78), Stop("the run is over", 1)], ids=str)
+def test_a_worker_that_is_refused_exits_with_the_given_code(message):
     with pytest.raises(TurnedAway) as turned:
-        Joining(introduction()).hear(sentence)
-    assert turned.value.code == sentence.code
+        Joining(identity()).receive(message)
+    assert turned.value.code == message.code
 
 
 # At work
 
 
-def test_hello_is_said_until_it_is_answered(progress):
-    letters = Session(introduction(20), PLACE, "ipc://0", progress, steps=100, now=0.0)
-    assert kinds(list(letters.due(0.0))) == [Hello, Report]
-    assert kinds(list(letters.due(AGAIN / 2))) == [Report]
-    assert kinds(list(letters.due(AGAIN))) == [Hello, Report]
-    assert letters.hear(PLACE, 0.5) is None
-    assert kinds(list(letters.due(2 * AGAIN))) == [Report]
+def test_hello_is_sent_until_it_is_answered(progress):
+    session = Session(identity(20), PLACE, "ipc://0", progress, steps=100, now=0.0, clock=lambda: 0.0)
+    assert kinds(list(session.due(0.0))) == [Hello, Report]
+    assert kinds(list(session.due(AGAIN / 2))) == [Report]
+    assert kinds(list(session.due(AGAIN))) == [Hello, Report]
+    assert session.receive(PLACE, 0.5) is None
+    assert kinds(list(session.due(2 * AGAIN))) == [Report]
 
 
-def test_hello_says_what_a_broker_may_have_lost(letters, progress):
-    letters.connected()
-    hello, _ = letters.due(1.0)
+def test_hello_holds_what_a_broker_may_have_lost(session, progress):
+    session.reconnected()
+    hello, _ = session.due(1.0)
     assert (hello.endpoint, hello.incarnation, hello.snapshots) == ("ipc://0", 7, [(0, 20), (0, 22)])
     assert (hello.memory.run, hello.memory.index, hello.memory.complete, hello.memory.step) == (RUN, 0, 20, 22)
 
 
-def test_where_nobody_is_replaced_hello_says_nothing_of_that(progress):
+def test_without_recovery_hello_holds_nothing_that_a_broker_may_have_lost(progress):
     plain = WorkerIdentity(PLAN, "worker-0", "desk", 100, 0, {})
-    hello, _ = Session(plain, PLACE, "ipc://0", progress, steps=100, now=0.0).due(0.0)
+    hello, _ = Session(plain, PLACE, "ipc://0", progress, steps=100, now=0.0, clock=lambda: 0.0).due(0.0)
     assert (hello.memory, hello.snapshots) == (None, None)
 
 
-def test_another_broker_is_told_again_how_far_the_stage_is_and_the_losses_that_count(letters):
-    letters.connected()
-    _, report = letters.due(1.0)
+def test_another_broker_is_told_again_how_far_the_stage_is_and_the_losses_that_count(session):
+    session.reconnected()
+    _, report = session.due(1.0)
     assert {record.step: record.loss for record in report.steps} == {0: 0.9, 10: 0.8, 20: 0.7, 21: 0.6}
     assert report.snapshots == [(0, 22)]
-    letters.hear(Heard(1), 1.1)  # what the former broker had still to say
-    assert not letters.all_confirmed
-    letters.hear(Heard(report.number), 1.1)
-    assert letters.all_confirmed
+    session.receive(Heard(1), 1.1)  # what the former broker had still to send
+    assert not session.all_confirmed
+    session.receive(Heard(report.number), 1.1)
+    assert session.all_confirmed
 
 
-def test_a_broker_that_does_not_answer_reports_is_told_again_who_speaks(letters):
-    assert Hello not in kinds(list(letters.due(1.0 + UNANSWERED)))
-    assert Hello in kinds(list(letters.due(1.1 + UNANSWERED)))
+def test_a_broker_that_does_not_answer_reports_is_told_again_who_speaks(session):
+    assert Hello not in kinds(list(session.due(1.0 + UNANSWERED)))
+    assert Hello in kinds(list(session.due(1.1 + UNANSWERED)))
 
 
-def test_a_new_incarnation_is_taken_and_everything_said_again_under_it(letters):
-    letters.say(FINISHED)
-    assert letters.hear(Assigned(RUN, 0, 5, 20, keep=True), 1.0) is None
-    assert letters.incarnation == 7
-    letters.hear(Assigned(RUN, 0, 9, 20, keep=True), 1.0)
-    (report,) = letters.due(1.0)
+def test_a_new_incarnation_is_taken_and_everything_sent_again_under_it(session):
+    session.send(FINISHED)
+    assert session.receive(Assigned(RUN, 0, 5, 20, keep=True), 1.0) is None
+    assert session.incarnation == 7
+    session.receive(Assigned(RUN, 0, 9, 20, keep=True), 1.0)
+    (report,) = session.due(1.0)
     assert (report.incarnation, len(report.steps)) == (9, 4)
-    letters.hear(Heard(report.number), 1.1)
-    letters.say(Failed(7, "the disk is full", 1))
-    failed, _, finished = letters.due(1.2)
+    session.receive(Heard(report.number), 1.1)
+    session.send(Failed(7, "the disk is full", 1))
+    failed, _, finished = session.due(1.2)
     assert (failed.incarnation, finished.incarnation) == (9, 9)
 
 
-def test_finished_is_said_when_all_else_is_confirmed_and_until_the_run_is_stopped(letters, progress):
-    letters.say(FINISHED)
+def test_finished_is_sent_when_all_else_is_confirmed_and_until_the_run_is_stopped(session, progress):
+    session.send(FINISHED)
     progress.closed(0, 22, 0.5)
-    assert Finished not in kinds(list(letters.due(1.0)))
-    letters.hear(Heard(2), 1.1)
+    assert Finished not in kinds(list(session.due(1.0)))
+    session.receive(Heard(2), 1.1)
     for now in (1.1, 1.2):
-        assert kinds(list(letters.due(now)))[-1] is Finished
+        assert kinds(list(session.due(now)))[-1] is Finished
 
 
-def test_what_concerns_the_compute_loop_is_handed_on(letters):
-    for sentence in (Peers({}), Stop("enough", 1), Refused("zombie", 1)):
-        assert letters.hear(sentence, 1.0) == sentence
+def test_what_concerns_the_compute_loop_is_handed_on(session):
+    for message in (Peers({}), Stop("enough", 1), Refused("zombie", 1)):
+        assert session.receive(message, 1.0) == message

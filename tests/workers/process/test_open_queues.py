@@ -28,7 +28,7 @@ def test_an_endpoint_on_all_interfaces_is_named_by_the_way_to_the_broker(bound, 
 class Said(list):
     """What was said to the broker."""
 
-    say = list.append
+    send = list.append
 
 
 @pytest.mark.parametrize(("step", "last_word"), [(0, Failed), (20, Goodbye)])
@@ -40,7 +40,7 @@ def test_an_address_in_use_ends_the_run_unless_it_may_be_a_predecessors_that_han
         job = prepare(read_plan(EXAMPLES / "mlp", sets=[f"queues.url={url}"], environment={}))
         said = Said()
         with pytest.raises(EndpointTaken):
-            process._open(job, Assigned("run-1", 0, 7, step), said, tmp_path, lambda reason: None)
+            process._open_queues(job, Assigned("run-1", 0, 7, step), said, tmp_path, lambda reason: None)
     [word] = said
     assert isinstance(word, last_word)
     assert f"its queues cannot be opened: cannot listen at {url}: it is in use" in word.reason

@@ -1,0 +1,236 @@
+"""The queues of one worker: sockets and streams are simulated connections; what decides, the logs and the local queues
+are the product's.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from simulation.environment import RUN, Environment
+from simulation.network import Connection
+from simulation.process import SimulatedProcess, Wakeup
+from stageline.broker.codec.message import Frame, Message, assemble, check_run, fingerprint, read_header
+from stageline.broker.queues.base import Depth, QueueKey
+from stageline.broker.queues.ends import QueueEnds, QueueOptions
+from stageline.broker.queues.log import Log
+from stageline.broker.queues.receiver import Receiver
+from stageline.broker.queues.sender import Sender
+from stageline.broker.queues.zeromq.requests import CreditRequest, Requester, RetentionReply, reply_to
+from stageline.pipeline.numbering import message_number
+
+RECONNECT = 0.05  # seconds between two attempts
+
+# A message: its header, which holds all, and whether it counts as whole.
+Item = CreditRequest | RetentionReply | tuple[Frame, bool]
+
+
+@dataclass(eq=False)
+class Peer:
+    """A connection to the producers at `endpoint`, made again whenever it is broken."""
+
+    endpoint: str
+    requesters: dict[QueueKey, Requester] = field(default_factory=dict)
+    connection: Connection | None = None
+
+
+class SimulatedQueues:
+    """`WorkerQueues` of `process`, which others find at `endpoint`."""
+
+    trouble = None
+
+    def __init__(
+        self,
+        process: SimulatedProcess,
+        environment: Environment,
+        endpoint: str,
+        incarnation: int,
+        options: QueueOptions,
+    ) -> None:
+        self.process = process
+        self.endpoint = endpoint
+        self.wakeup = Wakeup(process)
+        self.ring = self.wakeup.set
+        self.received: deque[tuple[Connection, Item]] = deque()
+        self.microbatches = options.microbatches
+        self._environment = environment
+        self._incarnation = incarnation
+        self._ends = QueueEnds(RUN, options, lambda reason, since: True, self.wait_for)
+        self._senders: dict[QueueKey, Sender] = {}
+        self._requesters: dict[QueueKey, Requester] = {}
+        self._peers: dict[str, Peer] = {}
+        self._peer_of: dict[Connection, Peer] = {}
+        self._connections: dict[bytes, Connection] = {}  # by name, as the producers know their peers
+        self._others: dict[Connection, SimulatedQueues] = {}
+        environment.bound[endpoint] = self
+
+    def outbound(self, key: QueueKey) -> "SimulatedOutbound":
+        return self._ends.outbound(key, self._new_outbound)
+
+    def inbound(self, key: QueueKey) -> "SimulatedInbound":
+        return self._ends.inbound(key, self._new_inbound)
+
+    def connect(self, peers: Mapping[QueueKey, str]) -> None:
+        for key, endpoint in peers.items():
+            requester = self.inbound(key).requester
+            for peer in self._peers.values():
+                peer.requesters.pop(key, None)
+            self._peers.setdefault(endpoint, Peer(endpoint)).requesters[key] = requester
+            requester.introduce()
+        self._peers = {endpoint: peer for endpoint, peer in self._peers.items() if peer.requesters}
+        self._request()
+
+    def pump(self, timeout: float) -> None:
+        self.serve()
+        if timeout > 0:
+            self.wakeup.wait(min(timeout, self._due() - self.process.clock.now))
+            self.serve()
+
+    def wait_for(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
+        """What `look` finds within `timeout` seconds."""
+        deadline = self.process.clock.now + timeout
+        while True:
+            self.serve()
+            message = look()
+            left = min(deadline, self._due()) - self.process.clock.now
+            if message is not None or self.process.clock.now >= deadline:
+                return message
+            self.wakeup.wait(left)
+
+    def close(self) -> None:
+        self._ends.close()
+
+    def arrive(self, connection: Connection, item: Item) -> None:
+        self.received.append((connection, item))
+        self.ring()
+
+    def serve(self) -> None:
+        """Takes in all that has come, and sends what is due."""
+        while self.received:
+            connection, item = self.received.popleft()
+            match item:
+                case CreditRequest():
+                    self._answer(connection, item)
+                case RetentionReply():
+                    self._take_answer(connection, item)
+                case frame, whole:
+                    self._take_message(connection, frame, whole)
+        for sender in self._senders.values():
+            self.flush(sender)
+        self._request()
+
+    def flush(self, sender: Sender) -> None:
+        while (number := sender.due()) is not None:
+            assert sender.route is not None
+            connection = self._connections[sender.route]
+            if connection.broken:
+                sender.lose_route()
+                return
+            self._send(connection, (sender.frames(number)[0], number >= sender.received))
+            sender.mark_sent(number)
+
+    def _request(self) -> None:
+        now = self.process.clock.now
+        for peer in self._peers.values():
+            for requester in peer.requesters.values():
+                request = requester.request(now)
+                if request is not None and self._send_to(peer, request):
+                    requester.mark_sent(request, now)
+
+    def _due(self) -> float:
+        """When to look again though nothing has come."""
+        now = self.process.clock.now
+        connected = [each for peer in self._peers.values() for each in peer.requesters.values()]
+        if any(each.receiver.must_report or each.due <= now for each in connected):  # its producer could not be reached
+            return now + RECONNECT
+        return min((each.due for each in connected), default=float("inf"))
+
+    def _answer(self, connection: Connection, request: CreditRequest) -> None:
+        sender = self._senders.get(request.key)
+        if sender is None:  # a former process at this endpoint had another place
+            return
+        self._connections[connection.name] = connection
+        sender.update(request.to_credit(), connection.name)
+        self.flush(sender)
+        if request.ask:
+            self._send(connection, reply_to(request, sender))
+
+    def _take_answer(self, connection: Connection, answer: RetentionReply) -> None:
+        requester = self._requester(connection, answer.key)
+        if requester is not None:
+            requester.receive(answer)
+
+    def _take_message(self, connection: Connection, frame: Frame, whole: bool) -> None:
+        header = read_header(frame)
+        check_run(header, RUN)
+        requester = self._requester(connection, QueueKey(header.flow, header.stage))
+        number, marks = message_number(header.step, header.microbatch, self.microbatches), fingerprint(header)
+        if requester is not None and requester.receiver.accepts(number, marks, whole=whole):
+            requester.receiver.accept(assemble(header, []), marks)
+            requester.postpone(self.process.clock.now)
+
+    def _requester(self, connection: Connection, key: QueueKey) -> Requester | None:
+        """The requester of `key`; None if it came over a connection that was given up."""
+        peer = self._peer_of[connection]
+        return peer.requesters.get(key) if self._peers.get(peer.endpoint) is peer else None
+
+    def _send_to(self, peer: Peer, request: CreditRequest) -> bool:
+        if peer.connection is None or peer.connection.broken:
+            peer.connection = self._connect(peer)
+        if peer.connection is not None:
+            self._send(peer.connection, request)
+        return peer.connection is not None
+
+    def _connect(self, peer: Peer) -> Connection | None:
+        there = self._environment.bound.get(peer.endpoint)
+        connection = self._environment.network.connect(self.process, there.process) if there else None
+        if there is not None and connection is not None:
+            self._peer_of[connection] = peer
+            self._others[connection], there._others[connection] = there, self
+        return connection
+
+    def _send(self, connection: Connection, item: Item) -> None:
+        other = self._others[connection]
+        arrive = partial(other.arrive, connection, item)
+        self._environment.network.carry(connection, other.process, arrive, doubtful=True)
+
+    def _new_outbound(self, log: Log) -> "SimulatedOutbound":
+        self._senders[log.key] = Sender(log)
+        return SimulatedOutbound(self, self._senders[log.key])
+
+    def _new_inbound(self, key: QueueKey, window: int) -> "SimulatedInbound":
+        self._requesters[key] = Requester(RUN, self._incarnation, Receiver(key, window))
+        return SimulatedInbound(self, self._requesters[key])
+
+
+class SimulatedOutbound:
+    """The producer's end of a queue."""
+
+    def __init__(self, queues: SimulatedQueues, sender: Sender) -> None:
+        self.key = sender.log.key
+        self.trim = sender.log.trim
+        self._queues = queues
+        self._sender = sender
+
+    def put(self, message: Message) -> None:
+        self._sender.log.put(message, self._queues.process.clock.now)
+        self._queues.flush(self._sender)
+
+    def depth(self) -> Depth:
+        return self._sender.depth(self._queues.process.clock.now)
+
+
+class SimulatedInbound:
+    """The consumer's end of a queue."""
+
+    def __init__(self, queues: SimulatedQueues, requester: Requester) -> None:
+        self.key = requester.receiver.key
+        self.requester = requester
+        self._queues = queues
+
+    def take(self, timeout: float) -> Message | None:
+        receiver = self.requester.receiver
+        return self._queues.wait_for(lambda: receiver.pop() if receiver.ready else None, timeout)
+
+    def rewind(self, step: int) -> None:
+        self.requester.rewind(step * self._queues.microbatches)
