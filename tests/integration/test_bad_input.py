@@ -86,7 +86,7 @@ REFUSED = {
     ),
     "metric that is not a number": (
         change("model.py", ".float().mean()", ""),
-        ["trial", "stage 1"],
+        ["dry run", "stage 1"],
     ),
     "optimizer that needs more": (
         change("stageline.toml", "torch.optim.SGD", "torch.optim.LBFGS"),

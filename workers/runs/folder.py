@@ -3,15 +3,19 @@
 import secrets
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.exit_code import ExitCode
-from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
+from stageline.pipeline.plan import PlanError, PlanRefused, differences
 from stageline.workers.disk.atomic_file import write_file
 
 from .result import Result
+
+if TYPE_CHECKING:  # imports pydantic
+    from stageline.pipeline.plan import Plan
 
 STORE = "broker.sqlite"
 IN_FOLDER = "sqlite"  # of `broker.store`: the records are in that file
@@ -20,7 +24,7 @@ PLAN = "plan.json"
 BROKER = "broker.url"  # there while the broker of the run is
 
 
-def new_id(plan: Plan) -> str:
+def new_id(plan: "Plan") -> str:
     """A name that no other run has, and that sorts by time: digits-20260131-235959-1f0c."""
     return f"{plan.run.name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
@@ -37,7 +41,7 @@ class NoSuchRun(StagelineError):
     exit_code = ExitCode.USAGE
 
 
-def run_to_resume(plan: Plan, run: str) -> str:
+def run_to_resume(plan: "Plan", run: str) -> str:
     """The run to resume: `run`, or if that is "" the newest unfinished one of the plan's name. Raises `NoSuchRun`."""
     if run and not is_run(folder(plan, run)):
         raise NoSuchRun(f"there is no run {run} in {plan.run.dir}; `stageline train` without --resume begins one")
@@ -50,7 +54,7 @@ def run_to_resume(plan: Plan, run: str) -> str:
     return unfinished[-1]
 
 
-def require_same_plan(plan: Plan, folder: Path) -> None:
+def require_same_plan(plan: "Plan", folder: Path) -> None:
     """Raises `PlanRefused`, which names the differences, if the run in `folder` was begun with another plan.
 
     `plan` has its stages and workers filled in. Without a readable plan there, only the broker can compare.
@@ -71,7 +75,7 @@ def require_same_plan(plan: Plan, folder: Path) -> None:
         )
 
 
-def newest(plan: Plan) -> Path:
+def newest(plan: "Plan") -> Path:
     """The folder of the plan's newest run. Raises `NoSuchRun`."""
     found = sorted(plan.run.dir.glob(f"{plan.run.name}-*/{PLAN}"), key=_started)
     if not found:
@@ -79,12 +83,12 @@ def newest(plan: Plan) -> Path:
     return found[-1].parent
 
 
-def folder(plan: Plan, run: str) -> Path:
+def folder(plan: "Plan", run: str) -> Path:
     """The folder of a run's files: weights, logs, the broker's records, the result."""
     return plan.run.dir / run
 
 
-def make_folder(plan: Plan, run: str) -> Path:
+def make_folder(plan: "Plan", run: str) -> Path:
     """Makes the folder of a run's files and returns it. Raises `FolderUnusable`."""
     made = folder(plan, run)
     try:

@@ -1,10 +1,11 @@
 """The result of a finished run: one value, printed by `train --json` and written to the run's folder."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from stageline.pipeline.plan import Plan
+if TYPE_CHECKING:  # imports pydantic
+    from stageline.pipeline.plan import Plan
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +27,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
 
 
-def result_of(plan: Plan, run: str, facts: dict[str, Any], seconds: float) -> Result:
+def result_of(plan: "Plan", run: str, facts: dict[str, Any], seconds: float) -> Result:
     """The result of a run from the broker's last status of it."""
     last = facts["last_loss"]
     return Result(
