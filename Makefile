@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 RUN := PYTHONPATH=tests $(BIN)/python -m
 
-.PHONY: train test test-all lint faults fuzz simulate bench docker-test clean
+.PHONY: train test test-all lint faults fuzz simulate bench docker-test shape clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
