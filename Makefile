@@ -45,6 +45,10 @@ fuzz: .venv/ready
 bench: .venv/ready
 	$(BIN)/python -m benchmarks
 
+# Size, names, tests, and the files that a microbatch and a heartbeat pass. ROOT=... measures another checkout.
+shape: .venv/ready
+	$(BIN)/python -m benchmarks.shape $(ROOT)
+
 # Needs a Docker engine with Compose; BASE_IMAGE names the interpreter's image if it is not python:3.11-slim.
 docker-test: .venv/ready
 	$(BIN)/python docker/test/run.py
