@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 RUN := PYTHONPATH=tests $(BIN)/python -m
 
-.PHONY: train test test-all lint faults fuzz simulate bench docker-test clean
+.PHONY: train test test-all lint faults fuzz simulate bench docker-test shape clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
@@ -44,6 +44,10 @@ fuzz: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks
+
+# Size, names, tests, and the files that a microbatch and a heartbeat pass. ROOT=... measures another checkout.
+shape: .venv/ready
+	$(BIN)/python -m benchmarks.shape $(ROOT)
 
 # Needs a Docker engine with Compose; BASE_IMAGE names the interpreter's image if it is not python:3.11-slim.
 docker-test: .venv/ready

@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 
 from . import python_cost, queue_speed, recovery_cost, redis_speed, throughput
-from .finding import Finding
+from .finding import BenchmarkResult
 from .machine import machine
 
 ROOT = Path(__file__).parent.parent
 
-CLAIMS: dict[str, Callable[[int], Finding]] = {
+CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "throughput": throughput.measure,
     "recovery": recovery_cost.measure,
     "queues": queue_speed.measure,
@@ -30,14 +30,14 @@ def main(claims: tuple[str, ...], rounds: int) -> None:
         (ROOT / "docs" / "performance.md").write_text(_page(list(findings.values()), rounds), encoding="utf-8")
 
 
-def _take(name: str, rounds: int) -> Finding:
+def _take(name: str, rounds: int) -> BenchmarkResult:
     finding = CLAIMS[name](rounds)
     finding.write(ROOT / "runs" / "bench" / f"{name}.json", machine())
     click.echo(f"{finding}\n")
     return finding
 
 
-def _page(findings: list[Finding], rounds: int) -> str:
+def _page(findings: list[BenchmarkResult], rounds: int) -> str:
     described = ", ".join(f"{key} {value}" for key, value in machine().items())
     head = f"# Performance\n\nMeasured by `make bench`, {rounds} rounds, on: {described}."
     return "\n\n".join([head, *map(str, findings)]) + "\n"

@@ -23,7 +23,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BenchmarkResult:
     """One claim's measurement. `about` says what was measured and how; `facts` are JSON-ready."""
 
     title: str

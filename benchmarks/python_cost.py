@@ -30,7 +30,7 @@ from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import Machine
 from stageline.workers.runtime.program import Instruction, Program
 
-from .finding import Finding, Table
+from .finding import BenchmarkResult, Table
 from .rounds import alternate
 from .wires.ours import KEYS, ROUND, TERMS, OurWire
 from .workload import MICROBATCHES, SEED, WORKLOADS, batch, share
@@ -65,7 +65,7 @@ class _Scale(nn.Module):
         return x * self.weight
 
 
-def measure(rounds: int) -> Finding:
+def measure(rounds: int) -> BenchmarkResult:
     torch.set_num_threads(1)
     with _Queue() as queue:
         found = alternate({**_loops(), **_ends(queue), ("deciding and recording", BOTH): _turns}, rounds)
@@ -75,7 +75,7 @@ def measure(rounds: int) -> Finding:
     table = Table("Microseconds a microbatch", ("part", *STAGES), (*rows, ("all", *sums)))
     facts = {f"{part}, {stage}": seconds for (part, stage), seconds in found.items()}
     about = ABOUT.format(shape=tuple(_activation().shape))
-    return Finding("Our own Python", about, (table,), {"seconds_per_microbatch": facts})
+    return BenchmarkResult("Our own Python", about, (table,), {"seconds_per_microbatch": facts})
 
 
 def _shown(costs: dict[tuple[str, str], float], part: str, stage: str) -> str:

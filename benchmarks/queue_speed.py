@@ -11,7 +11,7 @@ from operator import attrgetter
 from statistics import median
 
 from . import trips
-from .finding import Finding, Table
+from .finding import BenchmarkResult, Table
 from .trips import Load, Opener, Speed, Speeds
 from .wires import bare, ours
 
@@ -30,7 +30,7 @@ message, sends a header and checksums with it, and gives each received tensor me
 over the rounds; wires take turns."""
 
 
-def measure(rounds: int) -> Finding:
+def measure(rounds: int) -> BenchmarkResult:
     speeds = {
         (scheme, load): trips.measure(WIRES, partial(_address, scheme), load, rounds)
         for scheme in ("ipc", "tcp")
@@ -41,7 +41,7 @@ def measure(rounds: int) -> Finding:
         {"transport": scheme, "load": asdict(load), "wires": {name: list(map(asdict, s)) for name, s in wires.items()}}
         for (scheme, load), wires in speeds.items()
     ]
-    return Finding("Queues", ABOUT, tables, {"queues": facts})
+    return BenchmarkResult("Queues", ABOUT, tables, {"queues": facts})
 
 
 @contextmanager

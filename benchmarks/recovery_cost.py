@@ -11,7 +11,7 @@ from functools import partial
 from stageline.pipeline.plan import read_plan
 from stageline.workers.preflight.estimate import estimate
 
-from .finding import Finding, Table
+from .finding import BenchmarkResult, Table
 from .rounds import Spread, alternate
 from .trainers import ours
 from .workload import WORKLOADS, Workload
@@ -27,7 +27,7 @@ each round. Retained are the bytes of messages that the workers have reported at
 `stageline plan` says before the run."""
 
 
-def measure(rounds: int) -> Finding:
+def measure(rounds: int) -> BenchmarkResult:
     workload = replace(WORKLOADS[-1], warm=60, timed=60)
     timings = alternate({name: partial(ours.train, workload, [key]) for name, key in RECOVERY.items()}, rounds)
     rates = {name: Spread(tuple(t.steps_per_second(workload.warm) for t in runs)) for name, runs in timings.items()}
@@ -46,7 +46,9 @@ def measure(rounds: int) -> Finding:
     columns = ("", "steps/s", "to off", "retained, MiB", "as planned, MiB")
     facts = {"steps_per_second": {name: rate.rounds for name, rate in rates.items()}, "retained": retained}
     about = ABOUT.format(steps=workload.steps, timed=workload.timed)
-    return Finding("Recovery", about, (Table(str(workload), columns, rows),), {"recovery": facts | {"planned": told}})
+    return BenchmarkResult(
+        "Recovery", about, (Table(str(workload), columns, rows),), {"recovery": facts | {"planned": told}}
+    )
 
 
 def _told(workload: Workload, key: str) -> int:

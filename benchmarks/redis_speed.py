@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from . import redis_server, trips
-from .finding import Finding, Table
+from .finding import BenchmarkResult, Table
 from .rounds import Spread
 from .trips import Load, Opener, Speed, Speeds
 from .wires.redis import BareRedisWire, open_wire
@@ -27,7 +27,7 @@ of a round trip; a stream goes in one direction, and its figure is the time betw
 over the rounds; wires take turns, and a ratio, ours to bare, is the median of those within each round."""
 
 
-def measure(rounds: int) -> Finding:
+def measure(rounds: int) -> BenchmarkResult:
     speeds = {load: trips.measure(WIRES, redis_server.running, load, rounds) for load in LOADS}
     tables = (
         _table("One-way latency over Redis, µs", speeds, lambda load, speed: speed.latency),
@@ -37,7 +37,7 @@ def measure(rounds: int) -> Finding:
         {"load": asdict(load), "wires": {name: list(map(asdict, runs)) for name, runs in wires.items()}}
         for load, wires in speeds.items()
     ]
-    return Finding("Queues over Redis", ABOUT, tables, {"redis": facts})
+    return BenchmarkResult("Queues over Redis", ABOUT, tables, {"redis": facts})
 
 
 def _table(title: str, speeds: Mapping[Load, Speeds], seconds: Callable[[Load, Speed], float]) -> Table:

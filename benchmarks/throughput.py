@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 
-from .finding import Finding, Table
+from .finding import BenchmarkResult, Table
 from .rounds import Spread, alternate
 from .timing import Timing
 from .trainers import bare, gloo, ours, unsplit
@@ -41,10 +41,10 @@ class UnequalWork(Exception):
     """Trainers that did the same work would have ended with the same loss."""
 
 
-def measure(rounds: int) -> Finding:
+def measure(rounds: int) -> BenchmarkResult:
     rates = {workload: _rates(workload, rounds) for workload in WORKLOADS}
     tables = tuple(_table(workload, by_trainer) for workload, by_trainer in rates.items())
-    return Finding("Steps per second", ABOUT, tables, {"throughput": [_facts(*item) for item in rates.items()]})
+    return BenchmarkResult("Steps per second", ABOUT, tables, {"throughput": [_facts(*item) for item in rates.items()]})
 
 
 def _rates(workload: Workload, rounds: int) -> dict[str, Spread]:

@@ -1,20 +1,82 @@
-"""Imports go one way, and what decides does not do: `pipeline <- broker <- workers`, and pure modules stay pure."""
+"""Rooms form a ladder: imports go down it only, no file is in a circle, and rooms that decide do nothing.
+
+Every folder of the product must stand on the ladder below; one that does not fails.
+"""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("pipeline", "broker", "workers")  # each may import those before it
+from support.paths import ROOT
 
-# What only the edge may touch: clocks, chance, the system, threads, sockets. `torch` counts too, but for messages.
-DOING = {
+TOPS = ("pipeline", "broker", "workers")
+
+PURE, TENSORS, DOING = "pure", "pure but for tensors", "doing"
+
+# From the bottom to the top; a room may import those above it in this list, and itself.
+LADDER = {
+    "pipeline": TENSORS,
+    "pipeline/schedule": PURE,
+    "pipeline/schedule/check": PURE,
+    "pipeline/timetable": PURE,
+    "pipeline/plan": PURE,
+    "pipeline/stage": TENSORS,
+    "pipeline/data": TENSORS,
+    "pipeline/model": DOING,
+    "broker": PURE,
+    "broker/codec": TENSORS,
+    "broker/network": DOING,
+    "broker/control": DOING,
+    "broker/queues": DOING,
+    "broker/queues/zeromq": DOING,
+    "broker/queues/redis": DOING,
+    "broker/stores": DOING,
+    "broker/ledger": PURE,
+    "broker/membership": PURE,
+    "broker/recovery": PURE,
+    "broker/diagnosis": PURE,
+    "broker/coordinator": PURE,
+    "workers": PURE,
+    "workers/disk": DOING,
+    "workers/runs": DOING,
+    "workers/runtime": DOING,
+    "workers/checkpoint": DOING,
+    "workers/replay": DOING,
+    "workers/control": DOING,
+    "workers/process": DOING,
+    "workers/preflight": DOING,
+    "workers/launch": DOING,
+    "workers/script": DOING,
+    "workers/cli/display": DOING,
+    "workers/cli": DOING,
+    "workers/cli/templates": DOING,
+    "workers/cli/commands": DOING,
+    "workers/api": DOING,
+}
+
+# Files that decide, in rooms that also do.
+DECIDING = {
+    "broker/control/protocol.py": PURE,
+    "broker/queues/base.py": TENSORS,
+    "broker/queues/credit.py": PURE,
+    "broker/queues/receiver.py": TENSORS,
+    "broker/queues/sender.py": TENSORS,
+    "broker/queues/zeromq/requests.py": PURE,
+    "workers/control/session.py": PURE,
+    "workers/runtime/machine.py": PURE,
+}
+
+# What only the edge may touch: clocks, chance, the system, threads, sockets.
+EDGE = {
     "asyncio",
     "multiprocessing",
     "os",
+    "psutil",
     "random",
+    "redis",
     "secrets",
     "select",
     "socket",
@@ -24,82 +86,82 @@ DOING = {
     "threading",
     "time",
     "zmq",
-    "redis",
 }
-PURE = (
-    "pipeline/plan",
-    "pipeline/schedule",
-    "pipeline/timetable",
-    "broker/ledger",
-    "broker/membership",
-    "broker/recovery",
-    "broker/diagnosis",
-    "broker/control/protocol.py",
-    "broker/coordinator/admission.py",
-    "broker/coordinator/assignments.py",
-    "broker/coordinator/coordinator.py",
-    "broker/coordinator/events.py",
-    "broker/coordinator/registration.py",
-    "broker/coordinator/shutdown.py",
-    "broker/coordinator/supervision.py",
-    "workers/control/session.py",
-    "workers/runtime/machine.py",
-)
-PURE_BUT_FOR_TORCH = ("broker/codec/message.py", "broker/codec/header.py", "broker/queues/base.py")
 
 
-def modules(*places: str) -> Iterator[Path]:
-    for place in places:
-        path = ROOT / place
-        yield from [path] if path.suffix == ".py" and path.exists() else path.rglob("*.py")
+def room(path: Path) -> str:
+    return path.parent.relative_to(ROOT).as_posix()
 
 
-def imports(path: Path) -> Iterator[str]:
-    """The absolute names that a module imports, wherever in it; relative ones stay inside the package."""
+@cache
+def files() -> Mapping[str, Path]:
+    """The product's files by the names they are imported by, without `stageline.`."""
+    found = sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py"))
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in found}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The absolute names of what a file imports, wherever in it."""
+    package = ("stageline", *path.parent.relative_to(ROOT).parts)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def needs(path: Path) -> set[str]:
+    """The product's files that a file imports."""
+    names = {name.removeprefix("stageline.") for name in imported(path) if name.startswith("stageline.")}
+    return {name if name in files() else name.rpartition(".")[0] for name in names} & files().keys()
 
 
 def tops(path: Path) -> set[str]:
-    return {name.partition(".")[0] for name in imports(path)}
+    return {name.partition(".")[0] for name in imported(path)}
 
 
-def ours(path: Path) -> set[str]:
-    """The packages of ours that a module imports."""
-    return {name.split(".")[1] for name in imports(path) if name.startswith("stageline.")}
+def test_every_folder_and_file_of_the_product_is_on_the_ladder() -> None:
+    assert {room(path) for path in files().values()} == set(LADDER)
+    assert all((ROOT / name).exists() for name in DECIDING)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_imports_none_that_is_built_on_it(package):
-    above = set(PACKAGES[PACKAGES.index(package) + 1 :])
-    files = [path for path in modules(package) if "api" not in path.parts]
-    wrong = {str(path): sorted(ours(path) & above) for path in files if ours(path) & above}
+def test_no_room_imports_one_that_is_built_on_it() -> None:
+    order = list(LADDER)
+    arrows = {(name, other) for name, path in files().items() for other in needs(path)}
+    places = {name: order.index(room(path)) for name, path in files().items()}
+    upward = sorted(f"{name} imports {other}" for name, other in arrows if places[other] > places[name])
+    assert not upward
+
+
+def test_no_file_is_in_a_circle_of_imports() -> None:
+    waiting = {name: needs(path) - {name} for name, path in files().items()}
+    while free := {name for name, others in waiting.items() if not others & waiting.keys()}:
+        waiting = {name: others for name, others in waiting.items() if name not in free}
+    assert not waiting
+
+
+@pytest.mark.parametrize("kind", [PURE, TENSORS])
+def test_what_decides_has_no_clock_no_chance_and_no_system(kind: str) -> None:
+    rooms = {name for name, of in LADDER.items() if of == kind}
+    deciding = [path for path in files().values() if room(path) in rooms]
+    deciding += [ROOT / name for name, of in DECIDING.items() if of == kind]
+    forbidden = EDGE | ({"torch"} if kind == PURE else set())
+    wrong = {str(path): sorted(tops(path) & forbidden) for path in deciding if tops(path) & forbidden}
+    assert deciding
     assert not wrong
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_nothing_is_imported_by_the_name_of_its_folder(package):
-    wrong = [str(path) for path in modules(*PACKAGES, "tests", "examples", "benchmarks") if package in tops(path)]
+def test_nothing_is_imported_by_the_name_of_its_folder() -> None:
+    others = [path for top in ("tests", "examples", "benchmarks") for path in (ROOT / top).rglob("*.py")]
+    wrong = [str(path) for path in [*files().values(), *others] if tops(path) & set(TOPS)]
     assert not wrong
 
 
-def test_what_decides_has_no_clock_no_chance_and_no_system():
-    wrong = {str(path): sorted(tops(path) & (DOING | {"torch"})) for path in modules(*PURE)}
-    wrong |= {str(path): sorted(tops(path) & DOING) for path in modules(*PURE_BUT_FOR_TORCH)}
-    assert not {path: names for path, names in wrong.items() if names}
-
-
-def test_the_list_of_pure_modules_names_files_that_exist():
-    assert len(list(modules(*PURE))) > 20
-    assert all((ROOT / place).exists() for place in PURE_BUT_FOR_TORCH)
-
-
-def test_nothing_received_is_unpickled_or_evaluated():
+def test_nothing_received_is_unpickled_or_evaluated() -> None:
     forbidden = {"pickle", "marshal", "dill", "cloudpickle", "shelve"}
-    for path in modules(*PACKAGES):
+    for path in files().values():
         assert not tops(path) & forbidden, path
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
@@ -108,3 +170,13 @@ def test_nothing_received_is_unpickled_or_evaluated():
                 assert not called.endswith(("recv_pyobj", "send_pyobj")), f"{path}:{node.lineno}"
                 if called.endswith("torch.load"):
                     assert "weights_only=True" in ast.unparse(node), f"{path}:{node.lineno}"
+
+
+def test_a_class_name_means_one_thing() -> None:
+    places: dict[str, set[str]] = {}
+    for top in (*TOPS, "tests", "benchmarks"):
+        for path in (ROOT / top).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, set()).add(str(path.relative_to(ROOT)))
+    assert not {name: sorted(found) for name, found in places.items() if len(found) > 1}

@@ -22,7 +22,7 @@ from ..workload import MICROBATCHES, Workload
 PLAN = Path(__file__).parent.parent / "stageline.toml"
 
 
-class RunFailed(Exception):
+class TrainerFailed(Exception):
     """The run that was to be measured did not finish."""
 
 
@@ -34,7 +34,7 @@ def train(workload: Workload, sets: Sequence[str] = ()) -> Timing:
         peak = _Peak()
         ended = run_launch(launch, [str(PLAN), *(word for each in sets for word in ("--set", each))], peak)
         if ended.result is None or ended.result.loss is None:
-            raise RunFailed(f"{workload}: {ended.reason}")
+            raise TrainerFailed(f"{workload}: {ended.reason}")
         return Timing(_ends(launch), ended.result.loss, peak.bytes)
 
 

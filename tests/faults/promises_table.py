@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from faults.sweep import STAGES, TRANSPORTS, Trial
-from faults.trial import Verdict
+from faults.trial import TrialVerdict
 from support.paths import DOCS
 
 PAGE = DOCS / "promises.md"
@@ -12,14 +12,14 @@ BEGIN, END = "<!-- make faults: begin -->", "<!-- make faults: end -->"
 COLUMNS = ("over", "stages", "trials", "kills that fired", "recovery, median", "longest", "actions done again", "most")
 
 
-def write(verdicts: Sequence[Verdict]) -> None:
+def write(verdicts: Sequence[TrialVerdict]) -> None:
     """Puts the table between the page's markers."""
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
     PAGE.write_text(f"{before}{BEGIN}\n{table(verdicts)}\n{END}{after}", encoding="utf-8")
 
 
-def table(verdicts: Sequence[Verdict]) -> str:
+def table(verdicts: Sequence[TrialVerdict]) -> str:
     """A row for each transport and number of stages, as Markdown."""
     groups = {
         (transport, stages): [each for each in verdicts if each.trial.startswith(f"{transport}/{stages}/")]
@@ -31,7 +31,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _figures(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+def _figures(verdicts: Sequence[TrialVerdict]) -> tuple[str, ...]:
     """Of one group. The actions done again are those of a whole trial."""
     recoveries = [seconds for verdict in verdicts for seconds in verdict.recoveries] or [float("nan")]
     planned = sum(len(Trial.parse(verdict.trial).kills) for verdict in verdicts)

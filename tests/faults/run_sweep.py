@@ -24,7 +24,7 @@ import click
 
 from faults import promises_table
 from faults.sweep import STAGES, TRANSPORTS, Trial, all_trials
-from faults.trial import Verdict, judge, run
+from faults.trial import TrialVerdict, judge, run
 from support import action_log
 from support.fork_server import ForkServer
 from support.redis_server import RedisServer
@@ -83,7 +83,7 @@ class Sweep:
         self._pool = ThreadPoolExecutor(jobs)
         self._fork_server = ForkServer()
 
-    def run(self, trials: Iterable[Trial]) -> Iterator[Verdict]:
+    def run(self, trials: Iterable[Trial]) -> Iterator[TrialVerdict]:
         """Yields verdicts in the order in which the trials end."""
         undisturbed, _ = self._run_trial(UNDISTURBED)
         if undisturbed["code"]:
@@ -95,11 +95,11 @@ class Sweep:
         self._pool.shutdown(cancel_futures=True)
         self._fork_server.close()
 
-    def _judge(self, trial: Trial, undisturbed: dict[str, Any]) -> Verdict:
+    def _judge(self, trial: Trial, undisturbed: dict[str, Any]) -> TrialVerdict:
         try:
             outcome, folder = self._run_trial(trial)
         except RuntimeError as error:
-            return Verdict(str(trial), [str(error)], 0, [], 0)
+            return TrialVerdict(str(trial), [str(error)], 0, [], 0)
         verdict = judge(trial, outcome, action_log.read(folder), undisturbed)
         if verdict.wrong:
             verdict.wrong.append(f"its logs are in {folder}")
@@ -117,7 +117,7 @@ class Sweep:
                 client.flushdb()
 
 
-def _shown(verdicts: Iterable[Verdict], count: int) -> Iterator[Verdict]:
+def _shown(verdicts: Iterable[TrialVerdict], count: int) -> Iterator[TrialVerdict]:
     """Prints the progress, and each failure with the command that repeats it."""
     started = monotonic()
     for number, verdict in enumerate(verdicts, 1):
@@ -129,14 +129,14 @@ def _shown(verdicts: Iterable[Verdict], count: int) -> Iterator[Verdict]:
         yield verdict
 
 
-def _kept() -> dict[str, Verdict]:
+def _kept() -> dict[str, TrialVerdict]:
     """The verdicts of an earlier sweep, without its failures."""
     lines = KEPT.read_text().splitlines() if KEPT.exists() else []
-    verdicts = (Verdict(**json.loads(line)) for line in lines)
+    verdicts = (TrialVerdict(**json.loads(line)) for line in lines)
     return {verdict.trial: verdict for verdict in verdicts if not verdict.wrong}
 
 
-def _keep(verdict: Verdict) -> None:
+def _keep(verdict: TrialVerdict) -> None:
     KEPT.parent.mkdir(exist_ok=True)
     with KEPT.open("a") as file:
         file.write(f"{json.dumps(verdict.facts())}\n")

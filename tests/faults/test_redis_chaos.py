@@ -18,7 +18,7 @@ from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis import sender_thread as sender_module
 from stageline.broker.queues.redis.queues import RedisQueues
 from support.proxy import Proxy
-from support.queue_pair import KEY, RUN, Line, wait_for
+from support.queue_pair import KEY, RUN, QueuePair, wait_for
 from support.redis_server import RedisServer
 
 MICROBATCHES = 4
@@ -37,9 +37,9 @@ class Chaos:
         self._stack = stack
         self._server = stack.enter_context(RedisServer(appendonly="no"))
         self._proxy = stack.enter_context(Proxy(f"tcp://127.0.0.1:{self._server.port}"))
-        self._zombies: list[tuple[Line, int]] = []
+        self._zombies: list[tuple[QueuePair, int]] = []
         self._saved = False
-        self.line = Line(self._worker(), self._worker(), MICROBATCHES)
+        self.line = QueuePair(self._worker(), self._worker(), MICROBATCHES)
 
     def go(self) -> None:
         """Until all messages have been taken, each as it was put."""
@@ -83,11 +83,11 @@ class Chaos:
 
     def replace_producer(self) -> None:
         self._zombies.append((self.line, self.put))
-        self.line = Line(self._worker(), self.line.consumer, MICROBATCHES)
+        self.line = QueuePair(self._worker(), self.line.consumer, MICROBATCHES)
         self.put = self.checkpoint * MICROBATCHES
 
     def replace_consumer(self) -> None:
-        self.line = Line(self.line.producer, self._worker(), MICROBATCHES)
+        self.line = QueuePair(self.line.producer, self._worker(), MICROBATCHES)
         self.line.inbound.rewind(self.checkpoint)
         self.taken = self.checkpoint * MICROBATCHES
 
@@ -106,7 +106,7 @@ class Chaos:
         fault()
         self.fired[fault.__name__] += 1
 
-    def _put(self, line: Line, number: int) -> None:
+    def _put(self, line: QueuePair, number: int) -> None:
         size = 400_000 if number % 37 == 5 else 5
         line.outbound.put(line.message(number, torch.full((size,), float(number))))
 

@@ -17,7 +17,7 @@ CUTS = {2: [4], 4: [2, 4, 6]}
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialVerdict:
     """The result of a trial. `wrong`: each broken promise. `fired`: the number of kills that were carried out.
 
     `recoveries`: seconds from each kill of a worker until its replacement began to compute, and from each kill of the
@@ -49,7 +49,7 @@ def run(fork_server: ForkServer, trial: Trial, folder: Path, redis: str = "") ->
     return fork_server.train(PLAN, *sets, folder=folder, kills=trial.kills)
 
 
-def judge(trial: Trial, outcome: dict[str, Any], entries: Sequence[Entry], undisturbed: dict[str, Any]) -> Verdict:
+def judge(trial: Trial, outcome: dict[str, Any], entries: Sequence[Entry], undisturbed: dict[str, Any]) -> TrialVerdict:
     """The verdict on the run of `trial`, given the outcome of one without kills."""
     kills = [entry for entry in entries if entry.what == action_log.KILLED]
     wrong = [*_outcome(outcome, undisturbed), *_surplus(entries, kills)]
@@ -58,7 +58,7 @@ def judge(trial: Trial, outcome: dict[str, Any], entries: Sequence[Entry], undis
         wrong.append(f"{outcome['facts'].get('restarts')} workers were replaced, {workers} were killed")
     if _must_fire(trial) > len(kills):
         wrong.append(f"only {len(kills)} of {len(trial.kills)} kills were carried out")
-    return Verdict(str(trial), wrong, len(kills), _recoveries(entries, kills), _redone(entries))
+    return TrialVerdict(str(trial), wrong, len(kills), _recoveries(entries, kills), _redone(entries))
 
 
 def _outcome(outcome: dict[str, Any], undisturbed: dict[str, Any]) -> list[str]:

@@ -10,10 +10,10 @@ from stageline.pipeline.model.cut import build_segments
 from stageline.pipeline.model.load import load_function, load_source
 from stageline.pipeline.plan import Plan, read_plan
 from support.paths import EXAMPLES
-from support.reference import Result, recipe, train
+from support.reference import ReferenceResult, recipe, train
 
 
-def measured(plan: Plan, trained: Result, metric: str) -> float:
+def measured(plan: Plan, trained: ReferenceResult, metric: str) -> float:
     """`metric` of the trained, unsplit model over the rows its example holds out."""
     model = torch.nn.Sequential(*(layer for part in build_segments(plan) for layer in part.layers)).eval()
     model.load_state_dict(trained.state)

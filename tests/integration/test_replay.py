@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stageline.workers.replay.directory import NotRecorded, RecordDirectory
-from stageline.workers.replay.path import Wanted
+from stageline.workers.replay.path import ReplayTarget
 from stageline.workers.replay.replay import replay
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES
@@ -69,7 +69,7 @@ def test_every_microbatch_since_the_last_but_one_checkpoint_has_its_bits_again(f
     for stage in range(3):
         for step in range(STEPS - EVERY, STEPS):
             for microbatch in range(microbatches):
-                replayed = replay(run, Wanted(stage, step, microbatch))
+                replayed = replay(run, ReplayTarget(stage, step, microbatch))
                 assert [outcome.same for outcome in replayed.outcomes] == [True, True if stage else None]
                 assert replayed.reproduced
 
@@ -80,7 +80,7 @@ def test_what_is_older_than_the_checkpoint_before_the_last_is_forgotten(fork_ser
     assert begins[-1] == STEPS - EVERY
     assert begins[0] > 0
     with pytest.raises(NotRecorded, match=f"recorded are messages of the steps {begins[0]} to {STEPS - 1}"):
-        replay(run, Wanted(1, begins[0] - 1, 0))
+        replay(run, ReplayTarget(1, begins[0] - 1, 0))
 
 
 @pytest.mark.slow

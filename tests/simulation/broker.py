@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from simulation.clock import Callback, VirtualClock
-from simulation.environment import PLAN, RUN, Client
+from simulation.environment import PLAN, RUN, SimulatedClient
 from simulation.network import Connection, Network
 from simulation.process import SimulatedProcess
 from stageline.broker.control.protocol import Answer, Ask, StepRecord, ToBroker, decode_to_broker
@@ -73,14 +73,14 @@ class SimulatedBroker(SimulatedProcess):
         self._fired = fired
         self._network = network
         self._watch = watch
-        self._connections: dict[bytes, tuple[Connection, Client]] = {}
+        self._connections: dict[bytes, tuple[Connection, SimulatedClient]] = {}
         self._tick()
 
     @property
     def process(self) -> SimulatedProcess:
         return self
 
-    def receive(self, client: Client, connection: Connection, frame: bytes) -> None:
+    def receive(self, client: SimulatedClient, connection: Connection, frame: bytes) -> None:
         self._connections[connection.name] = connection, client
         message = decode_to_broker(frame)
         self._decide(lambda: self.core.handle(connection.name, message, self.clock.now))

@@ -109,7 +109,7 @@ class ChainExecutor:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ChainResult:
     """What a run ends with: each stage's digest, each step's loss."""
 
     digests: tuple[str, ...]
@@ -117,7 +117,7 @@ class Result:
 
 
 @cache
-def undisturbed(schedule: Schedule, steps: int) -> Result:
+def undisturbed(schedule: Schedule, steps: int) -> ChainResult:
     """The result of all programs run in turn, with nothing between the workers but lists."""
     program = Program(schedule, steps)
     queues: dict[object, list[str]] = {}
@@ -133,7 +133,7 @@ def undisturbed(schedule: Schedule, steps: int) -> Result:
                 if instruction.action.kind is Kind.UPDATE and instruction.action.stage == program.last:
                     losses.append(executor.loss)
     stages = {index: stage for executor in executors for index, stage in executor.stages.items()}
-    return Result(tuple(digest(stages[index]) for index in range(len(stages))), tuple(losses))
+    return ChainResult(tuple(digest(stages[index]) for index in range(len(stages))), tuple(losses))
 
 
 def digest(stage: Chain) -> str:

@@ -6,7 +6,7 @@ The writer behaves as `checkpoint.writer` does: none is dropped, one of each sta
 import random
 from collections.abc import Callable, Collection
 
-from simulation.process import SimulatedProcess, Wakeup
+from simulation.process import SimulatedProcess, VirtualWakeup
 from stageline.broker.control.protocol import Assigned, Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.schedule import Placement
@@ -112,7 +112,7 @@ class SimulatedWriter:
         self._rng = rng
         self._slowness = slowness
         self._durable = durable
-        self._changed = Wakeup(process)
+        self._changed = VirtualWakeup(process)
         self._waiting: dict[int, Snapshot] = {}
         self._writing: Snapshot | None = None
 

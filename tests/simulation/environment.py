@@ -25,7 +25,7 @@ class Wrong(Exception):
     """The run is not what it must be."""
 
 
-class Client(Protocol):
+class SimulatedClient(Protocol):
     """Where the broker's answers go: a worker's channel."""
 
     @property
@@ -40,7 +40,7 @@ class Server(Protocol):
     @property
     def process(self) -> SimulatedProcess: ...
 
-    def receive(self, client: Client, connection: Connection, frame: bytes) -> None: ...
+    def receive(self, client: SimulatedClient, connection: Connection, frame: bytes) -> None: ...
 
 
 @dataclass(slots=True)

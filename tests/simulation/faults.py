@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from simulation.scenario import Fault, Injection
+from simulation.scenario import Injection, PlannedFault
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 def strike(world: "World", injection: Injection) -> bool:
     """Carries out `injection`; whether there was anything to strike."""
     match injection.fault:
-        case Fault.KILL:
+        case PlannedFault.KILL:
             return _kill(world, injection.number)
-        case Fault.KILL_ALL:
+        case PlannedFault.KILL_ALL:
             return _kill_all(world)
-        case Fault.PAUSE:
+        case PlannedFault.PAUSE:
             return _pause(world, injection.seconds)
-        case Fault.HANG:
+        case PlannedFault.HANG:
             return _hang(world, injection.seconds)
-        case Fault.PARTITION:
+        case PlannedFault.PARTITION:
             return _part(world, injection)
-        case Fault.RESUME:
+        case PlannedFault.RESUME:
             world.resume()
             return True
-        case Fault.CUT:
+        case PlannedFault.CUT:
             return sum(world.environment.network.cut_one() for _ in range(injection.number)) > 0
         case _:
             return world.broker.alive and _strike_broker(world, injection)
@@ -33,13 +33,13 @@ def strike(world: "World", injection: Injection) -> bool:
 
 def _strike_broker(world: "World", injection: Injection) -> bool:
     match injection.fault:
-        case Fault.KILL_BROKER_WRITING:
+        case PlannedFault.KILL_BROKER_WRITING:
             world.store.fuse, world.store.before = injection.number, world.environment.rng.random() < 0.5
-        case Fault.LOSE_RECORDS:
+        case PlannedFault.LOSE_RECORDS:
             world.lose_records()
-        case Fault.OLD_RECORDS:
+        case PlannedFault.OLD_RECORDS:
             world.keep_copy_of_records(injection.seconds)
-        case Fault.POWER:
+        case PlannedFault.POWER:
             world.keep_copy_of_records(injection.seconds, then=partial(_kill_all, world))
         case _:
             world.broker.end(-9)

@@ -36,7 +36,7 @@ class SimulatedProcess:
         return self.clock.now
 
     def sleep(self, seconds: float) -> None:
-        Wakeup(self).wait(seconds)
+        VirtualWakeup(self).wait(seconds)
 
     def spawn(self, target: Callback) -> "SimulatedThread":
         """Starts a thread."""
@@ -82,7 +82,7 @@ class SimulatedThread:
     def __init__(self, process: SimulatedProcess, target: Callback) -> None:
         self.greenlet = greenlet(self._run, process.clock.scheduler)
         self._target = target
-        self._over = Wakeup(process)
+        self._over = VirtualWakeup(process)
         process.later(0, self.greenlet.switch)
 
     def join(self, timeout: float) -> None:
@@ -94,7 +94,7 @@ class SimulatedThread:
         self._over.set()
 
 
-class Wakeup:
+class VirtualWakeup:
     """What one thread of `process` waits for, until it is set or the time is over. A `set` before the wait counts."""
 
     def __init__(self, process: SimulatedProcess) -> None:

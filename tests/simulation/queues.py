@@ -9,7 +9,7 @@ from functools import partial
 
 from simulation.environment import RUN, Environment
 from simulation.network import Connection
-from simulation.process import SimulatedProcess, Wakeup
+from simulation.process import SimulatedProcess, VirtualWakeup
 from stageline.broker.codec.message import Frame, Message, assemble, check_run, fingerprint, read_header
 from stageline.broker.queues.base import Depth, QueueKey
 from stageline.broker.queues.ends import QueueEnds, QueueOptions
@@ -49,7 +49,7 @@ class SimulatedQueues:
     ) -> None:
         self.process = process
         self.endpoint = endpoint
-        self.wakeup = Wakeup(process)
+        self.wakeup = VirtualWakeup(process)
         self.ring = self.wakeup.set
         self.received: deque[tuple[Connection, Item]] = deque()
         self.microbatches = options.microbatches

@@ -23,7 +23,7 @@ PLACEMENTS: tuple[Placement, ...] = (
 NAMES = ("1f1b", "1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b")
 
 
-class Fault(StrEnum):
+class PlannedFault(StrEnum):
     """What befalls a run."""
 
     KILL = "a worker is killed"
@@ -40,14 +40,18 @@ class Fault(StrEnum):
     RESUME = "everybody is gone, and the run is resumed"
 
 
-_TAMPERING = {Fault.LOSE_RECORDS, Fault.OLD_RECORDS, Fault.POWER}  # with a damaged snapshot besides, a run may end
+_TAMPERING = {
+    PlannedFault.LOSE_RECORDS,
+    PlannedFault.OLD_RECORDS,
+    PlannedFault.POWER,
+}  # with a damaged snapshot besides, a run may end
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
     """A fault, `delay` seconds after the run's `after`-th action. `number`: of processes, or of writes."""
 
-    fault: Fault
+    fault: PlannedFault
     after: int
     delay: float
     seconds: float
@@ -113,7 +117,10 @@ def drawn(seed: int) -> Scenario:
         return found
     return replace(
         found,
-        injections=(*found.injections, Injection(Fault.RESUME, resumes.randrange(actions // 2, actions), 0.0, 0.0, 1)),
+        injections=(
+            *found.injections,
+            Injection(PlannedFault.RESUME, resumes.randrange(actions // 2, actions), 0.0, 0.0, 1),
+        ),
     )
 
 
@@ -140,6 +147,8 @@ def _weather(rng: random.Random) -> Weather:
 
 
 def _injection(rng: random.Random, actions: int, lease: float) -> Injection:
-    fault = rng.choice([*(fault for fault in Fault if fault is not Fault.RESUME), Fault.KILL, Fault.KILL])
+    fault = rng.choice(
+        [*(fault for fault in PlannedFault if fault is not PlannedFault.RESUME), PlannedFault.KILL, PlannedFault.KILL]
+    )
     delay = rng.choice([0.0, rng.expovariate(20), rng.expovariate(1)])
     return Injection(fault, rng.randrange(actions), delay, rng.choice([0.1, 0.8, 1.5, 3.0]) * lease, rng.randint(1, 4))

@@ -17,7 +17,7 @@ from simulation.broker import CONTINUES, STARTS_OVER
 from simulation.chain import Chain, State, mixed, undisturbed
 from simulation.disk import Disk
 from simulation.run_seeds import simulate
-from simulation.scenario import Fault, drawn
+from simulation.scenario import PlannedFault, drawn
 from stageline.broker.control.protocol import Assigned
 from stageline.broker.coordinator import assignments
 from stageline.broker.coordinator.assignments import Assignments
@@ -34,7 +34,7 @@ from stageline.workers.control.control_thread import ControlThread
 from support.paths import importing_tests
 
 CHUNK = 200  # seeds
-EVERY_CHUNK_HAS = {*Fault, "drop", "repeat", "overtake", "late messages", "lost messages", "exit unheard",
+EVERY_CHUNK_HAS = {*PlannedFault, "drop", "repeat", "overtake", "late messages", "lost messages", "exit unheard",
                    "a zombie is fenced", "a spare takes a place",
                    "a worker goes on though the records are lost", "a checkpoint is damaged",
                    CONTINUES, STARTS_OVER}  # fmt: skip
@@ -84,14 +84,14 @@ def first_wrong(seeds: Iterable[int] = range(400)) -> str:
     return next((str(each) for each in map(simulate, seeds) if each.wrong), "nothing")
 
 
-def having(*faults: Fault) -> Iterator[int]:
+def having(*faults: PlannedFault) -> Iterator[int]:
     """Seeds whose runs all `faults` befall."""
     return (
         seed for seed in range(4000) if {injection.fault for injection in drawn(seed).injections}.issuperset(faults)
     )
 
 
-def without(fault: Fault) -> Iterator[int]:
+def without(fault: PlannedFault) -> Iterator[int]:
     """Seeds whose runs `fault` does not befall."""
     return (seed for seed in range(400) if fault not in {injection.fault for injection in drawn(seed).injections})
 
@@ -106,7 +106,7 @@ def test_a_failing_seed_says_how_to_run_it_again(monkeypatch):
 def test_snapshots_of_a_former_owner_that_count_complete_a_checkpoint_that_its_successor_has_yet_to_reach(monkeypatch):
     monkeypatch.setattr(CheckpointTracker, "forget", lambda checkpoints, stages: None)
     monkeypatch.setattr(Ledger, "go_back", lambda ledger, stages, step: None)
-    assert "having done" in first_wrong(without(Fault.RESUME))
+    assert "having done" in first_wrong(without(PlannedFault.RESUME))
 
 
 def test_a_replacement_that_begins_at_its_own_newest_snapshot_skips_what_the_others_wait_for(monkeypatch):
@@ -212,22 +212,22 @@ def test_a_request_that_is_said_only_once_may_be_lost_for_ever(monkeypatch):
 
 def test_old_records_that_are_trusted_place_workers_where_nothing_is_left(monkeypatch):
     monkeypatch.setattr(Registration, "_outdates_records", lambda registration, hello: False)
-    assert first_wrong(having(Fault.OLD_RECORDS)) != "nothing"
+    assert first_wrong(having(PlannedFault.OLD_RECORDS)) != "nothing"
 
 
 def test_if_all_who_knew_better_are_gone_old_records_place_workers_where_nothing_is_left_too(monkeypatch):
     monkeypatch.setattr(Assignments, "has_lost_its_start", lambda assignments, hello: False)
-    assert "no end in sight" in first_wrong(having(Fault.POWER))
+    assert "no end in sight" in first_wrong(having(PlannedFault.POWER))
 
 
 def test_a_broker_with_old_records_that_heeds_no_newer_checkpoint_ruins_the_run(monkeypatch):
     monkeypatch.setattr(Assignments, "records_lack_checkpoint", lambda assignments, complete, member: False)
-    assert first_wrong(having(Fault.OLD_RECORDS)) != "nothing"
+    assert first_wrong(having(PlannedFault.OLD_RECORDS)) != "nothing"
 
 
 def test_incarnations_that_are_handed_out_twice_let_a_zombie_speak_for_its_successor(monkeypatch):
     monkeypatch.setattr(assignments, "_unused_incarnation", lambda now: 0)
-    assert first_wrong(having(Fault.LOSE_RECORDS, Fault.PARTITION)) != "nothing"
+    assert first_wrong(having(PlannedFault.LOSE_RECORDS, PlannedFault.PARTITION)) != "nothing"
 
 
 def test_a_snapshot_without_what_is_in_flight_gives_other_bits(monkeypatch):

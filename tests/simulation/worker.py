@@ -12,7 +12,7 @@ from simulation.chain import ChainExecutor, digest, named
 from simulation.disk import SimulatedWriter, SnapshotView
 from simulation.environment import LOG_EVERY, PLAN, RUN, Environment
 from simulation.network import Connection
-from simulation.process import SimulatedProcess, Wakeup
+from simulation.process import SimulatedProcess, VirtualWakeup
 from simulation.queues import SimulatedQueues
 from stageline.broker.control.protocol import Assigned, FromBroker, Refused, encode
 from stageline.broker.errors import BrokerError
@@ -208,7 +208,7 @@ class SimulatedChannel:
         self._connection: Connection | None = None
         self._renewed = False
         self._frames: deque[bytes] = deque()
-        self._came = Wakeup(worker)
+        self._came = VirtualWakeup(worker)
 
     def send(self, frame: bytes) -> bool:
         connection, broker = self._connected(), self._environment.broker

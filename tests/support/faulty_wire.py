@@ -58,7 +58,7 @@ class Faults:
         )
 
 
-class World:
+class WireWorld:
     """One queue with its two ends. `steps` steps of messages are put, one after another, and taken."""
 
     def __init__(self, seed: int, faults: Faults | None = None, *, steps: int = 8, window: int = 5) -> None:

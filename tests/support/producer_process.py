@@ -8,12 +8,12 @@ import threading
 
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from support.queue_pair import KEY, Line
+from support.queue_pair import KEY, QueuePair
 
 
 def main(url: str, incarnation: int, step: int, end: int) -> None:
     queues = ZeroMQQueues("line-run", incarnation, url, QueueOptions(microbatches=4, windows={}))
-    line = Line(queues, queues, 4)
+    line = QueuePair(queues, queues, 4)
     print(queues.endpoint, flush=True)
     for number in range(4 * step, end):
         queues.outbound(KEY).put(line.message(number, incarnation=incarnation))

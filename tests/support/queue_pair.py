@@ -25,7 +25,7 @@ LIMIT = 20.0  # seconds that a test waits for what must come
 
 
 @dataclass
-class Line:
+class QueuePair:
     """Both ends of the queue KEY, and the workers' queues that they are of (the same for memory)."""
 
     producer: Queues
@@ -87,33 +87,33 @@ def wait_for(look: Callable[[], Found | None]) -> Found:
     return found
 
 
-def memory_line(folder: Path, *, microbatches: int = 4, window: int = 8, retain_bytes: int = 2**40) -> Line:
+def memory_line(folder: Path, *, microbatches: int = 4, window: int = 8, retain_bytes: int = 2**40) -> QueuePair:
     queues = MemoryQueues(RUN, microbatches, retain_bytes)
-    return Line(queues, queues, microbatches)
+    return QueuePair(queues, queues, microbatches)
 
 
-def ipc_line(folder: Path, **terms: Any) -> Line:
+def ipc_line(folder: Path, **terms: Any) -> QueuePair:
     return _zeromq_line(lambda worker: f"ipc://{folder}/{worker}", **terms)
 
 
-def tcp_line(folder: Path, **terms: Any) -> Line:
+def tcp_line(folder: Path, **terms: Any) -> QueuePair:
     return _zeromq_line(lambda worker: "tcp://127.0.0.1:0", **terms)
 
 
-def _zeromq_line(url: Callable[[int], str], *, microbatches: int = 4, window: int = 8, **retention: Any) -> Line:
+def _zeromq_line(url: Callable[[int], str], *, microbatches: int = 4, window: int = 8, **retention: Any) -> QueuePair:
     terms = QueueOptions(microbatches=microbatches, windows={KEY: window})
     producer = ZeroMQQueues(RUN, 1, url(0), replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention}))
     consumer = ZeroMQQueues(RUN, 2, url(1), terms)
     consumer.connect({KEY: producer.endpoint})
-    return Line(producer, consumer, microbatches)
+    return QueuePair(producer, consumer, microbatches)
 
 
-def redis_line(folder: Path, *, microbatches: int = 4, window: int = 8, **retention: Any) -> Line:
+def redis_line(folder: Path, *, microbatches: int = 4, window: int = 8, **retention: Any) -> QueuePair:
     url = shared_server().own_database()
     terms = QueueOptions(microbatches=microbatches, windows={KEY: window})
     producer = RedisQueues(RUN, 1, url, replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention}))
     consumer = RedisQueues(RUN, 2, url, terms)
-    return Line(producer, consumer, microbatches)
+    return QueuePair(producer, consumer, microbatches)
 
 
 LINES = {"memory": memory_line, "ipc": ipc_line, "tcp": tcp_line, "redis": redis_line}

@@ -7,12 +7,12 @@ import sys
 
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues
-from support.queue_pair import KEY, RUN, Line
+from support.queue_pair import KEY, RUN, QueuePair
 
 
 def main(url: str, incarnation: int, step: int, end: int) -> None:
     queues = RedisQueues(RUN, incarnation, url, QueueOptions(microbatches=4, windows={}))
-    line = Line(queues, queues, 4)
+    line = QueuePair(queues, queues, 4)
     for number in range(4 * step, end):
         queues.outbound(KEY).put(line.message(number, incarnation=incarnation))
     queues.pump(1000)

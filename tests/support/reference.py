@@ -39,7 +39,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Result:
+class ReferenceResult:
     """`losses` has one entry a step, None for a step without rows."""
 
     state: dict[str, Tensor]
@@ -76,7 +76,7 @@ def reference_digest(folder: Path, *, batch_size: int = 0, microbatches: int = 0
     return train(recipe(folder, batch_size=batch_size, microbatches=microbatches, steps=steps)).weights_sha256
 
 
-def train(recipe: Recipe) -> Result:
+def train(recipe: Recipe) -> ReferenceResult:
     """Trains the unsplit model, synchronously: gradients of all microbatches of a step are added up in order."""
     with _alone(recipe.seed):
         model = _unsplit(recipe)
@@ -85,10 +85,10 @@ def train(recipe: Recipe) -> Result:
         for step in range(recipe.steps):
             losses.append(_accumulate(recipe, model, step))
             _update(model, optimizers)
-    return Result(model.state_dict(), losses)
+    return ReferenceResult(model.state_dict(), losses)
 
 
-def train_pipedream(recipe: Recipe, cut: Sequence[int]) -> Result:
+def train_pipedream(recipe: Recipe, cut: Sequence[int]) -> ReferenceResult:
     """Trains the model cut before the layers in `cut`, asynchronously, with weight stashing.
 
     Stage r of P has P - 1 - r microbatches more in flight than the last, so the forward of microbatch n sees the
@@ -103,7 +103,7 @@ def train_pipedream(recipe: Recipe, cut: Sequence[int]) -> Result:
             for index, (low, high) in enumerate(pairwise(edges))
         ]
         losses = [_pass(recipe, stages, step) for step in range(recipe.steps)]
-    return Result(model.state_dict(), losses)
+    return ReferenceResult(model.state_dict(), losses)
 
 
 def weights_sha256(state: dict[str, Tensor]) -> str:

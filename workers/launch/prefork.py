@@ -1,6 +1,6 @@
 """Keeps a process ready that has loaded torch, so that a restarted worker is at work sooner.
 
-train  ──starts──>  python -m stageline.workers.launch.prefork      once the run is running, and again after each use
+train  ──starts──>  python -m stageline.workers.cli.prepared      once the run is running, and again after each use
    └── the worker's arguments, as a line of JSON ──> its standard input; closed without a line: it is not needed
 """
 
@@ -40,7 +40,7 @@ class Prefork:
         """Starts a process that will be ready in some seconds, unless there is one."""
         if self._ready is None:
             self._ready = subprocess.Popen(
-                [sys.executable, "-P", "-m", "stageline.workers.launch.prefork"],
+                [sys.executable, "-P", "-m", "stageline.workers.cli.prepared"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -57,7 +57,7 @@ class Prefork:
 
 
 def _use(ready: Popen, arguments: Sequence[str], log: TextIO) -> children.Process:
-    order = msgspec.json.encode(_Command(os.path.abspath(log.name), list(arguments)))
+    order = msgspec.json.encode(PreparedCommand(os.path.abspath(log.name), list(arguments)))
     try:
         with ready.stdin or open(os.devnull, "wb") as line:
             line.write(order)
@@ -67,31 +67,8 @@ def _use(ready: Popen, arguments: Sequence[str], log: TextIO) -> children.Proces
     return ready
 
 
-class _Command(msgspec.Struct, frozen=True):
+class PreparedCommand(msgspec.Struct, frozen=True):
     """What the process is to run: a command's arguments, and the file that its output is appended to."""
 
     log: str
     arguments: list[str]
-
-
-def main() -> int:
-    """Loads what a worker needs, waits for the command, runs it; returns its exit code."""
-    from stageline.workers.cli.app import run
-    from stageline.workers.cli.commands import worker  # noqa: F401  # what the command loads
-    from stageline.workers.process.warmup import warm_up_device
-    from stageline.workers.process.worker_process import run_worker  # noqa: F401  # likewise
-
-    warm_up_device("cpu")
-    line = sys.stdin.buffer.read()
-    if not line:
-        return 0
-    command = msgspec.json.decode(line, type=_Command)
-    with open(command.log, "ab") as log, open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    return run(command.arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

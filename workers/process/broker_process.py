@@ -14,7 +14,6 @@ from stageline.broker.control.protocol import Answer, Ask, StopRun
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
-from stageline.broker.coordinator.server import LINGER, serve_channel
 from stageline.broker.errors import BrokerError
 from stageline.broker.stores.base import StoreUnusable
 from stageline.pipeline.exit_code import ExitCode
@@ -26,6 +25,7 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.open_store import open_store
 from stageline.workers.runs.result import result_of
 
+from .broker_loop import LINGER, serve_channel
 from .signals import Signals
 
 log = structlog.get_logger()

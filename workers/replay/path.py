@@ -17,7 +17,7 @@ from .record_file import Direction, RecordedMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReplayTarget:
     """One microbatch of one stage."""
 
     stage: int
@@ -41,7 +41,7 @@ class ReplayPath:
     messages: Mapping[Place, RecordedMessage]
 
 
-def find_path(job: Job, records: RecordDirectory, wanted: Wanted, origin: Origin) -> ReplayPath:
+def find_path(job: Job, records: RecordDirectory, wanted: ReplayTarget, origin: Origin) -> ReplayPath:
     """The path from the newest usable snapshot, or from the state that is recorded with a bad microbatch.
 
     Raises `NotRecorded`, `RecordDamaged` and `SnapshotDamaged`.
@@ -65,7 +65,9 @@ def find_path(job: Job, records: RecordDirectory, wanted: Wanted, origin: Origin
     raise NotRecorded("; ".join([_absence(records, wanted, messages), *damages]))
 
 
-def _path_of_bad(job: Job, records: RecordDirectory, wanted: Wanted, reason: Reason, origin: Origin) -> ReplayPath:
+def _path_of_bad(
+    job: Job, records: RecordDirectory, wanted: ReplayTarget, reason: Reason, origin: Origin
+) -> ReplayPath:
     """The path from the state and the messages that are recorded with the microbatch itself."""
     state = read_snapshot(records.bad(wanted.step, wanted.microbatch), wanted.stage, wanted.step, origin).state
     forward = Action(Kind.FORWARD, wanted.stage, wanted.microbatch)
@@ -78,7 +80,7 @@ def _path_of_bad(job: Job, records: RecordDirectory, wanted: Wanted, reason: Rea
     return ReplayPath(None, state, instructions, messages)
 
 
-def _reach(job: Job, wanted: Wanted, start: int, messages: Mapping[Place, RecordedMessage]) -> list[Instruction]:
+def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, RecordedMessage]) -> list[Instruction]:
     """What the stage does from `start` to the last action on the microbatch whose inputs are all recorded; nothing if
     that leaves out its forward."""
     worker, last = job.schedule.owner(wanted.stage), Kind.FORWARD
@@ -107,7 +109,7 @@ def place_of(direction: Direction, key: QueueKey, instruction: Instruction) -> P
     return direction, key, instruction.step, instruction.action.microbatch
 
 
-def _absence(records: RecordDirectory, wanted: Wanted, messages: Mapping[Place, RecordedMessage]) -> str:
+def _absence(records: RecordDirectory, wanted: ReplayTarget, messages: Mapping[Place, RecordedMessage]) -> str:
     what = f"microbatch {wanted.microbatch} of step {wanted.step} of stage {wanted.stage}"
     steps = [step for _, _, step, _ in messages]
     there = f"messages of the steps {min(steps)} to {max(steps)}" if steps else "no messages"

@@ -29,7 +29,7 @@ from stageline.workers.runtime.skipping import SkipLog, skipping
 from .capture import output_key
 from .directory import ABOUT, About, NotRecorded, Place, Reason, RecordDirectory
 from .directory import FOLDER as RECORDED
-from .path import ReplayPath, Wanted, find_path, place_of
+from .path import ReplayPath, ReplayTarget, find_path, place_of
 from .record_file import Direction, RecordedMessage
 
 
@@ -72,7 +72,7 @@ class Replayed:
         return all(outcome.same is not False for outcome in self.outcomes)
 
 
-def replay(run: Path, wanted: Wanted, plan: Plan | None = None) -> Replayed:
+def replay(run: Path, wanted: ReplayTarget, plan: Plan | None = None) -> Replayed:
     """Runs a microbatch of the run in the folder `run` again. Actions before it print nothing and skip breakpoints.
 
     `plan` is the run's plan as it is read now; by default it is used as recorded. Sets torch's number of threads.
@@ -94,7 +94,7 @@ def replay(run: Path, wanted: Wanted, plan: Plan | None = None) -> Replayed:
     return _run(job, path, wanted, about.run, reason, decisions)
 
 
-def _reason_of(skipped: str | None, wanted: Wanted) -> Reason | None:
+def _reason_of(skipped: str | None, wanted: ReplayTarget) -> Reason | None:
     action = Action(Kind.FORWARD, wanted.stage, wanted.microbatch)
     return None if skipped is None else Reason(action=str(action), raised=True, reason=skipped)
 
@@ -113,14 +113,16 @@ def _about(run: Path, stage: int) -> About:
         return RecordDirectory(run, int(others[0].parent.name.partition("-")[2])).about()
 
 
-def _require_existence(job: Job, wanted: Wanted) -> None:
+def _require_existence(job: Job, wanted: ReplayTarget) -> None:
     bounds = {"stage": job.route.stages, "step": job.steps, "microbatch": job.schedule.microbatches}
     for name, count in bounds.items():
         if not 0 <= getattr(wanted, name) < count:
             raise NoSuchMicrobatch(f"there is no {name} {getattr(wanted, name)}: the run has {name}s 0 to {count - 1}")
 
 
-def _run(job: Job, path: ReplayPath, wanted: Wanted, run: str, reason: Reason | None, decisions: SkipLog) -> Replayed:
+def _run(
+    job: Job, path: ReplayPath, wanted: ReplayTarget, run: str, reason: Reason | None, decisions: SkipLog
+) -> Replayed:
     executor = job.executor_of([wanted.stage])
     carrier = skipping(executor, job.plan, decisions, job.route.stages - 1)
     if path.state is not None:

@@ -42,7 +42,7 @@ RENEWED = ([Assigned, Trim], [Assigned, Peers], [Assigned, Peers, Trim], [Assign
 
 
 @dataclass
-class Process:
+class ModelProcess:
     """A worker process. `done` counts the steps it has done on each stage; `has` what it has on disk of them."""
 
     pid: int
@@ -128,8 +128,8 @@ class Orders(RuleBasedStateMachine):
     def begin(self) -> None:
         self.store = MemoryStore()
         self.talk = Talk(self.store, terms=ENDLESS)
-        self.processes: list[Process] = []
-        self.owners: dict[int, Process] = {}  # by incarnation
+        self.processes: list[ModelProcess] = []
+        self.owners: dict[int, ModelProcess] = {}  # by incarnation
         self.complete = 0
         self.backups: list[MemoryStore] = []
         self.lossless = self.informed = True
@@ -146,10 +146,10 @@ class Orders(RuleBasedStateMachine):
         return found
 
     def start(self, claim: int | None, *, spare: bool = False, lost: bool = False) -> None:
-        self.processes.append(Process(len(self.processes), claim, spare))
+        self.processes.append(ModelProcess(len(self.processes), claim, spare))
         self.say_hello(self.processes[-1], lost)
 
-    def say_hello(self, process: Process, lost: bool = False) -> None:
+    def say_hello(self, process: ModelProcess, lost: bool = False) -> None:
         self.tell(self.talk.say(process.sender, process.hello(self.disk())), lost)
 
     def tell(self, sends: list[tuple[bytes, FromBroker]], lost: bool = False) -> None:
@@ -170,7 +170,7 @@ class Orders(RuleBasedStateMachine):
                     continue
         self.check_checkpoint()
 
-    def check_assignment(self, process: Process, assigned: Assigned) -> None:
+    def check_assignment(self, process: ModelProcess, assigned: Assigned) -> None:
         incarnation, step = assigned.incarnation, assigned.step
         new = incarnation not in self.owners
         assert self.owners.setdefault(incarnation, process) is process
@@ -181,11 +181,11 @@ class Orders(RuleBasedStateMachine):
             return
         assert process.assigned is None or process.assigned.incarnation == incarnation
 
-    def is_current(self, process: Process) -> bool:
+    def is_current(self, process: ModelProcess) -> bool:
         assert process.assigned is not None
         return self.talk.core.registry.current(process.assigned.incarnation) is not None
 
-    def placed(self, alive: bool = True) -> list[Process]:
+    def placed(self, alive: bool = True) -> list[ModelProcess]:
         return [each for each in self.processes if each.assigned and (each.alive or not alive)]
 
     @precondition(lambda self: len([each for each in self.processes if each.alive]) < 5)
@@ -216,7 +216,7 @@ class Orders(RuleBasedStateMachine):
                 process.advance(stage, steps)
             self.speak(process)
 
-    def speak(self, process: Process, *, records: bool = True, snapshots: bool = True) -> None:
+    def speak(self, process: ModelProcess, *, records: bool = True, snapshots: bool = True) -> None:
         """A zombie may speak too: nothing comes of it."""
         zombie, before = not self.is_current(process), self.decided()
         sends = self.talk.say(process.sender, process.report(records=records, snapshots=snapshots))
@@ -290,7 +290,7 @@ class Orders(RuleBasedStateMachine):
         core = self.talk.core
         return core.checkpoints.facts(), list(core.ledger.finished), core.registry.facts(), core._replacements.facts()
 
-    def current_owners(self) -> list[Process]:
+    def current_owners(self) -> list[ModelProcess]:
         return [self.owners[member.incarnation] for member in self.talk.core.registry.members.values()]
 
     def check_checkpoint(self) -> None:

@@ -29,7 +29,7 @@ LINE = replace(TERMS, schedule=make_schedule("1f1b", ((0,), (1,), (2,), (3,)), M
 Facts = dict[str, object]
 
 
-class Line(Talk):
+class WorkerLine(Talk):
     """Four workers, w0 to w3, with a stage each; what each says is said again and again while time passes."""
 
     def __init__(self, **terms: object) -> None:
@@ -86,11 +86,11 @@ def computing(stage: int, step: int, microbatch: int, state: str) -> Event:
 
 
 @pytest.fixture
-def line() -> Line:
-    return Line()
+def line() -> WorkerLine:
+    return WorkerLine()
 
 
-def hang(line: Line, *silent: int) -> None:
+def hang(line: WorkerLine, *silent: int) -> None:
     """Stage 3 hangs in the backward that all others wait for."""
     line.waits(0, "backward-0", 118, 5), line.waits(1, "backward-1", 118, 5), line.waits(2, "backward-2", 118, 5)
     line.says(3, "3B5 of step 118", events=(computing(3, 118, 5, "backward"),), layer="layers.30.mlp")
@@ -98,7 +98,7 @@ def hang(line: Line, *silent: int) -> None:
     line.passes(3.0, *silent)
 
 
-def test_a_hang_is_named_with_stage_worker_layer_and_time(line: Line):
+def test_a_hang_is_named_with_stage_worker_layer_and_time(line: WorkerLine):
     hang(line)
     assert line.why(stage="2")["text"] == (
         "stage 2 waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, life 1), "
@@ -106,7 +106,7 @@ def test_a_hang_is_named_with_stage_worker_layer_and_time(line: Line):
     )
 
 
-def test_the_whole_chain_leads_to_the_root(line: Line):
+def test_the_whole_chain_leads_to_the_root(line: WorkerLine):
     hang(line)
     facts = line.why()
     assert facts["text"] == (
@@ -122,7 +122,7 @@ def test_the_whole_chain_leads_to_the_root(line: Line):
     )
 
 
-def test_a_hang_that_holds_the_interpreter_is_silent_and_named_by_what_it_said_last(line: Line):
+def test_a_hang_that_holds_the_interpreter_is_silent_and_named_by_what_it_said_last(line: WorkerLine):
     hang(line, 3)
     facts = line.why(stage="2")
     assert str(facts["text"]).endswith(
@@ -131,7 +131,7 @@ def test_a_hang_that_holds_the_interpreter_is_silent_and_named_by_what_it_said_l
     assert facts["root"]["cause"] == "silent"  # type: ignore[index]
 
 
-def test_the_run_that_is_given_up_has_the_same_words_last(line: Line):
+def test_the_run_that_is_given_up_has_the_same_words_last(line: WorkerLine):
     hang(line)
     line.passes(10.0)
     reason = str(line.status()["reason"])
@@ -145,14 +145,14 @@ def test_the_run_that_is_given_up_has_the_same_words_last(line: Line):
     assert line.why()["text"] == reason
 
 
-def test_a_killed_worker_is_named_by_its_signal(line: Line):
+def test_a_killed_worker_is_named_by_its_signal(line: WorkerLine):
     hang(line)
     line.say(b"supervisor", Exited(3, 103, -9)), line.after(1.0)
     assert 'which was killed by SIGKILL; it last reported: "3B5 of step 118"' in str(line.status()["reason"])
 
 
 def test_a_missing_worker_is_the_root_as_long_as_it_is_missing():
-    line = Line(restarts=2, snapshots=True)
+    line = WorkerLine(restarts=2, snapshots=True)
     line.waits(0, "backward-0", 7, 5), line.waits(1, "backward-1", 7, 5), line.says(3, "waits for the others to finish")
     line.say(b"supervisor", Exited(2, 102, -9)), line.after(EXIT_GRACE)
     del line.saying[2]
@@ -178,7 +178,7 @@ def test_before_the_run_the_missing_workers_are_named():
     assert answer.facts["text"] == "worker 0 (stage 0) and worker 1 (stage 1) did not join yet"
 
 
-def test_what_another_action_holds_up_is_named_by_that_action(line: Line):
+def test_what_another_action_holds_up_is_named_by_that_action(line: WorkerLine):
     line.waits(1, "backward-1", 7, 5)
     line.says(2, "2F7 of step 7", events=(computing(2, 7, 7, "forward"),))
     line.passes(2.0)
@@ -186,7 +186,7 @@ def test_what_another_action_holds_up_is_named_by_that_action(line: Line):
     assert text.endswith("(worker w2, life 1), which began 2F7 of step 7 2 s ago and has made no progress since")
 
 
-def test_a_message_that_was_put_and_does_not_arrive_is_on_its_way(line: Line):
+def test_a_message_that_was_put_and_does_not_arrive_is_on_its_way(line: WorkerLine):
     line.waits(1, "forward-1", 7, 5, action="1F5")
     line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))
     line.passes(3.0)
@@ -198,7 +198,7 @@ def test_a_message_that_was_put_and_does_not_arrive_is_on_its_way(line: Line):
     assert facts["root"]["cause"] == "on its way"  # type: ignore[index]
 
 
-def test_what_a_dead_worker_had_put_it_has_to_put_again(line: Line):
+def test_what_a_dead_worker_had_put_it_has_to_put_again(line: WorkerLine):
     line.waits(1, "forward-1", 7, 5, action="1F5")
     line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))
     line.passes(0.5)
@@ -206,7 +206,7 @@ def test_what_a_dead_worker_had_put_it_has_to_put_again(line: Line):
     assert line.why(stage="1")["root"]["cause"] == "silent"  # type: ignore[index]
 
 
-def test_a_circle_is_called_one(line: Line):
+def test_a_circle_is_called_one(line: WorkerLine):
     line.waits(1, "forward-1", 7, 5), line.waits(0, "backward-0", 7, 1)
     line.passes(2.0)
     facts = line.why(stage="1")
@@ -214,7 +214,7 @@ def test_a_circle_is_called_one(line: Line):
     assert "a checked schedule cannot deadlock" in str(facts["action"])
 
 
-def test_a_message_that_does_not_arrive_makes_no_circle(line: Line):
+def test_a_message_that_does_not_arrive_makes_no_circle(line: WorkerLine):
     """When a Redis server was gone, each of two workers waited for the other: that was called a circle."""
     line.says(0, "0F5 of step 7", events=(computing(0, 7, 5, "stashed"),))
     line.passes(0.5)
@@ -224,7 +224,7 @@ def test_a_message_that_does_not_arrive_makes_no_circle(line: Line):
         assert line.why(stage=stage)["root"]["cause"] == "on its way"  # type: ignore[index]
 
 
-def test_reports_of_different_moments_make_no_circle(line: Line):
+def test_reports_of_different_moments_make_no_circle(line: WorkerLine):
     """In a run of quick steps each of two workers was seen waiting for what the other had put a moment before: it was
     called a circle, to be reported."""
     line.waits(1, "forward-1", 7, 5), line.waits(0, "backward-0", 7, 1)
@@ -235,7 +235,7 @@ def test_reports_of_different_moments_make_no_circle(line: Line):
 
 
 @pytest.mark.parametrize(("index", "queue", "what"), [(0, "forward-0", "activation"), (3, "target-3", "targets")])
-def test_batches_that_do_not_come_are_the_sources(line: Line, index: int, queue: str, what: str):
+def test_batches_that_do_not_come_are_the_sources(line: WorkerLine, index: int, queue: str, what: str):
     line.waits(index, queue, 7, 5)
     line.passes(2.0)
     facts = line.why(stage=str(index))
@@ -243,14 +243,14 @@ def test_batches_that_do_not_come_are_the_sources(line: Line, index: int, queue:
     assert facts["root"] == {"cause": "source", "worker": None}
 
 
-def test_when_nobody_is_heard_it_is_the_broker(line: Line):
+def test_when_nobody_is_heard_it_is_the_broker(line: WorkerLine):
     hang(line, 0, 1, 2, 3)
     facts = line.why()
     assert facts["text"] == "the broker has received no report for 4 s"
     assert "the workers keep training without it" in str(facts["action"])
 
 
-def test_a_run_that_gets_on_says_so(line: Line):
+def test_a_run_that_gets_on_says_so(line: WorkerLine):
     line.waits(0, "backward-0", 7, 5)
     line.says(1, "1B5 of step 7", events=(computing(1, 7, 5, "backward"),))
     for _ in range(5):
@@ -261,7 +261,7 @@ def test_a_run_that_gets_on_says_so(line: Line):
     assert facts["root"]["cause"] == "computing"  # type: ignore[index]
 
 
-def test_a_message_may_be_on_its_way_for_a_moment(line: Line):
+def test_a_message_may_be_on_its_way_for_a_moment(line: WorkerLine):
     line.waits(1, "forward-1", 7, 5, action="1F5")
     line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))
     line.passes(0.5)
@@ -284,7 +284,7 @@ def test_a_worker_with_several_stages_may_need_another_one_first():
     )
 
 
-def test_a_wait_for_room_leads_to_the_stage_that_does_not_get_on(line: Line):
+def test_a_wait_for_room_leads_to_the_stage_that_does_not_get_on(line: WorkerLine):
     """It was taken for a hang: the worker that waited was the one to be given up."""
     line.lacks_room(1, "forward-2", 7, 5), line.waits(0, "backward-0", 7, 0)
     line.says(2, "2F1 of step 7", events=(computing(2, 7, 1, "forward"),), layer="layers.3")
@@ -300,7 +300,7 @@ def test_a_wait_for_room_leads_to_the_stage_that_does_not_get_on(line: Line):
     assert facts["root"]["cause"] == "stuck"  # type: ignore[index]
 
 
-def test_room_waits_for_whoever_has_finished_least_not_for_who_takes(line: Line):
+def test_room_waits_for_whoever_has_finished_least_not_for_who_takes(line: WorkerLine):
     for stage in (0, 1, 2):
         line.has_finished(stage, 6)
     line.lacks_room(1, "forward-2", 7, 5), line.waits(2, "forward-2", 7, 5, action="2F5")
@@ -312,7 +312,7 @@ def test_room_waits_for_whoever_has_finished_least_not_for_who_takes(line: Line)
     )
 
 
-def test_a_worker_that_waits_for_room_outlives_its_lease(line: Line):
+def test_a_worker_that_waits_for_room_outlives_its_lease(line: WorkerLine):
     line.lacks_room(1, "forward-2", 7, 5)
     for actions in range(60):  # the others get on, if slowly
         for index in (0, 2, 3):
@@ -322,7 +322,7 @@ def test_a_worker_that_waits_for_room_outlives_its_lease(line: Line):
     assert line.status()["workers"][1]["now"].startswith("waits for room in forward-2")  # type: ignore[index]
 
 
-def test_a_circle_that_room_would_break_says_how_to_make_some(line: Line):
+def test_a_circle_that_room_would_break_says_how_to_make_some(line: WorkerLine):
     line.lacks_room(1, "forward-2", 7, 5), line.waits(2, "forward-2", 7, 5, action="2F5")
     line.waits(0, "backward-0", 7, 0), line.waits(3, "forward-3", 7, 5, action="3F5")
     line.passes(3.0)
@@ -331,7 +331,7 @@ def test_a_circle_that_room_would_break_says_how_to_make_some(line: Line):
     assert "a larger queues.retain_bytes" in str(facts["action"])
 
 
-def test_a_standstill_for_want_of_room_is_found_and_named(line: Line):
+def test_a_standstill_for_want_of_room_is_found_and_named(line: WorkerLine):
     line.lacks_room(1, "forward-2", 7, 5), line.waits(2, "forward-2", 7, 5, action="2F5")
     line.waits(0, "backward-0", 7, 0), line.waits(3, "forward-3", 7, 5, action="3F5")
     line.passes(62.0)
@@ -343,7 +343,7 @@ def test_a_standstill_for_want_of_room_is_found_and_named(line: Line):
 AWAY = "Redis at redis://10.0.0.9:6379/0 cannot be reached: Error 111 connecting to 10.0.0.9:6379. Connection refused."
 
 
-def test_a_server_that_is_away_is_what_workers_wait_for(line: Line):
+def test_a_server_that_is_away_is_what_workers_wait_for(line: WorkerLine):
     """When a Redis server was gone, the workers were said to wait for each other's messages."""
     line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))
     line.passes(0.5)
@@ -361,7 +361,7 @@ def test_a_server_that_is_away_is_what_workers_wait_for(line: Line):
     assert "start that server, or make sure that desk can reach it" in str(facts["action"])
 
 
-def test_a_message_that_its_producer_cannot_bring_to_the_server_waits_for_that(line: Line):
+def test_a_message_that_its_producer_cannot_bring_to_the_server_waits_for_that(line: WorkerLine):
     line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),), trouble=AWAY, troubled=3.0)
     line.waits(1, "forward-1", 7, 5, action="1F5")
     line.passes(1.0)
@@ -369,19 +369,19 @@ def test_a_message_that_its_producer_cannot_bring_to_the_server_waits_for_that(l
     assert "from stage 0 (worker w0, life 1), which waits for the server" in str(line.why(stage="1")["text"])
 
 
-def test_a_server_that_is_away_for_a_worker_that_computes_holds_up_nobody_yet(line: Line):
+def test_a_server_that_is_away_for_a_worker_that_computes_holds_up_nobody_yet(line: WorkerLine):
     line.says(1, "1F5 of step 7", trouble=AWAY, troubled=3.0)
     line.passes(0.5)
     assert line.why(stage="1")["root"]["cause"] == "computing"  # type: ignore[index]
 
 
-def test_a_run_that_is_over_says_how_it_ended(line: Line):
+def test_a_run_that_is_over_says_how_it_ended(line: WorkerLine):
     line.say(b"train", StopRun("enough", 130))
     assert (line.why()["text"], line.why()["root"]) == ("enough", None)
 
 
 @pytest.mark.parametrize("of", [{"stage": "4"}, {"stage": "three"}])
-def test_a_stage_that_there_is_not_is_refused(line: Line, of: dict[str, str]):
+def test_a_stage_that_there_is_not_is_refused(line: WorkerLine, of: dict[str, str]):
     ((_, refused),) = line.say(b"me", Ask("why", of))
     assert isinstance(refused, Refused)
 
@@ -393,7 +393,7 @@ _STATES = st.sampled_from(["forward", "stashed", "backward", "done"])
 
 @given(st.data())
 def test_whatever_is_reported_there_is_an_answer(data: st.DataObject):
-    line = Line(restarts=1, snapshots=True)
+    line = WorkerLine(restarts=1, snapshots=True)
     for index in range(4):
         waits = data.draw(st.lists(_WAITS, max_size=1))
         event = Event(index, data.draw(st.integers(0, 9)), data.draw(st.integers(0, 7)), data.draw(_STATES), 1000.0)

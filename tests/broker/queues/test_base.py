@@ -15,18 +15,18 @@ from stageline.broker.codec.message import Flow
 from stageline.broker.errors import Disagreement, Overwritten, QueueClosed, QueueFull, QueueGap
 from stageline.broker.queues.base import QueueKey
 from support.payloads import bits, trees
-from support.queue_pair import LINES, Line
+from support.queue_pair import LINES, QueuePair
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-MakeLine = Callable[..., Line]
+MakeLine = Callable[..., QueuePair]
 
 
 @pytest.fixture(params=LINES)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeLine]:
-    lines: list[Line] = []
+    lines: list[QueuePair] = []
 
-    def make_line(**terms: Any) -> Line:
+    def make_line(**terms: Any) -> QueuePair:
         folder = tmp_path / str(len(lines))
         folder.mkdir()
         lines.append(LINES[request.param](folder, **terms))
@@ -38,16 +38,16 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeLine]:
 
 
 @pytest.fixture
-def line(make: MakeLine) -> Line:
+def line(make: MakeLine) -> QueuePair:
     return make()
 
 
-def test_messages_come_in_the_order_they_were_put(line: Line) -> None:
+def test_messages_come_in_the_order_they_were_put(line: QueuePair) -> None:
     line.put(*range(30))
     assert line.take_numbers(30) == list(range(30))
 
 
-def test_a_taken_message_is_the_one_that_was_put(line: Line) -> None:
+def test_a_taken_message_is_the_one_that_was_put(line: QueuePair) -> None:
     payload = (torch.randn(3, 4), {"mask": torch.tensor([True, False]), "scale": 0.5}, [None, 7, "words"])
     sent = line.message(0, payload)
     line.outbound.put(sent)
@@ -56,7 +56,7 @@ def test_a_taken_message_is_the_one_that_was_put(line: Line) -> None:
     assert bits(received.payload) == bits(payload)
 
 
-def test_nothing_comes_when_nothing_was_put(line: Line) -> None:
+def test_nothing_comes_when_nothing_was_put(line: QueuePair) -> None:
     assert line.inbound.take(0) is None
     assert line.inbound.take(0.02) is None
 
@@ -71,39 +71,39 @@ def test_every_payload_comes_as_it_was(make: MakeLine, payloads: list[Any]) -> N
 
 
 @pytest.mark.parametrize("elements", [0, 1, 2**16 - 1, 2**16, 2**20])
-def test_tensors_of_every_size_come_whole(line: Line, elements: int) -> None:
+def test_tensors_of_every_size_come_whole(line: QueuePair, elements: int) -> None:
     payloads = [torch.randn(elements) for _ in range(4)]
     for number, payload in enumerate(payloads):
         line.outbound.put(line.message(number, payload))
     assert all(torch.equal(line.take().payload, payload) for payload in payloads)
 
 
-def test_a_log_may_begin_at_any_step(line: Line) -> None:
+def test_a_log_may_begin_at_any_step(line: QueuePair) -> None:
     line.inbound.rewind(3)
     line.put(12, 13)
     assert line.take_numbers(2) == [12, 13]
 
 
-def test_the_same_message_put_twice_is_one(line: Line) -> None:
+def test_the_same_message_put_twice_is_one(line: QueuePair) -> None:
     line.put(0, 0, 1, 0, 1, 2)
     assert line.take_numbers(3) == [0, 1, 2]
     assert line.inbound.take(0.02) is None
 
 
-def test_the_same_message_from_a_later_incarnation_is_one(line: Line) -> None:
+def test_the_same_message_from_a_later_incarnation_is_one(line: QueuePair) -> None:
     line.outbound.put(line.message(0))
     line.outbound.put(line.message(0, incarnation=9))
     assert line.outbound.depth().retained == 1
 
 
 @pytest.mark.parametrize("other", [torch.zeros(3) - 0.0, torch.zeros(1), torch.zeros(3, dtype=torch.float64), (), 0])
-def test_the_same_message_with_other_bits_is_a_disagreement(line: Line, other: Any) -> None:
+def test_the_same_message_with_other_bits_is_a_disagreement(line: QueuePair, other: Any) -> None:
     line.outbound.put(line.message(0, -torch.zeros(3)))
     with pytest.raises(Disagreement, match=r"message 0 of forward-1 \(step 0, microbatch 0\)"):
         line.outbound.put(line.message(0, other))
 
 
-def test_a_skipped_number_is_a_gap(line: Line) -> None:
+def test_a_skipped_number_is_a_gap(line: QueuePair) -> None:
     line.put(0, 1)
     with pytest.raises(QueueGap, match=r"message 3 of forward-1 .* where number 2 comes next"):
         line.put(3)
@@ -111,7 +111,7 @@ def test_a_skipped_number_is_a_gap(line: Line) -> None:
     assert line.take_numbers(3) == [0, 1, 2]
 
 
-def test_a_log_begins_with_a_whole_step(line: Line) -> None:
+def test_a_log_begins_with_a_whole_step(line: QueuePair) -> None:
     with pytest.raises(QueueGap):
         line.put(6)
 
@@ -119,12 +119,12 @@ def test_a_log_begins_with_a_whole_step(line: Line) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"run": "another"}, {"stage": 2}, {"flow": Flow.BACKWARD}, {"microbatch": 4}], ids=str
 )
-def test_a_message_of_another_queue_is_refused(line: Line, wrong: dict[str, Any]) -> None:
+def test_a_message_of_another_queue_is_refused(line: QueuePair, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="was put"):
         line.outbound.put(line.message(0, **wrong))
 
 
-def test_a_rewind_delivers_the_same_bits_again(line: Line) -> None:
+def test_a_rewind_delivers_the_same_bits_again(line: QueuePair) -> None:
     payloads = [torch.randn(5) for _ in range(12)]
     for number, payload in enumerate(payloads):
         line.outbound.put(line.message(number, payload))
@@ -133,7 +133,7 @@ def test_a_rewind_delivers_the_same_bits_again(line: Line) -> None:
     assert all(torch.equal(line.take().payload, payload) for payload in payloads[4:])
 
 
-def test_a_rewind_may_come_at_any_moment(line: Line) -> None:
+def test_a_rewind_may_come_at_any_moment(line: QueuePair) -> None:
     line.put(*range(16))
     for step in [2, 0, 3, 1, 0]:
         line.take()
@@ -141,7 +141,7 @@ def test_a_rewind_may_come_at_any_moment(line: Line) -> None:
         assert line.take_numbers(3) == [4 * step, 4 * step + 1, 4 * step + 2]
 
 
-def test_a_trim_forgets_what_is_before_its_step(line: Line) -> None:
+def test_a_trim_forgets_what_is_before_its_step(line: QueuePair) -> None:
     line.put(*range(10))
     line.take_numbers(9)
     line.outbound.trim(2)
@@ -150,7 +150,7 @@ def test_a_trim_forgets_what_is_before_its_step(line: Line) -> None:
     assert line.take().sequence == 9
 
 
-def test_a_trim_beyond_the_end_goes_on_from_there(line: Line) -> None:
+def test_a_trim_beyond_the_end_goes_on_from_there(line: QueuePair) -> None:
     line.put(0, 1)
     line.take_numbers(2)
     line.outbound.trim(5)
@@ -161,7 +161,7 @@ def test_a_trim_beyond_the_end_goes_on_from_there(line: Line) -> None:
     assert line.take_numbers(2) == [20, 21]
 
 
-def test_a_forgotten_message_that_is_put_again_changes_nothing(line: Line) -> None:
+def test_a_forgotten_message_that_is_put_again_changes_nothing(line: QueuePair) -> None:
     line.put(0, 1, 2, 3, 4)
     line.take_numbers(5)
     line.outbound.trim(1)
@@ -170,7 +170,7 @@ def test_a_forgotten_message_that_is_put_again_changes_nothing(line: Line) -> No
     assert line.take().sequence == 5
 
 
-def test_a_rewind_to_what_is_forgotten_says_so(line: Line) -> None:
+def test_a_rewind_to_what_is_forgotten_says_so(line: QueuePair) -> None:
     line.put(*range(10))
     line.take_numbers(10)
     line.outbound.trim(2)
@@ -180,7 +180,7 @@ def test_a_rewind_to_what_is_forgotten_says_so(line: Line) -> None:
         line.take()
 
 
-def test_looking_does_not_disturb(line: Line) -> None:
+def test_looking_does_not_disturb(line: QueuePair) -> None:
     line.put(*range(6))
     for taken in range(6):
         assert [message.sequence for message in line.outbound.peek(3)] == [0, 1, 2]
@@ -188,7 +188,7 @@ def test_looking_does_not_disturb(line: Line) -> None:
         assert line.take().sequence == taken
 
 
-def test_peeked_messages_have_memory_of_their_own(line: Line) -> None:
+def test_peeked_messages_have_memory_of_their_own(line: QueuePair) -> None:
     line.put(0)
     line.outbound.peek(1)[0].payload.zero_()
     line.outbound.peek(1)[0].payload.add_(5)
@@ -212,14 +212,14 @@ def test_the_depth_counts_what_waits_what_is_under_way_and_what_is_kept(make: Ma
     assert 0 < depth.oldest < 100
 
 
-def test_a_write_by_the_receiver_reaches_nobody_else(line: Line) -> None:
+def test_a_write_by_the_receiver_reaches_nobody_else(line: QueuePair) -> None:
     line.put(0)
     line.take().payload.fill_(-1)
     line.inbound.rewind(0)
     assert torch.equal(line.take().payload, line.message(0).payload)
 
 
-def test_a_tensor_written_to_after_it_was_put_is_found_when_its_message_is_wanted_again(line: Line) -> None:
+def test_a_tensor_written_to_after_it_was_put_is_found_when_its_message_is_wanted_again(line: QueuePair) -> None:
     tensor = torch.zeros(3)
     line.outbound.put(line.message(0, {"x": [tensor]}))
     line.take()
@@ -233,7 +233,7 @@ def test_a_tensor_written_to_after_it_was_put_is_found_when_its_message_is_wante
             line.take()
 
 
-def test_a_tensor_written_to_after_it_was_put_is_found_when_its_message_is_forgotten(line: Line) -> None:
+def test_a_tensor_written_to_after_it_was_put_is_found_when_its_message_is_forgotten(line: QueuePair) -> None:
     tensor = torch.zeros(4)
     line.outbound.put(line.message(0, tensor[:2]))
     line.take()
@@ -242,7 +242,7 @@ def test_a_tensor_written_to_after_it_was_put_is_found_when_its_message_is_forgo
         line.outbound.trim(1)
 
 
-def test_a_retained_message_keeps_no_graph_alive(line: Line) -> None:
+def test_a_retained_message_keeps_no_graph_alive(line: QueuePair) -> None:
     weight = torch.randn(3, requires_grad=True)
     inner = weight * 2
     watch = weakref.ref(inner)
@@ -253,7 +253,7 @@ def test_a_retained_message_keeps_no_graph_alive(line: Line) -> None:
     assert line.take().payload.requires_grad
 
 
-def test_a_tensor_of_inference_mode_can_be_put(line: Line) -> None:
+def test_a_tensor_of_inference_mode_can_be_put(line: QueuePair) -> None:
     with torch.inference_mode():
         tensor = torch.ones(3)
     line.outbound.put(line.message(0, tensor))
@@ -274,7 +274,7 @@ def test_a_full_queue_refuses_and_is_as_before(make: MakeLine) -> None:
     assert line.take().sequence == 4
 
 
-def test_after_close_nothing_can_be_put_or_taken(line: Line) -> None:
+def test_after_close_nothing_can_be_put_or_taken(line: QueuePair) -> None:
     line.put(0)
     inbound, outbound = line.inbound, line.outbound
     line.close()
@@ -285,5 +285,5 @@ def test_after_close_nothing_can_be_put_or_taken(line: Line) -> None:
         inbound.take(0)
 
 
-def test_an_end_knows_its_key(line: Line) -> None:
+def test_an_end_knows_its_key(line: QueuePair) -> None:
     assert line.outbound.key == line.inbound.key == QueueKey(Flow.FORWARD, 1)

@@ -7,7 +7,7 @@ import torch
 
 from stageline.broker.errors import Disagreement, Fenced
 from stageline.broker.queues.zeromq.requests import CreditRequest
-from support.faulty_wire import KEY, MICROBATCHES, RUN, Faults, World, value
+from support.faulty_wire import KEY, MICROBATCHES, RUN, Faults, WireWorld, value
 
 
 def expected(numbers: range) -> list[tuple[int, bytes]]:
@@ -16,14 +16,14 @@ def expected(numbers: range) -> list[tuple[int, bytes]]:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_no_fault_of_the_wire_changes_what_is_delivered(seed: int) -> None:
-    world = World(seed)
+    world = WireWorld(seed)
     world.run()
     assert world.delivered == expected(range(world.end))
 
 
 @pytest.mark.parametrize("seed", range(100))
 def test_a_replaced_producer_goes_on_where_the_consumer_is(seed: int) -> None:
-    world = World(seed)
+    world = WireWorld(seed)
     at = world.dice.randrange(1, world.end)
     world.run(until=lambda: len(world.delivered) == at)
     world.start_producer(incarnation=3, step=world.dice.randrange(at // MICROBATCHES + 1))
@@ -33,7 +33,7 @@ def test_a_replaced_producer_goes_on_where_the_consumer_is(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_a_replaced_consumer_gets_everything_from_its_step_on(seed: int) -> None:
-    world = World(seed)
+    world = WireWorld(seed)
     at = world.dice.randrange(1, world.end)
     world.run(until=lambda: len(world.delivered) == at)
     step = world.dice.randrange(at // MICROBATCHES + 1)
@@ -44,7 +44,7 @@ def test_a_replaced_consumer_gets_everything_from_its_step_on(seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(100))
 def test_both_ends_may_be_replaced_again_and_again(seed: int) -> None:
-    world, incarnation = World(seed, steps=6), 3
+    world, incarnation = WireWorld(seed, steps=6), 3
     for _ in range(world.dice.randrange(2, 6)):
         at = len(world.delivered) + world.dice.randrange(1, 9)
         world.run(
@@ -61,7 +61,7 @@ def test_both_ends_may_be_replaced_again_and_again(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_a_zombie_changes_nothing(seed: int) -> None:
-    world = World(seed)
+    world = WireWorld(seed)
     world.start_consumer(incarnation=7, step=0)
 
     def haunt() -> bool:
@@ -77,7 +77,7 @@ def test_a_zombie_changes_nothing(seed: int) -> None:
 def test_every_kind_of_fault_fires() -> None:
     fired: Counter[str] = Counter()
     for seed in range(40):
-        world = World(seed)
+        world = WireWorld(seed)
         world.run()
         fired += world.fired
     assert min(fired[fault] for fault in ("drop", "repeat", "damage", "cut", "overtake")) > 20
@@ -86,21 +86,21 @@ def test_every_kind_of_fault_fires() -> None:
 @pytest.mark.parametrize("window", [1, 2, 3, 8])
 def test_no_more_than_the_window_is_under_way(window: int) -> None:
     for seed in range(20):
-        world = World(seed, Faults(slowness=0.5), window=window)
+        world = WireWorld(seed, Faults(slowness=0.5), window=window)
         world.run()
         assert world.delivered == expected(range(world.end))
         assert world.most_in_flight == window
 
 
 def test_a_wire_without_faults_carries_every_message_once() -> None:
-    world = World(1, Faults())
+    world = WireWorld(1, Faults())
     world.run()
     assert not +world.fired
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_producer_that_computes_other_bits_after_its_replacement_is_found(seed: int) -> None:
-    world = World(seed, Faults(slowness=0.1), window=3)
+    world = WireWorld(seed, Faults(slowness=0.1), window=3)
     world.run(until=lambda: len(world.delivered) == 20)
     wrong = world.dice.randrange(20)
     world.compute = lambda number: value(number) + (number == wrong) * torch.tensor(1e-12)
@@ -110,7 +110,7 @@ def test_a_producer_that_computes_other_bits_after_its_replacement_is_found(seed
 
 
 def test_a_zombie_that_asks_learns_that_it_is_one() -> None:
-    world = World(5, Faults())
+    world = WireWorld(5, Faults())
     zombie = world.receiver, world.requester
     world.start_consumer(incarnation=9, step=0)
     world.run(until=lambda: len(world.delivered) == 3)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from stageline.pipeline.errors import GradientMismatch
 from stageline.pipeline.stage.stage import Stage
+from support.towers import TwoTowers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,18 +32,6 @@ def test_a_gradient_that_does_not_match_the_activation_is_refused(gradient):
     stage.forward(torch.zeros(2, 4))
     with pytest.raises(GradientMismatch):
         stage.backward(gradient)
-
-
-class TwoTowers(nn.Module):
-    """Takes and gives a tree: a mask and a flag travel along, two activations carry gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: dict) -> dict:
-        a, b = x["towers"]
-        return {"towers": (self.left(a), self.right(b)), "mask": x["mask"], "flag": x["flag"], "none": None}
 
 
 def test_an_unused_output_gets_no_gradient():

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from stageline.pipeline.stage.seeding import layer_seed
 from stageline.pipeline.stage.stage import Stage
+from support.towers import TwoTowers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -74,18 +75,6 @@ def test_a_stage_without_parameters_trains_nothing_and_passes_gradients():
     wanted = torch.autograd.grad(torch.tanh(x), x, torch.ones(2, 4))[0]
     assert torch.equal(stage.backward(torch.ones(2, 4)), wanted)
     stage.update()
-
-
-class TwoTowers(nn.Module):
-    """Takes and gives a tree: a mask and a flag travel along, two activations carry gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: dict) -> dict:
-        a, b = x["towers"]
-        return {"towers": (self.left(a), self.right(b)), "mask": x["mask"], "flag": x["flag"], "none": None}
 
 
 def test_trees_keep_their_shape_and_integers_carry_no_gradient():

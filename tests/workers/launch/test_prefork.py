@@ -10,7 +10,7 @@ def test_the_prepared_process_becomes_the_worker_that_is_started_next(tmp_path):
         prefork.fill()
         used = prefork(["worker", "--help"], log)
         assert used.wait(60) == 0
-        assert "stageline.workers.launch.prefork" in used.args
+        assert "stageline.workers.cli.prepared" in used.args
         prefork.fill()
         killed = prefork._ready
         killed.kill(), killed.wait()

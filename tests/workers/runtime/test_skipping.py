@@ -8,7 +8,7 @@ from torch import nn
 
 from stageline.pipeline.digest import tensor_digests, weights_sha256
 from stageline.pipeline.plan import read_plan
-from stageline.workers.replay.path import Wanted
+from stageline.workers.replay.path import ReplayTarget
 from stageline.workers.replay.replay import replay
 from stageline.workers.runtime.job import prepare
 from stageline.workers.runtime.skipping import IN_A_ROW
@@ -161,13 +161,13 @@ def test_over_memory_it_is_left_out_as_over_sockets(fork_server, workspace, caps
     (place,) = skipped(folder)
     number = {"stage-1": 1, "stage-2": 2}[place]
     step, microbatch = max(tuple(map(int, name.split("-"))) for name in skipped(folder)[place])
-    replayed = replay(folder, Wanted(number, step, microbatch))
+    replayed = replay(folder, ReplayTarget(number, step, microbatch))
     assert replayed.reason is not None
     assert str(replayed.error) == replayed.reason.reason
     assert replayed.reproduced
     for stage in range(3):
         others = [m for m in range(MICROBATCHES) if m != microbatch or stage != number]
-        assert all(replay(folder, Wanted(stage, step, other)).reproduced for other in others)
+        assert all(replay(folder, ReplayTarget(stage, step, other)).reproduced for other in others)
 
 
 def test_a_model_that_fails_at_everything_is_not_skipped(workspace, capsys):

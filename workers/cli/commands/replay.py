@@ -38,11 +38,11 @@ def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch:
     if not runs.is_run(folder):
         plan = options.plan_of(where, sets)
         folder = runs.newest(plan)
-    from stageline.workers.replay.path import Wanted
+    from stageline.workers.replay.path import ReplayTarget
     from stageline.workers.replay.replay import replay as run_again
 
     with options.user_prints_to_stderr():
-        replayed = run_again(folder, Wanted(stage, step, microbatch), plan)
+        replayed = run_again(folder, ReplayTarget(stage, step, microbatch), plan)
     _show_error(replayed)
     if as_json:
         place = {"stage": stage, "step": step, "microbatch": microbatch}

@@ -29,7 +29,7 @@ from stageline.broker.queues.redis.inspector import QueueInspector
 from stageline.broker.queues.redis.queues import RedisQueues
 from support.paths import importing_tests
 from support.proxy import Flip, Proxy
-from support.queue_pair import KEY, RUN, Line, wait_for
+from support.queue_pair import KEY, RUN, QueuePair, wait_for
 from support.redis_server import PROGRAMS, RedisServer, shared_server
 from support.tls_proxy import CERTIFICATE, TlsProxy
 
@@ -61,8 +61,8 @@ def use(queues: RedisQueues) -> None:
     wait_for(lambda: queues.pump(0.01))
 
 
-def line_at(stack: ExitStack, url: str, **terms: Any) -> Line:
-    return Line(worker(stack, 1, url, **terms), worker(stack, 2, url, **terms), 4)
+def line_at(stack: ExitStack, url: str, **terms: Any) -> QueuePair:
+    return QueuePair(worker(stack, 1, url, **terms), worker(stack, 2, url, **terms), 4)
 
 
 @contextmanager
@@ -81,12 +81,12 @@ def payloads(count: int, elements: int = 50) -> list[torch.Tensor]:
     return [torch.randn(elements) for _ in range(count)]
 
 
-def put_all(line: Line, tensors: list[torch.Tensor], first: int = 0) -> None:
+def put_all(line: QueuePair, tensors: list[torch.Tensor], first: int = 0) -> None:
     for number, tensor in enumerate(tensors, start=first):
         line.outbound.put(line.message(number, tensor))
 
 
-def take_all(line: Line, tensors: list[torch.Tensor]) -> None:
+def take_all(line: QueuePair, tensors: list[torch.Tensor]) -> None:
     """Takes a message for each of them, in order, and sees that it is that."""
     for tensor in tensors:
         assert torch.equal(line.take().payload, tensor)
@@ -186,7 +186,7 @@ def test_a_run_that_goes_back_finds_a_queue_that_was_trimmed_further(stack: Exit
     until = monotonic() + 0.5
     while monotonic() < until:
         assert consumer.inbound(KEY).take(0.1) is None
-    line = Line(producer or worker(stack, 3, url), consumer, 4)
+    line = QueuePair(producer or worker(stack, 3, url), consumer, 4)
     line.outbound.trim(2)
     line.put(*range(8, 40))
     assert line.take_numbers(32) == list(range(8, 40))
@@ -221,7 +221,7 @@ def test_cut_answers_make_no_gap_and_no_duplicate(stack: ExitStack, hasty: None,
         return passing[: dice.randrange(len(passing))]
 
     url = f"redis://{proxy.endpoint.removeprefix('tcp://')}/{database}"
-    line = Line(worker(stack, 1, url), worker(stack, 2, url), 4)
+    line = QueuePair(worker(stack, 1, url), worker(stack, 2, url), 4)
     proxy.change = cut
     tensors = payloads(60, dice.choice([10, 5_000, 400_000]))
     for number, tensor in enumerate(tensors):
@@ -409,7 +409,7 @@ def test_a_message_that_stays_damaged_is_named(stack: ExitStack, server: RedisSe
     line.producer.close()
     client.xadd(STREAM, {**fields, b"h": fields[b"h"][:-1] + b"?"}, id="1-1")
     with pytest.raises(BadMessage, match="message 1 of forward-1 arrived damaged 9 times in a row"):
-        consumer.inbound(KEY).rewind(0), Line(consumer, consumer, 4).take_numbers(2)
+        consumer.inbound(KEY).rewind(0), QueuePair(consumer, consumer, 4).take_numbers(2)
 
 
 # Workers that are replaced
@@ -417,7 +417,7 @@ def test_a_message_that_stays_damaged_is_named(stack: ExitStack, server: RedisSe
 
 def test_a_killed_producer_is_replaced_and_the_consumer_goes_on(stack: ExitStack, server: RedisServer) -> None:
     consumer = worker(stack, 2, server.url)
-    line = Line(consumer, consumer, 4)
+    line = QueuePair(consumer, consumer, 4)
     with producer_process(server.url, incarnation=1, step=0, end=2000) as process:
         taken = line.take_numbers(100)
         process.send_signal(signal.SIGKILL)
@@ -433,7 +433,7 @@ def test_a_replacement_with_other_bits_is_found_out(stack: ExitStack) -> None:
     line.put(*range(8))
     line.take_numbers(8)
     line.producer.close()
-    replacement = Line(worker(stack, 3, url), line.consumer, 4)
+    replacement = QueuePair(worker(stack, 3, url), line.consumer, 4)
     replacement.put(4, 5)
     replacement.outbound.put(replacement.message(6, -torch.full((3,), 6.0)))
     with pytest.raises(Disagreement, match=r"message 6 of forward-1 \(step 1, microbatch 2\) lies in Redis with diff"):
@@ -447,7 +447,7 @@ def test_a_replacement_that_puts_the_same_again_adds_nothing(stack: ExitStack) -
     line.put(*range(10))
     line.take_numbers(10)
     line.producer.close()
-    replacement = Line(worker(stack, 3, server.url_of(number)), line.consumer, 4)
+    replacement = QueuePair(worker(stack, 3, server.url_of(number)), line.consumer, 4)
     for message in range(4, 12):
         replacement.outbound.put(replacement.message(message, incarnation=3))
     assert replacement.take_numbers(2) == [10, 11]
@@ -460,7 +460,7 @@ def test_a_replaced_consumer_takes_over_and_its_zombie_is_told(stack: ExitStack,
     old = line_at(stack, url)
     old.put(*range(30))
     assert old.take_numbers(6) == list(range(6))
-    new = Line(old.producer, worker(stack, 3, url), 4)
+    new = QueuePair(old.producer, worker(stack, 3, url), 4)
     new.inbound.rewind(1)
     assert new.take_numbers(10) == list(range(4, 14))
     with pytest.raises(Fenced, match="forward-1 is taken by incarnation 3 now; this worker is incarnation 2"):
@@ -474,7 +474,7 @@ def test_a_zombie_producer_does_no_harm(stack: ExitStack, hasty: None) -> None:
     zombie = line_at(stack, server.url_of(number))
     zombie.put(*range(10))
     zombie.take_numbers(6)
-    new = Line(worker(stack, 3, server.url_of(number)), zombie.consumer, 4)
+    new = QueuePair(worker(stack, 3, server.url_of(number)), zombie.consumer, 4)
     client = stack.enter_context(closing(server.client(number)))
     dice = random.Random(9)
     at = {"zombie": 10, "new": 4}
@@ -697,7 +697,7 @@ def test_a_queue_within_one_worker_needs_no_server(stack: ExitStack) -> None:
     server = shared_server()
     number = server.own_number()
     queues = worker(stack, 1, server.url_of(number), local={KEY})
-    line = Line(queues, queues, 4)
+    line = QueuePair(queues, queues, 4)
     line.put(*range(5))
     assert line.take_numbers(5) == list(range(5))
     queues.ring()
@@ -731,7 +731,7 @@ def test_a_full_producer_waits_says_so_and_goes_on_when_there_is_room(stack: Exi
             producer.outbound(KEY).trim(1)
 
     producer = worker(stack, 1, url, retain_bytes=5000, spill_bytes=0, waiting=waiting)
-    line = Line(producer, worker(stack, 2, url), 4)
+    line = QueuePair(producer, worker(stack, 2, url), 4)
     for number in range(5):
         line.outbound.put(line.message(number, torch.zeros(250)))
     assert len(reasons) == 3
@@ -742,7 +742,7 @@ def test_a_full_producer_waits_says_so_and_goes_on_when_there_is_room(stack: Exi
 
 def test_what_was_spilled_to_the_disk_is_put_again(stack: ExitStack, server: RedisServer, tmp_path: Path) -> None:
     terms = {"retain_bytes": 10_000, "spill_bytes": 10**6, "spill_folder": str(tmp_path)}
-    line = Line(worker(stack, 1, server.url, **terms), worker(stack, 2, server.url), 4)
+    line = QueuePair(worker(stack, 1, server.url, **terms), worker(stack, 2, server.url), 4)
     tensors = payloads(40, 700)
     put_all(line, tensors)
     take_all(line, tensors)
@@ -758,7 +758,7 @@ def test_closing_sends_what_was_put(stack: ExitStack) -> None:
     line.take()
     line.put(*range(1, 8))
     line.producer.close()
-    assert Line(line.consumer, line.consumer, 4).take_numbers(7) == list(range(1, 8))
+    assert QueuePair(line.consumer, line.consumer, 4).take_numbers(7) == list(range(1, 8))
 
 
 def test_queues_leave_nothing_open() -> None:

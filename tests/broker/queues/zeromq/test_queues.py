@@ -27,7 +27,7 @@ from stageline.broker.queues.zeromq.handshake import Handshake
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from support.paths import importing_tests
 from support.proxy import Flip, Proxy
-from support.queue_pair import KEY, RUN, Line, wait_for
+from support.queue_pair import KEY, RUN, QueuePair, wait_for
 from support.workspace import free_port
 
 LOOPBACK = "tcp://127.0.0.1:0"
@@ -46,9 +46,9 @@ def worker(stack: ExitStack, incarnation: int, url: str = LOOPBACK, **changed: A
     return stack.enter_context(closing(ZeroMQQueues(RUN, incarnation, url, terms)))
 
 
-def line_of(producer: ZeroMQQueues, consumer: ZeroMQQueues) -> Line:
+def line_of(producer: ZeroMQQueues, consumer: ZeroMQQueues) -> QueuePair:
     consumer.connect({KEY: producer.endpoint})
-    return Line(producer, consumer, 4)
+    return QueuePair(producer, consumer, 4)
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def test_a_replaced_consumer_takes_over_and_its_zombie_is_told(stack: ExitStack)
 
 def test_what_was_put_before_anybody_listened_arrives(stack: ExitStack) -> None:
     producer, consumer = worker(stack, 1), worker(stack, 2)
-    Line(producer, consumer, 4).put(*range(20))
+    QueuePair(producer, consumer, 4).put(*range(20))
     assert line_of(producer, consumer).take_numbers(20) == list(range(20))
 
 
@@ -151,7 +151,7 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing(stack: ExitStack
     producer, consumer = worker(stack, 1), worker(stack, 2)
     proxy = stack.enter_context(Proxy(producer.endpoint))
     consumer.connect({KEY: proxy.endpoint})
-    line = Line(producer, consumer, 4)
+    line = QueuePair(producer, consumer, 4)
     payloads = [torch.randn(elements) for _ in range(12)]
     for number, payload in enumerate(payloads):
         line.outbound.put(line.message(number, payload))
@@ -170,7 +170,7 @@ def test_a_damaged_byte_is_never_accepted_and_asked_for_again(
     producer, consumer = worker(stack, 1), worker(stack, 2)
     proxy = stack.enter_context(Proxy(producer.endpoint))
     consumer.connect({KEY: proxy.endpoint})
-    line = Line(producer, consumer, 4)
+    line = QueuePair(producer, consumer, 4)
     line.put(0)
     line.take()
     proxy.change = flip = Flip(dice.randrange(2000), dice.randrange(8))
@@ -181,11 +181,11 @@ def test_a_damaged_byte_is_never_accepted_and_asked_for_again(
     assert flip.fired
 
 
-def proxied(stack: ExitStack) -> tuple[Line, Proxy, Callable[[], None]]:
+def proxied(stack: ExitStack) -> tuple[QueuePair, Proxy, Callable[[], None]]:
     """A line, a proxy on its way, and what connects its consumer to that."""
     producer, consumer = worker(stack, 1), worker(stack, 2)
     proxy = stack.enter_context(Proxy(producer.endpoint))
-    return Line(producer, consumer, 4), proxy, lambda: consumer.connect({KEY: proxy.endpoint})
+    return QueuePair(producer, consumer, 4), proxy, lambda: consumer.connect({KEY: proxy.endpoint})
 
 
 def test_a_connection_without_any_answer_is_made_anew(
@@ -374,7 +374,7 @@ def test_whoever_waits_serves_the_others(stack: ExitStack) -> None:
 
 def test_a_queue_within_one_worker_needs_no_socket(stack: ExitStack) -> None:
     queues = worker(stack, 1, local={KEY})
-    line = Line(queues, queues, 4)
+    line = QueuePair(queues, queues, 4)
     line.put(*range(5))
     assert line.take_numbers(5) == list(range(5))
     queues.ring()

@@ -6,11 +6,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import time
-from typing import Self
+from typing import Any, Self
 
 import pytest
 import zmq
@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stageline.broker.codec.checksum import sealed
+from stageline.broker.control.open import open_server
 from stageline.broker.control.protocol import (
     CONTROL_VERSION,
     Answer,
@@ -44,16 +45,22 @@ from stageline.broker.control.protocol import (
 )
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig
-from stageline.broker.coordinator.server import serve
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
 from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.schedule import make_schedule
+from stageline.workers.process.broker_loop import serve_channel
 
 PATIENCE = 10_000  # milliseconds after which a test gives up waiting
 TERMS = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), lease=10.0, log_every=1)
 
 
-class Line:
+def serve(core: Coordinator, url: str, on_bound: Callable[[str], None] = lambda endpoint: None, **options: Any) -> None:
+    with closing(open_server(url)) as channel:
+        on_bound(channel.endpoint)
+        serve_channel(core, channel, **options)
+
+
+class BrokerPeer:
     """Somebody's line to the broker."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
@@ -77,17 +84,17 @@ class Line:
         return sentence
 
 
-Connect = Callable[[str], Line]
+Connect = Callable[[str], BrokerPeer]
 
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
     """Makes lines to an endpoint; they are closed after the test."""
-    lines: list[Line] = []
+    lines: list[BrokerPeer] = []
     with zmq.Context() as context:
 
-        def connect(endpoint: str) -> Line:
-            lines.append(Line(context, endpoint))
+        def connect(endpoint: str) -> BrokerPeer:
+            lines.append(BrokerPeer(context, endpoint))
             return lines[-1]
 
         yield connect
@@ -338,15 +345,18 @@ import pathlib, sys
 from time import time
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
-from stageline.broker.coordinator.server import serve
+from stageline.broker.control.open import open_server
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.schedule import make_schedule
+from stageline.workers.process.broker_loop import serve_channel
 
 store = SqliteStore(pathlib.Path(sys.argv[1]))
 terms = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), 10.0, 1)
 core = Coordinator(terms, store, run_of(store, "plan", sys.argv[3]), time())
 assert "torch" not in sys.modules
-serve(core, sys.argv[2], on_bound=lambda endpoint: print(endpoint, "bound", file=sys.stderr, flush=True))
+channel = open_server(sys.argv[2])
+print(channel.endpoint, "bound", file=sys.stderr, flush=True)
+serve_channel(core, channel)
 """
 
 

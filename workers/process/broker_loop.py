@@ -1,21 +1,18 @@
 """The broker process's loop: receives messages, lets the coordinator decide, sends what it returns."""
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from time import monotonic, time
 
 import structlog
 
 from stageline.broker.control.channel import Received, ServerChannel
-from stageline.broker.control.open import open_server
 from stageline.broker.control.protocol import CONTROL_VERSION, Refused, decode_to_broker, encode
+from stageline.broker.coordinator.assignments import Outgoing
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.events import EventLog
+from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.pipeline.exit_code import ExitCode
-
-from .assignments import Outgoing
-from .coordinator import Coordinator
-from .events import EventLog
-from .run_state import RunState
 
 TURN = 0.05  # seconds that a turn waits for the first message
 LINGER = 30.0  # seconds that a broker stays after its run and its workers, to answer how it ended
@@ -30,25 +27,6 @@ _UNREADABLE = Refused(
 log = structlog.get_logger()
 
 
-def serve(
-    coordinator: Coordinator,
-    url: str,
-    *,
-    stop: Callable[[], bool] = lambda: False,
-    on_bound: Callable[[str], None] = lambda endpoint: None,
-    linger: float = LINGER,
-) -> None:
-    """Serves until `stop()` is true, or the run is over and the broker is no longer needed.
-
-    `stop` is called some twenty times a second; `on_bound` is called with the endpoint that can be connected to.
-    `linger`: seconds to stay after the run for commands that ask about it. Raises `EndpointTaken`, `StoreUnusable`;
-    at a Redis server `RedisUnfit`, and `RedisAway` if it is not there at the start.
-    """
-    with closing(open_server(url)) as channel:
-        on_bound(channel.endpoint)
-        serve_channel(coordinator, channel, stop=stop, linger=linger)
-
-
 def serve_channel(
     coordinator: Coordinator,
     channel: ServerChannel,
@@ -56,15 +34,19 @@ def serve_channel(
     stop: Callable[[], bool] = lambda: False,
     linger: float = LINGER,
 ) -> None:
-    """`serve` on a channel that is open."""
-    clock, departure = wall_clock(), _Departure(coordinator, linger)
+    """Serves until `stop()` is true, or the run is over and the broker is no longer needed.
+
+    `stop` is called some twenty times a second. `linger`: seconds to stay after the run for commands that ask about it.
+    Raises `StoreUnusable`.
+    """
+    clock, departure = _wall_clock(), _Departure(coordinator, linger)
     while not (stop() or departure.is_due()):
         received = channel.receive(TURN)
         if received is not None:  # else the coordinator learns from its next turn that it was away
             _turn(coordinator, channel, received, clock)
 
 
-def wall_clock() -> Callable[[], float]:
+def _wall_clock() -> Callable[[], float]:
     """Seconds since the epoch as of now, from then on by a clock that is never set back."""
     offset = time() - monotonic()
     return lambda: monotonic() + offset

@@ -1,0 +1,67 @@
+"""What the files of a checkout say by themselves: statements, class names, rooms, and which modules have a test."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PRODUCT = ("pipeline", "broker", "workers")
+ALL = (*PRODUCT, "tests", "benchmarks")
+
+
+def files(root: Path, *folders: str) -> Iterator[Path]:
+    """The Python files of `folders`."""
+    for folder in folders:
+        yield from sorted((root / folder).rglob("*.py"))
+
+
+def lines(root: Path) -> int:
+    """The number of lines of the product."""
+    return sum(len(path.read_text().splitlines()) for path in files(root, *PRODUCT))
+
+
+def statements(root: Path) -> int:
+    """The number of statements of the product, without docstrings."""
+    return sum(map(_statements, files(root, *PRODUCT)))
+
+
+def _statements(path: Path) -> int:
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.stmt)]
+    return sum(not _is_docstring(node) for node in nodes)
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def ambiguous_classes(root: Path) -> dict[str, list[str]]:
+    """The class names that are defined in more than one file of the project, with these files."""
+    places: dict[str, set[str]] = defaultdict(set)
+    for path in files(root, *ALL):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].add(str(path.relative_to(root)))
+    return {name: sorted(found) for name, found in sorted(places.items()) if len(found) > 1}
+
+
+def modules(root: Path) -> list[Path]:
+    """The product's modules, without the `__init__` files."""
+    return [path for path in files(root, *PRODUCT) if path.stem not in ("__init__", "__main__")]
+
+
+def modules_with_tests(root: Path) -> list[Path]:
+    """The modules that have a test of their name, in the mirrored folder where the tests have folders."""
+    return [path for path in modules(root) if _has_test(root, path)]
+
+
+def _has_test(root: Path, module: Path) -> bool:
+    name, tests = f"test_{module.name}", root / "tests"
+    return (tests / module.parent.relative_to(root) / name).exists() or (tests / name).exists()
+
+
+def largest_folder(root: Path) -> tuple[str, int]:
+    """The folder of the product with the most modules, and their number."""
+    count: dict[str, int] = defaultdict(int)
+    for path in modules(root):
+        count[str(path.parent.relative_to(root))] += 1
+    return max(count.items(), key=lambda item: item[1])

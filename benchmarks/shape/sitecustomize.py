@@ -1,0 +1,179 @@
+"""Python imports this file first in each process of the traced run: it installs the traces of `ways.py`.
+
+A trace is installed when the module that it watches has been imported.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FrameType, ModuleType
+from typing import Any
+
+ROOT, OUT = os.environ["SHAPE_ROOT"], os.environ["SHAPE_OUT"]
+PRODUCT = tuple(os.path.join(ROOT, name) + os.sep for name in ("pipeline", "broker", "workers"))
+WARM = 20  # heartbeats and steps that pass before the trace
+
+
+class Way:
+    """Collects the product's files that have a line executed, in this thread, between `begin` and `end`."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.files: set[str] = set()
+        self.open = self.done = False
+
+    def begin(self) -> None:
+        self.open = True
+        frame: FrameType | None = sys._getframe(2)  # the caller of the method that is watched
+        while frame is not None:
+            frame.f_trace = self._line
+            frame = frame.f_back
+        sys.settrace(self._line)
+
+    def end(self) -> None:
+        sys.settrace(None)
+        self.open, self.done = False, True
+        real = {os.path.realpath(name) for name in self.files}
+        ours = sorted(os.path.relpath(name, ROOT) for name in real if name.startswith(PRODUCT))
+        with open(os.path.join(OUT, f"{self.kind}.txt"), "w") as file:
+            file.write("\n".join(ours))
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        if self.open and event in ("line", "call"):
+            self.files.add(frame.f_code.co_filename)
+        return self._line
+
+
+def owner_of(module: ModuleType, method: str) -> type:
+    """The first class of `module` that has `method`."""
+    here = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+    return next(each for each in here if method in vars(each))
+
+
+def is_at(instruction: Any, kind: str) -> bool:
+    """Whether it is this action of stage 1 on the microbatch that is traced. Executes nothing of the product."""
+    if instruction is None or instruction.step != WARM:
+        return False
+    action = instruction.action
+    return (action.stage, action.microbatch, str.__str__(action.kind)) == (1, 2, kind)
+
+
+def trace_microbatch(module: ModuleType) -> None:
+    owner, way = owner_of(module, "poll"), Way("microbatch")
+    plain = owner.poll
+
+    def poll(self: Any, *arguments: Any, **options: Any) -> Any:
+        before = self._machine.instruction
+        if not way.open and not way.done and is_at(before, "F"):
+            way.begin()
+        result = plain(self, *arguments, **options)
+        if way.open and is_at(before, "B") and self._machine.instruction is not before:
+            way.end()
+        return result
+
+    owner.poll = poll
+
+
+def trace_heartbeat_of_worker(module: ModuleType) -> None:
+    owner, way, count = owner_of(module, "due"), Way("heartbeat-worker"), 0
+    if "--index" not in sys.argv or sys.argv[sys.argv.index("--index") + 1] != "1":
+        return
+    plain_due, plain_hear = owner.due, owner.hear
+
+    def due(self: Any, *arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count >= WARM and not way.open and not way.done:
+            way.begin()
+        return plain_due(self, *arguments)
+
+    def hear(self: Any, message: Any, *arguments: Any) -> Any:
+        try:
+            return plain_hear(self, message, *arguments)
+        finally:
+            if way.open and type(message).__name__ == "Heard":
+                way.end()
+
+    owner.due, owner.hear = due, hear
+
+
+BROKER = Way("heartbeat-broker")
+
+
+def trace_receiving_of_broker(module: ModuleType) -> None:
+    owner, count = next(each for name, each in vars(module).items() if name.endswith(("Office", "ServerChannel"))), 0
+    name = "heard" if hasattr(owner, "heard") else "receive"
+    plain = getattr(owner, name)
+
+    def receive(self: Any, *arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 3 * WARM:
+            BROKER.begin()
+        return plain(self, *arguments)
+
+    setattr(owner, name, receive)
+
+
+def trace_deciding_of_broker(module: ModuleType) -> None:
+    owner, handled = owner_of(module, "tick"), 0
+    plain_tick, plain_handle = owner.tick, owner.handle
+
+    def tick(self: Any, *arguments: Any) -> Any:
+        if BROKER.open and handled > 30:
+            BROKER.end()
+        open_, BROKER.open = BROKER.open, False  # what is due without being asked is not on the way
+        try:
+            return plain_tick(self, *arguments)
+        finally:
+            BROKER.open = open_ and not BROKER.done
+
+    def handle(self: Any, sender: Any, message: Any, *arguments: Any) -> Any:
+        nonlocal handled
+        report = type(message).__name__ == "Report" and bool(message.steps)
+        handled += BROKER.open and report
+        open_, BROKER.open = BROKER.open, BROKER.open and report
+        try:
+            return plain_handle(self, sender, message, *arguments)
+        finally:
+            BROKER.open = open_
+
+    owner.tick, owner.handle = tick, handle
+
+
+WATCHED: dict[str, Callable[[ModuleType], None]] = {
+    "stageline.workers.runtime.loop": trace_microbatch,
+    "workers.worker": trace_microbatch,
+    "stageline.workers.control.session": trace_heartbeat_of_worker,
+    "workers.correspondence": trace_heartbeat_of_worker,
+    "stageline.broker.control.zeromq_channel": trace_receiving_of_broker,
+    "broker.posts.zeromq": trace_receiving_of_broker,
+    "stageline.broker.coordinator.coordinator": trace_deciding_of_broker,
+    "broker.core": trace_deciding_of_broker,
+}
+
+
+class Installer:
+    """A finder of modules that installs a trace once the module it watches has been executed."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        install = WATCHED.pop(name, None)
+        if install is None:
+            return None
+        others = [each for each in sys.meta_path if each is not Installer]
+        spec: ModuleSpec | None = next((s for each in others if (s := each.find_spec(name, path, target))), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def executed(module: ModuleType) -> None:
+                execute(module)
+                install(module)
+
+            spec.loader.exec_module = executed  # type: ignore[method-assign]
+        return spec
+
+
+if PathFinder in sys.meta_path:
+    sys.meta_path.insert(0, Installer)  # type: ignore[arg-type]
