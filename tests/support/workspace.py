@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import structlog
+
 from stageline.workers.cli.app import run
 from support.fork_server import ForkedCommand, ForkServer
 
@@ -124,7 +126,10 @@ class Workspace:
     def here(self, *arguments: str) -> int:
         """Runs a command in this process, in the folder of the workspace; returns its exit code."""
         with contextlib.chdir(self.folder):
-            return run(arguments)
+            try:
+                return run(arguments)
+            finally:
+                structlog.reset_defaults()  # a command logs to what is stderr now, and will be closed after the test
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
