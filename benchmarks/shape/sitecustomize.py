@@ -59,16 +59,22 @@ def is_at(instruction: Any, kind: str) -> bool:
     return (action.stage, action.microbatch, str.__str__(action.kind)) == (1, 2, kind)
 
 
+def current(loop: Any) -> Any:
+    """The instruction that `loop` is at."""
+    machine = loop._machine
+    return machine.instruction if hasattr(machine, "instruction") else getattr(machine.command, "instruction", None)
+
+
 def trace_microbatch(module: ModuleType) -> None:
     owner, way = owner_of(module, "poll"), Way("microbatch")
     plain = owner.poll
 
     def poll(self: Any, *arguments: Any, **options: Any) -> Any:
-        before = self._machine.instruction
+        before = current(self)
         if not way.open and not way.done and is_at(before, "F"):
             way.begin()
         result = plain(self, *arguments, **options)
-        if way.open and is_at(before, "B") and self._machine.instruction is not before:
+        if way.open and is_at(before, "B") and current(self) is not before:
             way.end()
         return result
 
@@ -79,7 +85,8 @@ def trace_heartbeat_of_worker(module: ModuleType) -> None:
     owner, way, count = owner_of(module, "due"), Way("heartbeat-worker"), 0
     if "--index" not in sys.argv or sys.argv[sys.argv.index("--index") + 1] != "1":
         return
-    plain_due, plain_hear = owner.due, owner.hear
+    name = "hear" if hasattr(owner, "hear") else "receive"
+    plain_due, plain_receive = owner.due, getattr(owner, name)
 
     def due(self: Any, *arguments: Any) -> Any:
         nonlocal count
@@ -88,14 +95,15 @@ def trace_heartbeat_of_worker(module: ModuleType) -> None:
             way.begin()
         return plain_due(self, *arguments)
 
-    def hear(self: Any, message: Any, *arguments: Any) -> Any:
+    def receive(self: Any, message: Any, *arguments: Any) -> Any:
         try:
-            return plain_hear(self, message, *arguments)
+            return plain_receive(self, message, *arguments)
         finally:
             if way.open and type(message).__name__ == "Heard":
                 way.end()
 
-    owner.due, owner.hear = due, hear
+    owner.due = due
+    setattr(owner, name, receive)
 
 
 BROKER = Way("heartbeat-broker")
