@@ -111,7 +111,7 @@ def lose_records(run: WholeRun) -> None:
         file.unlink()
 
 
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("damaged", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_resumed_run_without_records_goes_on_with_its_snapshots(
     damaged: bool, fork_server: ForkServer, tmp_path: Path
 ) -> None:
@@ -185,8 +185,15 @@ def test_with_all_others_damaged_too_the_run_does_not_go_on_and_names_all(
     assert [steps_of(run, stage) for stage in (0, 1)] == before
 
 
-@pytest.mark.parametrize("url", ["tcp://127.0.0.1:0", "redis"])
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("url", "mode"),
+    [
+        ("tcp://127.0.0.1:0", "sync"),
+        ("redis", "async"),
+        pytest.param("tcp://127.0.0.1:0", "async", marks=pytest.mark.slow),
+        pytest.param("redis", "sync", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_messages_of_before_do_not_stand_in_the_way(
     url: str, mode: str, stage: int, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path: Path
@@ -201,7 +208,10 @@ def test_messages_of_before_do_not_stand_in_the_way(
     assert came_to(resumed) == undisturbed(*sets[1:])
 
 
-@pytest.mark.parametrize("kills", [[("worker-1", 3), ("worker-0", 9)], [("broker", 5)], [("broker", 60)]])
+@pytest.mark.parametrize(
+    "kills",
+    [[("worker-1", 3), ("worker-0", 9)], *(pytest.param([("broker", n)], marks=pytest.mark.slow) for n in (5, 60))],
+)
 def test_a_run_that_has_gone_back_loses_processes_like_any_other(
     kills: list[Kill], fork_server: ForkServer, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:

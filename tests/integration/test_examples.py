@@ -23,6 +23,7 @@ def measured(plan: Plan, trained: ReferenceResult, metric: str) -> float:
         return float(load_function(metric, EXAMPLES / plan.run.name, "metric")(model(held_out[0]), held_out[1]))
 
 
+@pytest.mark.slow
 def test_digits_are_recognised_with_every_epoch_ending_in_a_smaller_batch() -> None:
     plan, plain = read_plan(EXAMPLES / "digits"), recipe(EXAMPLES / "digits", steps=230)
     source = load_source(plan)

@@ -104,6 +104,7 @@ def test_where_the_broker_is_only_its_user_can_read(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [runs.BROKER]
 
 
+@pytest.mark.slow
 def test_a_password_in_the_environment_reaches_all_workers_and_nothing_else(workspace: Workspace) -> None:
     """Not a command line, where `ps` shows it, nor a file of the run, before it is interrupted and after."""
     settings = ("--set", "run.steps=300", "--set", "recovery.restarts=1", "--set", "recovery.snapshot_every=20")

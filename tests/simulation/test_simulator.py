@@ -210,16 +210,19 @@ def test_a_request_that_is_said_only_once_may_be_lost_for_ever(monkeypatch):
     assert "every worker has been waiting for another" in first_wrong()
 
 
+@pytest.mark.slow
 def test_old_records_that_are_trusted_place_workers_where_nothing_is_left(monkeypatch):
     monkeypatch.setattr(Registration, "_outdates_records", lambda registration, hello: False)
     assert first_wrong(having(PlannedFault.OLD_RECORDS)) != "nothing"
 
 
+@pytest.mark.slow
 def test_if_all_who_knew_better_are_gone_old_records_place_workers_where_nothing_is_left_too(monkeypatch):
     monkeypatch.setattr(Assignments, "has_lost_its_start", lambda assignments, hello: False)
     assert "no end in sight" in first_wrong(having(PlannedFault.POWER))
 
 
+@pytest.mark.slow
 def test_a_broker_with_old_records_that_heeds_no_newer_checkpoint_ruins_the_run(monkeypatch):
     monkeypatch.setattr(Assignments, "records_lack_checkpoint", lambda assignments, complete, member: False)
     assert first_wrong(having(PlannedFault.OLD_RECORDS)) != "nothing"
