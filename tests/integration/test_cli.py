@@ -52,6 +52,7 @@ def test_train_ends_with_one_line_of_json_and_keeps_it_with_the_plan_in_the_runs
     assert in_memory["losses"] == result["losses"]
 
 
+@pytest.mark.slow
 def test_train_for_people_ends_with_what_it_came_to_and_the_timetable_as_it_ran(workspace, capsys):
     code = workspace.here("train", ".")
     ended = capsys.readouterr()

@@ -43,6 +43,7 @@ def test_a_hang_that_holds_the_interpreter_is_named_within_the_lease_and_replace
     assert going.end()["facts"]["restarts"] == 1
 
 
+@pytest.mark.slow
 def test_a_hanging_worker_whose_place_a_spare_has_is_ended(fork_server: ForkServer, tmp_path: Path) -> None:
     """Nobody looked at it any more once its place was taken, and it kept its memory until the run was over."""
     plan = plan_in(tmp_path)

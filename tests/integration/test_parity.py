@@ -111,9 +111,20 @@ def is_in_pairwise_part(example: str, turn: int, choice: int) -> bool:
     return taken and turn // 2 % len(MICROBATCHES[example]) == choice
 
 
+def is_quick(example: str, schedule: str) -> bool:
+    """chargpt takes long: each time with the simplest schedule and with the one that interleaves stages."""
+    return example != "chargpt" or schedule in ("gpipe", "interleaved-1f1b")
+
+
 @pytest.mark.parametrize("pairwise", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["pairwise", "the rest"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("example", CUTS)
+@pytest.mark.parametrize(
+    ("example", "schedule"),
+    [
+        pytest.param(example, schedule, marks=() if is_quick(example, schedule) else pytest.mark.slow)
+        for example in CUTS
+        for schedule in SCHEDULES
+    ],
+)
 def test_in_one_process_every_placement_and_schedule_gives_the_plain_loops_weights(
     example, schedule, pairwise, tmp_path
 ):

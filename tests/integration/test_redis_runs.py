@@ -60,7 +60,15 @@ def cut_off_from_all(server: RedisServer) -> None:
 
 @pytest.mark.parametrize(
     "happens",
-    [restarted, away_for_a_while, emptied, restarted_without_its_file, paused, frozen, cut_off_from_all],
+    [
+        restarted,
+        emptied,
+        frozen,
+        *(
+            pytest.param(happens, marks=pytest.mark.slow)
+            for happens in (away_for_a_while, restarted_without_its_file, paused, cut_off_from_all)
+        ),
+    ],
     ids=lambda happens: happens.__name__,
 )
 def test_the_run_ends_as_if_nothing_had_been_when_its_server_is(

@@ -6,6 +6,8 @@ import signal
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from stageline.broker.stores.sqlite import SqliteStore
 from support.workspace import Command, free_port, until
 
@@ -73,6 +75,7 @@ def test_a_broker_that_is_killed_and_resumes_the_run_leaves_those_at_work_where_
     assert came_to == {**came_to, **undisturbed(workspace, capsys)}
 
 
+@pytest.mark.slow
 def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(workspace, tmp_path, capsys):
     """The broker and two workers are started by hand; the newest checkpoint is damaged on the second machine."""
     url = f"tcp://127.0.0.1:{free_port()}"

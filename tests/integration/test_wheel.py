@@ -107,6 +107,7 @@ def test_train_runs_a_plan_beside_files_of_those_names(installed, folder):
     assert (result["schema"], result["steps"]) == ("train/1", 6)
 
 
+@pytest.mark.slow
 def test_files_of_those_names_may_hold_the_users_own_model_and_data(workspace, capsys):
     assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
     expected = json.loads(capsys.readouterr().out)["weights_sha256"]

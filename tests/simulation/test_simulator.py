@@ -103,6 +103,7 @@ def test_a_failing_seed_says_how_to_run_it_again(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_snapshots_of_a_former_owner_that_count_complete_a_checkpoint_that_its_successor_has_yet_to_reach(monkeypatch):
     monkeypatch.setattr(CheckpointTracker, "forget", lambda checkpoints, stages: None)
     monkeypatch.setattr(Ledger, "go_back", lambda ledger, stages, step: None)
