@@ -28,7 +28,7 @@ _REASONS = {
 def bind(socket: zmq.Socket[Any], url: str) -> str:
     """Binds `socket` to `url` and returns the endpoint to connect to. Raises `EndpointTaken`, naming who has it."""
     if url.startswith("ipc://"):
-        _refuse_served_path(url)  # ZeroMQ would silently take the path away from whoever serves it
+        _refuse_served_path(url)  # ZeroMQ would silently take the path away from the process that serves it
     try:
         socket.bind(url)
     except zmq.ZMQError as error:
@@ -47,7 +47,7 @@ def listening(socket: zmq.Socket[Any], url: str) -> Iterator[str]:
     finally:
         # As long as the socket listens, which it still does, no other broker is given its path.
         if mine is not None and _socket_file(url) == mine:
-            with suppress(OSError):  # a file that stays is in nobody's way
+            with suppress(OSError):  # a file that stays does no harm
                 os.unlink(url.removeprefix("ipc://"))
 
 

@@ -5,7 +5,7 @@
     stageline:{NAME}:store:step    hash     "STAGE SLOT" -> "STEP TIMES"; a ring: slot is step modulo the steps kept
     stageline:{NAME}:store:loss    hash     step -> loss; nothing for none
 
-Whoever changes it takes it over with its first change: every other is made on the condition that the owner is still the
+A broker takes ownership with its first change; every later change is made on the condition that the owner is still the
 same, so that two brokers cannot undo each other. A server without an append-only file forgets it all when it restarts.
 """
 

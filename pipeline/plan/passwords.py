@@ -1,4 +1,4 @@
-"""What nobody but the server shall see of an address: its password. All that is shown, kept or sent goes through here.
+"""Hides the passwords in addresses: every address that is shown, kept or sent goes through here.
 
 redis://trainer:secret@host:6379/0?ssl_password=more  ->  redis://trainer@host:6379/0
 """

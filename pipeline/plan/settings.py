@@ -11,7 +11,7 @@ from .tables import Key, leaves
 
 PREFIX = "STAGELINE_"
 
-# Two ways to say one thing: whoever says it one way overrules a lower origin that said it the other way.
+# Two keys for one thing: a higher origin that sets one overrules a lower origin that set the other.
 _RIVALS: dict[Key, Key] = {
     ("run", "steps"): ("run", "epochs"),
     ("run", "epochs"): ("run", "steps"),
