@@ -8,9 +8,12 @@ STARTING ──> RECONNECTING ──┬──> RECONCILING ──┬──> CHOO
 RECONCILING is also entered from every later state of a run that is not over, when a worker proves the records
 lost or stale. From there the run continues at WAITING, as after every restart.
 
-RUNNING, STOPPING ──(all workers finished)──> FINISHED ──┐
-any but STARTING ──(its stop is due)────────> STOPPED  ──┼──(another stop request)──> DISMISSED
-any ──(failure)─────────────────────────────> FAILED   ──┘
+RUNNING, STOPPING ──(all workers finished)──────────> FINISHED ──┐
+any but STARTING and RUNNING ──(its stop is due)────> STOPPED  ──┼──(another stop request)──> DISMISSED
+any that is not over ──(failure)────────────────────> FAILED   ──┘
+
+From the records, STARTING reaches FINISHED and FAILED too; so do RECONNECTING and WAITING reach FINISHED, by reports
+of workers that finished while the broker was away.
 """
 
 from collections.abc import Mapping

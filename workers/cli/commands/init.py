@@ -20,15 +20,16 @@ def init(folder: Path) -> None:
     """
     texts = _texts()
     if existing := [name for name in texts if (folder / name).exists()]:
+        where = "this folder" if folder == Path() else folder
         raise click.UsageError(
-            f"{folder} already holds {', '.join(existing)}, and nothing is overwritten; name another folder"
+            f"{where} already holds {', '.join(existing)}, and nothing is overwritten; name another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     click.echo(f"wrote {', '.join(str(folder / name) for name in texts)}")
-    where = () if folder == Path() else (str(folder),)
-    click.echo(f"train it with: {shlex.join(('stageline', 'train', *where))}")
+    named = () if folder == Path() else (str(folder),)
+    click.echo(f"train it with: {shlex.join(('stageline', 'train', *named))}")
 
 
 def _texts() -> dict[str, str]:
