@@ -19,8 +19,6 @@ of workers that finished while the broker was away.
 from collections.abc import Mapping
 from enum import StrEnum
 
-from stageline.broker.errors import BrokerError
-
 
 class RunState(StrEnum):
     """What the broker is doing for the run."""
@@ -52,7 +50,7 @@ class RunEvent(StrEnum):
     FAILURE = "failure"
 
 
-class IllegalRunEvent(BrokerError):
+class IllegalRunEvent(Exception):
     """An event that cannot happen in the run's state: a bug in the coordinator."""
 
 

@@ -122,7 +122,10 @@ def address(schemes: Mapping[str, str], *names: str) -> Accepts:
 
 
 def _matching(pattern: str, what: str) -> Accepts:
-    return Accepts(what, core_schema.str_schema(strict=True, pattern=f"^({pattern})$"))
+    # Python's engine, by which the default names of runs are made: its \w is not that of pydantic's own. Its $ would
+    # let a last line feed pass.
+    whole = rf"^({pattern})(?!\n)$"
+    return Accepts(what, core_schema.str_schema(strict=True, pattern=whole, regex_engine="python-re"))
 
 
 def _either(names: Sequence[str]) -> str:

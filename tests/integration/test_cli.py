@@ -66,7 +66,7 @@ def test_train_for_people_ends_with_what_it_came_to_and_the_timetable_as_it_ran(
     timetable = ended.out.partition("as it ran")[2]
     assert [row.split()[1] for row in timetable.splitlines() if row.startswith("worker ")] == ["0", "1"]
     assert "\x1b" not in ended.out + ended.err
-    assert "stageline: running" in ended.err
+    assert "stageline: finished" in ended.err
 
 
 def test_a_metric_that_is_no_finite_number_is_told_as_what_it_is(workspace, capsys):

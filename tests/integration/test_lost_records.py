@@ -33,7 +33,7 @@ def test_workers_go_on_under_a_broker_that_has_lost_its_records(workspace: Works
     for file in folder.glob("broker.sqlite*"):
         file.unlink()
     second = workspace.start(*broker)
-    until(second.stderr, "which are lost, or too old")
+    until(second.stderr, "which are lost or stale")
     until(second.stderr, "2 workers keep running")
     assert [worker.wait() for worker in workers] == [0, 0]
     assert second.wait() == 0

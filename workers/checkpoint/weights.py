@@ -8,13 +8,15 @@ from torch import Tensor
 from stageline.pipeline.digest import TensorDigest, tensor_digests
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish
-from stageline.workers.disk.tensor_file import read_tensors, write_tensors
+from stageline.workers.disk.tensor_file import Unsaveable, read_tensors, write_tensors
+
+from .directory import SnapshotFailed
 
 
 def save_weights(stages: Mapping[int, Stage], folder: Path) -> dict[str, TensorDigest]:
     """Writes `stage-N.safetensors` for each stage into `folder`; returns the digests of what was written.
 
-    Raises `OSError` and `Unsaveable`.
+    Raises `SnapshotFailed` if they cannot be written, or read back as they are.
     """
     make_folder(folder)
     digests: dict[str, TensorDigest] = {}
@@ -25,6 +27,8 @@ def save_weights(stages: Mapping[int, Stage], folder: Path) -> dict[str, TensorD
         try:
             write_tensors(draft, state)
             publish(draft, file)
+        except (OSError, Unsaveable) as error:
+            raise SnapshotFailed(f"the trained weights of stage {index} cannot be kept in {file}: {error}") from error
         finally:
             draft.unlink(missing_ok=True)
         digests |= tensor_digests(state)

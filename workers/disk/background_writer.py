@@ -62,15 +62,19 @@ class BackgroundWriter:
             self._changed.wait_for(lambda: self.failure or self._idle, timeout)
             return self._idle
 
-    def close(self, timeout: float | None = None) -> bool:
-        """Ends the thread once all jobs are done or one failed. Jobs that have not begun after `timeout` seconds are
-        dropped. Returns whether the thread has ended: a job may still be running."""
-        self.flush(timeout)
+    def close(self, timeout: float | None = None, *, drop: bool = True) -> None:
+        """Ends the thread once all jobs are done or one failed; waits for that up to `timeout` seconds.
+
+        Jobs that have not begun by then are dropped, or, without `drop`, done as long as the process lives.
+        """
+        if drop:
+            self.flush(timeout)
         with self._changed:
             self._closing = True
-            self._drop()
+            if drop:
+                self._drop()
+            self._changed.notify_all()
         self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     @property
     def _idle(self) -> bool:

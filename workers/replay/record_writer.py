@@ -39,7 +39,7 @@ class RecordWriter:
         self._start = start
         self._every = plan.recovery.snapshot_every  # a file holds the steps between two snapshots
         self._files: dict[Path, BinaryIO] = {}
-        self._writer = BackgroundWriter("recorder", BACKLOG, _report)
+        self._writer = BackgroundWriter("recorder", BACKLOG, self._fail)
         self._writer.submit(self._describe)
 
     def record(self, stage: int, direction: Direction, message: Message) -> None:
@@ -52,11 +52,9 @@ class RecordWriter:
         self._writer.submit(partial(self._delete_before, complete))
 
     def close(self, timeout: float | None = None) -> None:
-        """Ends the thread once everything handed over is written, or after `timeout` seconds."""
-        if self._writer.close(timeout):
-            for file in self._files.values():
-                with suppress(OSError):  # a full disk was reported when it was written to
-                    file.close()
+        """Waits until everything handed over is written, up to `timeout` seconds; the thread goes on after that."""
+        self._writer.submit(self._close_files)
+        self._writer.close(timeout, drop=False)
 
     def _describe(self) -> None:
         for records in self._records.values():
@@ -78,6 +76,11 @@ class RecordWriter:
                         file.close()
                     path.unlink(missing_ok=True)
 
+    def _fail(self, error: Exception) -> None:
+        log.warning("recording ends", reason=str(error))
+        self._close_files()
 
-def _report(error: Exception) -> None:
-    log.warning("recording ends", reason=str(error))
+    def _close_files(self) -> None:
+        while self._files:
+            with suppress(OSError):  # a full disk was reported when it was written to
+                self._files.popitem()[1].close()

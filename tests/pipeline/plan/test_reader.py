@@ -49,6 +49,7 @@ def test_a_plan_that_an_editor_began_with_a_byte_order_mark_is_read(file: Path) 
 def test_a_folder_whose_name_makes_no_run_name_is_adapted(tmp_path: Path) -> None:
     odd = tmp_path / "my plan (2)" / "stageline.toml"
     assert from_mapping(TABLES_OF_SMALLEST, file=odd).run.name == "my-plan-2"
+    assert from_mapping(TABLES_OF_SMALLEST, file=tmp_path / "x²" / "stageline.toml").run.name == "x²"
     assert from_mapping(TABLES_OF_SMALLEST, file="/stageline.toml").run.name == "run"
     assert from_mapping(TABLES_OF_SMALLEST).run.name == "run"
 

@@ -86,7 +86,7 @@ def test_the_first_failure_ends_the_writing_and_lets_no_submission_wait():
     writer.submit(lambda: done.append(2), size=1)
     writer.submit(lambda: done.append(3), size=1)
     assert not writer.flush()
-    assert writer.close()
+    writer.close()
     assert failures == [writer.failure]
     assert not done
 
@@ -97,8 +97,21 @@ def test_closing_drops_what_has_not_begun_in_time():
     writer.submit(gate)
     assert gate.begun.wait(30)
     writer.submit(lambda: done.append(1))
-    assert not writer.close(0.01)
+    writer.close(0.01)
     writer.submit(lambda: done.append(2))
     gate.may_end.set()
-    assert writer.close(30)
+    writer.close(30)
     assert not done
+
+
+def test_without_dropping_all_jobs_are_done_though_closing_did_not_wait_for_them():
+    gate, done, ended = Gate(), [], threading.Event()
+    writer = BackgroundWriter("test", limit=1)
+    writer.submit(gate)
+    assert gate.begun.wait(30)
+    writer.submit(lambda: done.append(1))
+    writer.submit(ended.set)
+    writer.close(0.01, drop=False)
+    gate.may_end.set()
+    assert ended.wait(30)
+    assert done == [1]
