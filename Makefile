@@ -1,7 +1,7 @@
 # `make train` runs the main job, `make test` the checks; both need nothing but Python >= 3.11.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/pytest -n 3 --dist worksteal
+PYTEST := $(BIN)/pytest -n 4 --dist worksteal
 RUN := PYTHONPATH=tests $(BIN)/python -m
 
 .PHONY: train test test-all lint faults fuzz simulate bench docker-test shape clean

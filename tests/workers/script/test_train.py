@@ -11,8 +11,8 @@ from support.paths import EXAMPLES
 
 def test_a_plan_runs_from_a_script(tmp_path):
     sets = ("run.steps=6", f"run.dir={tmp_path}")
-    trained = train(EXAMPLES / "digits", *sets)
-    assert trained.result.weights_sha256 == reference.reference_digest(EXAMPLES / "digits", steps=6)
+    trained = train(EXAMPLES / "mlp", *sets)
+    assert trained.result.weights_sha256 == reference.reference_digest(EXAMPLES / "mlp", steps=6)
     assert reference.weights_sha256(trained.state_dict()) == trained.result.weights_sha256
     assert trained.folder.parent == tmp_path
 
