@@ -83,7 +83,7 @@ class ForkServer:
                 [sys.executable, "-m", "support.forked", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=importing_tests(),
+                env={**importing_tests(), "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
         atexit.register(self.close)
