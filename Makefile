@@ -15,7 +15,7 @@ test: lint
 
 # The tests that `make test` leaves out: whole matrices, long runs, more seeds.
 test-all: .venv/ready
-	$(PYTEST) -m slow
+	$(PYTEST) -n 2 -o timeout=300 -m slow
 
 lint: .venv/ready build/types/stageline
 	$(BIN)/ruff check .
