@@ -1,7 +1,6 @@
 """Timetables as SVG, of planned and of measured schedules."""
 
 import runpy
-from random import Random
 from xml.etree import ElementTree
 
 import pytest
@@ -10,25 +9,10 @@ from stageline.pipeline.schedule import Action, Kind, make_schedule, schedule_na
 from stageline.pipeline.schedule.check import Costs, Timed, check_schedule
 from stageline.pipeline.timetable import draw_svg
 from support.paths import DOCS
-from support.shapes import line, looped
+from support.shapes import looped
+from support.timetables import measured, planned
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def planned(stages: int = 2, microbatches: int = 3) -> list[Timed]:
-    return list(check_schedule(make_schedule("1f1b", line(stages), microbatches)).timed)
-
-
-def measured(seed: int, workers: int = 2) -> list[Timed]:
-    random = Random(seed)
-    timed = []
-    for worker, actions in enumerate(make_schedule("1f1b", line(workers), 4).workers):
-        now = 1_700_000_000.0
-        for action in actions:
-            start = now + random.random() * 0.001
-            now = start + random.random() * 0.004
-            timed.append(Timed(worker, action, start, now))
-    return timed
 
 
 def drawn(image: str) -> ElementTree.Element:

@@ -1,7 +1,5 @@
 """Timetables as text, of planned and of measured schedules."""
 
-from random import Random
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,27 +7,12 @@ from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.pipeline.schedule.check import Costs, Timed, check_schedule
 from stageline.pipeline.timetable import draw_text
 from support.shapes import line
+from support.timetables import measured, planned
 
 
 def picture(drawing: str) -> str:
     rows = [row.strip() for row in drawing.strip().splitlines()]
     return "\n".join(row[1:-1] for row in rows)
-
-
-def planned(stages: int = 2, microbatches: int = 3) -> list[Timed]:
-    return list(check_schedule(make_schedule("1f1b", line(stages), microbatches)).timed)
-
-
-def measured(seed: int, workers: int = 2) -> list[Timed]:
-    random = Random(seed)
-    timed = []
-    for worker, actions in enumerate(make_schedule("1f1b", line(workers), 4).workers):
-        now = 1_700_000_000.0
-        for action in actions:
-            start = now + random.random() * 0.001
-            now = start + random.random() * 0.004
-            timed.append(Timed(worker, action, start, now))
-    return timed
 
 
 def test_a_planned_schedule_as_text() -> None:
