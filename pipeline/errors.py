@@ -1,9 +1,24 @@
-"""The base of all errors that stageline expects, and the errors of a stage's computation."""
+"""The base of all errors that stageline expects, the exit codes they lead to, and the errors of a stage's computation.
+
+Exit codes tell the supervisor of a process whether starting it again can help.
+"""
 
 import traceback
+from enum import IntEnum
 from pathlib import Path
 
-from .exit_code import ExitCode
+
+class ExitCode(IntEnum):
+    """Codes of `sysexits.h` where one fits; 130 is the shells' code for Ctrl-C."""
+
+    OK = 0
+    FAILED = 1  # the run, or the command itself
+    USAGE = 2  # wrong flags
+    NO_BROKER = 3  # no broker can be reached
+    NO_WORKER = 69  # no worker is there for some of the stages
+    SAVED = 75  # stopped with its work saved: starting it again resumes it
+    REFUSED = 78  # the plan cannot work: starting it again does not help
+    INTERRUPTED = 130  # stopped with nothing saved
 
 
 class StagelineError(Exception):

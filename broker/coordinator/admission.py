@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from stageline.broker.control.protocol import CONTROL_VERSION, Hello, Refused
 from stageline.broker.membership.member import Member
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences
 
 from .run import RunConfig, RunOutcome

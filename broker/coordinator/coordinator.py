@@ -33,7 +33,7 @@ from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
 from stageline.broker.recovery.lost_work import LostWork
 from stageline.broker.stores.base import Store, StoredRun
 from stageline.pipeline.digest import weights_sha256
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 
 from .assignments import Assignments, Outgoing
 from .events import EventLog

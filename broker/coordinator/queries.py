@@ -14,7 +14,7 @@ from stageline.broker.membership.member import Member
 from stageline.broker.membership.replacements import Replacement
 from stageline.broker.membership.standby import Contact
 from stageline.broker.stores.base import Fact
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 
 from .run import RunConfig, RunOutcome, RunPhase
 from .run_state import RunState

@@ -10,7 +10,7 @@ from stageline.broker.membership.member import Member, worker_label
 from stageline.broker.membership.standby import StandbyWorkers
 from stageline.broker.recovery.reconcile import Reconciliation
 from stageline.broker.recovery.resume import CheckpointPoll, ResumePoint
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 
 from .assignments import Assignments
 from .events import EventLog

@@ -10,7 +10,7 @@ from math import ceil
 import msgspec
 
 from stageline.broker.control.protocol import StopRun
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 
 from .run import RunOutcome, RunPhase
 

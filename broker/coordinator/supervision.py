@@ -10,7 +10,7 @@ from stageline.broker.diagnosis.failure_report import failure_report
 from stageline.broker.diagnosis.wait_graph import ClusterState
 from stageline.broker.membership.failure_detector import Standstill, WorkerLoss, describe_exit
 from stageline.broker.membership.member import Member, MemberStatus, worker_label
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 
 from .assignments import Assignments
 from .events import EventLog

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from stageline.broker.control.protocol import Hello, Refused, Report
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule import Placement
 
 from .failure_detector import WorkerLoss, loss_of

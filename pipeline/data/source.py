@@ -16,8 +16,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 
 Batch: TypeAlias = tuple[Tree, Tree]  # inputs, targets

@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from stageline.pipeline.data.source import Source
-from stageline.pipeline.errors import StagelineError, describe_error
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode, StagelineError, describe_error
 from stageline.pipeline.plan import Plan
 
 

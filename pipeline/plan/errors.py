@@ -4,8 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode, StagelineError
 
 from .passwords import all_masked
 

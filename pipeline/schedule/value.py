@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Literal
 
-from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode, StagelineError
 
 from .action import Action, Kind
 from .alternating import alternate, one_f_one_b

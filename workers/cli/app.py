@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode, StagelineError
 
 from .errors import CommandFailed, message_of, suggestion
 

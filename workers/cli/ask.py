@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import urls
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.runs import folder as runs

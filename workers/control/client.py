@@ -17,8 +17,7 @@ from stageline.broker.control.protocol import (
     encode,
 )
 from stageline.broker.errors import AddressUnusable, BadMessage
-from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.passwords import masked
 
 

@@ -8,7 +8,7 @@ import structlog
 
 from stageline.broker.control.protocol import Assigned, Peers, Refused, Stop, Trim
 from stageline.broker.queues.base import QueueKey, Queues, Trouble
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 from stageline.workers.checkpoint.hooks import CheckpointHooks
 from stageline.workers.runtime.clock import Clock
 from stageline.workers.runtime.loop import PATIENCE, WorkerLoop

@@ -33,7 +33,7 @@ from stageline.broker.control.protocol import (
     encode,
 )
 from stageline.broker.errors import BadMessage
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan.passwords import masked
 from stageline.workers.runtime.clock import Clock
 from stageline.workers.runtime.progress import Progress

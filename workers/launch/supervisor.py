@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic, sleep
 
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.process.signals import Signals
 from stageline.workers.runs.outcome import Facts, LaunchOutcome

@@ -10,8 +10,7 @@ from stageline.broker.control.protocol import Assigned, Failed, Finished, Goodby
 from stageline.broker.errors import BrokerError
 from stageline.pipeline.data.source import DataError
 from stageline.pipeline.digest import TensorDigest
-from stageline.pipeline.errors import ForeignState
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode, ForeignState
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import CheckpointHooks
 from stageline.workers.checkpoint.manifest import SnapshotDamaged

@@ -12,7 +12,7 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.events import EventLog
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BadMessage, ForeignMessage
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 
 TURN = 0.05  # seconds that a turn waits for the first message
 LINGER = 30.0  # seconds that a broker stays after its run and its workers, to answer how it ended

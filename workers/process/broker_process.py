@@ -16,7 +16,7 @@ from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BrokerError
 from stageline.broker.stores.base import StoreUnusable
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.passwords import masked
 from stageline.pipeline.schedule import Schedule, make_schedule

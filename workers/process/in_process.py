@@ -19,7 +19,7 @@ from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import Queues
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.broker.stores.memory import MemoryStore
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.replay.bad_microbatch import record_failure

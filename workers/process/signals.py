@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 
 
 def exit_at_once() -> None:

@@ -20,8 +20,7 @@ import torch
 from stageline.broker.control.protocol import Assigned, Failed, Goodbye
 from stageline.broker.errors import BrokerError, EndpointTaken
 from stageline.pipeline.data.source import DataError
-from stageline.pipeline.errors import ForeignState
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode, ForeignState
 from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.workers.checkpoint.directory import SnapshotFailed

@@ -16,8 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan
 from stageline.workers.disk.atomic_file import write_json
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from stageline.broker.codec.message import Message, encode, fingerprint, read_header
-from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.tree import Tree, describe

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import PlanError, PlanRefused, differences
 from stageline.workers.disk.atomic_file import write_file
 

@@ -4,8 +4,7 @@ import errno
 
 import pytest
 
-from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.workers.cli.errors import CommandFailed, message_of, suggestion
 
 

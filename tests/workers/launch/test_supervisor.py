@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.launch import supervisor as module
 from stageline.workers.launch.supervisor import MAX_BROKER_RESTARTS, Supervisor

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.process.signals import Signals, exit_at_once
 

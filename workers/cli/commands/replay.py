@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.display.tables import counted
 from stageline.workers.cli.errors import CommandFailed

@@ -4,7 +4,7 @@ from collections import deque
 from time import monotonic
 
 from stageline.broker.control.protocol import WAITS
-from stageline.pipeline.exit_code import ExitCode
+from stageline.pipeline.errors import ExitCode
 from stageline.workers.launch.launch import Launch
 from stageline.workers.runs.outcome import Facts
 
