@@ -3,54 +3,94 @@
 encode                             message -> [header, tensor, tensor, ...]    frames are views of the tensors
 decode                             frames  -> message                          copies once
 read_header, allocate, assemble    the steps of decode, for a transport that can receive into the tensors' memory
+
+The header says which message it is and what the other frames hold. docs/messages.md is its specification:
+
+    magic "SLMG" | wire version, u16 | Header, msgpack array | CRC-32 of all before, u32        (little-endian)
 """
 
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
 
+import msgspec
 import torch
 
-from stageline.broker.errors import BadMessage
+from stageline.broker.errors import BadMessage, ForeignMessage, Unsendable
 from stageline.pipeline.tree import Tree
 
 from .checksum import crc32
-from .header import (
-    LIMITS,
-    Flow,
-    Header,
-    Identity,
-    Limits,
-    MessageInfo,
-    check_run,
-    fingerprint,
-    read_header,
-    write_header,
-)
-from .structure import ONE_TENSOR, flatten, unflatten
-from .tensors import Frame, buffer, copy, pack, unpack
+from .structure import ONE_TENSOR, Structure, count_tensors, flatten, unflatten
+from .tensors import Count, TensorHeader, buffer, copy, occupied_bytes, pack, unpack
 
-__all__ = [
-    "LIMITS",
-    "Flow",
-    "Frame",
-    "Header",
-    "Identity",
-    "Limits",
-    "Message",
-    "allocate",
-    "assemble",
-    "check_run",
-    "complete",
-    "decode",
-    "encode",
-    "fingerprint",
-    "read_header",
-]
+Frame: TypeAlias = bytes | memoryview  # a memoryview is one of bytes
+
+WIRE_VERSION = 1
+MAGIC = b"SLMG"
+
+_PREFIX = struct.Struct("<4sH")
+_CRC = struct.Struct("<I")
+_PROLOGUE = _PREFIX.pack(MAGIC, WIRE_VERSION)
+
+
+class Flow(StrEnum):
+    """What travels on a queue."""
+
+    FORWARD = "forward"  # activations, from stage k-1 to stage k
+    BACKWARD = "backward"  # gradients with respect to those activations, from stage k+1 to stage k
+    TARGET = "target"  # targets from a user's own loader to the last stage
+
+    __hash__ = str.__hash__  # an Enum's own is Python code, called for every look-up of a queue
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a receiver accepts; a sender applies the same limits to itself."""
+
+    message_bytes: int = 2**32  # that the tensors of a message occupy, gaps between their elements included
+    header_bytes: int = 2**20
+    tensors: int = 4096
+    ndim: int = 32
+    depth: int = 16  # containers within containers
+
+
+LIMITS = Limits()
+
+
+class MessageInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Which message it is. `stage` is the consumer's, `incarnation` the producer's, `sequence` counts from 0."""
+
+    run: str
+    flow: Flow
+    step: Count
+    microbatch: Count
+    stage: Count
+    incarnation: Count
+    sequence: Count
+
+    @property
+    def identity(self) -> str:
+        """Messages of a run with one identity have the same bits, whichever worker computed them."""
+        return f"{self.flow} message {self.step}/{self.microbatch} to stage {self.stage}"
+
+
+class Header(MessageInfo, frozen=True):
+    """A message without the bytes of its tensors."""
+
+    structure: Structure
+    tensors: tuple[TensorHeader, ...]
 
 
 class Message(MessageInfo, frozen=True):
     """What travels on a queue. `payload` is a tensor, a plain value, or tuples, lists and dicts of them, nested."""
 
     payload: Tree
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Header).decode
 
 
 def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
@@ -76,7 +116,7 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> list[Frame]:
         structure,
         tuple([part[0] for part in parts]),
     )
-    return [write_header(header, limits=limits), *[part[1] for part in parts]]
+    return [_write_header(header, limits), *[part[1] for part in parts]]
 
 
 def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
@@ -110,6 +150,91 @@ def assemble(header: Header, buffers: Sequence[memoryview]) -> Message:
     """
     _check(header, buffers)
     return _message(header, [unpack(tensor, buffer) for tensor, buffer in zip(header.tensors, buffers, strict=True)])
+
+
+def read_header(frame: Frame, *, limits: Limits = LIMITS) -> Header:
+    """The header of a first frame, with everything checked that can be checked without the other frames.
+
+    The memory that it asks for may be allocated. Raises `BadMessage` naming what is wrong.
+    """
+    try:
+        header = _decode(_body(memoryview(frame), limits))
+    except (ValueError, RecursionError) as error:  # ValueError: msgspec's own errors, and invalid UTF-8
+        raise BadMessage(f"the header is malformed: {error}") from error
+    one = header.structure == ONE_TENSOR and type(header.structure[0]) is int  # `False` and `0.0` equal 0
+    count = 1 if one else count_tensors(header.structure, limits.depth)
+    if count != len(header.tensors):
+        raise BadMessage(f"{header.identity} has {count} tensors in its structure and announces {len(header.tensors)}")
+    complaint = _complaint(header, limits)
+    if complaint:
+        raise BadMessage(f"{header.identity} {complaint}")
+    return header
+
+
+def check_run(header: Header, run: str) -> None:
+    """Raises `ForeignMessage` naming both runs if the message is not of `run`."""
+    if header.run != run:
+        raise ForeignMessage(
+            f"{header.identity} belongs to run {header.run!r}, this worker to run {run!r}; "
+            "two runs share a queue address: give one of them another queues.url"
+        )
+
+
+def fingerprint(header: Header) -> tuple[object, ...]:
+    """Equal for two messages of one identity if they have the same bits (as far as the tensors' CRC-32 can tell).
+
+    The skews are left out: where a user's own arrays lie in memory may differ between two runs of the same code.
+    """
+    if len(header.tensors) == 1 and header.structure == ONE_TENSOR:
+        (t,) = header.tensors
+        return t.crc32, t.dtype, t.shape, t.strides, t.requires_grad
+    return (
+        _encode((header.structure, [(t.dtype, t.shape, t.strides, t.requires_grad, t.crc32) for t in header.tensors])),
+    )
+
+
+def _write_header(header: Header, limits: Limits) -> bytes:
+    """The first frame. Raises `Unsendable` for what a receiver with these limits would refuse."""
+    try:
+        frame = _PROLOGUE + _encode(header)
+    except (ValueError, OverflowError) as error:  # lone surrogates in a text, integers beyond 64 bits
+        raise Unsendable(f"{header.identity} holds a value that cannot travel: {error}") from error
+    complaint = _complaint(header, limits)
+    if complaint:
+        raise Unsendable(f"{header.identity} {complaint}")
+    if len(frame) + _CRC.size > limits.header_bytes:
+        raise Unsendable(f"{header.identity} has a header of {len(frame)} bytes, the limit is {limits.header_bytes}")
+    return frame + _CRC.pack(crc32(frame))
+
+
+def _body(frame: memoryview, limits: Limits) -> memoryview:
+    if not _PREFIX.size + _CRC.size < frame.nbytes <= limits.header_bytes:
+        raise BadMessage(f"a header of {frame.nbytes} bytes, the limit is {limits.header_bytes}")
+    magic, version = _PREFIX.unpack_from(frame)
+    if magic != MAGIC:
+        raise BadMessage(f"the header begins with {magic!r}, not with {MAGIC!r}: not a message of stageline")
+    if crc32(frame[: -_CRC.size]) != _CRC.unpack_from(frame, frame.nbytes - _CRC.size)[0]:
+        raise BadMessage("the header is damaged: its CRC-32 does not match")
+    if version != WIRE_VERSION:
+        raise ForeignMessage(
+            f"the message has wire version {version}, this side has {WIRE_VERSION}; "
+            "install the same version of stageline on every machine"
+        )
+    return frame[_PREFIX.size : -_CRC.size]
+
+
+def _complaint(header: Header, limits: Limits) -> str | None:
+    if len(header.tensors) > limits.tensors:
+        return f"has {len(header.tensors)} tensors, the limit is {limits.tensors}"
+    total = 0
+    for number, t in enumerate(header.tensors):
+        occupied = occupied_bytes(t.dtype, t.shape, t.strides, t.nbytes, t.requires_grad, t.skew, limits.ndim)
+        if type(occupied) is not int:
+            return f"is wrong about tensor {number}: {occupied}"
+        total += occupied
+    if total > limits.message_bytes:
+        return f"needs {total} bytes for its tensors and the gaps in them, the limit is {limits.message_bytes}"
+    return None
 
 
 def _message(header: Header, tensors: list[torch.Tensor]) -> Message:

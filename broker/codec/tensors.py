@@ -5,7 +5,7 @@ The frame holds each stored element once, in the order of their addresses, littl
 
 from functools import lru_cache
 from math import prod
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import msgspec
 import torch
@@ -16,8 +16,6 @@ from stageline.pipeline.stage.layout import ALIGNMENT, Ints, layout, packed_stri
 from stageline.pipeline.stage.placing import empty, skew_of
 
 from .checksum import crc32
-
-Frame: TypeAlias = bytes | memoryview  # a memoryview is one of bytes
 
 MOST = 2**63 - 1  # the largest count that can travel
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
@@ -117,7 +115,7 @@ def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
     return TensorHeader(code, shape, strides, tensor.requires_grad, len(memory), checksum, skew), memory
 
 
-def copy(header: TensorHeader, frame: Frame) -> Tensor:
+def copy(header: TensorHeader, frame: bytes | memoryview) -> Tensor:
     """The tensor of a checked header, in memory of its own, filled from `frame`."""
     dtype = DTYPES[header.dtype]
     if dtype in _NUMPY_DTYPES and header.nbytes and not header.skew:

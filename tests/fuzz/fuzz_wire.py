@@ -19,8 +19,7 @@ with atheris.instrument_imports(include=["stageline"]):
     import torch
 
     from stageline.broker.codec.checksum import sealed
-    from stageline.broker.codec.header import read_header
-    from stageline.broker.codec.message import Flow, Limits, Message, decode
+    from stageline.broker.codec.message import Flow, Limits, Message, decode, read_header
     from stageline.broker.codec.message import encode as frames_of
     from stageline.broker.control.protocol import Report, Stop, decode_from_broker, decode_to_broker, encode
     from stageline.broker.errors import BadMessage

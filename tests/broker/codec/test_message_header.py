@@ -33,7 +33,7 @@ FRAMES = [bytes(frame) for frame in encode(message(torch.zeros(2, 3)))]
 
 
 @given(tensors())
-def test_two_copies_of_a_message_have_one_fingerprint_whoever_sent_them(tensor: Tensor):
+def test_two_copies_of_a_message_have_one_fingerprint_whichever_worker_sent_them(tensor: Tensor):
     one, other = (read_header(encode(message(tensor, incarnation=i))[0]) for i in (1, 2))
     assert one.identity == other.identity
     assert fingerprint(one) == fingerprint(other)
