@@ -11,7 +11,7 @@ import pytest
 
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.workers.checkpoint.directory import SnapshotDirectory
-from stageline.workers.checkpoint.manifest import Origin
+from stageline.workers.checkpoint.snapshot import Origin
 from stageline.workers.runs import folder as runs
 from support import action_log
 from support.fork_server import ForkServer, Kill

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stageline.workers.replay.directory import NotRecorded, RecordDirectory
-from stageline.workers.replay.path import ReplayTarget
-from stageline.workers.replay.replay import replay
+from stageline.workers.replay.records import NotRecorded, RecordDirectory
+from stageline.workers.replay.replay import ReplayTarget, replay
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES
 from support.workspace import MODEL

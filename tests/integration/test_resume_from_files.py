@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import MultiStepLR
 
 from stageline.workers.checkpoint.directory import SnapshotDirectory
-from stageline.workers.checkpoint.manifest import Origin
+from stageline.workers.checkpoint.snapshot import Origin
 from support.paths import importing_tests
 from support.states import difference
 from support.training_stages import drive, last_stage, middle_stage, mixed, train

@@ -19,8 +19,7 @@ import torch
 
 from stageline.pipeline.stage.state import StageState
 from stageline.workers.checkpoint.directory import SnapshotDirectory
-from stageline.workers.checkpoint.manifest import Origin
-from stageline.workers.checkpoint.snapshot import Snapshot
+from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from support.states import make_state
 
 ORIGIN = Origin("run", "0" * 64)

@@ -14,8 +14,16 @@ from stageline.pipeline.errors import StagelineError
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, remove_folder, sync
 from stageline.workers.disk.tensor_file import Unsaveable
 
-from .manifest import Manifest, Origin, SnapshotDamaged, read_manifest
-from .snapshot import Snapshot, problems, read_snapshot, write_snapshot
+from .snapshot import (
+    Manifest,
+    Origin,
+    Snapshot,
+    SnapshotDamaged,
+    problems,
+    read_manifest,
+    read_snapshot,
+    write_snapshot,
+)
 
 FOLDER = "checkpoints"
 
@@ -107,13 +115,14 @@ class SnapshotDirectory:
         return self.folder / f"stage-{stage}"
 
     def _publish(self, draft: Path, target: Path, manifest: Manifest) -> None:
-        if target.exists() and not self.verify(manifest.stage, manifest.step):
+        if not target.exists():
+            publish(draft, target)
+        elif self.verify(manifest.stage, manifest.step):  # damaged
+            remove_folder(target)
+            publish(draft, target)
+        else:
             _require_same_state(target, read_manifest(target), manifest)
             sync(target.parent)  # the worker that wrote it may have died before it did so
-            return
-        if target.exists():
-            remove_folder(target)
-        publish(draft, target)
 
     def _delete(self, stage: int, steps: list[int]) -> None:
         for step in steps:

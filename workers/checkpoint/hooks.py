@@ -7,7 +7,6 @@ a replacement                  restores the state of C, rewinds its queues to C,
 
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Protocol, Self
 
 from stageline.broker.control.protocol import Assigned, Inspection
@@ -22,8 +21,7 @@ from stageline.workers.runtime.loop import PATIENCE
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
-from .manifest import Origin, SnapshotDamaged
-from .snapshot import Snapshot
+from .snapshot import Origin, Snapshot, SnapshotDamaged
 from .writer import SnapshotWriter
 
 LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before the run fails
@@ -32,17 +30,17 @@ LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before
 class Restorable(Protocol):
     """A stage, as far as snapshots go."""
 
-    def snapshot(self) -> StageState: ...
+    def snapshot(self) -> StageState:
+        """A copy of its state."""
 
-    def restore(self, state: StageState) -> None: ...
+    def restore(self, state: StageState) -> None:
+        """Sets its state. Raises `ForeignState`."""
 
 
 class SnapshotQueue(Protocol):
     """What writes snapshots in the background. All times in seconds; its methods raise `SnapshotFailed`."""
 
-    @property
-    def doing(self) -> str:
-        """What it is writing, in words."""
+    doing: str  # what it is writing, for people
 
     def has_room(self, stage: int, timeout: float) -> bool:
         """Whether a snapshot of `stage` can be handed over now; waits for that up to `timeout`."""
@@ -56,7 +54,8 @@ class SnapshotQueue(Protocol):
     def flush(self, timeout: float) -> bool:
         """Whether all that was handed over is on disk; waits for that."""
 
-    def close(self, timeout: float) -> None: ...
+    def close(self, timeout: float) -> None:
+        """Ends the writing, once all that was handed over is on disk, or after `timeout`."""
 
 
 class CheckpointHooks:
@@ -65,7 +64,7 @@ class CheckpointHooks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Ends the writing. After an error, snapshots that wait to be written are dropped."""
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
@@ -105,10 +104,8 @@ class LocalSnapshots:
         there = [stage for stage, of in self.snapshots(run) or [] if of == step]
         stages = there if claim is None else self._plan.workers[claim].stages
         found = {stage: checkpoints.verify(stage, step) for stage in stages}
-        damages = [
-            str(SnapshotDamaged(checkpoints.path(stage, step), wrong)) for stage, wrong in found.items() if wrong
-        ]
-        return Inspection(step, [stage for stage, wrong in found.items() if not wrong], damages)
+        damaged = [SnapshotDamaged(checkpoints.path(stage, step), wrong) for stage, wrong in found.items() if wrong]
+        return Inspection(step, [stage for stage, wrong in found.items() if not wrong], [str(each) for each in damaged])
 
     def abandon(self, assigned: Assigned) -> None:
         """Deletes the assigned stages' snapshots of steps after the assignment's first. Raises `SnapshotFailed`."""
@@ -150,7 +147,7 @@ class SnapshotHooks(CheckpointHooks):
         self._clock = clock
         self._stop_at: int | None = None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._writer.close(0.0 if error else PATIENCE)
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
@@ -160,8 +157,8 @@ class SnapshotHooks(CheckpointHooks):
         if done % self._every and done not in (self._steps, self._stop_at):
             return
         self._wait_for_room(stage)
-        state = self._stages[stage].snapshot()
-        self._writer.write(Snapshot(stage, done, self._incarnation, state, self._losses(step, loss) if last else {}))
+        losses = self._losses(step, loss) if last else {}
+        self._writer.write(Snapshot(stage, done, self._incarnation, self._stages[stage].snapshot(), losses))
 
     def forget(self, complete: int) -> None:
         """Keeps the complete checkpoint before `complete`: a run that is resumed can begin there if `complete` is

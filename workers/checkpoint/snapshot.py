@@ -2,28 +2,35 @@
 
 weights.safetensors    the stage's part of the model's state_dict, under the unsplit model's names
 training.safetensors   the other tensors: optimizer state, and what the forwards of microbatches in flight have read
-manifest.json          everything that is not a tensor, and the size and SHA-256 of the other files
+manifest.json          everything that is not a tensor, and the size and SHA-256 of the other files. It carries a
+                       checksum of its own, so that a flipped digit in a learning rate is found.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
+from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.stage.state import InFlight, StageState
 from stageline.workers.disk.atomic_file import sync
 from stageline.workers.disk.tensor_file import read_tensors, write_tensors
 
-from .manifest import FileRecord, Manifest, Origin, SnapshotDamaged, file_record, read_manifest, write_manifest
-from .state_tree import BadStateTree, decode_state, encode_state
+from .state_tree import BadStateTree, Json, decode_state, encode_state
 
+FORMAT = "snapshot/2"
+MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 TRAINING = "training.safetensors"
 FILES = (WEIGHTS, TRAINING)
+
+_UNSEALED = "0" * 64  # in place of the seal while that is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,57 @@ class Snapshot:
     incarnation: int
     state: StageState
     losses: Mapping[int, float | None] = field(default_factory=dict)
+
+
+class SnapshotDamaged(StagelineError):
+    """A snapshot is not what was written, or is of another run; `problems` lists what is wrong with it."""
+
+    def __init__(self, folder: Path, problems: list[str]) -> None:
+        found = "; ".join(problems)
+        super().__init__(f"the snapshot {folder} cannot be used: {found}")
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a snapshot comes from: the run's id, and `Plan.digest()`. Another run's snapshots are refused."""
+
+    run: str
+    plan: str
+
+
+class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file's size in bytes and SHA-256 in hex."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`written` is in seconds since the epoch, `torch` is its version. `training` is the state without the weights and
+    without tensors. `sha256` is of the manifest with zeros in its place.
+    """
+
+    format: str = FORMAT
+    sha256: str = _UNSEALED
+    run: str
+    plan: str
+    stage: int
+    step: int
+    incarnation: int
+    written: float
+    torch: str
+    files: dict[str, FileRecord]
+    losses: dict[int, float | None]
+    training: dict[str, Json]
+
+    def same_state(self, other: "Manifest") -> bool:
+        """Whether both snapshots hold the same bits, whichever worker wrote them."""
+        return all(getattr(self, name) == getattr(other, name) for name in ("files", "losses", "training"))
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: str
 
 
 def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin) -> Manifest:
@@ -89,6 +147,33 @@ def read_snapshot(folder: Path, stage: int, step: int, origin: Origin) -> Snapsh
     return Snapshot(stage, step, manifest.incarnation, state, manifest.losses)
 
 
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes and seals the manifest; when this returns, it is on the disk. Raises `OSError`."""
+    data = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    path = folder / MANIFEST
+    path.write_bytes(data.replace(_UNSEALED.encode(), _seal(data), 1))
+    sync(path)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of the snapshot in `folder`. Raises `SnapshotDamaged`."""
+    try:
+        data = (folder / MANIFEST).read_bytes()
+        if (found := msgspec.json.decode(data, type=_Format).format) != FORMAT:
+            raise SnapshotDamaged(folder, [f"it is of format {found!r}, this stageline reads {FORMAT!r}"])
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except FileNotFoundError as error:
+        raise SnapshotDamaged(folder, [f"{MANIFEST} is missing"]) from error
+    except OSError as error:
+        raise SnapshotDamaged(folder, [str(error)]) from error
+    except (ValueError, RecursionError) as error:  # msgspec's errors are such, and so is text that is not UTF-8
+        raise SnapshotDamaged(folder, [f"{MANIFEST} is damaged: {error}"]) from error
+    seal = manifest.sha256.encode()
+    if _seal(data.replace(seal, _UNSEALED.encode(), 1)) != seal:
+        raise SnapshotDamaged(folder, [f"{MANIFEST} is damaged: its SHA-256 does not match"])
+    return manifest
+
+
 def _training(state: StageState) -> dict[str, Any]:
     return {
         "optimizer": state.optimizer,
@@ -123,13 +208,11 @@ def _of_another_place(manifest: Manifest, stage: int, step: int, origin: Origin)
         yield f"it was made under another plan (digest {manifest.plan[:12]}, this one's is {origin.plan[:12]})"
 
 
-def _damages(folder: Path, manifest: Manifest) -> Iterator[str]:
+def _damages(folder: Path, manifest: Manifest) -> list[str]:
     if manifest.files.keys() != set(FILES):
-        yield f"it lists the files {', '.join(manifest.files)}"
-        return
-    for name, wanted in manifest.files.items():
-        if damage := _damage(folder / name, wanted):
-            yield damage
+        return [f"it lists the files {', '.join(manifest.files)}"]
+    found = (_damage(folder / name, wanted) for name, wanted in manifest.files.items())
+    return [damage for damage in found if damage]
 
 
 def _damage(path: Path, wanted: FileRecord) -> str | None:
@@ -137,10 +220,20 @@ def _damage(path: Path, wanted: FileRecord) -> str | None:
         size = path.stat().st_size
         if size != wanted.bytes:
             return f"{path.name} has {size} bytes, written were {wanted.bytes}"
-        return (
-            None if file_record(path) == wanted else f"{path.name} is damaged: its SHA-256 is another than was written"
-        )
+        same = file_record(path) == wanted
+        return None if same else f"{path.name} is damaged: its SHA-256 is another than was written"
     except FileNotFoundError:
         return f"{path.name} is missing"
     except OSError as error:
         return str(error)
+
+
+def file_record(path: Path) -> FileRecord:
+    """The record of a file as it is now. Raises `OSError`."""
+    with path.open("rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, "sha256")
+    return FileRecord(path.stat().st_size, digest.hexdigest())
+
+
+def _seal(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()

@@ -30,7 +30,8 @@ class SnapshotWriter:
         self._stages = tuple(stages)
         self._durable = durable
         self._writer = BackgroundWriter("snapshots", limit=1)
-        self._writer.submit(self._delete_drafts)
+        for stage in self._stages:
+            self._writer.submit(partial(snapshots.delete_drafts, stage))
 
     def has_room(self, stage: int, timeout: float = 0.0) -> bool:
         """Whether a snapshot of `stage` can be handed over without waiting; waits for that up to `timeout` seconds.
@@ -51,7 +52,8 @@ class SnapshotWriter:
 
         This goes before the snapshots that wait: it makes space on the disk.
         """
-        self._writer.submit(partial(self._delete_before, complete), first=True)
+        for stage in self._stages:
+            self._writer.submit(partial(self._snapshots.delete_before, stage, complete), first=True)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Whether everything handed over is on disk; waits for that up to `timeout` seconds.
@@ -75,14 +77,6 @@ class SnapshotWriter:
             case bug:
                 text = f"a bug in stageline while it wrote snapshots: {type(bug).__name__}: {bug}"
                 raise SnapshotFailed(text) from bug
-
-    def _delete_drafts(self) -> None:
-        for stage in self._stages:
-            self._snapshots.delete_drafts(stage)
-
-    def _delete_before(self, complete: int) -> None:
-        for stage in self._stages:
-            self._snapshots.delete_before(stage, complete)
 
     def _write(self, snapshot: Snapshot) -> None:
         path = self._snapshots.path(snapshot.stage, snapshot.step)

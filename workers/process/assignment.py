@@ -13,7 +13,7 @@ from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, ForeignState
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import CheckpointHooks
-from stageline.workers.checkpoint.manifest import SnapshotDamaged
+from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped

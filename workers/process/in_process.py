@@ -22,7 +22,7 @@ from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
-from stageline.workers.replay.bad_microbatch import record_failure
+from stageline.workers.replay.recorder import record_failure
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.outcome import Facts, LaunchOutcome
 from stageline.workers.runtime.executor import ComputeFailed, Executor

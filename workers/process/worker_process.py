@@ -25,15 +25,19 @@ from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import CheckpointHooks, LocalSnapshots, SnapshotHooks, open_snapshots
-from stageline.workers.checkpoint.manifest import SnapshotDamaged
+from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.commands import CommandHandler, WorkerQueues
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, TurnedAway, WorkerIdentity
-from stageline.workers.replay.bad_microbatch import record_failure
-from stageline.workers.replay.capture import RecordingExecutor, RecordingHooks, record_writer
-from stageline.workers.replay.record_writer import RecordWriter
+from stageline.workers.replay.recorder import (
+    RecordingExecutor,
+    RecordingHooks,
+    RecordWriter,
+    record_failure,
+    record_writer,
+)
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job, prepare
@@ -205,12 +209,7 @@ def _around(job: Job, assigned: Assigned, executor: Executor, recorder: RecordWr
     """`executor` with what the plan wants around it: bad microbatches skipped, messages recorded."""
     decisions = SkipLog(runs.folder(job.plan, assigned.run))
     outer = skipping(executor, job.plan, decisions, job.program.last)
-    if recorder is None:
-        return outer
-    microbatches = job.schedule.microbatches
-    return RecordingExecutor(
-        outer, recorder, run=assigned.run, incarnation=assigned.incarnation, microbatches=microbatches
-    )
+    return outer if recorder is None else RecordingExecutor(outer, recorder)
 
 
 def _hooks(

@@ -9,33 +9,59 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from stageline.broker.codec.message import Message, encode, fingerprint, read_header
+from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.stage.state import StageState
 from stageline.pipeline.tree import Tree, describe
-from stageline.workers.checkpoint.manifest import Origin
+from stageline.workers.checkpoint.directory import FOLDER as CHECKPOINTS
+from stageline.workers.checkpoint.directory import SnapshotDirectory
+from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_snapshot
 from stageline.workers.runtime.executor import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.program import Instruction
 from stageline.workers.runtime.skipping import SkipLog, skipping
 
-from .capture import output_key
-from .directory import ABOUT, About, NotRecorded, Place, Reason, RecordDirectory
-from .directory import FOLDER as RECORDED
-from .path import ReplayPath, ReplayTarget, find_path, place_of
-from .record_file import Direction, RecordedMessage
+from .recorder import RESULTS
+from .records import Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage
 
 
 class NoSuchMicrobatch(StagelineError):
     """The run has no such stage, step or microbatch."""
 
     exit_code = ExitCode.USAGE
+
+
+class ReplayTarget(NamedTuple):
+    """One microbatch of one stage."""
+
+    stage: int
+    step: int
+    microbatch: int
+
+    def is_of(self, instruction: Instruction) -> bool:
+        """Whether `instruction` is a forward or a backward of it."""
+        action = instruction.action
+        return (action.stage, instruction.step, action.microbatch) == self and action.kind is not Kind.UPDATE
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPath:
+    """How to come to the microbatch: from which state, by carrying out what, with which messages."""
+
+    start: int | None
+    state: StageState | None  # None: as the model is made
+    instructions: Sequence[Instruction]
+    messages: Mapping[Place, RecordedMessage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,38 +104,20 @@ def replay(run: Path, wanted: ReplayTarget, plan: Plan | None = None) -> Replaye
     Raises `NotRecorded`, `RecordDamaged`, `SnapshotDamaged`, `NoSuchMicrobatch`, `PlanRefused`, `ModelRefused`,
     `DataError` or `ForeignState`, and `ComputeFailed` on the way to the microbatch.
     """
-    about = _about(run, wanted.stage)
+    records = RecordDirectory(run, wanted.stage)
+    about = records.about()
     recorded = from_mapping(about.plan, file=about.file or None)
     if plan is not None and plan.digest() != recorded.digest():
         raise NotRecorded(f"run {about.run} was made under another plan than this one; name its folder, {run}, instead")
     job = prepare(plan or recorded)
     _require_existence(job, wanted)
     torch.set_num_threads(job.plan.workers[job.schedule.owner(wanted.stage)].threads)
-    records = RecordDirectory(run, wanted.stage)
-    path = find_path(job, records, wanted, Origin(about.run, job.plan.digest()))
-    place = (wanted.stage, wanted.step, wanted.microbatch)
-    decisions = SkipLog(run, again=place)
-    reason = records.reason(wanted.step, wanted.microbatch) or _reason_of(decisions.reason(place), wanted)
+    path = _find_path(job, records, wanted, Origin(about.run, job.plan.digest()))
+    decisions = SkipLog(run, again=wanted)
+    reason = records.reason(wanted.step, wanted.microbatch)
+    if reason is None and (skipped := decisions.reason(wanted)) is not None:
+        reason = Reason(action=str(Action(Kind.FORWARD, wanted.stage, wanted.microbatch)), raised=True, reason=skipped)
     return _run(job, path, wanted, about.run, reason, decisions)
-
-
-def _reason_of(skipped: str | None, wanted: ReplayTarget) -> Reason | None:
-    action = Action(Kind.FORWARD, wanted.stage, wanted.microbatch)
-    return None if skipped is None else Reason(action=str(action), raised=True, reason=skipped)
-
-
-def _about(run: Path, stage: int) -> About:
-    """The record's description: of this stage, or else of any other, since that names the stages there are."""
-    try:
-        return RecordDirectory(run, stage).about()
-    except NotRecorded:
-        others = sorted((run / RECORDED).glob(f"stage-*/{ABOUT}"))
-        if not others:
-            raise NotRecorded(
-                f'run {run.resolve().name} has recorded nothing. recovery.record = "bad" records what stops a run, '
-                '"all" every microbatch since the last but one checkpoint'
-            ) from None
-        return RecordDirectory(run, int(others[0].parent.name.partition("-")[2])).about()
 
 
 def _require_existence(job: Job, wanted: ReplayTarget) -> None:
@@ -117,6 +125,79 @@ def _require_existence(job: Job, wanted: ReplayTarget) -> None:
     for name, count in bounds.items():
         if not 0 <= getattr(wanted, name) < count:
             raise NoSuchMicrobatch(f"there is no {name} {getattr(wanted, name)}: the run has {name}s 0 to {count - 1}")
+
+
+def _find_path(job: Job, records: RecordDirectory, wanted: ReplayTarget, origin: Origin) -> ReplayPath:
+    """The path from the newest usable snapshot, or from the state that is recorded with a bad microbatch.
+
+    Raises `NotRecorded`, `RecordDamaged` and `SnapshotDamaged`.
+    """
+    messages = records.messages()
+    checkpoints = SnapshotDirectory(records.run / CHECKPOINTS, origin)
+    damages: list[str] = []
+    starts = [step for step in checkpoints.steps(wanted.stage) if 0 < step <= wanted.step]
+    for start in [*reversed(starts), 0]:
+        instructions = _reach(job, wanted, start, messages)
+        if not instructions:
+            continue
+        if not start:
+            return ReplayPath(0, None, instructions, messages)
+        try:
+            return ReplayPath(start, checkpoints.load(wanted.stage, start).state, instructions, messages)
+        except SnapshotDamaged as damage:
+            damages.append(str(damage))
+    if (reason := records.reason(wanted.step, wanted.microbatch)) is not None:
+        return _path_of_bad(job, records, wanted, reason, origin)
+    raise NotRecorded("; ".join([_absence(records, wanted, messages), *damages]))
+
+
+def _path_of_bad(
+    job: Job, records: RecordDirectory, wanted: ReplayTarget, reason: Reason, origin: Origin
+) -> ReplayPath:
+    """The path from the state and the messages that are recorded with the microbatch itself."""
+    state = read_snapshot(records.bad(wanted.step, wanted.microbatch), wanted.stage, wanted.step, origin).state
+    forward = Action(Kind.FORWARD, wanted.stage, wanted.microbatch)
+    actions = (forward,) if reason.action == str(forward) else (forward, forward._replace(kind=Kind.BACKWARD))
+    instructions = [Instruction(wanted.step, each, job.route.takes(each), job.route.gives(each)) for each in actions]
+    messages = records.messages_of_bad(wanted.step, wanted.microbatch)
+    for instruction in instructions:
+        if not _is_recorded(instruction, messages):
+            raise NotRecorded(f"what {instruction} took is missing in {records.bad(wanted.step, wanted.microbatch)}")
+    return ReplayPath(None, state, instructions, messages)
+
+
+def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, RecordedMessage]) -> list[Instruction]:
+    """What the stage does from step `start` on, up to the last action on the microbatch whose inputs are all recorded;
+    nothing if its forward is not among that."""
+    program = job.program.instructions(job.schedule.owner(wanted.stage), start)
+    of_the_stage = (each for each in program if each.action.stage == wanted.stage)
+    last = Kind.BACKWARD if wanted.stage >= job.route.first_trainable else Kind.FORWARD
+    reached: list[Instruction] = []
+    end = 0
+    for instruction in takewhile(lambda each: _is_recorded(each, messages), of_the_stage):
+        reached.append(instruction)
+        if wanted.is_of(instruction):
+            end = len(reached)
+            if instruction.action.kind is last:
+                break
+    return reached[:end]
+
+
+def _is_recorded(instruction: Instruction, messages: Mapping[Place, RecordedMessage]) -> bool:
+    return all(_place_of(Direction.TAKEN, key, instruction) in messages for key in instruction.takes)
+
+
+def _place_of(direction: Direction, key: QueueKey, instruction: Instruction) -> Place:
+    return direction, key, instruction.step, instruction.action.microbatch
+
+
+def _absence(records: RecordDirectory, wanted: ReplayTarget, messages: Mapping[Place, RecordedMessage]) -> str:
+    what = f"microbatch {wanted.microbatch} of step {wanted.step} of stage {wanted.stage}"
+    steps = [step for _, _, step, _ in messages]
+    there = f"messages of the steps {min(steps)} to {max(steps)}" if steps else "no messages"
+    bad = [path.name for path in sorted(records.folder.glob("bad-*"))]
+    besides = f" and {', '.join(bad)}" if bad else ""
+    return f"{what} cannot be run again: recorded are {there}{besides}, and what it needs is not, or has no snapshot"
 
 
 def _run(
@@ -130,7 +211,7 @@ def _run(
     outcomes: list[ReplayOutcome] = []
     for instruction in path.instructions:
         received = [
-            path.messages[place_of(Direction.TAKEN, key, instruction)].load().payload for key in instruction.takes
+            path.messages[_place_of(Direction.TAKEN, key, instruction)].load().payload for key in instruction.takes
         ]
         if not wanted.is_of(instruction):
             with _output_off():
@@ -147,19 +228,15 @@ def _run(
 def _outcome(
     instruction: Instruction, result: Tree, run: str, messages: Mapping[Place, RecordedMessage]
 ) -> ReplayOutcome:
-    key, action = output_key(instruction.action), str(instruction.action)
+    key, action = RESULTS.gives(instruction.action), str(instruction.action)
     if key is None:
         return ReplayOutcome(action, "nothing: no stage is before it", None)
-    entry = messages.get(place_of(Direction.GIVEN, key, instruction))
+    entry = messages.get(_place_of(Direction.GIVEN, key, instruction))
     place = run, key.flow, instruction.step, instruction.action.microbatch, key.stage, 0, 0
     bits = fingerprint(read_header(encode(Message(*place, result))[0]))
-    return ReplayOutcome(action, _described(result), None if entry is None else bits == fingerprint(entry.header))
-
-
-def _described(result: Tree) -> str:
-    if isinstance(result, Tensor) and result.numel() == 1:
-        return f"{describe(result)} {result.item():.9g}"
-    return describe(result)
+    value = f" {result.item():.9g}" if isinstance(result, Tensor) and result.numel() == 1 else ""
+    same = None if entry is None else bits == fingerprint(entry.header)
+    return ReplayOutcome(action, f"{describe(result)}{value}", same)
 
 
 @contextlib.contextmanager

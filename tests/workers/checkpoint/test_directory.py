@@ -14,8 +14,7 @@ import torch
 
 from stageline.pipeline.stage.state import StageState
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed, SnapshotsDiffer
-from stageline.workers.checkpoint.manifest import MANIFEST, Origin, SnapshotDamaged
-from stageline.workers.checkpoint.snapshot import TRAINING, WEIGHTS, Snapshot
+from stageline.workers.checkpoint.snapshot import MANIFEST, TRAINING, WEIGHTS, Origin, Snapshot, SnapshotDamaged
 from support.paths import importing_tests
 from support.states import difference, make_state
 

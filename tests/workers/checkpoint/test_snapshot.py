@@ -12,21 +12,19 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from stageline.pipeline.stage.state import StageState
-from stageline.workers.checkpoint.manifest import (
-    MANIFEST,
-    Origin,
-    SnapshotDamaged,
-    file_record,
-    read_manifest,
-    write_manifest,
-)
 from stageline.workers.checkpoint.snapshot import (
     FILES,
+    MANIFEST,
     TRAINING,
     WEIGHTS,
+    Origin,
     Snapshot,
+    SnapshotDamaged,
+    file_record,
     problems,
+    read_manifest,
     read_snapshot,
+    write_manifest,
     write_snapshot,
 )
 from stageline.workers.disk.tensor_file import Unsaveable

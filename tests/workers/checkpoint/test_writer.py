@@ -9,8 +9,7 @@ import torch
 
 from stageline.pipeline.stage.state import StageState
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed
-from stageline.workers.checkpoint.manifest import Origin
-from stageline.workers.checkpoint.snapshot import Snapshot
+from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.checkpoint.writer import SnapshotWriter
 from support.states import difference, make_state
 

@@ -38,7 +38,7 @@ def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch:
     if not runs.is_run(folder):
         plan = options.plan_of(where, sets)
         folder = runs.newest(plan)
-    from stageline.workers.replay.path import ReplayTarget
+    from stageline.workers.replay.replay import ReplayTarget
     from stageline.workers.replay.replay import replay as run_again
 
     with options.user_prints_to_stderr():

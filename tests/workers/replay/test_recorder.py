@@ -8,9 +8,8 @@ from structlog.testing import capture_logs
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.pipeline.plan import Plan, read_plan
-from stageline.workers.replay.directory import RecordDirectory
-from stageline.workers.replay.record_file import Direction
-from stageline.workers.replay.record_writer import RecordWriter
+from stageline.workers.replay.recorder import RecordWriter
+from stageline.workers.replay.records import Direction, RecordDirectory
 
 
 @pytest.fixture

@@ -1,0 +1,235 @@
+"""Records what a worker's stages take and give, so that a microbatch can be run again alone.
+
+record = "all"    RecordingExecutor  --record(stage, direction, message)-->  RecordWriter's thread  -->  disk
+                  RecordingHooks delete records together with snapshots
+record = "bad"    record_failure writes the microbatch that stops the run, with the stage's state. This costs nothing
+                  before a microbatch fails: its messages are still retained by their producers, which deliver them
+                  again after a rewind.
+"""
+
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from time import monotonic
+from typing import Any, BinaryIO
+
+import structlog
+from torch import Tensor
+
+from stageline.broker.codec.message import Message, encode
+from stageline.broker.errors import BrokerError
+from stageline.broker.queues.base import QueueKey, Queues
+from stageline.pipeline.numbering import message_number
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.stage.placing import copied
+from stageline.pipeline.tree import Tree, map_tensors, tensors
+from stageline.workers.checkpoint.hooks import SnapshotHooks
+from stageline.workers.checkpoint.snapshot import Origin, Snapshot, write_snapshot
+from stageline.workers.disk.atomic_file import draft_of, publish, sync, write_json
+from stageline.workers.disk.background_writer import BackgroundWriter
+from stageline.workers.disk.tensor_file import Unsaveable
+from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.executor import ComputeFailed, Culprit, Executor
+from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.loop import PATIENCE, ActionExecutor
+from stageline.workers.runtime.program import Instruction, Route
+
+from .records import MESSAGES, REASON, Direction, Reason, RecordDirectory, write_entry
+
+BACKLOG = 256 * 2**20  # bytes that may wait to be written; then the compute loop waits too
+LONGEST = 5.0  # seconds that the producers have to deliver the messages of a bad microbatch again
+
+# Under which queue an action's result is recorded: the loss as if a stage came after the last, and the gradient of a
+# stage whose producer does not train as if it did. Only the first stage's backward has no result.
+RESULTS = Route(stages=0, fed=True)
+
+log = structlog.get_logger()
+
+
+class RecordWriter:
+    """The only writer under `incarnation` of the records of `stages`, from step `start` on, until it is closed.
+
+    Writes while the compute loop goes on, to one file for the steps between two snapshots. Tensors that are handed over
+    must not be written to any more. A record that cannot be written ends the recording, not the run.
+    """
+
+    def __init__(self, plan: Plan, run: str, stages: Iterable[int], incarnation: int, start: int) -> None:
+        self.plan = plan
+        self.run = run
+        self.incarnation = incarnation
+        self._records = {stage: RecordDirectory(runs.folder(plan, run), stage) for stage in stages}
+        self._start = start
+        self._every = plan.recovery.snapshot_every  # a file holds the steps between two snapshots
+        self._files: dict[Path, BinaryIO] = {}
+        self._writer = BackgroundWriter("recorder", BACKLOG, self._fail)
+        for records in self._records.values():
+            self._writer.submit(partial(records.describe, run, plan))
+
+    def record(self, stage: int, direction: Direction, message: Message) -> None:
+        """Hands a message over; returns at once unless the disk is far behind."""
+        size = sum(tensor.nbytes for tensor in tensors(message.payload)) if direction is Direction.TAKEN else 0
+        self._writer.submit(partial(self._write, stage, direction, message), size=size)
+
+    def delete_before(self, complete: int) -> None:
+        """Deletes the records of steps before `complete`. Returns at once."""
+        self._writer.submit(partial(self._delete_before, complete))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Waits until everything handed over is written, up to `timeout` seconds; the thread goes on after that."""
+        self._writer.submit(self._close_files)
+        self._writer.close(timeout, drop=False)
+
+    def _write(self, stage: int, direction: Direction, message: Message) -> None:
+        frames = encode(message)
+        begin = max(self._start, message.step - message.step % self._every)
+        path = self._records[stage].segment(begin, self.incarnation)
+        if path not in self._files:
+            self._files[path] = path.open("wb")
+        write_entry(self._files[path], direction, frames if direction is Direction.TAKEN else frames[:1])
+
+    def _delete_before(self, complete: int) -> None:
+        for records in self._records.values():
+            for begin, path in records.segments():
+                if (begin // self._every + 1) * self._every <= complete:
+                    if path in self._files:
+                        self._files.pop(path).close()
+                    path.unlink(missing_ok=True)
+
+    def _fail(self, error: Exception) -> None:
+        log.warning("recording ends", reason=str(error))
+        self._close_files()
+
+    def _close_files(self) -> None:
+        while self._files:
+            with suppress(OSError):  # a full disk was reported when it was written to
+                self._files.popitem()[1].close()
+
+
+def record_writer(plan: Plan, worker: int, run: str, incarnation: int, start: int) -> RecordWriter | None:
+    """The record writer of a worker that begins at step `start`, if the plan records every microbatch."""
+    if plan.recovery.record != "all":
+        return None
+    return RecordWriter(plan, run, plan.workers[worker].stages, incarnation, start)
+
+
+class RecordingExecutor:
+    """Runs `executor`; passes what stages take and give in training to `writer`."""
+
+    def __init__(self, executor: ActionExecutor, writer: RecordWriter) -> None:
+        self._executor = executor
+        self._writer = writer
+
+    @property
+    def loss(self) -> float | None:
+        return self._executor.loss
+
+    def measured(self) -> dict[str, float]:
+        return self._executor.measured()
+
+    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        if instruction.evaluates:
+            return self._executor.carry_out(instruction, received)
+        for key, payload in zip(instruction.takes, received, strict=True):
+            before = map_tensors(_copied, payload)  # a layer may write to its input
+            self._record(instruction, Direction.TAKEN, key, before)
+        result = self._executor.carry_out(instruction, received)
+        if (key_of_result := RESULTS.gives(instruction.action)) is not None:
+            self._record(instruction, Direction.GIVEN, key_of_result, result)
+        return result
+
+    def _record(self, instruction: Instruction, direction: Direction, key: QueueKey, payload: Tree) -> None:
+        step, microbatch, writer = instruction.step, instruction.action.microbatch, self._writer
+        number = message_number(step, microbatch, writer.plan.schedule.microbatches)
+        message = Message(writer.run, key.flow, step, microbatch, key.stage, writer.incarnation, number, payload)
+        writer.record(instruction.action.stage, direction, message)
+
+
+class RecordingHooks(SnapshotHooks):
+    """Keeps records for as long as snapshots: since the complete checkpoint before the newest.
+
+    So a run that has just completed a checkpoint, or has finished, can still be replayed.
+    """
+
+    def __init__(self, records: RecordWriter, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._records = records
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        super().__exit__(kind, error, traceback)
+        self._records.close(PATIENCE if error is None else 4 * PATIENCE)
+
+    def delete_before(self, step: int) -> None:
+        super().delete_before(step)
+        self._records.delete_before(step)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    copy = copied(tensor.detach())
+    return copy.requires_grad_() if tensor.requires_grad else copy
+
+
+def record_failure(
+    job: Job, executor: Executor, queues: Queues, error: ComputeFailed, run: str, incarnation: int
+) -> str:
+    """Records the microbatch that failed, if the plan says so. Returns why the run stops and how to replay it."""
+    culprit = error.culprit
+    if culprit is None or job.plan.recovery.record == "none":
+        return str(error)
+    try:
+        folder = _record(job, executor, queues, culprit, str(error), run, incarnation)
+    except (OSError, Unsaveable, BrokerError, TimeoutError) as problem:
+        return f"{error}\nThe microbatch could not be recorded: {problem}"
+    stage, microbatch = culprit.action.stage, culprit.action.microbatch
+    place = f"--stage {stage} --step {culprit.step} --microbatch {microbatch}"
+    return f"{error}\nIt is recorded. To run it again, alone: stageline replay {quote(str(folder))} {place}"
+
+
+def _record(
+    job: Job, executor: Executor, queues: Queues, culprit: Culprit, reason: str, run: str, incarnation: int
+) -> Path:
+    """Writes the microbatch's folder and returns the run's."""
+    stage, step, microbatch, plan = culprit.action.stage, culprit.step, culprit.action.microbatch, job.plan
+    records = RecordDirectory(runs.folder(plan, run), stage)
+    folder = records.bad(step, microbatch)
+    draft = draft_of(folder)
+    try:
+        draft.mkdir(parents=True)
+        snapshot = Snapshot(stage, step, incarnation, executor.stages[stage].state())
+        write_snapshot(draft, snapshot, Origin(run, plan.digest()))
+        with (draft / MESSAGES).open("wb") as file:
+            deadline = monotonic() + LONGEST
+            for key in _inputs(job, culprit.action):
+                write_entry(file, Direction.TAKEN, encode(_taken_again(queues, key, step, microbatch, deadline)))
+            if culprit.gave is not None and (result := RESULTS.gives(culprit.action)) is not None:
+                number = message_number(step, microbatch, job.schedule.microbatches)
+                given = Message(run, result.flow, step, microbatch, result.stage, incarnation, number, culprit.gave)
+                write_entry(file, Direction.GIVEN, encode(given)[:1])
+        sync(draft / MESSAGES)
+        write_json(draft / REASON, Reason(action=str(culprit.action), raised=culprit.gave is None, reason=reason))
+        records.describe(run, plan)
+        shutil.rmtree(folder, ignore_errors=True)
+        publish(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return records.run
+
+
+def _inputs(job: Job, action: Action) -> tuple[QueueKey, ...]:
+    """The queues from which the stage took the microbatch up to `action`."""
+    forward = job.route.takes(Action(Kind.FORWARD, action.stage, action.microbatch))
+    return forward if action.kind is Kind.FORWARD else forward + job.route.takes(action)
+
+
+def _taken_again(queues: Queues, key: QueueKey, step: int, microbatch: int, deadline: float) -> Message:
+    """Raises `TimeoutError` at `deadline` (monotonic, in seconds), and what `take` raises."""
+    inbound = queues.inbound(key)
+    inbound.rewind(step)
+    while (left := deadline - monotonic()) > 0:
+        message = inbound.take(min(left, PATIENCE))
+        if message is not None and (message.step, message.microbatch) == (step, microbatch):
+            return message
+    raise TimeoutError(f"{key} did not deliver it again within {LONGEST:g} s")
