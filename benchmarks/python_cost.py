@@ -23,8 +23,7 @@ from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.data.feed import cut
 from stageline.pipeline.numbering import message_place
 from stageline.pipeline.schedule import make_schedule
-from stageline.pipeline.stage.seeding import layer_seed
-from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.stage.stage import Stage, layer_seed
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import Machine

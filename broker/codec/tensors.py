@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from stageline.broker.errors import Unsendable
-from stageline.pipeline.stage.layout import ALIGNMENT, Ints, layout, packed_strides, stored_shape
-from stageline.pipeline.stage.placing import empty, skew_of
+from stageline.pipeline.stage.memory import ALIGNMENT, Ints, empty, layout, packed_strides, skew_of, stored_shape
 
 from .checksum import crc32
 

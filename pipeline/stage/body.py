@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from stageline.pipeline.tree import Tree
 
-from .placing import copied
+from .memory import copied
 
 Weights = Mapping[str, Tensor]
 

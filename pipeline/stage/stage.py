@@ -16,22 +16,18 @@ In a loop of your own:
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stageline.pipeline.errors import ForeignState, StageError
-from stageline.pipeline.tree import Tree, map_tensors
+from stageline.pipeline.errors import ForeignState, LossNotScalar, StageError
+from stageline.pipeline.tree import Tree, describe, map_tensors
 
 from .body import Body, Weights
-from .input_node import InputNodes
-from .loss import scalar
-from .matching import matched
-from .output_guard import OutputGuard
-from .placing import copied
-from .seeding import generators, layer_seed
-from .stash import Stash
+from .memory import OutputGuard, copied
+from .stash import InputNodes, Stash, matched
 from .state import StageState, capture_state, restore_state
 from .versions import Version, Versions
 
@@ -85,7 +81,7 @@ class Stage:
         self.optimizer = optimizer(trainable) if optimizer is not None and trainable else None
         self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
         self._output_guard = OutputGuard(self._body, index)
-        self._generators = generators(self.device)
+        self._generators = _generators(self.device)
         self._stash = Stash(index)
         self._versions = Versions(self._body) if stash_weights else None
         self._position = 0
@@ -94,7 +90,7 @@ class Stage:
     @property
     def in_flight(self) -> int:
         """Microbatches run forward and not yet backward."""
-        return len(self._stash)
+        return len(self._stash.kept)
 
     @property
     def at_layer(self) -> str:
@@ -204,12 +200,13 @@ class Stage:
         In asynchronous mode that includes what the forwards of the microbatches in flight have read. Raises
         `StageError` within a synchronous step: the graphs that are stashed for backward cannot be saved.
         """
-        if self._stash and not self._versions:
+        if self._stash.kept and not self._versions:
             raise StageError(
-                f"stage {self.index} holds {len(self._stash)} microbatches that have yet to go backward: "
+                f"stage {self.index} holds {self.in_flight} microbatches that have yet to go backward: "
                 f"a snapshot is taken between two steps, after the update"
             )
-        in_flight = self._versions.in_flight(self._stash.versions()) if self._versions else ()
+        stashed = ((key, each.version) for key, each in self._stash.kept.items() if each.version)
+        in_flight = self._versions.in_flight(stashed) if self._versions else ()
         return capture_state(self._body, self.optimizer, self.lr_scheduler, in_flight)
 
     def state(self) -> StageState:
@@ -223,7 +220,7 @@ class Stage:
         does: each reads what it read before, and gives the same output. Raises `ForeignState` if this stage has other
         parameters, buffers, optimizer or learning rate scheduler; it must not be used afterwards.
         """
-        self._stash.clear()
+        self._stash.kept.clear()
         self._forwarded = 0
         try:
             restore_state(state, self._body, self.optimizer, self.lr_scheduler)
@@ -268,7 +265,28 @@ class Stage:
 
     def _loss_of(self, function: Loss, output: Tree, target: Tree) -> Tensor:
         self._position = len(self._layers)
-        return scalar(function(output, map_tensors(self._here, target)))
+        loss = function(output, map_tensors(self._here, target))
+        if isinstance(loss, Tensor) and loss.dim() == 0:
+            return loss
+        raise LossNotScalar(
+            f"the loss must be one number (a 0-dimensional tensor, the mean over rows); "
+            f"it returned {describe(loss) if isinstance(loss, Tensor) else repr(loss)}. "
+            f"Use reduction='mean', or take its mean()."
+        )
+
+
+def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
+    """The seed of the generators before `layer`, numbered in the unsplit model: it does not depend on the cut."""
+    return int.from_bytes(sha256(f"{seed}/{step}/{microbatch}/{layer}".encode()).digest()[:8], "little")
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    """The generators that layers on `device` draw from: torch's default ones of the CPU and of the device."""
+    if device.type != "cuda":
+        return [torch.default_generator]
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # fills default_generators
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]
 
 
 def _listed(layers: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:

@@ -1,16 +1,70 @@
-"""The stash: what backward needs of each forward that has not gone backward yet."""
+"""What backward needs of each forward: the input as nodes of the graph, the outputs, and the gradients that fit them.
 
-from collections.abc import Iterator
+Received tensors enter autograd as inner nodes, which a first layer may write to and which keep the gradient as is.
+A leaf would do neither. It refuses in-place layers, and its `.grad` is copied to the leaf's own strides: the stage
+before would continue from another layout than the unsplit model does, and bits follow layouts.
+"""
+
+from itertools import count
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
 from stageline.pipeline.errors import GradientMismatch, StageError
-from stageline.pipeline.tree import Tree, describe, leaves, map_tensors, tensors
+from stageline.pipeline.tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
 
-from .input_node import InputNodes
 from .versions import Key, Version
+
+
+class InputNodes:
+    """The input nodes of one microbatch: one for each tensor of the received `x` that requires a gradient."""
+
+    __slots__ = ("_gradients", "_places")
+
+    def __init__(self, x: Tree) -> None:
+        self._places = _places(x)
+        self._gradients: list[Tensor | None] = []
+
+    def enter(self, tensor: Tensor) -> Tensor:
+        """Makes the next of these tensors, in the order of `leaves`, itself a node of the graph, which then owns it."""
+        self._gradients.append(None)
+        return _Enter.apply(tensor, _anchor, self._gradients, len(self._gradients) - 1)  # type: ignore[no-any-return, no-untyped-call]
+
+    def gradients(self) -> Tree:
+        """The tree of `x` with the gradients, None for leaves that carry none; None if no leaf does."""
+        if not self._gradients:
+            return None
+        return map_leaves(lambda place: self._gradients[place] if isinstance(place, int) else None, self._places)
+
+
+class _Enter(torch.autograd.Function):
+    """Since it is marked dirty, the tensor itself is the function's output. The anchor, a number that requires a
+    gradient and gets none, makes autograd call `backward`, which puts the gradient at its `place` in the list."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, anchor: Tensor, gradients: list[Tensor | None], place: int) -> Tensor:
+        ctx.mark_dirty(tensor)
+        ctx.gradients = gradients
+        ctx.place = place
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[None, None, None, None]:
+        ctx.gradients[ctx.place] = gradient[0]
+        return None, None, None, None
+
+
+def _places(x: Tree) -> Tree:
+    """The tree of `x` with the numbers 0, 1, ... for tensors that require a gradient, None for other leaves."""
+    if isinstance(x, Tensor):
+        return 0 if x.requires_grad else None
+    numbers = count()
+    return map_leaves(lambda leaf: next(numbers) if isinstance(leaf, Tensor) and leaf.requires_grad else None, x)
+
+
+_anchor = torch.zeros((), requires_grad=True)
 
 
 class Stashed(msgspec.Struct):
@@ -38,18 +92,15 @@ class Stashed(msgspec.Struct):
 
 
 class Stash:
-    """The forwards of stage number `stage`, the oldest first."""
+    """The forwards of stage number `stage` that have not gone backward yet; in `kept`, the oldest first."""
 
     def __init__(self, stage: int) -> None:
         self._stage = stage
-        self._kept: dict[Key, Stashed] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        self.kept: dict[Key, Stashed] = {}
 
     def require_absent(self, key: Key) -> None:
         """Raises `StageError` if microbatch `key` is stashed already."""
-        if key in self._kept:
+        if key in self.kept:
             raise StageError(
                 f"stage {self._stage} already holds microbatch {key[1]} of step {key[0]}, not yet backward"
             )
@@ -58,9 +109,12 @@ class Stash:
         self, key: Key, outputs: Tree, share: float | None, input_nodes: InputNodes, version: Version | None
     ) -> None:
         """Stashes one forward, if it will go backward or has a version of the weights, which is in use until then."""
-        requires_grad = _requires_grad(outputs)
+        if isinstance(outputs, Tensor):
+            requires_grad = outputs.requires_grad
+        else:
+            requires_grad = any(leaf.requires_grad for leaf in tensors(outputs))
         if requires_grad or version is not None:
-            self._kept[key] = Stashed(outputs, share, input_nodes, version, requires_grad)
+            self.kept[key] = Stashed(outputs, share, input_nodes, version, requires_grad)
 
     def pop(self, step: int | None, microbatch: int | None) -> Stashed | None:
         """Removes and returns the named forward, None if it was not stashed; by default the oldest one.
@@ -68,20 +122,44 @@ class Stash:
         Raises `StageError` if there is no oldest one.
         """
         if step is not None and microbatch is not None:
-            return self._kept.pop((step, microbatch), None)
-        if not self._kept:
+            return self.kept.pop((step, microbatch), None)
+        if not self.kept:
             raise StageError(f"stage {self._stage} has nothing to run backward: call forward first")
-        return self._kept.pop(next(iter(self._kept)))
-
-    def versions(self) -> Iterator[tuple[Key, Version]]:
-        """The versions of the weights that the stashed forwards ran with."""
-        return ((key, stashed.version) for key, stashed in self._kept.items() if stashed.version is not None)
-
-    def clear(self) -> None:
-        self._kept.clear()
+        return self.kept.pop(next(iter(self.kept)))
 
 
-def _requires_grad(tree: Tree) -> bool:
-    if isinstance(tree, Tensor):
-        return tree.requires_grad
-    return any(tensor.requires_grad for tensor in tensors(tree))
+def matched(outputs: Tree, gradient: Tree, stage: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs that take part in backward, and their gradients. An output without a gradient takes no part.
+
+    Raises `GradientMismatch`, which names `stage`, the gradient and the output, unless each gradient is at the place
+    of an output of the same shape and dtype.
+    """
+    if isinstance(outputs, Tensor) and _fits(outputs, gradient):
+        return [outputs], [gradient]  # type: ignore[list-item]  # only a tensor fits
+    found = {path: given for path, given in leaves(gradient) if given is not None}
+    taking_part, gradients = [], []
+    for path, output in leaves(outputs):
+        given = found.pop(path, None)
+        if given is None:
+            continue
+        if not _fits(output, given):
+            raise _mismatch(stage, path, output, given)
+        taking_part.append(output)
+        gradients.append(given)
+    for path, extra in found.items():
+        raise _mismatch(stage, path, None, extra)
+    return taking_part, gradients  # type: ignore[return-value]  # only tensors fit
+
+
+def _fits(output: Leaf, gradient: Tree) -> bool:
+    if not isinstance(output, Tensor) or not isinstance(gradient, Tensor) or not output.requires_grad:
+        return False
+    return gradient.shape == output.shape and gradient.dtype == output.dtype
+
+
+def _mismatch(stage: int, path: str, output: Leaf, given: Leaf) -> GradientMismatch:
+    return GradientMismatch(
+        f"stage {stage} got a gradient of {describe(given)} for output{path}, which is {describe(output)}. "
+        f"Wanted is the gradient with respect to the activation that the stage sent, of the same shape and dtype, "
+        f"not the gradient of a weight: what the next stage's backward() returns."
+    )

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from stageline.pipeline.tree import describe
 
 from .body import Body, Weights
-from .placing import copied
+from .memory import copied
 
 Settings = dict[str, Any]  # what a `state_dict()` of torch.optim gives
 Part = TypeVar("Part", Optimizer, LRScheduler)
@@ -60,8 +60,8 @@ def capture_state(
         weights=on_host(weights),
         buffers=on_host({name: buffer for name, buffer in buffers.items() if name not in weights}),
         gradients=on_host(body.by_unsplit_names(gradients)),
-        optimizer=_settings(optimizer),
-        lr_scheduler=_settings(lr_scheduler),
+        optimizer=None if optimizer is None else on_host(optimizer.state_dict()),
+        lr_scheduler=None if lr_scheduler is None else on_host(lr_scheduler.state_dict()),
         in_flight=in_flight,
     )
 
@@ -101,11 +101,6 @@ def on_host(value: Any) -> Any:
             return tuple(on_host(each) for each in value)
         case _:
             return value
-
-
-def _settings(part: Optimizer | LRScheduler | None) -> Settings | None:
-    settings: Settings | None = None if part is None else on_host(part.state_dict())
-    return settings
 
 
 def _require_same_form(saved: Weights, mine: Weights) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from stageline.pipeline.tree import Tree
 
 from .body import Body, Weights
-from .placing import copied
+from .memory import copied
 from .state import InFlight
 
 Key = tuple[int, int]  # step, microbatch

@@ -14,8 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stageline.pipeline.stage.layout import layout
-from stageline.pipeline.stage.placing import empty, skew_of
+from stageline.pipeline.stage.memory import empty, layout, skew_of
 
 from .atomic_file import sync
 

@@ -25,7 +25,7 @@ from stageline.broker.queues.base import QueueKey, Queues
 from stageline.pipeline.numbering import message_number
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Action, Kind
-from stageline.pipeline.stage.placing import copied
+from stageline.pipeline.stage.memory import copied
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.checkpoint.hooks import SnapshotHooks
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot, write_snapshot

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stageline.pipeline.stage.seeding import layer_seed
-from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.errors import LossNotScalar
+from stageline.pipeline.stage.stage import Stage, layer_seed
 from support.towers import TwoTowers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -111,3 +111,15 @@ def test_evaluation_draws_no_dropout_and_keeps_no_graph():
     assert torch.equal(stage.evaluate(x), x)
     assert stage.in_flight == 0
     assert stage.forward(x).eq(0).any()
+
+
+def test_a_loss_that_is_not_one_number_is_refused_with_its_shape():
+    stage = Stage(nn.Linear(4, 3), loss=nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(LossNotScalar, match=r"float32 \[2\]"):
+        stage.forward(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
+
+
+def test_the_seed_of_a_layer_depends_on_its_place_alone():
+    # The figures are the contract with every script that wants the same bits.
+    assert layer_seed(0, 0, 0, 0) == 12803515573143611444
+    assert layer_seed(1, 2, 3, 4) == 10246464913169517987

@@ -10,7 +10,7 @@ from torch.nn import functional
 from stageline import Line
 from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.schedule import ScheduleRefused
-from stageline.pipeline.stage.seeding import layer_seed
+from stageline.pipeline.stage.stage import layer_seed
 from stageline.workers.runtime.executor import ComputeFailed
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)

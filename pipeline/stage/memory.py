@@ -1,0 +1,153 @@
+"""How tensors lie in memory. Messages and snapshots keep it: kernels choose by strides and alignment, and bits follow.
+
+    dense       one block without gaps, dimensions in any order (channels_last is one)
+    with gaps   distinct elements, unused memory between them (one of the parts of `chunk`)
+    overlapping several indices share an element other than by expansion (`unfold`); the only layout that is not kept
+
+An expanded dimension (stride 0) is stored once. Shapes, strides and sizes are in elements.
+
+The address of the first element counts too: kernels differ for a slice that begins off an alignment boundary. Its skew,
+the address modulo `ALIGNMENT` bytes, is kept with the layout.
+"""
+
+from functools import lru_cache, partial
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stageline.pipeline.errors import StageError
+from stageline.pipeline.tree import Tree, leaves, map_tensors, tensors
+
+Ints = tuple[int, ...]
+ALIGNMENT = 64  # bytes; what torch allocates on the CPU begins at a multiple of it
+
+
+class Layout(NamedTuple):
+    """`stored` elements lie within `extent` elements of memory. Overlapping layouts have no extent."""
+
+    stored: int
+    extent: int | None
+
+    @property
+    def dense(self) -> bool:
+        return self.stored == self.extent
+
+
+@lru_cache(maxsize=1024)  # a run has few different layouts
+def layout(shape: Ints, strides: Ints) -> Layout:
+    """The layout of a tensor with this shape and these strides, none of them negative."""
+    stored = prod(stored_shape(shape, strides))
+    if stored == 0:
+        return Layout(0, 0)
+    extent = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size == 1 or stride == 0:
+            continue
+        if stride < extent:
+            return Layout(stored, None)
+        extent += stride * (size - 1)
+    return Layout(stored, extent)
+
+
+def stored_shape(shape: Ints, strides: Ints) -> Ints:
+    """The shape with every expanded dimension counted once."""
+    return tuple(size if stride else min(size, 1) for size, stride in zip(shape, strides, strict=True))
+
+
+def packed_strides(shape: Ints, strides: Ints) -> Ints:
+    """Strides of the dense layout with the same order of dimensions and the same ones expanded."""
+    packed = [0] * len(shape)
+    filled = 1
+    for axis in sorted(range(len(shape)), key=lambda axis: (strides[axis], -axis)):
+        if strides[axis]:
+            packed[axis] = filled
+            filled *= max(shape[axis], 1)
+    return tuple(packed)
+
+
+def skew_of(tensor: Tensor) -> int:
+    """The address of the tensor's first element modulo `ALIGNMENT`, in bytes.
+
+    0 on other devices, where only torch allocates, and at addresses that are no multiple of the element size, which
+    torch never uses.
+    """
+    if not tensor.is_cpu:
+        return 0
+    skew = tensor.data_ptr() % ALIGNMENT
+    return 0 if skew % tensor.itemsize else skew
+
+
+def empty(shape: Ints, strides: Ints, dtype: torch.dtype, skew: int = 0, device: torch.device | None = None) -> Tensor:
+    """An uninitialised tensor of this layout (not an overlapping one), `skew` bytes off the alignment boundary."""
+    if not skew:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    offset = skew // dtype.itemsize
+    memory = torch.empty(offset + (layout(shape, strides).extent or 0), dtype=dtype, device=device)
+    return memory.as_strided_(shape, strides, offset)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy on the same device that lies as `tensor` does: gaps, expanded dimensions and skew included.
+
+    Overlapping layouts are packed, with the dimensions in the same order. Lazy conjugation and negation are resolved.
+    """
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    if (
+        tensor.is_contiguous()
+        and tensor.is_cpu
+        and not skew_of(tensor)
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    ):
+        copy = tensor.clone()
+        if copy.stride() == strides:
+            return copy
+    stored = stored_shape(shape, strides)
+    kept = packed_strides(shape, strides) if layout(shape, strides).extent is None else strides
+    copy = empty(stored, kept, tensor.dtype, skew_of(tensor), tensor.device)
+    return copy.copy_(tensor.as_strided(stored, strides)).as_strided_(shape, kept)
+
+
+class OutputGuard:
+    """Makes the outputs of stage number `stage` safe to send: detached, without memory shared with what changes.
+
+    A retained message must never change, but an update writes to weights, a forward to buffers, an in-place layer to
+    its input. The weights and buffers are those of `layers`.
+    """
+
+    def __init__(self, layers: nn.Module, stage: int) -> None:
+        self._stage = stage
+        self._owned = {_address(tensor) for tensor in (*layers.parameters(), *layers.buffers())} - {0}
+
+    def sendable(self, tree: Tree, received: Tree) -> Tree:
+        """`tree` detached, and copied where it shares memory with weights, buffers or what was `received`."""
+        return map_tensors(partial(self._send, [_address(tensor) for tensor in tensors(received)]), tree)
+
+    def refuse_aliases(self, output: Tree) -> None:
+        """Raises `StageError` if two tensors of `output` share memory.
+
+        They would arrive as two: an in-place layer would write to one of them only, and their gradients would be
+        added up in another order.
+        """
+        seen: dict[int, str] = {}
+        for path, leaf in leaves(output):
+            if not isinstance(leaf, Tensor) or not leaf.numel():
+                continue
+            if (first := seen.setdefault(leaf.data_ptr(), path)) != path:
+                raise StageError(
+                    f"stage {self._stage} returns the same memory twice, as output{first} and output{path}: send one, "
+                    f"and derive the other in the next stage; or clone it"
+                )
+
+    def _send(self, taken: list[int], tensor: Tensor) -> Tensor:
+        detached = tensor.detach()
+        address = _address(detached)
+        if address and (address in taken or address in self._owned):
+            detached = copied(detached)
+        return detached.requires_grad_() if tensor.requires_grad else detached
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
