@@ -12,8 +12,8 @@ from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan
 from stageline.workers.launch.launch import Launch, prepare_launch, run_launch
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.measured_timetable import measured
-from stageline.workers.runs.outcome import Facts
+from stageline.workers.runs.result import Facts
+from stageline.workers.runs.store import measured
 
 from .. import redis_server
 from ..timing import Timing

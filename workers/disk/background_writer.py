@@ -6,14 +6,6 @@ compute loop  --submit(job, key, size)-->  backlog, at most `limit` for each key
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    run: Callable[[], None]
-    key: Hashable
-    size: int
 
 
 class BackgroundWriter:
@@ -29,7 +21,7 @@ class BackgroundWriter:
         self._limit = limit
         self._failed = failed
         self._changed = threading.Condition()
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[tuple[Callable[[], None], Hashable, int]] = deque()  # job, key, size
         self._sizes: Counter[Hashable] = Counter()  # of the waiting jobs, by key
         self._running = False
         self._closing = False
@@ -52,7 +44,7 @@ class BackgroundWriter:
             if self.failure is not None or self._closing:
                 return
             put = self._jobs.appendleft if first else self._jobs.append
-            put(_Job(job, key, size))
+            put((job, key, size))
             self._sizes[key] += size
             self._changed.notify_all()
 
@@ -88,22 +80,22 @@ class BackgroundWriter:
     def _run(self) -> None:
         try:
             while (job := self._next()) is not None:
-                job.run()
+                job()
         except Exception as error:  # noqa: BLE001  # handed to the owner: a thread must not end in silence
             with self._changed:
                 self.failure = error
                 self._drop()
             self._failed(error)
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> Callable[[], None] | None:
         with self._changed:
             self._running = False
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._jobs or self._closing)
             if not self._jobs:
                 return None
-            job = self._jobs.popleft()
-            self._sizes[job.key] -= job.size
+            job, key, size = self._jobs.popleft()
+            self._sizes[key] -= size
             self._running = True
             self._changed.notify_all()
             return job

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stageline.pipeline.stage.memory import empty, layout, skew_of
+from stageline.pipeline.stage.memory import empty, layout, packed_strides, skew_of
 
 from .atomic_file import sync
 
@@ -100,11 +100,7 @@ def _restored(stored: Tensor, note: Note) -> Tensor:
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, stride = [], 1
-    for size in reversed(shape):
-        strides.append(stride)
-        stride *= max(size, 1)
-    return tuple(reversed(strides))
+    return packed_strides(shape, tuple(range(len(shape), 0, -1)))  # the last dimension is the innermost
 
 
 def _require_equal(path: Path, stored: Mapping[str, Tensor]) -> None:

@@ -14,10 +14,8 @@ from stageline.workers.process.in_process import run_memory
 from stageline.workers.process.open_queues import demand_short_socket_paths
 from stageline.workers.process.signals import Signals
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs import measured_timetable as measured
-from stageline.workers.runs.open_store import kept_store
-from stageline.workers.runs.outcome import Facts, LaunchOutcome
-from stageline.workers.runs.result import Result, result_of
+from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_of
+from stageline.workers.runs.store import measured_timetable
 from stageline.workers.runtime.job import prepare
 
 from .children import LocalRun, Spawn
@@ -82,10 +80,12 @@ def run_launch(launch: Launch, arguments: Sequence[str], on_status: Callable[[Fa
     outcome = _outcome(launch, arguments, on_status)
     if outcome.code:
         return LaunchResult(outcome.code, outcome.reason)
-    result = result_of(launch.plan, launch.run, outcome.facts, monotonic() - started)
+    result = result_of(launch.run, launch.plan.schedule.microbatches, outcome.facts, monotonic() - started)
     write_json(launch.folder / runs.RESULT, result)
-    store = None if launch.plan.queues.url == IN_MEMORY else kept_store(launch.plan, launch.run)
-    return LaunchResult(0, outcome.reason, result, measured.of_run(store, launch.schedule, launch.steps))
+    if launch.plan.queues.url == IN_MEMORY:
+        return LaunchResult(0, outcome.reason, result)
+    timed = measured_timetable(launch.plan, launch.run, launch.schedule, launch.steps)
+    return LaunchResult(0, outcome.reason, result, timed)
 
 
 def _outcome(launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None]) -> LaunchOutcome:

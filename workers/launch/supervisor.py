@@ -19,7 +19,7 @@ from time import monotonic, sleep
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.process.signals import Signals
-from stageline.workers.runs.outcome import Facts, LaunchOutcome
+from stageline.workers.runs.result import Facts, LaunchOutcome
 
 from .children import Children, LocalRun
 

@@ -22,8 +22,8 @@ from stageline.pipeline.plan.passwords import masked
 from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.open_store import open_store
 from stageline.workers.runs.result import result_of
+from stageline.workers.runs.store import open_store
 
 from .broker_loop import LINGER, serve_channel
 from .signals import Signals
@@ -138,7 +138,9 @@ class _Host:
     def _keep_result(self) -> None:
         for _, answer in self._core.handle(b"", Ask("status"), time()):
             if isinstance(answer, Answer) and answer.facts["weights_sha256"] and answer.facts["training_steps"]:
-                result = result_of(self._plan, self._core.run, answer.facts, monotonic() - self._started)
+                result = result_of(
+                    self._core.run, self._plan.schedule.microbatches, answer.facts, monotonic() - self._started
+                )
                 write_json(self._folder / runs.RESULT, result)
                 log.info("result", weights_sha256=result.weights_sha256, file=self._folder / runs.RESULT)
 

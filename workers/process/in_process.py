@@ -24,7 +24,7 @@ from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.replay.recorder import record_failure
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.outcome import Facts, LaunchOutcome
+from stageline.workers.runs.result import Facts, LaunchOutcome
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns

@@ -44,13 +44,10 @@ def run_to_resume(plan: "Plan", run: str) -> str:
     """The run to resume: `run`, or if that is "" the newest unfinished one of the plan's name. Raises `NoSuchRun`."""
     if run and not is_run(folder(plan, run)):
         raise NoSuchRun(f"there is no run {run} in {plan.run.dir}; `stageline train` without --resume begins one")
-    if run:
-        return run
-    files = sorted(plan.run.dir.glob(f"{plan.run.name}-*/{PLAN}"), key=_started)
-    unfinished = [file.parent.name for file in files if not (file.parent / RESULT).exists()]
-    if not unfinished:
+    unfinished = [each.name for each in _begun(plan.run.dir, f"{plan.run.name}-") if not (each / RESULT).exists()]
+    if not run and not unfinished:
         raise NoSuchRun(f"no unfinished run of {plan.run.name} is in {plan.run.dir}; leave out --resume to begin one")
-    return unfinished[-1]
+    return run or unfinished[-1]
 
 
 def require_same_plan(plan: "Plan", folder: Path) -> None:
@@ -76,10 +73,15 @@ def require_same_plan(plan: "Plan", folder: Path) -> None:
 
 def newest(plan: "Plan") -> Path:
     """The folder of the plan's newest run. Raises `NoSuchRun`."""
-    found = sorted(plan.run.dir.glob(f"{plan.run.name}-*/{PLAN}"), key=_started)
+    found = _begun(plan.run.dir, f"{plan.run.name}-")
     if not found:
         raise NoSuchRun(f"no run of {plan.run.name} is in {plan.run.dir}")
-    return found[-1].parent
+    return found[-1]
+
+
+def newest_in(runs: Path) -> Path | None:
+    """The run in the folder `runs` that was begun or resumed last; None if there is none."""
+    return next(reversed(_begun(runs)), None)
 
 
 def folder(plan: "Plan", run: str) -> Path:
@@ -95,7 +97,7 @@ def make_folder(plan: "Plan", run: str) -> Path:
     except OSError as error:
         raise FolderUnusable(
             f"the folder of the run, {made}, cannot be made: {error.strerror}. "
-            f"Its name is made of run.dir and run.name; set others, or free the way"
+            f"Its name is made of run.dir and run.name; set others, or remove what is there"
         ) from error
     return made
 
@@ -129,10 +131,9 @@ def write_broker_url(folder: Path, url: str) -> None:
     write_file(folder / BROKER, f"{url}\n".encode(), mode=0o600)
 
 
-def newest_in(runs: Path) -> Path | None:
-    """The run in the folder `runs` that was begun or resumed last; None if there is none."""
-    found = sorted(runs.glob(f"*/{PLAN}"), key=_started)
-    return found[-1].parent if found else None
+def _begun(runs: Path, prefix: str = "") -> list[Path]:
+    """The folders of the runs whose ids begin with `prefix`, by the time at which each was begun or resumed."""
+    return [file.parent for file in sorted(runs.glob(f"{prefix}*/{PLAN}"), key=_started)]
 
 
 def _started(file: Path) -> float:

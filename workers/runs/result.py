@@ -1,11 +1,20 @@
-"""The result of a finished run: one value, printed by `train --json` and written to the run's folder."""
+"""How a run ended: its outcome on this machine, and the result of a finished run, which is written to its folder."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 
-if TYPE_CHECKING:  # imports pydantic
-    from stageline.pipeline.plan import Plan
+Facts = dict[str, Any]  # the broker's answer to the query `status`: schema status/1
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOutcome:
+    """Exit code, the reason in words, and the broker's last status of the run."""
+
+    code: int
+    reason: str
+    facts: Facts
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,13 +36,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
 
 
-def result_of(plan: "Plan", run: str, facts: dict[str, Any], seconds: float) -> Result:
+def result_of(run: str, microbatches: int, facts: Facts, seconds: float) -> Result:
     """The result of a run from the broker's last status of it."""
     last = facts["last_loss"]
     return Result(
         run=run,
         steps=facts["training_steps"],
-        microbatches=plan.schedule.microbatches,
+        microbatches=microbatches,
         loss=last and last["loss"],
         losses=facts["losses"],
         metrics=facts["metrics"],

@@ -15,8 +15,7 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import read_plan
 from stageline.workers.checkpoint.weights import load_weights
 from stageline.workers.launch.launch import prepare_launch, run_launch
-from stageline.workers.runs.outcome import Facts
-from stageline.workers.runs.result import Result
+from stageline.workers.runs.result import Facts, Result
 
 
 class RunFailed(StagelineError):

@@ -9,7 +9,7 @@ from stageline.workers.cli import options
 from stageline.workers.cli.ask import ask, run_or_newest
 from stageline.workers.cli.display.tables import duration, share, show, summary
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.outcome import Facts
+from stageline.workers.runs.result import Facts
 
 
 @click.command(epilog="Example: stageline status --broker tcp://10.0.0.4:5600")

@@ -8,7 +8,7 @@ import click
 from stageline.workers.cli import options
 from stageline.workers.cli.ask import ask
 from stageline.workers.cli.display.tables import duration, show
-from stageline.workers.runs.outcome import Facts
+from stageline.workers.runs.result import Facts
 
 _PLACE = re.compile(r"(\d{1,15})/(\d{1,15})", re.ASCII)
 

@@ -6,7 +6,7 @@ from time import monotonic
 from stageline.broker.control.protocol import WAITS
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.launch.launch import Launch
-from stageline.workers.runs.outcome import Facts
+from stageline.workers.runs.result import Facts
 
 WINDOW = 3.0  # seconds over which the rate is measured
 _INTERRUPTED = (ExitCode.SAVED, ExitCode.INTERRUPTED)

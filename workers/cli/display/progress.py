@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stageline.workers.launch.launch import Launch
-from stageline.workers.runs.outcome import Facts
+from stageline.workers.runs.result import Facts
 
 from .pace import Pace, last_loss, stage_activity
 from .tables import share

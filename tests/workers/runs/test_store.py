@@ -1,6 +1,7 @@
 """The timetable as it ran: read back from the broker's records."""
 
 import struct
+from contextlib import closing
 
 import pytest
 
@@ -10,8 +11,7 @@ from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.measured_timetable import measured, of_run
-from stageline.workers.runs.open_store import kept_store
+from stageline.workers.runs.store import measured, measured_timetable
 
 LINE = make_schedule("1f1b", [(0,), (1,)], 2)
 
@@ -42,15 +42,16 @@ def test_a_step_that_is_not_kept_is_left_out():
 
 @pytest.mark.parametrize(("steps", "shown"), [(1, 0), (2, 0), (3, 0), (4, 0), (5, 1), (20, 16)])
 def test_of_a_run_a_late_step_is_shown_that_no_longer_runs_the_line_empty(steps, shown, tmp_path):
-    store = SqliteStore(tmp_path / runs.STORE)
-    for step in range(steps):
-        ran(store, 0, step)
-    assert {each.step for each in of_run(store, LINE, steps)} == {shown}
+    plan = read_plan("examples/mlp", sets=[f"run.dir={tmp_path}"], environment={})
+    with closing(SqliteStore(runs.make_folder(plan, "run-1") / runs.STORE)) as store:
+        for step in range(steps):
+            ran(store, 0, step)
+    assert {each.step for each in measured_timetable(plan, "run-1", LINE, steps)} == {shown}
 
 
 def test_a_run_without_records_has_no_timetable(tmp_path):
     plan = read_plan("examples/mlp", sets=[f"run.dir={tmp_path}"], environment={})
     folder = runs.make_folder(plan, "run-1")
-    assert of_run(kept_store(plan, "run-1"), LINE, 5) == []
+    assert measured_timetable(plan, "run-1", LINE, 5) == []
     (folder / runs.STORE).write_bytes(b"this is no database, and long enough for its header to be looked at" * 9)
-    assert of_run(kept_store(plan, "run-1"), LINE, 5) == []
+    assert measured_timetable(plan, "run-1", LINE, 5) == []

@@ -1,0 +1,58 @@
+"""The store of a broker's records: SQLite in the run's folder, or Redis. One broker at a time may use it.
+
+Of a run that is over, it gives the measured timetable: when each action began and ended.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+
+from stageline.broker.errors import BrokerError
+from stageline.broker.ledger.history import timed_actions
+from stageline.broker.stores.base import Store
+from stageline.broker.stores.sqlite import SqliteStore
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.schedule.check import Timed
+
+from . import folder as runs
+
+PATIENCE = 600.0  # seconds that a broker waits for a Redis server that is away
+TAIL = 3  # steps at the end that are not shown: in these the pipeline drains
+
+
+def open_store(plan: Plan, run: str, waiting: Callable[[str], None] = lambda reason: None) -> Store:
+    """The store of `run`. Calls `waiting(reason)` while it waits for a Redis server. Raises `StoreUnusable`."""
+    if plan.broker.store == runs.IN_FOLDER:
+        return SqliteStore(runs.folder(plan, run) / runs.STORE)
+    from stageline.broker.stores.redis import RedisStore  # slow to import
+
+    return RedisStore(plan.broker.store, run, patience=PATIENCE, waiting=waiting)
+
+
+def measured_timetable(plan: Plan, run: str, schedule: Schedule, steps: int) -> list[Timed]:
+    """Every action of a few of the last of `steps` training steps, in seconds since the epoch.
+
+    One synchronous step, or as many asynchronous ones, each of one microbatch, as show how they overlap. Nothing if the
+    store of the run is still in use, was deleted, or holds no times.
+    """
+    if plan.broker.store == runs.IN_FOLDER and not (runs.folder(plan, run) / runs.STORE).exists():
+        return []
+    shown = 1 if schedule.mode == "sync" else 2 * schedule.stages
+    end = max(shown, steps - TAIL)
+    try:
+        store = open_store(plan, run)
+    except BrokerError:
+        return []
+    with closing(store):
+        return measured(store, schedule, range(max(0, end - shown), min(end, steps)))
+
+
+def measured(store: Store, schedule: Schedule, steps: range) -> list[Timed]:
+    """The actions of `steps`, as far as their times are recorded."""
+    found = ((stage, step, store.record(stage, step)) for step in steps for stage in range(schedule.stages))
+    return [
+        Timed(schedule.owner(stage), action, start, end, step)
+        for stage, step, record in found
+        if record is not None
+        for action, start, end in timed_actions(schedule, record)
+    ]
