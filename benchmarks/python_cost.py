@@ -26,7 +26,6 @@ from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Stage, layer_seed
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.machine import Machine
 from stageline.workers.runtime.program import Instruction, Program
 
 from .finding import BenchmarkResult, Table
@@ -216,8 +215,8 @@ def _turns() -> float:
     """Seconds that a worker takes for a microbatch that costs nothing to compute, to take and to put."""
     schedule = make_schedule("1f1b", ((0,), (1,)), MICROBATCHES)
     steps = CALLS // MICROBATCHES
-    machine = Machine(Program(schedule, steps).instructions(0), MICROBATCHES)
-    worker = WorkerLoop(machine, _Nothing(), _Ready(), run="cost", incarnation=1, microbatches=MICROBATCHES, last=1)  # type: ignore[arg-type]
+    program = Program(schedule, steps)
+    worker = WorkerLoop(program, 0, _Nothing(), _Ready(), run="cost", incarnation=1)  # type: ignore[arg-type]
     began = perf_counter()
     while worker.poll(0):
         pass

@@ -4,6 +4,7 @@ A queue is a retained, ordered log from the one worker that produces its message
 Its messages are numbered as `pipeline.numbering` says: 0, 1, ... over all microbatches of all steps.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -93,3 +94,21 @@ class Queues(Protocol):
         """Serves the requests of the other ends (credit, resends), waiting up to `timeout` seconds for one."""
 
     def close(self) -> None: ...
+
+
+class WorkerQueues(Queues, Protocol):
+    """The queue ends of one worker among several processes."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where other workers find these ends, or a name for where all meet."""
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What keeps messages from moving, if it is known. For any thread."""
+
+    def connect(self, peers: Mapping[QueueKey, str]) -> None:
+        """Take each of these queues from its producer's endpoint, from now on."""
+
+    def ring(self) -> None:
+        """Wakes a caller that waits in `take` or `pump`. For any thread, and for signal handlers."""

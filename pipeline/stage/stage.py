@@ -84,18 +84,13 @@ class Stage:
         self._generators = _generators(self.device)
         self._stash = Stash(index)
         self._versions = Versions(self._body) if stash_weights else None
-        self._position = 0
+        self.at_layer = next(iter(self.names), LOSS)  # the layer that runs now or ran last, or the loss, for diagnosis
         self._forwarded = 0
 
     @property
     def in_flight(self) -> int:
         """Microbatches run forward and not yet backward."""
         return len(self._stash.kept)
-
-    @property
-    def at_layer(self) -> str:
-        """The name of the layer that runs now or ran last, or "the loss", for diagnosis."""
-        return self.names[self._position] if self._position < len(self.names) else LOSS
 
     def forward(
         self,
@@ -244,7 +239,7 @@ class Stage:
         if self._versions and version:
             return self._versions.run(version, lambda: self._run(x, key, None))
         for position, layer in enumerate(self._layers):
-            self._position = position
+            self.at_layer = self.names[position]
             number = layer_seed(self.seed, *key, self.first_layer + position)
             for generator in self._generators:
                 generator.manual_seed(number)
@@ -264,7 +259,7 @@ class Stage:
         return tensor if tensor.device == self.device else tensor.to(self.device)
 
     def _loss_of(self, function: Loss, output: Tree, target: Tree) -> Tensor:
-        self._position = len(self._layers)
+        self.at_layer = LOSS
         loss = function(output, map_tensors(self._here, target))
         if isinstance(loss, Tensor) and loss.dim() == 0:
             return loss

@@ -22,10 +22,9 @@ from stageline.workers.checkpoint.hooks import SnapshotHooks, restore
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
-from stageline.workers.process.assignment import failures_reported, run_assignment
+from stageline.workers.process.worker_process import failures_reported
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.machine import Machine
-from stageline.workers.runtime.program import Instruction, Program
+from stageline.workers.runtime.program import Instruction, Program, producer
 from stageline.workers.runtime.progress import Progress
 
 STARTING = 0.1  # seconds, on the average
@@ -94,35 +93,18 @@ class SimulatedWorker(SimulatedProcess):
         self.queues = queues = SimulatedQueues(
             self, environment, self.name.endpoint, assigned.incarnation, self._options(program, assigned.index)
         )
-        self.loop = loop = self._new_loop(program, assigned, executor, queues)
+        incarnation, step = assigned.incarnation, assigned.step
+        self.loop = loop = WorkerLoop(
+            program, assigned.index, executor, queues, run=RUN, incarnation=incarnation, start=step, clock=self
+        )
         reported = failures_reported(control, assigned.incarnation, str, replaced=True)
         with closing(queues), reported:
-            loop.progress.begin(program.stages(assigned.index), assigned.step, program.last)
-            control.start(assigned, queues.endpoint, loop.progress, steps=scenario.steps, wake=queues.ring)
+            control.start(assigned, queues.endpoint, loop, steps=scenario.steps, ring=queues.ring)
             self.sleep(environment.soon(LOADING))
             restore(executor.stages, loop.progress, environment.disk.load, assigned.step)
             with self._hooks(program, assigned, executor, loop.progress, queues) as hooks:
-                commands = CommandHandler(
-                    program, assigned, control, queues, hooks, loop, check=lambda: None, clock=self
-                )
-                digests = partial(_digests, executor)
-                lease = scenario.lease
-                run_assignment(assigned, control, commands, loop, hooks, digests, workers_timeout=FOREVER, lease=lease)
-
-    def _new_loop(
-        self, program: Program, assigned: Assigned, executor: ChainExecutor, queues: SimulatedQueues
-    ) -> WorkerLoop:
-        microbatches = program.schedule.microbatches
-        return WorkerLoop(
-            Machine(program.instructions(assigned.index, assigned.step), microbatches),
-            executor,
-            queues,
-            run=RUN,
-            incarnation=assigned.incarnation,
-            microbatches=microbatches,
-            last=program.last,
-            clock=self,
-        )
+                commands = CommandHandler(assigned, control, queues, hooks, loop, self)
+                commands.run(partial(_digests, executor), workers_timeout=FOREVER, lease=scenario.lease)
 
     def _hooks(
         self,
@@ -193,7 +175,7 @@ class CheckedHooks(SnapshotHooks):
         bound = (self._progress.finished[stage] - self._progress.complete) * schedule.microbatches + in_flight
         for key in self._outbound:
             retained = self._queues.outbound(key).depth().retained
-            if self._program.route.producer(key) == stage and retained > bound:
+            if producer(key) == stage and retained > bound:
                 self._environment.report(f"{key} retains {retained} messages, and {bound} may still be needed")
 
 

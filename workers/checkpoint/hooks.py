@@ -14,10 +14,9 @@ from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.state import StageState
 from stageline.workers.runs import folder as runs
-from stageline.workers.runtime.clock import Clock
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.loop import PATIENCE
+from stageline.workers.runtime.loop import PATIENCE, Clock
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed

@@ -1,18 +1,19 @@
-"""Carries out the broker's commands between two turns of the compute loop: peers, trims, and the end of the run."""
+"""Runs an assigned worker's loop, and carries out the broker's commands between its turns: peers, trims, the run's end.
+
+wait for the other workers -> run the program -> save the weights -> Finished -> serve the others until Stop
+"""
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 import structlog
 
-from stageline.broker.control.protocol import Assigned, Peers, Refused, Stop, Trim
-from stageline.broker.queues.base import QueueKey, Queues, Trouble
+from stageline.broker.control.protocol import Assigned, Finished, Peers, Refused, Stop, Trim
+from stageline.broker.queues.base import WorkerQueues
+from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.checkpoint.hooks import CheckpointHooks
-from stageline.workers.runtime.clock import Clock
-from stageline.workers.runtime.loop import PATIENCE, WorkerLoop
-from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
 
 from .control_thread import ControlThread
 from .session import Stopped
@@ -23,65 +24,47 @@ CONFIRMATION = 1.0  # seconds that the broker gets to confirm the last snapshot
 log = structlog.get_logger()
 
 
-class WorkerQueues(Queues, Protocol):
-    """The queue ends of one worker among several processes."""
-
-    @property
-    def endpoint(self) -> str:
-        """Where other workers find these ends, or a name for where all meet."""
-
-    @property
-    def trouble(self) -> Trouble | None:
-        """What keeps messages from moving, if it is known. For any thread."""
-
-    def connect(self, peers: Mapping[QueueKey, str]) -> None:
-        """Take each of these queues from its producer's endpoint, from now on."""
-
-    def ring(self) -> None:
-        """Wakes a caller that waits in `take` or `pump`. For any thread, and for signal handlers."""
-
-
 class CommandHandler:
-    """Handles the broker's commands for the worker that has been `assigned` its place.
-
-    `check` raises `Stopped` if the process should exit for a reason of its own.
-    """
+    """Runs the `loop` of the worker that has been `assigned` its place, as the broker commands."""
 
     def __init__(
         self,
-        program: Program,
         assigned: Assigned,
         control: ControlThread,
         queues: WorkerQueues,
         hooks: CheckpointHooks,
         loop: WorkerLoop,
-        *,
-        check: Callable[[], None],
         clock: Clock = time,
     ) -> None:
-        self._program = program
         self._assigned = assigned
         self._control = control
         self._queues = queues
         self._hooks = hooks
         self._loop = loop
-        self._check = check
         self._clock = clock
         self._stop: tuple[Stop, float] | None = None  # what ends the run after a step, and until when it may wait
         self._joined = False
-        self._producers = program.producers(assigned.index)
-        self._inbound = [queues.inbound(key) for key in program.inbound(assigned.index)]
-        self._outbound = [queues.outbound(key) for key in program.outbound(assigned.index)]
+        self._producers = loop.program.producers(assigned.index)
+        self._inbound = [queues.inbound(key) for key in loop.program.inbound(assigned.index)]
+        self._outbound = [queues.outbound(key) for key in loop.program.outbound(assigned.index)]
 
-    def set_queues_to(self, step: int) -> None:
-        """The queues begin at the first message of `step`, which is a complete checkpoint if it is not 0."""
-        self._trim(step)
+    def run(self, save: Callable[[], dict[str, TensorDigest]], *, workers_timeout: float, lease: float) -> None:
+        """Returns when the run has finished. `save` writes the weights and gives their digests. Times in seconds.
+
+        Raises `Stopped`, and what computing, the queues and the snapshots raise.
+        """
+        self._trim(self._assigned.step)
         for inbound in self._inbound:
-            inbound.rewind(step)
+            inbound.rewind(self._assigned.step)
+        self._wait_for_workers(workers_timeout)
+        self._loop.run(self.handle, self._hooks.stepped)
+        digests = save()
+        self._hooks.flush()
+        self._control.send(Finished(self._assigned.incarnation, digests))
+        self._serve_until_stopped(lease)
 
     def handle(self) -> None:
         """Carries out the commands that have come. Raises `Stopped`."""
-        self._check()
         commands = self._control.commands
         while commands:
             match commands.popleft():
@@ -96,12 +79,14 @@ class CommandHandler:
                     self._end(stop)
                 case Refused(reason, code):
                     raise Stopped(reason, code, told=True)
+                case Stopped() as stopped:
+                    raise stopped
                 case _:
                     continue
         if self._stop is not None:
             self._end_with_the_step(*self._stop)
 
-    def wait_for_workers(self, timeout: float) -> None:
+    def _wait_for_workers(self, timeout: float) -> None:
         """Returns when every worker of the plan is there. Raises `Stopped`, with code 69, if that takes too long."""
         deadline = self._clock.monotonic() + timeout
         while not self._joined:
@@ -112,7 +97,7 @@ class CommandHandler:
             self._queues.pump(PATIENCE)
             self.handle()
 
-    def serve_until_stopped(self, lease: float) -> None:
+    def _serve_until_stopped(self, lease: float) -> None:
         """Sends the others what they still need, until the broker says that all have finished.
 
         A broker that is away is waited for as long as others still have to take something, and `lease` seconds longer.
@@ -134,13 +119,13 @@ class CommandHandler:
 
     def _trim(self, step: int) -> None:
         for outbound in self._outbound:
-            outbound.trim(min(step, self._program.steps_of(outbound.key)))
+            outbound.trim(min(step, self._loop.program.steps_of(outbound.key)))
 
     def _end(self, stop: Stop) -> None:
         """Ends at once, unless there is a step to finish first that this worker has not gone beyond."""
-        current = self._loop.step
-        late = stop.step is None or current is None or current > stop.step or self._program.schedule.mode == "async"
-        if not stop.at_step_end or late or not self._joined:
+        current, flushes = self._loop.step, self._loop.program.schedule.mode == "sync"
+        late = stop.step is None or current is None or current > stop.step
+        if late or not (stop.at_step_end and flushes and self._joined):
             raise Stopped(stop.reason, stop.code, told=True)
         if self._stop is None and stop.step is not None:
             self._hooks.stop_at(stop.step)
@@ -149,6 +134,7 @@ class CommandHandler:
     def _end_with_the_step(self, stop: Stop, deadline: float) -> None:
         done = self._loop.step is None or (stop.step is not None and self._loop.step >= stop.step)
         if not done and self._clock.monotonic() < deadline:
+            self._loop.attention = True  # to look again before the next turn
             return
         if done:
             self._hooks.flush()

@@ -35,11 +35,10 @@ from stageline.broker.control.protocol import (
 from stageline.broker.errors import BadMessage
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan.passwords import masked
-from stageline.workers.runtime.clock import Clock
-from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.loop import Clock, WorkerLoop
 
 from .client import BrokerUnreachable
-from .session import BEAT, JOIN, Joining, Session, TurnedAway, WorkerIdentity, acknowledgement
+from .session import BEAT, JOIN, Joining, Session, Stopped, TurnedAway, WorkerIdentity, acknowledgement
 
 log = structlog.get_logger()
 
@@ -62,6 +61,7 @@ def start_thread(target: Callable[[], None]) -> RunningThread:
 class ControlThread:
     """`join` first; then `start`, whose thread owns the channel to `url` and fills `commands`.
 
+    `parent`: a process without which this one exits (0: none).
     `open_channel`, `clock`, `spawn` and `exit_process` are those of the process; a simulated one has its own.
     """
 
@@ -70,12 +70,15 @@ class ControlThread:
         url: str,
         identity: WorkerIdentity,
         *,
+        parent: int = 0,
         open_channel: Callable[[str], ClientChannel] = open_client,
         clock: Clock = time,
         spawn: Callable[[Callable[[], None]], RunningThread] = start_thread,
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:
-        self.commands: deque[FromBroker] = deque()
+        self.commands: deque[FromBroker | Stopped] = deque()
+        self._wake: Callable[[], None] = lambda: None
+        self._parent = parent
         self._identity = identity
         self._url = url
         self._channel = open_channel(url)
@@ -89,19 +92,17 @@ class ControlThread:
         self._reason = ""  # why this worker has no place yet
         self._dismissed: tuple[float, Stop | Refused] | None = None  # when the broker first ended this worker's work
 
-    def join(
-        self, timeout: float, between: Callable[[], None] = lambda: None, *, workers_timeout: float = float("inf")
-    ) -> Assigned:
+    def join(self, timeout: float, *, workers_timeout: float = float("inf")) -> Assigned:
         """The broker's assignment; stands by for it as long as the broker says so.
 
-        `between` is called about twice a second; what it raises ends the waiting. Raises `BrokerUnreachable` if no
-        broker answers for `timeout` seconds, `TurnedAway` if it refuses, or ends the run, or if a run that is resumed
-        lacks other workers for `workers_timeout` seconds.
+        Raises `BrokerUnreachable` if no broker answers for `timeout` seconds, `TurnedAway` if it refuses, or ends the
+        run, or if a run that is resumed lacks other workers for `workers_timeout` seconds, and `Stopped` if the parent
+        process is gone.
         """
         now = self._clock.monotonic
         joining, begun, deadline = Joining(self._identity), now(), now() + timeout
         while now() < deadline:
-            between()
+            self._demand_parent()
             self._send(joining.hello())
             for message in self._messages(min(deadline, now() + JOIN), lambda: joining.urgent):
                 assigned = joining.receive(message)
@@ -118,13 +119,25 @@ class ControlThread:
         raise self._no_broker(timeout)
 
     def start(
-        self, assigned: Assigned, endpoint: str, progress: Progress, *, steps: int, wake: Callable[[], None]
+        self, assigned: Assigned, endpoint: str, loop: WorkerLoop, *, steps: int, ring: Callable[[], None]
     ) -> None:
-        """Begin to report on `progress`. `wake` is called when a command has come."""
+        """Begin to report on the progress of `loop`, which gets attention for commands; `ring` ends its waiting."""
+
+        def wake() -> None:
+            loop.attention = True
+            ring()
+
         now, clock = self._clock.monotonic(), self._clock.time
-        session = Session(self._identity, assigned, endpoint, progress, steps=steps, now=now, clock=clock)
-        self._session = session
-        self._thread = self._spawn(lambda: self._serve(session, wake))
+        session = Session(
+            self._identity, assigned, endpoint, loop.progress, self._outbox, steps=steps, now=now, clock=clock
+        )
+        self._session, self._wake = session, wake
+        self._thread = self._spawn(lambda: self._serve(session))
+
+    def command(self, command: FromBroker | Stopped) -> None:
+        """Hands a command to the compute loop. For any thread, and for signal handlers."""
+        self.commands.append(command)
+        self._wake()
 
     @property
     def silence(self) -> float:
@@ -152,41 +165,41 @@ class ControlThread:
                 self._send(self._outbox.popleft())
         self._channel.close()
 
-    def _serve(self, session: Session, wake: Callable[[], None]) -> None:
+    def _serve(self, session: Session) -> None:
         try:
-            self._exchange(session, wake)
+            self._exchange(session)
         except Exception as error:  # the compute loop must not go on without commands, whatever it was
             log.exception("the connection to the broker failed")
-            self.commands.append(Stop(f"the connection to the broker failed: {type(error).__name__}: {error}", 1))
-            wake()
+            self.command(Stop(f"the connection to the broker failed: {type(error).__name__}: {error}", 1))
 
-    def _exchange(self, session: Session, wake: Callable[[], None]) -> None:
+    def _exchange(self, session: Session) -> None:
         while not self._closing:
             now = self._clock.monotonic()
             if self._channel.renewed():
                 session.reconnected()
-            self._hand_over(session)
             for message in session.due(now):
                 self._send(message)
-            self._receive_until(now + BEAT, session, wake)
+            self._receive_until(now + BEAT, session)
             self._exit_if_ignored()
-        self._hand_over(session)
+            try:
+                self._demand_parent()
+            except Stopped as stop:
+                self.command(stop)
         for message in session.unsent():
             self._send(message)
 
-    def _hand_over(self, session: Session) -> None:
-        while self._outbox:
-            session.send(self._outbox.popleft())
+    def _demand_parent(self) -> None:
+        if self._parent and os.getppid() != self._parent:
+            raise Stopped(f"the supervisor (pid {self._parent}) is gone", ExitCode.FAILED)
 
-    def _receive_until(self, deadline: float, session: Session, wake: Callable[[], None]) -> None:
+    def _receive_until(self, deadline: float, session: Session) -> None:
         for message in self._messages(deadline, lambda: bool(self._outbox) or self._closing):
             command = session.receive(message, self._clock.monotonic())
             if command is None:
                 continue
             if isinstance(command, Stop | Refused) and self._dismissed is None:
                 self._dismissed = self._clock.monotonic(), command
-            self.commands.append(command)
-            wake()
+            self.command(command)
 
     def _exit_if_ignored(self) -> None:
         """A compute loop that hangs in the user's code cannot exit by itself; the process does, and says why."""

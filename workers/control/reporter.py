@@ -74,7 +74,7 @@ class Reporter:
     def _report(self, now: float, number: int, records: list[StepRecord], snapshots: list[tuple[int, int]]) -> Report:
         progress = self._progress
         depths, progress.depths_wanted = progress.depths, True
-        trouble = progress.trouble()
+        trouble = progress.queues.trouble if progress.queues is not None else None
         return Report(
             incarnation=self._incarnation,
             number=number,
@@ -104,9 +104,9 @@ class Reporter:
         lacking = progress.lacking if progress.waits or full is not None else None
         if lacking is None:
             return []
-        action, step = str(lacking.instruction.action), lacking.instruction.step
-        since = progress.since if full is None else full
-        return [Wait(str(lacking.key), lacking.number, action, step, since, room=full is not None)]
+        instruction, since = lacking.instruction, progress.since if full is None else full
+        place = instruction.number, instruction.name, instruction.step
+        return [Wait(str(lacking.key), *place, since, room=full is not None)]
 
     def _doing(self, trouble: Trouble | None) -> str:
         """What the compute loop does now, in words."""
@@ -117,11 +117,12 @@ class Reporter:
             return f"{WAITS} for the server of its queues: {trouble.reason}"
         if instruction is None:
             return f"{WAITS} for the other workers"
+        action = f"{instruction.name} of step {instruction.step}"
         if progress.full is not None:
-            return f"{WAITS} for room in {instruction.gives} to put what {instruction} gives"
+            return f"{WAITS} for room in {instruction.gives} to put what {action} gives"
         if not progress.waits:
-            return str(instruction)
-        return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {instruction}"
+            return action
+        return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {action}"
 
     def _idle(self) -> float:
         now, progress = self._clock(), self._progress

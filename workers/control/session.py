@@ -166,7 +166,9 @@ def acknowledgement(assigned: Assigned, now: float) -> Report:
 class Session:
     """Of a worker that is `assigned` its place, and whose queues are at `endpoint`.
 
-    `last_received`: when the broker's last message came. `clock` gives the seconds since the epoch.
+    `outbox`: what is to be sent before the next report, in order; `Finished` is sent after all reports, until the
+    broker stops the run. `last_received`: when the broker's last message came. `clock` gives the seconds since the
+    epoch.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class Session:
         assigned: Assigned,
         endpoint: str,
         progress: Progress,
+        outbox: deque[Failed | Finished | Goodbye],
         *,
         steps: int,
         now: float,
@@ -188,7 +191,7 @@ class Session:
         self._reporter = Reporter(progress, assigned.incarnation, steps, clock)
         self._known = False  # whether the broker has answered the Hello that was sent over this connection
         self._hello_sent = float("-inf")
-        self._outbox: deque[Failed | Goodbye] = deque()
+        self._outbox = outbox
         self._finished: Finished | None = None
 
     @property
@@ -207,13 +210,6 @@ class Session:
         self._known = False
         self._reporter.resend_all(self.incarnation)
 
-    def send(self, message: Failed | Finished | Goodbye) -> None:
-        """To be sent before the next report, in order; `Finished` after all reports, until the broker stops the run."""
-        if isinstance(message, Finished):
-            self._finished = message
-        else:
-            self._outbox.append(message)
-
     def due(self, now: float) -> Iterator[ToBroker]:
         """What to send in this beat."""
         if now - self.last_received > UNANSWERED:
@@ -229,7 +225,11 @@ class Session:
     def unsent(self) -> Iterator[ToBroker]:
         """What is left to be sent if there is no other beat."""
         while self._outbox:
-            yield msgspec.structs.replace(self._outbox.popleft(), incarnation=self.incarnation)
+            message = self._outbox.popleft()
+            if isinstance(message, Finished):
+                self._finished = message
+            else:
+                yield msgspec.structs.replace(message, incarnation=self.incarnation)
 
     def receive(self, message: FromBroker, now: float) -> FromBroker | None:
         """The broker's message, if it is a command for the compute loop."""

@@ -56,7 +56,7 @@ def dry_run(job: Job) -> Sizes:
     executors = [_executor(job, worker) for worker in range(len(job.plan.workers))]
     try:
         trained: Tree = None
-        for index in range(job.route.stages):
+        for index in range(job.schedule.stages):
             executor = executors[job.schedule.owner(index)]
             messages |= _gradient_message(job, index, trained)
             saved = _Saved(executor.stages[index])
@@ -73,7 +73,7 @@ def dry_run(job: Job) -> Sizes:
 
 
 def _demand_gradient(job: Job, executors: list[Executor]) -> None:
-    last = job.route.stages - 1
+    last = job.program.last
     trains = any(stage.optimizer for executor in executors for stage in executor.stages.values())
     if trains and not executors[job.schedule.owner(last)].stages[last].in_flight:
         raise ModelRefused(
@@ -113,8 +113,7 @@ def _executor(job: Job, worker: int) -> Executor:
 
 def _forward(job: Job, stage: int, *, evaluates: bool = False) -> Instruction:
     step = job.feed.evaluation.start if evaluates else 0
-    action = Action(Kind.FORWARD, stage, 0)
-    return Instruction(step, action, job.route.takes(action), job.route.gives(action), evaluates)
+    return job.program.instruction(step, Action(Kind.FORWARD, stage), evaluates=evaluates)
 
 
 def _received(stage: int, sent: Tree) -> list[Tree]:
@@ -122,12 +121,12 @@ def _received(stage: int, sent: Tree) -> list[Tree]:
 
 
 def _activation_message(job: Job, stage: int, sent: Tree) -> dict[QueueKey, int]:
-    key = job.route.gives(Action(Kind.FORWARD, stage, 0))
+    key = job.program.gives(Action(Kind.FORWARD, stage, 0))
     return {} if key is None else {key: _bytes_of(key, sent)}
 
 
 def _gradient_message(job: Job, stage: int, received: Tree) -> dict[QueueKey, int]:
-    key = job.route.gives(Action(Kind.BACKWARD, stage, 0))
+    key = job.program.gives(Action(Kind.BACKWARD, stage, 0))
     gradient = map_leaves(lambda leaf: leaf if isinstance(leaf, Tensor) and leaf.requires_grad else None, received)
     return {} if key is None else {key: _bytes_of(key, gradient)}
 
@@ -143,7 +142,7 @@ def _measured(job: Job, executor: Executor, index: int, activations: int) -> Sta
     trainable = [] if stage.optimizer is None else [p for g in stage.optimizer.param_groups for p in g["params"]]
     for parameter in trainable:
         parameter.grad = torch.zeros_like(parameter)
-    executor.carry_out(Instruction(0, Action(Kind.UPDATE, index), (), None), [])
+    executor.carry_out(job.program.instruction(0, Action(Kind.UPDATE, index)), [])
     state = [] if stage.optimizer is None else list(stage.optimizer.state.values())
     return StageSize(
         parameters=sum(p.numel() for layer in job.segments[index].layers for p in layer.parameters()),
@@ -163,6 +162,6 @@ def _evaluate(job: Job, executors: list[Executor]) -> None:
     if not job.metrics or not job.feed.evaluation:
         return
     sent: Tree = None
-    for index in range(job.route.stages):
+    for index in range(job.schedule.stages):
         executor = executors[job.schedule.owner(index)]
         sent = executor.carry_out(_forward(job, index, evaluates=True), _received(index, sent))

@@ -10,6 +10,7 @@ from stageline.broker.queues.log import SPILL
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.pipeline.schedule.check import UnsoundSchedule, Verdict, check_schedule
 from stageline.workers.runtime.job import Job, prepare
+from stageline.workers.runtime.program import producer
 
 from .dry_run import Sizes, dry_run
 
@@ -74,7 +75,7 @@ def estimate_of(job: Job) -> Estimate:
         origins=dict(plan.origins),
         warnings=(*plan.warnings, *_spills(job, queues)),
         steps=job.steps,
-        stages=[_stage(job, verdict, sizes, index) for index in range(job.route.stages)],
+        stages=[_stage(job, verdict, sizes, index) for index in range(job.schedule.stages)],
         queues=queues,
         idle=verdict.idle,
     )
@@ -89,7 +90,7 @@ def _verdict(job: Job) -> Verdict:
 
 def _stage(job: Job, verdict: Verdict, sizes: Sizes, index: int) -> StageEstimate:
     size, in_flight = sizes.stages[index], verdict.stage_peak[index]
-    versions = in_flight if job.schedule.mode == "async" and index < job.route.stages - 1 else 0
+    versions = in_flight if job.schedule.mode == "async" and index < job.program.last else 0
     held = {
         "weights": size.weights,
         "gradients": size.gradients,
@@ -111,7 +112,7 @@ def _stage(job: Job, verdict: Verdict, sizes: Sizes, index: int) -> StageEstimat
 def _queue(job: Job, verdict: Verdict, key: QueueKey, message: int) -> QueueEstimate:
     return QueueEstimate(
         queue=str(key),
-        producer=job.route.producer(key),
+        producer=producer(key),
         consumer=key.stage,
         message=message,
         in_flight=verdict.queue_bound[str(key)],
@@ -125,7 +126,7 @@ def _steps_kept(job: Job) -> int:
     plan = job.plan
     if plan.queues.url == "memory://" or not plan.recovery.on:
         return 1
-    ahead = 1 if job.schedule.mode == "sync" else max(1, job.route.stages - 1)
+    ahead = 1 if job.schedule.mode == "sync" else max(1, job.program.last)
     return min(plan.recovery.snapshot_every + ahead, job.steps)
 
 

@@ -126,7 +126,8 @@ class _Local:
         )
         executor = job.executor(index)
         outer = skipping(executor, job.plan, self._decisions, job.program.last)
-        worker = job.worker(index, outer, self._queues, run=self._coordinator.run, incarnation=incarnation)
+        run = self._coordinator.run
+        worker = WorkerLoop(job.program, index, outer, self._queues, run=run, incarnation=incarnation)
         return _Place(sender, incarnation, executor, worker, Reporter(worker.progress, incarnation, job.steps))
 
     def _report(self) -> None:
@@ -137,7 +138,7 @@ class _Local:
                 self._trim(message.step)
 
     def _trim(self, step: int) -> None:
-        for key in self._job.program.route.queues():
+        for key in self._job.program.queues:
             self._queues.outbound(key).trim(min(step, self._job.program.steps_of(key)))
 
     def _send(self, place: _Place, message: ToBroker) -> None:

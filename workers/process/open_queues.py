@@ -13,10 +13,10 @@ import zmq
 
 from stageline.broker.control.open import REDIS
 from stageline.broker.control.protocol import Assigned
+from stageline.broker.queues.base import WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.errors import StagelineError
-from stageline.workers.control.commands import WorkerQueues
 from stageline.workers.runtime.job import Job
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ class Signals:
     ) -> None:
         self.count = 0
         self.first = 0  # the number of the first signal
-        self.on_first = on_first
+        self._on_first = on_first
         self._on_second = on_second
         self._once = once
         self._before = {number: signal.signal(number, self._record) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -59,7 +59,7 @@ class Signals:
         self.first = number
         if self._once:
             self._restore()
-        self.on_first()
+        self._on_first()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

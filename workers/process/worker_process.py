@@ -1,24 +1,24 @@
 """One worker process from start to end: it loads the plan, gets its place from the broker, and does its work.
 
-prepare -> join -> open the queues -> restore the checkpoint -> `run_assignment` -> exit code
+prepare -> join -> open the queues -> restore the checkpoint -> `CommandHandler.run` -> exit code
 """
 
 import os
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import monotonic
 
 import structlog
 import torch
 
 from stageline.broker.control.protocol import Assigned, Failed, Goodbye
 from stageline.broker.errors import BrokerError, EndpointTaken
+from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.data.source import DataError
 from stageline.pipeline.errors import ExitCode, ForeignState
 from stageline.pipeline.model.load import ModelRefused
@@ -28,7 +28,7 @@ from stageline.workers.checkpoint.hooks import CheckpointHooks, LocalSnapshots, 
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.client import BrokerUnreachable
-from stageline.workers.control.commands import CommandHandler, WorkerQueues
+from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, TurnedAway, WorkerIdentity
 from stageline.workers.replay.recorder import (
@@ -41,16 +41,18 @@ from stageline.workers.replay.recorder import (
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.loop import ActionExecutor
+from stageline.workers.runtime.loop import ActionExecutor, WorkerLoop
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.skipping import SkipLog, skipping
 
-from .assignment import failures_reported, run_assignment
 from .open_queues import open_queues, reachable
 from .signals import Signals, exit_at_once
 from .warmup import warm_up
 
-ORPHANED = 0.25  # seconds after which a worker notices that its supervisor is gone
+RESUME_AS_A_WHOLE = (
+    "The other stages do not go back for one of them: resume the run as a whole (--resume), and all begin at an older "
+    "checkpoint, if there is one that is not damaged"
+)
 
 log = structlog.get_logger()
 
@@ -73,33 +75,6 @@ class WorkerOptions:
     parent: int = 0
     sockets: str | None = None
     spare: bool = False
-
-
-class ExitWatch:
-    """Notices that the process should exit: a signal came, or its parent is gone."""
-
-    def __init__(self, parent: int) -> None:
-        self._parent = parent
-        self._look = 0.0  # when to look for it again
-        self._signals = Signals(on_second=exit_at_once)  # whatever the compute loop is in
-
-    def wake_by(self, wake: Callable[[], None]) -> None:
-        """A signal calls `wake`, so that a worker that waits for a message calls `check` soon."""
-        self._signals.on_first = wake
-
-    def check(self) -> None:
-        """Raises `Stopped` if it should."""
-        if self._signals.count:
-            raise Stopped(f"interrupted by {signal.Signals(self._signals.first).name}", ExitCode.INTERRUPTED)
-        if monotonic() >= self._look:
-            self._look = monotonic() + ORPHANED
-            demand_parent(self._parent)
-
-
-def demand_parent(parent: int) -> None:
-    """Raises `Stopped` if `parent` (0: none) is not the parent any more."""
-    if parent and os.getppid() != parent:
-        raise Stopped(f"the supervisor (pid {parent}) is gone", ExitCode.FAILED)
 
 
 def run_worker(plan: Plan, options: WorkerOptions) -> int:
@@ -128,29 +103,35 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     job = prepare(plan)
     if options.spare:
         warm_up(job.plan, options.claim)
-    control = ControlThread(options.broker, _identity(job.plan, options))
+    control = ControlThread(options.broker, _identity(job.plan, options), parent=options.parent)
     try:
-        assigned = control.join(
-            options.broker_timeout, lambda: demand_parent(options.parent), workers_timeout=options.workers_timeout
-        )
+        assigned = control.join(options.broker_timeout, workers_timeout=options.workers_timeout)
         if assigned.index >= len(job.plan.workers):
             raise TurnedAway(
                 f"the broker gave place {assigned.index} of a plan with {len(job.plan.workers)} workers",
                 ExitCode.FAILED,
             )
-        watch = ExitWatch(options.parent)  # not before: until here, a signal may end the process at once
+        _exit_on_signals(control)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
         with tempfile.TemporaryDirectory(prefix="stageline-", dir=options.sockets) as folder:
-            _work(job, assigned, control, watch, options, Path(folder))
+            _work(job, assigned, control, options, Path(folder))
     finally:
         control.close()
     return ExitCode.OK
 
 
-def _work(
-    job: Job, assigned: Assigned, control: ControlThread, watch: ExitWatch, options: WorkerOptions, folder: Path
-) -> None:
+def _exit_on_signals(control: ControlThread) -> None:
+    """The first signal ends the compute loop between two actions; the second ends the process, whatever it is in."""
+
+    def interrupt() -> None:
+        name = signal.Signals(signals.first).name
+        control.command(Stopped(f"interrupted by {name}", ExitCode.INTERRUPTED))
+
+    signals = Signals(interrupt, exit_at_once)
+
+
+def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerOptions, folder: Path) -> None:
     def make_room(reason: str) -> None:
         if loop.progress.full is None:
             log.warning("waiting", reason=reason)
@@ -166,25 +147,52 @@ def _work(
         executor = job.executor(assigned.index)
         recorder = record_writer(job.plan, assigned.index, run, incarnation, start)
         outer = _around(job, assigned, executor, recorder)
-        loop = job.worker(assigned.index, outer, queues, run=run, incarnation=incarnation, start=start)
-        watch.wake_by(queues.ring)
-        loop.progress.trouble = lambda: queues.trouble
-        loop.progress.layers = lambda instruction: executor.stages[instruction.action.stage].at_layer
-        loop.progress.begin(job.plan.workers[assigned.index].stages, start, job.program.last)
+        loop = WorkerLoop(job.program, assigned.index, outer, queues, run=run, incarnation=incarnation, start=start)
+        loop.progress.stages, loop.progress.queues = executor.stages, queues
         here = reachable(queues.endpoint, options.broker)
-        control.start(assigned, here, loop.progress, steps=job.steps, wake=queues.ring)
+        control.start(assigned, here, loop, steps=job.steps, ring=queues.ring)
         with _hooks(job, assigned, executor, loop.progress, recorder) as hooks:
-            commands = CommandHandler(job.program, assigned, control, queues, hooks, loop, check=watch.check)
-            run_assignment(
-                assigned,
-                control,
-                commands,
-                loop,
-                hooks,
+            commands = CommandHandler(assigned, control, queues, hooks, loop)
+            commands.run(
                 lambda: save_weights(executor.stages, runs.folder(job.plan, run)),
                 workers_timeout=options.workers_timeout,
                 lease=job.plan.recovery.lease,
             )
+
+
+@contextmanager
+def failures_reported(
+    control: ControlThread, incarnation: int, explain: Callable[[ComputeFailed], str], *, replaced: bool
+) -> Iterator[None]:
+    """Reports to the broker why the work within ends early; what the user's own code raised as `explain` has it.
+
+    A worker that is interrupted ends the run, unless it can be `replaced`: then it only gives its place back.
+    """
+    try:
+        yield
+    except BaseException as error:  # the run must end, and say why, whatever it was
+        if isinstance(error, Stopped) and (error.told or (error.code == ExitCode.INTERRUPTED and replaced)):
+            control.send(Goodbye(incarnation, str(error)))
+        else:
+            control.send(Failed(incarnation, *_cause(error, explain)))
+        raise
+
+
+def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tuple[str, int]:
+    """Why a worker ends, for people, and its exit code."""
+    match error:
+        case ComputeFailed():
+            return explain(error), ExitCode.FAILED
+        case SnapshotDamaged():
+            return f"{error}. {RESUME_AS_A_WHOLE}", ExitCode.FAILED
+        case Stopped():
+            return str(error), error.code
+        case DataError():
+            return str(error), ExitCode.REFUSED
+        case BrokerError() | SnapshotFailed() | ForeignState():
+            return str(error), ExitCode.FAILED
+        case _:
+            return f"a bug in stageline: {type(error).__name__}: {error}", ExitCode.FAILED
 
 
 def _open_queues(

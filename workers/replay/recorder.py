@@ -25,6 +25,7 @@ from stageline.broker.queues.base import QueueKey, Queues
 from stageline.pipeline.numbering import message_number
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.schedule.queues import outbound
 from stageline.pipeline.stage.memory import copied
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.checkpoint.hooks import SnapshotHooks
@@ -36,16 +37,12 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor import ComputeFailed, Culprit, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE, ActionExecutor
-from stageline.workers.runtime.program import Instruction, Route
+from stageline.workers.runtime.program import Instruction, queue_key
 
 from .records import MESSAGES, REASON, Direction, Reason, RecordDirectory, write_entry
 
 BACKLOG = 256 * 2**20  # bytes that may wait to be written; then the compute loop waits too
 LONGEST = 5.0  # seconds that the producers have to deliver the messages of a bad microbatch again
-
-# Under which queue an action's result is recorded: the loss as if a stage came after the last, and the gradient of a
-# stage whose producer does not train as if it did. Only the first stage's backward has no result.
-RESULTS = Route(stages=0, fed=True)
 
 log = structlog.get_logger()
 
@@ -137,13 +134,13 @@ class RecordingExecutor:
             before = map_tensors(_copied, payload)  # a layer may write to its input
             self._record(instruction, Direction.TAKEN, key, before)
         result = self._executor.carry_out(instruction, received)
-        if (key_of_result := RESULTS.gives(instruction.action)) is not None:
+        if (key_of_result := result_queue(instruction.action)) is not None:
             self._record(instruction, Direction.GIVEN, key_of_result, result)
         return result
 
     def _record(self, instruction: Instruction, direction: Direction, key: QueueKey, payload: Tree) -> None:
         step, microbatch, writer = instruction.step, instruction.action.microbatch, self._writer
-        number = message_number(step, microbatch, writer.plan.schedule.microbatches)
+        number = instruction.number
         message = Message(writer.run, key.flow, step, microbatch, key.stage, writer.incarnation, number, payload)
         writer.record(instruction.action.stage, direction, message)
 
@@ -165,6 +162,13 @@ class RecordingHooks(SnapshotHooks):
     def delete_before(self, step: int) -> None:
         super().delete_before(step)
         self._records.delete_before(step)
+
+
+def result_queue(action: Action) -> QueueKey | None:
+    """Under which queue an action's result is recorded: the loss as if a stage came after the last, and the gradient
+    of a stage whose producer does not train as if it did. None for the first stage's backward, which has no result."""
+    name = outbound(action)
+    return queue_key(name) if name else None
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -204,7 +208,7 @@ def _record(
             deadline = monotonic() + LONGEST
             for key in _inputs(job, culprit.action):
                 write_entry(file, Direction.TAKEN, encode(_taken_again(queues, key, step, microbatch, deadline)))
-            if culprit.gave is not None and (result := RESULTS.gives(culprit.action)) is not None:
+            if culprit.gave is not None and (result := result_queue(culprit.action)) is not None:
                 number = message_number(step, microbatch, job.schedule.microbatches)
                 given = Message(run, result.flow, step, microbatch, result.stage, incarnation, number, culprit.gave)
                 write_entry(file, Direction.GIVEN, encode(given)[:1])
@@ -220,8 +224,8 @@ def _record(
 
 def _inputs(job: Job, action: Action) -> tuple[QueueKey, ...]:
     """The queues from which the stage took the microbatch up to `action`."""
-    forward = job.route.takes(Action(Kind.FORWARD, action.stage, action.microbatch))
-    return forward if action.kind is Kind.FORWARD else forward + job.route.takes(action)
+    forward = job.program.takes(Action(Kind.FORWARD, action.stage, action.microbatch))
+    return forward if action.kind is Kind.FORWARD else forward + job.program.takes(action)
 
 
 def _taken_again(queues: Queues, key: QueueKey, step: int, microbatch: int, deadline: float) -> Message:

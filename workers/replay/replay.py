@@ -31,7 +31,7 @@ from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.program import Instruction
 from stageline.workers.runtime.skipping import SkipLog, skipping
 
-from .recorder import RESULTS
+from .recorder import result_queue
 from .records import Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage
 
 
@@ -121,7 +121,7 @@ def replay(run: Path, wanted: ReplayTarget, plan: Plan | None = None) -> Replaye
 
 
 def _require_existence(job: Job, wanted: ReplayTarget) -> None:
-    bounds = {"stage": job.route.stages, "step": job.steps, "microbatch": job.schedule.microbatches}
+    bounds = {"stage": job.schedule.stages, "step": job.steps, "microbatch": job.schedule.microbatches}
     for name, count in bounds.items():
         if not 0 <= getattr(wanted, name) < count:
             raise NoSuchMicrobatch(f"there is no {name} {getattr(wanted, name)}: the run has {name}s 0 to {count - 1}")
@@ -158,7 +158,7 @@ def _path_of_bad(
     state = read_snapshot(records.bad(wanted.step, wanted.microbatch), wanted.stage, wanted.step, origin).state
     forward = Action(Kind.FORWARD, wanted.stage, wanted.microbatch)
     actions = (forward,) if reason.action == str(forward) else (forward, forward._replace(kind=Kind.BACKWARD))
-    instructions = [Instruction(wanted.step, each, job.route.takes(each), job.route.gives(each)) for each in actions]
+    instructions = [job.program.instruction(wanted.step, each) for each in actions]
     messages = records.messages_of_bad(wanted.step, wanted.microbatch)
     for instruction in instructions:
         if not _is_recorded(instruction, messages):
@@ -171,7 +171,7 @@ def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, 
     nothing if its forward is not among that."""
     program = job.program.instructions(job.schedule.owner(wanted.stage), start)
     of_the_stage = (each for each in program if each.action.stage == wanted.stage)
-    last = Kind.BACKWARD if wanted.stage >= job.route.first_trainable else Kind.FORWARD
+    last = Kind.BACKWARD if wanted.stage >= job.schedule.first_trainable else Kind.FORWARD
     reached: list[Instruction] = []
     end = 0
     for instruction in takewhile(lambda each: _is_recorded(each, messages), of_the_stage):
@@ -204,7 +204,7 @@ def _run(
     job: Job, path: ReplayPath, wanted: ReplayTarget, run: str, reason: Reason | None, decisions: SkipLog
 ) -> Replayed:
     executor = job.executor_of([wanted.stage])
-    carrier = skipping(executor, job.plan, decisions, job.route.stages - 1)
+    carrier = skipping(executor, job.plan, decisions, job.program.last)
     if path.state is not None:
         executor.stages[wanted.stage].restore(path.state)
     before = sum(not wanted.is_of(instruction) for instruction in path.instructions)
@@ -228,7 +228,7 @@ def _run(
 def _outcome(
     instruction: Instruction, result: Tree, run: str, messages: Mapping[Place, RecordedMessage]
 ) -> ReplayOutcome:
-    key, action = RESULTS.gives(instruction.action), str(instruction.action)
+    key, action = result_queue(instruction.action), str(instruction.action)
     if key is None:
         return ReplayOutcome(action, "nothing: no stage is before it", None)
     entry = messages.get(_place_of(Direction.GIVEN, key, instruction))

@@ -1,9 +1,9 @@
-"""What every process of a run derives from its plan: the model's segments, the schedule, the routes, the batches."""
+"""What every process of a run derives from its plan: the model's segments, the schedule, the program, the batches."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stageline.broker.queues.base import QueueKey, Queues
+from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data.feed import Feed
 from stageline.pipeline.model.cut import Segment, build_segments, first_trainable, make_stage
 from stageline.pipeline.model.load import base_folder, load_function, load_source
@@ -13,9 +13,7 @@ from stageline.pipeline.schedule.check import Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
 from .executor import Executor, Metric
-from .loop import ActionExecutor, WorkerLoop
-from .machine import Machine
-from .program import Program, Route
+from .program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +35,11 @@ class Job:
         """The same for any stages, each on the device that the plan has for it."""
         device = {stage: worker.device for worker in self.plan.workers for stage in worker.stages}
         made = {stage: self._stage(stage, device[stage]) for stage in stages}
-        return Executor(made, self.feed, self.route.stages - 1, self.metrics)
-
-    def worker(
-        self, worker: int, executor: ActionExecutor, queues: Queues, *, run: str, incarnation: int, start: int = 0
-    ) -> WorkerLoop:
-        """The loop of one worker, from step `start` on."""
-        return WorkerLoop(
-            Machine(self.program.instructions(worker, start), self.schedule.microbatches),
-            executor,
-            queues,
-            run=run,
-            incarnation=incarnation,
-            microbatches=self.schedule.microbatches,
-            last=self.route.stages - 1,
-        )
+        return Executor(made, self.feed, self.program.last, self.metrics)
 
     @property
     def program(self) -> Program:
         return Program(self.schedule, self.steps, self.evaluation)
-
-    @property
-    def route(self) -> Route:
-        return self.program.route
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -79,11 +59,11 @@ class Job:
         so that it is not granted all the time. It is the schedule that bounds what waits, except after a recovery."""
         most = self.verdict.queue_bound
         return {
-            key: max(2 * most[str(key)] + 2, most[str(key)] + self.schedule.microbatches) for key in self.route.queues()
+            key: max(2 * most[str(key)] + 2, most[str(key)] + self.schedule.microbatches) for key in self.program.queues
         }
 
     def _stage(self, stage: int, device: str) -> Stage:
-        last = stage == self.route.stages - 1
+        last = stage == self.program.last
         stash_weights = self.schedule.mode == "async" and self.verdict.stage_peak[stage] > 1
         return make_stage(self.plan, self.segments[stage], last=last, device=device, stash_weights=stash_weights)
 

@@ -11,18 +11,28 @@ from typing import Protocol
 
 from stageline.broker.codec.message import Message
 from stageline.broker.queues.base import Outbound, QueueKey, Queues
-from stageline.pipeline.numbering import message_number
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 
-from .clock import Clock
-from .machine import Command, Compute, Finish, Machine, Take
-from .program import Instruction
+from .machine import Compute, Finish, Machine, Take
+from .program import Instruction, Program
 from .progress import Progress
 
 OnStep = Callable[[int, int, float | None], None]
 
 PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker handles the broker's commands
+
+
+class Clock(Protocol):
+    """What time is read from, and waited by, in seconds; the standard module `time` is one."""
+
+    def time(self) -> float:
+        """Since the epoch: what is comparable between machines, about."""
+
+    def monotonic(self) -> float:
+        """Never set back: what deadlines are made of."""
+
+    def sleep(self, seconds: float, /) -> None: ...
 
 
 class ActionExecutor(Protocol):
@@ -40,62 +50,69 @@ class ActionExecutor(Protocol):
 
 
 class WorkerLoop:
-    """Runs one worker's program. `run` and `incarnation` are written into the messages it puts."""
+    """Runs the program of one worker from step `start` on. `run` and `incarnation` are written into its messages.
+
+    `attention` asks for a call of `run`'s `between`. Any thread may set it, and so may signal handlers.
+    """
 
     def __init__(
         self,
-        machine: Machine,
+        program: Program,
+        worker: int,
         executor: ActionExecutor,
         queues: Queues,
         *,
         run: str,
         incarnation: int,
-        microbatches: int,
-        last: int,
+        start: int = 0,
         clock: Clock = time,
     ) -> None:
-        self.progress = Progress(clock.time())
+        finished = dict.fromkeys(program.schedule.placement[worker], start)
+        self.progress = Progress(clock.time(), complete=start, last=program.last, finished=finished)
+        self.program = program
+        self.attention = True
         self._on_step: OnStep = lambda stage, step, loss: None
-        self._machine = machine
+        self._machine = Machine(program.instructions(worker, start))
         self._executor = executor
         self._queues = queues
         self._run = run
         self._incarnation = incarnation
-        self._microbatches = microbatches
-        self._last = last
         self._now = clock.time
         self._inbound = cache(queues.inbound)
         self._outbounds: dict[QueueKey, Outbound] = {}  # those that something was put into
         self._received: list[Tree] = []
-        self._command: Command = machine.command
 
-    def run(self, between: Callable[[], None], on_step: OnStep = lambda stage, step, loss: None) -> None:
-        """Polls until the program is over. `between` is called before every turn, `on_step` after each update with the
-        stage, the step and its loss; what they raise ends the loop."""
+    def run(self, between: Callable[[], None], on_step: OnStep) -> None:
+        """Polls until the program is over. `between` is called between two turns if there is something to attend to,
+        `on_step` after each update with the stage, the step and its loss; what they raise ends the loop."""
         self._on_step = on_step
         while not self.finished:
-            between()
+            if self.attention:
+                self.attention = False
+                between()
             if self.progress.depths_wanted:
-                self._read_depths()
+                self.progress.depths = {str(key): outbound.depth() for key, outbound in self._outbounds.items()}
+                self.progress.depths_wanted = False
             self.poll(PATIENCE)
         self.progress.waits = self.progress.over = True
 
     @property
     def finished(self) -> bool:
         """Whether the program is over."""
-        return isinstance(self._command, Finish)
+        return type(self._machine.command) is Finish
 
     @property
     def step(self) -> int | None:
         """The step of the current instruction; None when the program is over."""
-        return None if isinstance(self._command, Finish) else self._command.instruction.step
+        command = self._machine.command
+        return None if isinstance(command, Finish) else command.instruction.step
 
     @property
     def doing(self) -> str:
         """What the loop does now, in words."""
-        match self._command:
-            case Take(key, number, instruction):
-                return f"{instruction} waits for message {number} of {key}"
+        match self._machine.command:
+            case Take(key, instruction):
+                return f"{instruction} waits for message {instruction.number} of {key}"
             case Compute(instruction):
                 return f"{instruction} is next"
             case Finish():
@@ -103,20 +120,20 @@ class WorkerLoop:
 
     def lacks_room(self) -> None:
         """To be called while a `put` of this loop waits for room: a worker that waits does not hang."""
-        if isinstance(self._command, Compute) and (key := self._command.instruction.gives) is not None:
-            wanting = Take(key, self._number(self._command.instruction), self._command.instruction)
-            self.progress.lacks_room(wanting, self._now())
+        command = self._machine.command
+        if isinstance(command, Compute) and command.instruction.gives is not None:
+            self.progress.lacks_room(Take(command.instruction.gives, command.instruction), self._now())
 
     def poll(self, timeout: float) -> bool:
         """One turn: takes what the current instruction needs, waiting up to `timeout` seconds for each message, and
         carries it out. False if a message did not come, or the program is over."""
-        command = self._command
+        command = self._machine.command
         while type(command) is Take:
             self.progress.waiting(command)
             message = self._inbound(command.key).take(timeout)
             if message is None:
                 return False
-            command = self._command = self._machine.arrived(command.key, message.step, message.microbatch)
+            command = self._machine.arrived(command.key, message.step, message.microbatch)
             self._received.append(message.payload)
         if type(command) is not Compute:
             return False
@@ -131,36 +148,25 @@ class WorkerLoop:
             self._put(instruction, instruction.gives, result)
         self.progress.done(instruction, self._now())
         if instruction.action.kind is Kind.UPDATE:
-            self._end_step(instruction)
+            self._end_step(instruction.action.stage, instruction.step)
         elif instruction.evaluates:
-            self._end_evaluation(instruction)
-        self._command = self._machine.computed()
+            self.progress.metrics = self._executor.measured()
+            if instruction.action.microbatch == self.program.schedule.microbatches - 1:
+                self.progress.closed(instruction.action.stage, instruction.step, None)
+                self._queues.pump(0)
+        self._machine.computed()
 
     def _put(self, instruction: Instruction, key: QueueKey, payload: Tree) -> None:
         if key not in self._outbounds:
             self._outbounds[key] = self._queues.outbound(key)
-        step, microbatch, number = instruction.step, instruction.action.microbatch, self._number(instruction)
+        step, microbatch, number = instruction.step, instruction.action.microbatch, instruction.number
         message = Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
         self._outbounds[key].put(message)
 
-    def _number(self, instruction: Instruction) -> int:
-        return message_number(instruction.step, instruction.action.microbatch, self._microbatches)
-
-    def _read_depths(self) -> None:
-        self.progress.depths = {str(key): outbound.depth() for key, outbound in self._outbounds.items()}
-        self.progress.depths_wanted = False
-
-    def _end_evaluation(self, instruction: Instruction) -> None:
-        self.progress.metrics = self._executor.measured()
-        if instruction.action.microbatch == self._microbatches - 1:
-            self.progress.closed(instruction.action.stage, instruction.step, None)
-            self._queues.pump(0)
-
-    def _end_step(self, instruction: Instruction) -> None:
-        stage = instruction.action.stage
-        loss = self._executor.loss if stage == self._last else None
-        self.progress.closed(stage, instruction.step, loss)
-        self._on_step(stage, instruction.step, loss)
+    def _end_step(self, stage: int, step: int) -> None:
+        loss = self._executor.loss if stage == self.program.last else None
+        self.progress.closed(stage, step, loss)
+        self._on_step(stage, step, loss)
         self._queues.pump(0)
 
 

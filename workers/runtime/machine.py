@@ -16,16 +16,14 @@ from collections.abc import Iterator
 import msgspec
 
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.numbering import message_number
 
 from .program import Instruction
 
 
 class Take(msgspec.Struct, frozen=True):
-    """Command: wait for message `number` of `key`, which `instruction` needs."""
+    """Command: wait for the message of `key` which `instruction` needs."""
 
     key: QueueKey
-    number: int
     instruction: Instruction
 
 
@@ -49,9 +47,8 @@ class OutOfPlace(Exception):
 class Machine:
     """Walks one worker through its program. Its methods are events and return the next `command`."""
 
-    def __init__(self, instructions: Iterator[Instruction], microbatches: int) -> None:
+    def __init__(self, instructions: Iterator[Instruction]) -> None:
         self._instructions = instructions
-        self._microbatches = microbatches
         self._missing: list[Take] = []  # what the current instruction still waits for, the next one last
         self.command: Command = self._next()
 
@@ -60,14 +57,14 @@ class Machine:
         wanted = self.command
         if type(wanted) is not Take:
             raise OutOfPlace(f"a message of {key} arrived, and none was asked for: {wanted} is the command")
-        if key != wanted.key or message_number(step, microbatch, self._microbatches) != wanted.number:
-            action = wanted.instruction.action
+        instruction = wanted.instruction
+        if (key, step, microbatch) != (wanted.key, instruction.step, instruction.action.microbatch):
             raise OutOfPlace(
-                f"microbatch {microbatch} of step {step} arrived on {key}, but {wanted.instruction} needs "
-                f"microbatch {action.microbatch} of step {wanted.instruction.step} on {wanted.key}"
+                f"microbatch {microbatch} of step {step} arrived on {key}, but {instruction} needs "
+                f"microbatch {instruction.action.microbatch} of step {instruction.step} on {wanted.key}"
             )
         self._missing.pop()
-        self.command = self._missing[-1] if self._missing else Compute(wanted.instruction)
+        self.command = self._missing[-1] if self._missing else Compute(instruction)
         return self.command
 
     def computed(self) -> Command:
@@ -83,6 +80,5 @@ class Machine:
             return Finish()
         if not instruction.takes:
             return Compute(instruction)
-        number = message_number(instruction.step, instruction.action.microbatch, self._microbatches)
-        self._missing = [Take(key, number, instruction) for key in reversed(instruction.takes)]
+        self._missing = [Take(key, instruction) for key in reversed(instruction.takes)]
         return self._missing[-1]

@@ -6,14 +6,15 @@ though perhaps a moment old; nothing in here ever makes the loop wait.
 
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import time
 
 import msgspec
 
 from stageline.broker.control.protocol import Memory, StepRecord
-from stageline.broker.queues.base import Depth, Trouble
+from stageline.broker.queues.base import Depth, WorkerQueues
+from stageline.pipeline.stage.stage import Stage
 
 from .machine import Take
 from .program import Instruction
@@ -48,24 +49,22 @@ class Progress:
     lacking: Take | None = None  # the message that the loop waits for, if `waits`, or wants room for
     full: float | None = None  # since when it waits for room for what it has computed; None: it does not
     snapshots: deque[tuple[int, int]] = field(default_factory=deque)  # (stage, step) on disk, taken away by the reader
-    complete: int = 0  # the newest complete checkpoint that the broker has announced
+    complete: int = 0  # the newest complete checkpoint that the broker has announced, or that the loop has begun with
     last: int = -1  # the run's last stage
     finished: dict[int, int] = field(default_factory=dict)  # steps, by stage of this worker
     losses: dict[int, float | None] = field(default_factory=dict)  # by step, those that are kept; on the last stage
     newest: tuple[int, float] | None = None  # the newest step that had a loss, and that
     written: list[tuple[int, int]] = field(default_factory=list)  # (stage, step) of all that this process has on disk
-    trouble: Callable[[], Trouble | None] = lambda: None  # why the queues' messages do not move now
-    layers: Callable[[Instruction], str] = lambda instruction: ""  # which layer an instruction is in now
+    stages: Mapping[int, Stage] = field(default_factory=dict)  # for the layer that they are in
+    queues: WorkerQueues | None = None  # for the trouble that they have
 
     @property
     def layer(self) -> str:
         """The layer that is being computed; "" if none is."""
-        idle = self.waits or self.full is not None or self.instruction is None
-        return "" if idle or self.instruction is None else self.layers(self.instruction)
-
-    def begin(self, stages: Iterable[int], step: int, last: int) -> None:
-        """The loop begins at `step`: 0, or a complete checkpoint. `last` is the run's last stage."""
-        self.complete, self.finished, self.last = step, dict.fromkeys(stages, step), last
+        instruction = self.instruction
+        if self.waits or self.full is not None or instruction is None or not self.stages:
+            return ""
+        return self.stages[instruction.action.stage].at_layer
 
     def computing(self, instruction: Instruction, now: float) -> None:
         """The loop starts on `instruction`."""

@@ -24,7 +24,6 @@ from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFa
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.executor import ComputeFailed, Executor, delivery
 from stageline.workers.runtime.loop import WorkerLoop, take_turns
-from stageline.workers.runtime.machine import Machine
 from stageline.workers.runtime.program import Program
 
 RUN = "line"
@@ -124,16 +123,7 @@ class Line:
         self._queues.close()
 
     def _worker(self, index: int) -> WorkerLoop:
-        microbatches, last = self._schedule.microbatches, len(self._stages) - 1
-        return WorkerLoop(
-            Machine(self._program.instructions(index), microbatches),
-            self._executors[index],
-            self._queues,
-            run=RUN,
-            incarnation=1,
-            microbatches=microbatches,
-            last=last,
-        )
+        return WorkerLoop(self._program, index, self._executors[index], self._queues, run=RUN, incarnation=1)
 
     def _put(self, key: QueueKey, microbatch: int, payload: Tree) -> None:
         number = message_number(self._step, microbatch, self._schedule.microbatches)
@@ -143,7 +133,7 @@ class Line:
     def _forget(self) -> None:
         last = len(self._stages) - 1
         ends = [QueueKey(Flow.FORWARD, 0), QueueKey(Flow.TARGET, last), QueueKey(Flow.FORWARD, last + 1)]
-        for key in (*ends, *self._program.route.queues()):
+        for key in (*ends, *self._program.queues):
             self._queues.outbound(key).trim(self._step)
         for worker in self._workers:
             worker.progress.steps.clear()

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from stageline.pipeline.schedule import Action, Schedule
+from stageline.pipeline.schedule.queues import consumer_of, hops, inbound, needed, outbound
 
 from .costs import Costs
 from .errors import Deadlock
-from .hops import check_fit, consumer_of, hops, inbound, latency, needed, outbound
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def simulate(
     stage that takes from it); a worker that would put more waits. Raises `Deadlock` if a worker waits for ever,
     `ValueError` if the costs or windows do not fit the schedule.
     """
-    check_fit(schedule, costs, windows)
+    _check_fit(schedule, costs, windows)
     pipeline = _Pipeline(schedule, costs, steps, windows)
     pipeline.run()
     return sorted(pipeline.timed, key=lambda timed: timed.start), pipeline.most()
@@ -92,7 +92,7 @@ class _Pipeline:
         self._schedule = schedule
         self._costs = costs
         self._queues = {
-            name: _TimedQueue(number, latency(schedule, costs, hop), windows.get(name))
+            name: _TimedQueue(number, _latency(schedule, costs, hop), windows.get(name))
             for number, (name, hop) in enumerate(hops(schedule).items())
         }
         self._workers = [
@@ -172,3 +172,20 @@ def _put(worker: _Worker, queue: _TimedQueue) -> bool:
     queue.puts.append((worker.time, worker.known.copy()))
     queue.most = max(queue.most, len(queue.puts) - worker.known[queue.number])
     return True
+
+
+def _check_fit(schedule: Schedule, costs: Costs, windows: Mapping[str, int]) -> None:
+    """Raises `ValueError` unless the costs are for the schedule's stages and the windows for its queues."""
+    if costs.stages != schedule.stages:
+        raise ValueError(f"schedule {schedule.name} has {schedule.stages} stages, and the costs are for {costs.stages}")
+    queues = hops(schedule)
+    for name, window in windows.items():
+        if name not in queues:
+            raise ValueError(f"there is a window for {name}, and the only queues are: {', '.join(queues) or 'none'}")
+        if window < 1:
+            raise ValueError(f"the window of {name} is {window}; nothing moves with less than 1")
+
+
+def _latency(schedule: Schedule, costs: Costs, hop: int) -> float:
+    """The time that a message takes over `hop`: none if one worker owns both its ends."""
+    return 0 if schedule.owner(hop) == schedule.owner(hop + 1) else costs.latency[hop]

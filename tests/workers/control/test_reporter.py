@@ -1,24 +1,28 @@
-"""What a worker tells of its compute loop while that waits: for messages, for room, for the server of its queues."""
+"""What a worker reports of its compute loop while that waits: for messages, room, or the server of its queues."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from time import monotonic, time
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
+from torch import nn
 
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.protocol import WAITS, Report
-from stageline.broker.queues.base import QueueKey, Trouble
+from stageline.broker.queues.base import QueueKey, Trouble, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.schedule import forward_only
+from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.machine import Machine, Take
-from stageline.workers.runtime.program import Instruction
+from stageline.workers.runtime.machine import Take
+from stageline.workers.runtime.program import Instruction, Program
 from stageline.workers.runtime.progress import Progress
 from support.redis_server import RedisServer
 
@@ -26,8 +30,12 @@ FORWARD = QueueKey(Flow.FORWARD, 1)
 M = 4
 
 
-def instruction(microbatch: int) -> Instruction:
-    return Instruction(0, Action(Kind.FORWARD, 0, microbatch), (), FORWARD)
+def program(steps: int) -> Program:
+    return Program(forward_only(((0,), (1,)), 1), steps)
+
+
+def instruction() -> Instruction:
+    return next(program(1).instructions(0))
 
 
 def reported(progress: Progress) -> Report:
@@ -46,28 +54,25 @@ class Stages:
         return {}
 
 
-def test_a_put_that_waits_for_room_is_told_as_a_wait_and_not_as_computing() -> None:
-    """It was told as the action that gave what was to be put: after a lease, the worker counted as hanging."""
-    told: list[Report] = []
+def test_a_put_that_waits_for_room_is_reported_as_a_wait_and_not_as_computing() -> None:
+    """It was reported as the action that gave what was to be put: after a lease, the worker counted as hanging."""
+    reports: list[Report] = []
 
     def waiting(reason: str) -> None:
         worker.lacks_room()
-        told.append(reported(worker.progress))
-        if len(told) == 2:
+        reports.append(reported(worker.progress))
+        if len(reports) == 2:
             queues.outbound(FORWARD).trim(1)
 
     terms = QueueOptions(microbatches=1, windows={}, retain_bytes=5000, spill_bytes=0, waiting=waiting)
     with closing(ZeroMQQueues("run", 1, "tcp://127.0.0.1:0", terms)) as queues:
-        program = [Instruction(step, Action(Kind.FORWARD, 0, 0), (), FORWARD) for step in range(2)]
-        worker = WorkerLoop(
-            Machine(iter(program), 1), Stages(), queues, run="run", incarnation=1, microbatches=1, last=1
-        )
+        worker = WorkerLoop(program(2), 0, Stages(), queues, run="run", incarnation=1)
         worker.poll(0)
-        assert not told
+        assert not reports
         before = time()
         worker.poll(0)
-    assert [report.now for report in told] == 2 * [f"{WAITS} for room in forward-1 to put what 0F0 of step 1 gives"]
-    ((wait,), _) = (report.waits for report in told)
+    assert [report.now for report in reports] == 2 * [f"{WAITS} for room in forward-1 to put what 0F0 of step 1 gives"]
+    ((wait,), _) = (report.waits for report in reports)
     assert (wait.queue, wait.number, wait.action, wait.step, wait.room) == ("forward-1", 1, "0F0", 1, True)
     assert before <= wait.since <= time()
     assert (worker.progress.full, worker.progress.actions) == (None, 2)
@@ -77,29 +82,31 @@ def test_a_put_that_waits_for_room_is_told_as_a_wait_and_not_as_computing() -> N
 
 def test_time_that_room_was_waited_for_is_not_time_computed() -> None:
     progress = Progress()
-    progress.computing(instruction(0), 100.0)
-    for now in (102.0, 150.0):  # said again and again
-        progress.lacks_room(Take(FORWARD, 0, instruction(0)), now)
-    progress.done(instruction(0), 160.0)
+    progress.computing(instruction(), 100.0)
+    for now in (102.0, 150.0):  # called again and again
+        progress.lacks_room(Take(FORWARD, instruction()), now)
+    progress.done(instruction(), 160.0)
     assert progress.busy == 2.0
     assert [(done.start, done.end) for done in progress.open[0]] == [(100.0, 102.0)]
     assert (progress.full, progress.since) == (None, 160.0)
 
 
-def test_who_waits_for_room_is_in_no_layer() -> None:
-    progress = Progress(layers=lambda instruction: "layers.3")
-    progress.computing(instruction(0), 100.0)
+def test_a_worker_that_waits_for_room_is_in_no_layer() -> None:
+    stage = Stage(nn.Linear(1, 1), names=["layers.3"])
+    progress = Progress(stages={0: stage})
+    progress.computing(instruction(), 100.0)
     assert progress.layer == "layers.3"
-    progress.lacks_room(Take(FORWARD, 0, instruction(0)), 102.0)
+    progress.lacks_room(Take(FORWARD, instruction()), 102.0)
     assert progress.layer == ""
 
 
-def test_trouble_with_the_server_is_told_with_its_age_and_is_what_a_worker_waits_for() -> None:
-    progress = Progress(trouble=lambda: Trouble("Redis is away", 90.0))
-    progress.computing(instruction(0), 100.0)
+def test_trouble_with_the_server_is_reported_with_its_age_and_is_what_a_worker_waits_for() -> None:
+    queues = cast("WorkerQueues", SimpleNamespace(trouble=Trouble("Redis is away", 90.0)))
+    progress = Progress(queues=queues)
+    progress.computing(instruction(), 100.0)
     report = Reporter(progress, 1, 10).report(102.5)
     assert (report.trouble, report.troubled, report.now) == ("Redis is away", 12.5, "0F0 of step 0")
-    progress.waiting(Take(FORWARD, 0, instruction(0)))
+    progress.waiting(Take(FORWARD, instruction()))
     assert reported(progress).now == f"{WAITS} for the server of its queues: Redis is away"
 
 
@@ -109,22 +116,22 @@ def stack():
         yield stack
 
 
-def test_a_redis_server_that_is_killed_and_comes_back_is_told_of(stack: ExitStack) -> None:
+def test_a_redis_server_that_is_killed_and_comes_back_is_reported(stack: ExitStack) -> None:
     server = stack.enter_context(RedisServer())
     queues = stack.enter_context(closing(RedisQueues("run", 1, server.url, QueueOptions(microbatches=M, windows={}))))
     queues.outbound(FORWARD)
-    progress = Progress(trouble=lambda: queues.trouble)
+    progress = Progress(queues=queues)
     assert reported(progress).trouble == ""
     server.kill()
-    first = until_told(progress, queues, troubled=True)
+    first = until_reported(progress, queues, troubled=True)
     assert f"Redis at redis://127.0.0.1:{server.port}/0 cannot be reached" in first.trouble
     queues.pump(0.3)
     assert reported(progress).troubled > first.troubled
     server.start()
-    assert until_told(progress, queues, troubled=False).troubled == 0.0
+    assert until_reported(progress, queues, troubled=False).troubled == 0.0
 
 
-def until_told(progress: Progress, queues: RedisQueues, *, troubled: bool) -> Report:
+def until_reported(progress: Progress, queues: RedisQueues, *, troubled: bool) -> Report:
     end = monotonic() + 20
     while bool((report := reported(progress)).trouble) != troubled:
         assert monotonic() < end

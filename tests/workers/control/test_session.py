@@ -1,11 +1,14 @@
 """What a worker sends to the broker and makes of the answers, without sockets, threads or clocks."""
 
+from collections import deque
+
 import pytest
 
 from stageline.broker.control.protocol import (
     Assigned,
     Failed,
     Finished,
+    Goodbye,
     Heard,
     Hello,
     Inspection,
@@ -23,6 +26,9 @@ from support.conversation import PLAN
 RUN = "run-1"
 PLACE = Assigned(RUN, 0, 7, 20)
 FINISHED = Finished(7, {})
+
+
+Outbox = deque[Failed | Finished | Goodbye]
 
 
 class Folder:
@@ -50,14 +56,17 @@ class Folder:
 
 
 def identity(*steps: int, folder: Folder | None = None) -> WorkerIdentity:
-    return WorkerIdentity(PLAN, "worker-0", "desk", 100, 0, {}, folder or Folder(*steps))
+    return WorkerIdentity(PLAN, "worker-0", "host", 100, 0, {}, folder or Folder(*steps))
+
+
+def new_session(identity: WorkerIdentity, progress: Progress, outbox: Outbox) -> Session:
+    return Session(identity, PLACE, "ipc://0", progress, outbox, steps=100, now=0.0, clock=lambda: 0.0)
 
 
 @pytest.fixture
 def progress() -> Progress:
     """The last stage's, which began at step 20 and has done 20 and 21."""
-    progress = Progress(since=0.0)
-    progress.begin([0], 20, last=0)
+    progress = Progress(since=0.0, complete=20, last=0, finished={0: 20})
     progress.restored({0: 0.9, 10: 0.8})
     for step in (20, 21):
         progress.losses |= {20: 0.7} if step == 20 else {}
@@ -67,9 +76,14 @@ def progress() -> Progress:
 
 
 @pytest.fixture
-def session(progress: Progress) -> Session:
+def outbox() -> Outbox:
+    return deque()
+
+
+@pytest.fixture
+def session(progress: Progress, outbox: Outbox) -> Session:
     """With a broker that has received all so far, at time 1."""
-    session = Session(identity(20, 22), PLACE, "ipc://0", progress, steps=100, now=0.0, clock=lambda: 0.0)
+    session = new_session(identity(20, 22), progress, outbox)
     list(session.due(0.0))
     session.receive(PLACE, 0.5)
     session.receive(Heard(1), 1.0)
@@ -96,7 +110,7 @@ def test_a_worker_on_standby_that_does_not_know_the_run_reports_no_snapshots():
     assert joining.hello().snapshots is None
 
 
-def test_a_broker_that_asks_what_snapshots_are_like_is_told_at_once_and_they_are_read_once():
+def test_an_inspection_of_snapshots_is_sent_at_once_and_made_once():
     folder = Folder(20, 40)
     joining = Joining(identity(folder=folder))
     joining.hello()
@@ -113,7 +127,7 @@ def test_a_broker_that_asks_what_snapshots_are_like_is_told_at_once_and_they_are
     assert folder.read == [40, 20]
 
 
-def test_who_begins_at_an_older_checkpoint_than_it_was_asked_about_deletes_what_is_newer():
+def test_a_worker_that_begins_before_the_inspected_checkpoint_deletes_what_is_newer():
     folder = Folder(20, 40)
     joining = Joining(identity(folder=folder))
     for step in (40, 20):
@@ -122,7 +136,7 @@ def test_who_begins_at_an_older_checkpoint_than_it_was_asked_about_deletes_what_
     assert folder.abandoned == [20]
 
 
-def test_whoever_begins_where_it_was_asked_about_deletes_nothing():
+def test_a_worker_that_begins_at_the_inspected_checkpoint_deletes_nothing():
     folder = Folder(20, 40)
     joining = Joining(identity(folder=folder))
     joining.receive(Standby("the run goes on when all have read", RUN, 20))
@@ -130,7 +144,7 @@ def test_whoever_begins_where_it_was_asked_about_deletes_nothing():
     assert folder.abandoned == []
 
 
-def test_a_broker_that_asks_is_told_which_snapshots_there_are():
+def test_once_the_run_is_known_hello_lists_its_snapshots():
     joining = Joining(identity(20, 40))
     joining.receive(Standby("the broker asks everyone", RUN))
     assert joining.hello().snapshots == [(0, 20), (0, 40)]
@@ -158,7 +172,7 @@ def test_a_worker_that_is_refused_exits_with_the_given_code(message):
 
 
 def test_hello_is_sent_until_it_is_answered(progress):
-    session = Session(identity(20), PLACE, "ipc://0", progress, steps=100, now=0.0, clock=lambda: 0.0)
+    session = new_session(identity(20), progress, deque())
     assert kinds(list(session.due(0.0))) == [Hello, Report]
     assert kinds(list(session.due(AGAIN / 2))) == [Report]
     assert kinds(list(session.due(AGAIN))) == [Hello, Report]
@@ -174,12 +188,12 @@ def test_hello_holds_what_a_broker_may_have_lost(session, progress):
 
 
 def test_without_recovery_hello_holds_nothing_that_a_broker_may_have_lost(progress):
-    plain = WorkerIdentity(PLAN, "worker-0", "desk", 100, 0, {})
-    hello, _ = Session(plain, PLACE, "ipc://0", progress, steps=100, now=0.0, clock=lambda: 0.0).due(0.0)
+    plain = WorkerIdentity(PLAN, "worker-0", "host", 100, 0, {})
+    hello, _ = new_session(plain, progress, deque()).due(0.0)
     assert (hello.memory, hello.snapshots) == (None, None)
 
 
-def test_another_broker_is_told_again_how_far_the_stage_is_and_the_losses_that_count(session):
+def test_another_broker_receives_again_how_far_the_stage_is_and_the_losses_that_count(session):
     session.reconnected()
     _, report = session.due(1.0)
     assert {record.step: record.loss for record in report.steps} == {0: 0.9, 10: 0.8, 20: 0.7, 21: 0.6}
@@ -190,26 +204,26 @@ def test_another_broker_is_told_again_how_far_the_stage_is_and_the_losses_that_c
     assert session.all_confirmed
 
 
-def test_a_broker_that_does_not_answer_reports_is_told_again_who_speaks(session):
+def test_hello_is_repeated_to_a_broker_that_does_not_answer_reports(session):
     assert Hello not in kinds(list(session.due(1.0 + UNANSWERED)))
     assert Hello in kinds(list(session.due(1.1 + UNANSWERED)))
 
 
-def test_a_new_incarnation_is_taken_and_everything_sent_again_under_it(session):
-    session.send(FINISHED)
+def test_a_new_incarnation_is_taken_and_everything_sent_again_under_it(session, outbox):
+    outbox.append(FINISHED)
     assert session.receive(Assigned(RUN, 0, 5, 20, keep=True), 1.0) is None
     assert session.incarnation == 7
     session.receive(Assigned(RUN, 0, 9, 20, keep=True), 1.0)
     (report,) = session.due(1.0)
     assert (report.incarnation, len(report.steps)) == (9, 4)
     session.receive(Heard(report.number), 1.1)
-    session.send(Failed(7, "the disk is full", 1))
+    outbox.append(Failed(7, "the disk is full", 1))
     failed, _, finished = session.due(1.2)
     assert (failed.incarnation, finished.incarnation) == (9, 9)
 
 
-def test_finished_is_sent_when_all_else_is_confirmed_and_until_the_run_is_stopped(session, progress):
-    session.send(FINISHED)
+def test_finished_is_sent_when_all_else_is_confirmed_and_until_the_run_is_stopped(session, progress, outbox):
+    outbox.append(FINISHED)
     progress.closed(0, 22, 0.5)
     assert Finished not in kinds(list(session.due(1.0)))
     session.receive(Heard(2), 1.1)
@@ -218,5 +232,5 @@ def test_finished_is_sent_when_all_else_is_confirmed_and_until_the_run_is_stoppe
 
 
 def test_what_concerns_the_compute_loop_is_handed_on(session):
-    for message in (Peers({}), Stop("enough", 1), Refused("zombie", 1)):
+    for message in (Peers({}), Stop("enough", 1), Refused("stale", 1)):
         assert session.receive(message, 1.0) == message
