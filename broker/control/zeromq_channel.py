@@ -9,7 +9,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.errors import AddressUnusable
 from stageline.broker.network.bind import listening
-from stageline.pipeline.plan.passwords import masked
+from stageline.pipeline.plan.addresses import masked
 
 from .channel import LARGEST, Envelope, Received
 

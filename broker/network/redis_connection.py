@@ -26,7 +26,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from stageline.broker.errors import BrokerError
-from stageline.pipeline.plan.passwords import fault, masked
+from stageline.pipeline.plan.addresses import masked, unclear_password
 
 from .redis_requirements import INQUIRY, RedisUnfit, check_fitness
 
@@ -198,7 +198,7 @@ def _plain(error: Exception) -> str:
 
 
 def _connection(url: str, address: str) -> AbstractConnection:
-    if unclear := fault(url):
+    if unclear := unclear_password(url):
         raise RedisUnfit(f"{address} is not an address of a Redis server: {unclear}")
     try:
         options: dict[str, Any] = dict(parse_url(url))  # type: ignore[no-untyped-call]

@@ -32,7 +32,8 @@ class Difference:
     there: object
 
     def __str__(self) -> str:
-        return f"{self.key}: {_shown(self.here)} here, {_shown(self.there)} there"
+        here, there = ("not set" if value is None else shown(value) for value in (self.here, self.there))
+        return f"{self.key}: {here} here, {there} there"
 
 
 def differences(here: Mapping[str, object], there: Mapping[str, object]) -> tuple[Difference, ...]:
@@ -41,7 +42,3 @@ def differences(here: Mapping[str, object], there: Mapping[str, object]) -> tupl
     keys = sorted((ours.keys() | theirs.keys()) - UNCOUNTED)
     pairs = (Difference(key, ours.get(key), theirs.get(key)) for key in keys)
     return tuple(pair for pair in pairs if canonical(pair.here) != canonical(pair.there))
-
-
-def _shown(value: object) -> str:
-    return "not set" if value is None else shown(value)

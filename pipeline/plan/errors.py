@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stageline.pipeline.errors import ExitCode, StagelineError
 
-from .passwords import all_masked
+from .addresses import all_masked
 
 _LONGEST = 60  # characters of a value that an error shows
 

@@ -25,8 +25,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from . import urls
-from .passwords import masked
+from . import addresses
 
 T = TypeVar("T")
 
@@ -116,7 +115,7 @@ def address(schemes: Mapping[str, str], *names: str) -> Accepts:
         core_schema.no_info_after_validator_function(
             partial(_checked_address, schemes, names),
             core_schema.str_schema(strict=True),
-            serialization=core_schema.plain_serializer_function_ser_schema(masked),
+            serialization=core_schema.plain_serializer_function_ser_schema(addresses.masked),
         ),
     )
 
@@ -137,7 +136,7 @@ def _is_about_type(kind: str, value: object) -> bool:
 
 
 def _checked_address(schemes: Mapping[str, str], names: Collection[str], url: str) -> str:
-    fault = None if url in names else urls.fault(url, schemes)
+    fault = None if url in names else addresses.fault(url, schemes)
     if fault is not None:
         raise ValueError(fault) if fault else _UNFIT
     return url
@@ -167,14 +166,13 @@ def _quantity(text: str, units: Mapping[str, float]) -> float:
 def _arguments(table: object) -> dict[str, object]:
     if not isinstance(table, Mapping):
         raise PydanticCustomError("table_type", "a table is wanted")
-    return {str(name): _named_argument(str(name), value) for name, value in table.items()}
-
-
-def _named_argument(name: str, value: object) -> object:
-    try:
-        return _argument(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+    arguments = {}
+    for name, value in table.items():
+        try:
+            arguments[str(name)] = _argument(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return arguments
 
 
 def _argument(value: object) -> object:

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from stageline.pipeline import schedule
 from stageline.pipeline.schedule import Mode, Placement
 
-from . import urls
+from . import addresses
 from .key_types import (
     Accepts,
     Argument,
@@ -178,8 +178,10 @@ class LrSchedulerPlan(FactorySection):
 class QueuesPlan(Section):
     """What carries the messages, and how many bytes of them a producer retains."""
 
-    url: Annotated[str, address(urls.QUEUES)] = Field(
-        default="ipc://", description="What carries the messages between workers.", examples=list(urls.QUEUES.values())
+    url: Annotated[str, address(addresses.QUEUES)] = Field(
+        default="ipc://",
+        description="What carries the messages between workers.",
+        examples=list(addresses.QUEUES.values()),
     )
     retain_bytes: Size = Field(
         default=2**30,
@@ -229,13 +231,13 @@ class RecoveryPlan(Section):
 class BrokerPlan(Section):
     """Where workers and commands find the broker, and where it keeps its records."""
 
-    url: Annotated[str, address(urls.BROKER)] = Field(
-        default=urls.BROKER["tcp"],
+    url: Annotated[str, address(addresses.BROKER)] = Field(
+        default=addresses.BROKER["tcp"],
         description="Where `broker` listens, and where `worker` and `status` look for it. `train` takes a free "
         "address of its own.",
-        examples=list(urls.BROKER.values()),
+        examples=list(addresses.BROKER.values()),
     )
-    store: Annotated[str, address(urls.REDIS, "sqlite")] = Field(
+    store: Annotated[str, address(addresses.REDIS, "sqlite")] = Field(
         default="sqlite",
         description="Where the broker keeps its records: in a file of the run's folder, or at a Redis server.",
         examples=["redis://host:6379/0"],

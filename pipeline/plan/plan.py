@@ -7,13 +7,12 @@ from typing import Literal
 
 from pydantic import Field
 
+from .addresses import masked, open_to_others
 from .checks import problems
 from .difference import UNCOUNTED
 from .errors import PlanError, PlanRefused, shown
 from .models import PlanTables
-from .passwords import ADDRESSES, masked
 from .tables import canonical, flat
-from .urls import open_to_others
 
 Origin = Literal["default", "file", "environment", "--set"]
 
@@ -45,7 +44,7 @@ class Plan(PlanTables):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is allowed but should be known before the run begins."""
-        urls = self._addresses()
+        urls = {"queues.url": self.queues.url, "broker.url": self.broker.url, "broker.store": self.broker.store}
         exposed = (f'{key} = "{masked(url)}" {_EXPOSED}' for key, url in urls.items() if open_to_others(url))
         typed = (key for key, url in urls.items() if masked(url) != url and self.origins.get(key) == "--set")
         seen = (_SEEN.format(key=key, variable=f"STAGELINE_{key.replace('.', '__').upper()}") for key in typed)
@@ -80,11 +79,6 @@ class Plan(PlanTables):
         """
         counted = {key: value for key, value in flat(self.as_mapping()).items() if key not in UNCOUNTED}
         return sha256(canonical(counted).encode()).hexdigest()
-
-    def _addresses(self) -> dict[str, str]:
-        """All of them, as they were given, by their keys."""
-        held = (key.split(".") for key in ADDRESSES)
-        return {f"{section}.{name}": getattr(getattr(self, section), name) for section, name in held}
 
     def _error(self, key: str, reason: str) -> PlanError:
         value = flat(self.as_mapping()).get(key)

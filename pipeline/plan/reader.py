@@ -5,22 +5,28 @@ text -> tables -> settings, the later over the earlier -> keys, one by one -> ch
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
+from .addresses import masked
 from .errors import PlanError, PlanRefused
-from .lines import lines_of
-from .passwords import masked
 from .plan import Plan
-from .settings import NotASetting, Setting, from_environment, from_set, from_tables, merged
-from .tables import Key
-from .validation import Given
+from .tables import Key, leaves, lines_of, place
+from .validation import Given, Setting
 
 FILE_NAME = "stageline.toml"
+PREFIX = "STAGELINE_"
 _MISSING = f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}; `stageline init` writes one"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+
+# Two keys for one thing: a higher origin that sets one overrules a lower origin that set the other.
+_RIVALS: dict[Key, Key] = {
+    ("run", "steps"): ("run", "epochs"),
+    ("run", "epochs"): ("run", "steps"),
+    ("model", "cut"): ("model", "stages"),
+    ("model", "stages"): ("model", "cut"),
+}
 
 
 def read_plan(path: str | Path, *, sets: Sequence[str] = (), environment: Mapping[str, str] = _NOTHING) -> Plan:
@@ -31,10 +37,18 @@ def read_plan(path: str | Path, *, sets: Sequence[str] = (), environment: Mappin
     """
     file = Path(path)
     try:
-        text = _text(file)
-    except IsADirectoryError:
-        return read_plan(file / FILE_NAME, sets=sets, environment=environment)
-    return _plan(_tables(text, file), file, lines_of(text), sets, environment)
+        file = file / FILE_NAME if file.is_dir() else file
+        text = file.read_text(encoding="utf-8-sig")
+        tables = tomllib.loads(text)
+    except FileNotFoundError:
+        raise _refused(file, _MISSING) from None
+    except OSError as error:
+        raise _refused(file, f"it cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _refused(file, f"byte {error.start} is not UTF-8, which a TOML file is written in") from error
+    except tomllib.TOMLDecodeError as error:
+        raise _refused(file, f"this is not TOML: {error}") from error
+    return _plan(tables, file, lines_of(text), sets, environment)
 
 
 def from_mapping(
@@ -60,45 +74,60 @@ def _plan(
 ) -> Plan:
     name = str(file or "")
     path = None if file is None else file.absolute()
-    typed, errors = _typed(sets)
-    settings = merged([*from_tables(tables, name, lines), *from_environment(environment), *typed])
-    return Given(settings, name, lines).plan(path, _name(path), errors)
+    written = [Setting(key, value, "file", place(name, lines, key)) for key, value in leaves(tables)]
+    typed = [_from_set(argument) for argument in sets]
+    settings = _merged(
+        [*written, *_from_environment(environment), *(each for each in typed if isinstance(each, Setting))]
+    )
+    errors = [each for each in typed if isinstance(each, PlanError)]
+    return Given(settings, name, lines).plan(path, _run_name(path), errors)
 
 
-def _name(path: Path | None) -> str:
+def _run_name(path: Path | None) -> str:
     """The run's default name: that of the plan's folder, as far as it makes a name."""
     folder = "" if path is None else path.parent.name
     return re.sub(r"\W+", "-", folder).strip("-") or "run"
 
 
-def _typed(sets: Sequence[str]) -> tuple[list[Setting], list[PlanError]]:
-    settings, errors = [], []
-    for argument in sets:
-        try:
-            settings.append(from_set(argument))
-        except NotASetting:
-            errors.append(PlanError(masked(argument), "write section.key=value, such as run.steps=20", "--set"))
-    return settings, errors
+def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
+    """The settings among environment variables: STAGELINE_SECTION__KEY sets section.key, in lower case."""
+    for name, text in sorted(environment.items()):
+        key = tuple(name.removeprefix(PREFIX).lower().split("__"))
+        if name.startswith(PREFIX) and len(key) > 1:
+            yield Setting(key, _toml(text), "environment", name, text)
 
 
-def _text(file: Path) -> str:
+def _from_set(argument: str) -> Setting | PlanError:
+    """The setting that `--set section.key=value` makes, or what is wrong with the argument."""
+    name, equals, text = argument.partition("=")
+    key = tuple(part.strip() for part in name.split("."))
+    if not equals or not all(key):
+        return PlanError(masked(argument), "write section.key=value, such as run.steps=20", "--set")
+    return Setting(key, _toml(text.strip()), "--set", "--set", text.strip())
+
+
+def _merged(settings: Iterable[Setting]) -> dict[Key, Setting]:
+    """What holds after `settings`, each over the ones before it."""
+    held: dict[Key, Setting] = {}
+    for setting in settings:
+        held = {key: earlier for key, earlier in held.items() if not _overrules(setting, earlier)}
+        held[setting.key] = setting
+    return held
+
+
+def _overrules(later: Setting, earlier: Setting) -> bool:
+    shared = min(len(later.key), len(earlier.key))
+    rivals = _RIVALS.get(later.key) == earlier.key and later.origin != earlier.origin
+    return rivals or later.key[:shared] == earlier.key[:shared]
+
+
+def _toml(text: str) -> object:
+    """The value that `text` writes in TOML, or `text` itself if it writes none: text needs no quotes."""
     try:
-        return file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise _refused(file, _MISSING) from None
-    except IsADirectoryError:
-        raise
-    except OSError as error:
-        raise _refused(file, f"it cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise _refused(file, f"byte {error.start} is not UTF-8, which a TOML file is written in") from error
-
-
-def _tables(text: str, file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _refused(file, f"this is not TOML: {error}") from error
+        tables = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return tables["value"] if len(tables) == 1 else text
 
 
 def _refused(file: Path, reason: str) -> PlanRefused:

@@ -1,9 +1,14 @@
-"""Nested tables, as TOML and JSON have them, seen as one list of keys."""
+"""Nested tables, as TOML and JSON have them, seen as one list of keys; and on which line of a file a key stands."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 Key = tuple[str, ...]  # ("schedule", "microbatches")
+
+_HEADER = re.compile(r"\s*\[([^\[\]]+)]\s*(?:#.*)?$")
+_ASSIGNMENT = re.compile(r"""\s*([\w"'-]+(?:\s*\.\s*[\w"'-]+)*)\s*=""")
 
 
 def leaves(tables: Mapping[str, object]) -> Iterator[tuple[Key, object]]:
@@ -13,6 +18,17 @@ def leaves(tables: Mapping[str, object]) -> Iterator[tuple[Key, object]]:
             yield from (((str(name), *key), leaf) for key, leaf in leaves(value))
         else:
             yield (str(name),), value
+
+
+def nested(pairs: Iterable[tuple[Key, object]]) -> dict[str, Any]:
+    """The nested tables that keys and their values make: the inverse of `leaves`."""
+    tables: dict[str, Any] = {}
+    for (*path, last), value in pairs:
+        table = tables
+        for name in path:
+            table = table.setdefault(name, {})
+        table[last] = value
+    return tables
 
 
 def flat(tables: Mapping[str, object]) -> dict[str, object]:
@@ -28,3 +44,30 @@ def dotted(key: Iterable[str]) -> str:
 def canonical(value: object) -> str:
     """JSON of `value` in its one spelling: sorted keys, no spaces, `1` apart from `1.0`."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def lines_of(text: str) -> dict[Key, int]:
+    """The line, from 1, on which each table and key of a TOML file begins, as far as a simple look finds it.
+
+    tomllib does not report lines.
+    """
+    lines: dict[Key, int] = {}
+    table: Key = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            table = _parts(header[1])
+            lines.setdefault(table, number)
+        elif assignment := _ASSIGNMENT.match(line):
+            lines.setdefault((*table, *_parts(assignment[1])), number)
+    return lines
+
+
+def place(file: str, lines: Mapping[Key, int], key: Key) -> str:
+    """`file:line` of `key`, or of the innermost table around it that has a line; `file` alone if none has."""
+    around = (key[:length] for length in range(len(key), 0, -1))
+    line = next((lines[each] for each in around if each in lines), None)
+    return file if line is None else f"{file}:{line}"
+
+
+def _parts(dotted: str) -> Key:
+    return tuple(part.strip().strip("\"'") for part in dotted.split("."))

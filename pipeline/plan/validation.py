@@ -1,7 +1,7 @@
 """Settings to a plan. All that is wrong is found at once: every key by its model, then the keys with each other."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,22 @@ from pydantic_core import ErrorDetails
 from .checks import problems
 from .errors import PlanError, PlanRefused, shown
 from .key_types import Accepts, nearest
-from .lines import place
 from .models import PlanTables, by_number, section
-from .plan import Plan
-from .settings import Setting, nested
-from .tables import Key, dotted, flat, leaves
+from .plan import Origin, Plan
+from .tables import Key, dotted, flat, nested, place
 
 _REQUIRED = ("model", "data", "optimizer")  # an absent one is read as empty: each missing key is named
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key's value as given, by whom, and where. `text` is the value as typed, None if it came as TOML."""
+
+    key: Key
+    value: object
+    origin: Origin
+    where: str = ""
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +53,25 @@ class Given:
         faults = self._faults(tables)
         sound = _sound_part(tables, faults).with_known_stages()
         plan = Plan.model_construct(**dict(sound), file=file)
+        values = flat(plan.as_mapping())
+        disagreements = problems(plan, [dotted(key) for key in faults])
         found = [
             *errors,
             *(self._error(key, fault) for key, fault in faults.items()),
-            *self._disagreements(plan, faults),
+            *(self._error(tuple(p.key.split(".")), KeyFault(p.reason, values.get(p.key))) for p in disagreements),
         ]
         if found:
             raise PlanRefused(found)
-        origins = {dotted(key): self._origin(key) for key, _ in leaves(plan.as_mapping())}
+        set_by = {dotted(key): setting.origin for key, setting in self.settings.items()}
+        origins = {key: set_by.get(key, "default") for key in values}
         return plan.model_copy(update={"origins": origins})
 
     def _tables(self, run_name: str) -> dict[str, Any]:
-        tables = {**{name: {} for name in _REQUIRED}, "run": {}, **nested(self.settings.values())}
+        tables = {
+            **{name: {} for name in _REQUIRED},
+            "run": {},
+            **nested((key, setting.value) for key, setting in self.settings.items()),
+        }
         if isinstance(tables["run"], Mapping):
             tables["run"] = {"name": run_name, **tables["run"]}
         return tables
@@ -75,11 +91,6 @@ class Given:
         taken = key in self.settings and not (number and key[-1] not in section(key[0]).model_fields)
         return self.settings[key].text if taken else None
 
-    def _disagreements(self, plan: Plan, faults: Mapping[Key, KeyFault]) -> Iterator[PlanError]:
-        values = flat(plan.as_mapping())
-        for problem in problems(plan, [dotted(key) for key in faults]):
-            yield self._error(tuple(problem.key.split(".")), KeyFault(problem.reason, values.get(problem.key)))
-
     def _error(self, key: Key, fault: KeyFault) -> PlanError:
         value = "" if fault.value is None else shown(fault.value)
         return PlanError(dotted(key), fault.reason, self._where(key), value)
@@ -87,9 +98,6 @@ class Given:
     def _where(self, key: Key) -> str:
         inside = (setting.where for name, setting in self.settings.items() if name[: len(key)] == key)
         return next(inside, place(self.name, self.lines, key))
-
-    def _origin(self, key: Key) -> Any:
-        return self.settings[key].origin if key in self.settings else "default"
 
 
 def _invalid(tables: Mapping[str, Any]) -> dict[Key, KeyFault]:
@@ -113,7 +121,8 @@ def _key(loc: tuple[int | str, ...], tables: Mapping[str, Any]) -> Key:
 def _fault(key: Key, error: ErrorDetails) -> KeyFault:
     match error["type"]:
         case "missing":
-            return KeyFault(f"missing; {_wanted(key)} is wanted")
+            what = next(each.what for each in _field(key).metadata if isinstance(each, Accepts))
+            return KeyFault(f"missing; {what} is wanted")
         case "extra_forbidden" if len(key) == 1:
             hint = nearest(key[0], PlanTables.model_fields) or f"there are {', '.join(PlanTables.model_fields)}"
             return KeyFault(f"there is no such table; {hint}")
@@ -126,11 +135,6 @@ def _fault(key: Key, error: ErrorDetails) -> KeyFault:
             return KeyFault(f"this is a table: write [{header}], and its keys below", error["input"])
 
 
-def _wanted(key: Key) -> str:
-    """What the type of a required key asks for."""
-    return next(each.what for each in _field(key).metadata if isinstance(each, Accepts))
-
-
 def _field(key: Key) -> FieldInfo:
     return section(key[0]).model_fields[key[-1]]
 
@@ -140,11 +144,9 @@ def _meant(key: Key) -> str:
     known = section(key[0]).model_fields
     if near := nearest(name, known):
         return near
-    elsewhere = (
-        table for table in PlanTables.model_fields if table != "workers" and name in section(table).model_fields
-    )
-    if table := next(elsewhere, None):
-        return f"did you mean {table}.{name}?"
+    for table in PlanTables.model_fields:
+        if table != "workers" and name in section(table).model_fields:
+            return f"did you mean {table}.{name}?"
     if "options" in known:
         return f"arguments for the factory go into [{dotted(path)}.options]"
     return f"there are {', '.join(known)}"

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.plan import urls
+from stageline.pipeline.plan import addresses
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.runs import folder as runs
 
@@ -48,7 +48,7 @@ def run_or_newest(where: str | None) -> str | None:
 
 def _address(where: str | None) -> str:
     if where is None:
-        return os.environ.get("STAGELINE_BROKER__URL") or urls.BROKER["tcp"]
+        return os.environ.get("STAGELINE_BROKER__URL") or addresses.BROKER["tcp"]
     if (url := runs.read_broker_url(Path(where))) is not None:
         return url
     if runs.is_run(Path(where)):

@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from stageline.broker.control.protocol import RunId
-from stageline.pipeline.plan import urls
-from stageline.pipeline.plan.passwords import masked
+from stageline.pipeline.plan import addresses
+from stageline.pipeline.plan.addresses import masked
 
 if TYPE_CHECKING:  # imports pydantic
     from stageline.pipeline.plan import Plan
@@ -42,7 +42,7 @@ def address(*, dials: bool) -> Callback:
         if value is None:
             return None
         if fault := _address_fault(value, dials=dials):
-            examples = " or ".join(urls.BROKER.values())
+            examples = " or ".join(addresses.BROKER.values())
             raise click.BadParameter(f"{masked(value)!r} is not an address of a broker: {fault}; write {examples}")
         if masked(value) != value:
             click.echo(f"stageline: warning: {parameter.opts[0]} {_VISIBLE}", err=True)
@@ -61,8 +61,8 @@ def run_id(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 
 def _address_fault(url: str, *, dials: bool) -> str | None:
-    if (fault := urls.fault(url, urls.BROKER)) is not None:
-        return fault or f"it begins with {' or '.join(f'{scheme}://' for scheme in urls.BROKER)}"
+    if (fault := addresses.fault(url, addresses.BROKER)) is not None:
+        return fault or f"it begins with {' or '.join(f'{scheme}://' for scheme in addresses.BROKER)}"
     scheme, _, rest = url.partition("://")
     if not rest:
         return f"{scheme}:// goes with a path"

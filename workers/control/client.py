@@ -18,7 +18,7 @@ from stageline.broker.control.protocol import (
 )
 from stageline.broker.errors import AddressUnusable, BadMessage
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.pipeline.plan.passwords import masked
+from stageline.pipeline.plan.addresses import masked
 
 
 class BrokerUnreachable(StagelineError):

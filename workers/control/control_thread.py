@@ -34,7 +34,7 @@ from stageline.broker.control.protocol import (
 )
 from stageline.broker.errors import BadMessage
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.plan.passwords import masked
+from stageline.pipeline.plan.addresses import masked
 from stageline.workers.runtime.loop import Clock, WorkerLoop
 
 from .client import BrokerUnreachable

@@ -24,7 +24,7 @@ from stageline.broker.network.redis_connection import RedisLink
 from stageline.pipeline.data.source import DataError
 from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
-from stageline.pipeline.plan.passwords import masked
+from stageline.pipeline.plan.addresses import masked
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.process.open_queues import longest_socket_path
 from stageline.workers.runtime.job import prepare

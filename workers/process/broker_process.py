@@ -18,7 +18,7 @@ from stageline.broker.errors import BrokerError
 from stageline.broker.stores.base import StoreUnusable
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.plan.passwords import masked
+from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs

@@ -23,7 +23,7 @@ from stageline.broker.queues.log import Log
 from stageline.broker.queues.receiver import Receiver
 from stageline.broker.queues.sender import Sender
 from stageline.broker.queues.wakeup import Wakeup
-from stageline.pipeline.plan.passwords import masked
+from stageline.pipeline.plan.addresses import masked
 
 from .receiver_thread import ReceiverThread
 from .sender_thread import SenderThread

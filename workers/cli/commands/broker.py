@@ -4,7 +4,7 @@ import shlex
 
 import click
 
-from stageline.pipeline.plan.passwords import masked
+from stageline.pipeline.plan.addresses import masked
 from stageline.workers.cli import options
 from stageline.workers.cli.logs import log_to_stderr
 

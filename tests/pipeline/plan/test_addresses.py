@@ -1,4 +1,4 @@
-"""An address is shown without its password, whatever the password is."""
+"""Which addresses a plan may name, which of them other machines can reach, and that no password of theirs is shown."""
 
 from urllib.parse import quote
 
@@ -6,7 +6,46 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.pipeline.plan.passwords import masked
+from stageline.pipeline.plan import addresses
+from stageline.pipeline.plan.addresses import masked
+
+
+@pytest.mark.parametrize(
+    "url", [*addresses.QUEUES.values(), *addresses.BROKER.values(), "tcp://*:0", "tcp://[::1]:5600"]
+)
+def test_the_examples_are_addresses(url: str) -> None:
+    assert addresses.fault(url, {**addresses.QUEUES, **addresses.BROKER}) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("http://h", ""),
+        ("tcp", ""),
+        ("tcp://h", "tcp:// goes with a host and a port"),
+        ("tcp://h:65536", "a port is at most 65535"),
+        ("redis://:6379/0", "a host is missing"),
+        ("unix://", "the path of a socket is missing"),
+    ],
+)
+def test_what_is_no_address_has_its_fault_named(url: str, fault: str) -> None:
+    assert addresses.fault(url, addresses.QUEUES) == fault
+
+
+@pytest.mark.parametrize(
+    ("url", "is_open"),
+    [
+        ("tcp://0.0.0.0:5600", True),
+        ("tcp://*:5600", True),
+        ("tcp://broker.example:5600", True),
+        ("tcp://127.0.0.1:5600", False),
+        ("tcp://localhost:5600", False),
+        ("ipc:///tmp/x", False),
+    ],
+)
+def test_only_an_address_beyond_the_loopback_is_open_to_others(url: str, is_open: bool) -> None:
+    assert addresses.open_to_others(url) is is_open
+
 
 URL = "redis://trainer:open-sesame@redis.example:6379/0"
 UNCLEAR = "redis://..."
