@@ -12,20 +12,20 @@ from stageline.pipeline.errors import ExitCode, StagelineError
 
 from .errors import CommandFailed, message_of, suggestion
 
-COMMANDS = (  # each is the file of this name in commands/
-    "init",
-    "train",
-    "worker",
-    "broker",
-    "status",
-    "why",
-    "story",
-    "replay",
-    "queue",
-    "schedule",
-    "plan",
-    "doctor",
-)
+COMMANDS = {  # the file in commands/ that each is in
+    "init": "init",
+    "train": "train",
+    "worker": "worker",
+    "broker": "broker",
+    "status": "queries",
+    "why": "queries",
+    "story": "queries",
+    "replay": "replay",
+    "queue": "queries",
+    "schedule": "schedule",
+    "plan": "plan",
+    "doctor": "doctor",
+}
 _BUG = (
     "stageline: this is a bug in stageline. Please report it with the traceback above and the logs in the run's folder."
 )
@@ -40,7 +40,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f".commands.{cmd_name}", __package__), cmd_name)
+        command: click.Command = getattr(import_module(f".commands.{COMMANDS[cmd_name]}", __package__), cmd_name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -94,8 +94,7 @@ def test_what_needs_neither_torch_nor_a_plan_does_not_wait_for_their_imports(arg
 
 def test_a_bug_shows_its_traceback_and_asks_to_be_reported(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stageline.workers.cli.ask.ask", None)
-    monkeypatch.setattr("stageline.workers.cli.commands.status.ask", None)
+    monkeypatch.setattr("stageline.workers.cli.commands.queries._ask", None)
     assert run(["status"]) == 1
     said = capsys.readouterr().err
     assert "Traceback" in said

@@ -1,10 +1,7 @@
 """`stageline doctor`: checks this machine, and a plan on it."""
 
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -13,6 +10,8 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.process.signals import Signals, exit_at_once
+
+_SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
 
 
 @click.command(epilog="Example: stageline doctor examples/digits")
@@ -31,32 +30,19 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     plan = options.plan_of(config, sets) if config else None
     from stageline.workers.preflight.doctor import CheckResult, Health, examine
 
+    def leave() -> None:
+        scratch.cleanup()
+        exit_at_once()
+
     findings: list[CheckResult] = []
     out = sys.stdout
-    with _scratch() as folder, options.user_prints_to_stderr():
-        for finding in examine(plan, folder):
+    scratch = tempfile.TemporaryDirectory(prefix="stageline-", ignore_cleanup_errors=True)
+    # A signal ends the process at once, whatever a user's code is at.
+    with Signals(on_first=leave), scratch as folder, options.user_prints_to_stderr():
+        for finding in examine(plan, Path(folder)):
             findings.append(finding)
             if not as_json:
                 click.echo(f"{_SIGNS[finding.health]:5} {finding.what}: {finding.found}", file=out)
     if as_json:
         click.echo(msgspec.json.encode({"schema": "doctor/1", "findings": findings}))
     return ExitCode.FAILED if any(finding.health is Health.BAD for finding in findings) else ExitCode.OK
-
-
-_SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """A folder that is removed afterwards, also if a signal ends the process: at once, whatever a user's code is at."""
-    folder = Path(tempfile.mkdtemp(prefix="stageline-"))
-
-    def leave() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        exit_at_once()
-
-    with Signals(on_first=leave):
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder)

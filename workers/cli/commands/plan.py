@@ -1,7 +1,6 @@
 """`stageline plan`: what a plan comes to, before it runs."""
 
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -40,22 +39,13 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> Non
     if as_json:
         click.echo(msgspec.json.encode(found))
         return
-    for warning in found.warnings[len(read.warnings) :]:
-        click.echo(f"stageline: warning: {warning}", err=True)
-    _show_keys(found.plan, found.origins)
+    options.warn(found.warnings[len(read.warnings) :])
+    keys = [(key, shown(value), found.origins.get(key, "the model")) for key, value in flat(found.plan).items()]
+    show("plan", ("key", "value", "from"), keys)
     _show_split(found)
     _show_queues(found)
     idle = ", ".join(f"worker {index} {share(part)}" for index, part in enumerate(found.idle))
     click.echo(f"idle, if a backward takes as long as two forwards and a message no time: {idle}")
-
-
-def _show_keys(plan: Mapping[str, object], origins: Mapping[str, str]) -> None:
-    values = flat(plan)
-    show(
-        "plan",
-        ("key", "value", "from"),
-        [(key, shown(value), origins.get(key, "the model")) for key, value in values.items()],
-    )
 
 
 def _show_split(found: "Estimate") -> None:
@@ -64,7 +54,7 @@ def _show_split(found: "Estimate") -> None:
         (
             each.stage,
             each.worker,
-            _range_of(each.layers),
+            each.layers[0] if len(each.layers) == 1 else f"{each.layers[0]} to {each.layers[-1]}",
             each.parameters,
             each.in_flight,
             *(size(each.bytes[part]) for part in parts),
@@ -82,7 +72,3 @@ def _show_queues(found: "Estimate") -> None:
         for each in found.queues
     ]
     show("queues", ("queue", "stages", "in flight", "a message", "retained at most"), rows)
-
-
-def _range_of(layers: tuple[str, ...]) -> str:
-    return layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"

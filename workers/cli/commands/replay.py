@@ -14,7 +14,7 @@ from stageline.workers.cli.display.tables import counted
 from stageline.workers.cli.errors import CommandFailed
 
 if TYPE_CHECKING:  # loads torch
-    from stageline.workers.replay.replay import Replayed, ReplayOutcome
+    from stageline.workers.replay.replay import Replayed
 
 _SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: "nothing recorded to compare with"}
 
@@ -74,7 +74,7 @@ def _facts(replayed: "Replayed") -> dict[str, object]:
 
 def _lines(replayed: "Replayed", place: str) -> list[str]:
     lines = [f"{place} of run {replayed.run}", f"  {_beginning(replayed)}"]
-    lines += [f"  {_line(each)}" for each in replayed.outcomes]
+    lines += [f"  {each.action}  {each.found}: {_SAME[each.same]}" for each in replayed.outcomes]
     if replayed.reason is not None:
         lines.append(f"  in the run: {replayed.reason.reason}")
     if replayed.error is not None:
@@ -87,10 +87,6 @@ def _beginning(replayed: "Replayed") -> str:
         return "from the state in which the run stopped"
     origin = f"the snapshot of step {replayed.start}" if replayed.start else "the weights that the run began with"
     return f"from {origin}, after {counted(replayed.before, 'other action')} of the stage"
-
-
-def _line(outcome: "ReplayOutcome") -> str:
-    return f"{outcome.action}  {outcome.found}: {_SAME[outcome.same]}"
 
 
 def _verdict(replayed: "Replayed") -> str:

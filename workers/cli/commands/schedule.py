@@ -109,7 +109,11 @@ def show_(
     as_json: bool,
 ) -> None:
     """Draw the schedule NAME for a shape; print its bubble and the microbatches each stage holds."""
-    found = _made(name, _placed(name, stages, workers, placement, microbatches), microbatches, mode, window)
+    placed = _placed(name, stages, workers, placement, microbatches)
+    try:
+        found = make_schedule(name, placed, microbatches, mode=mode, window=window)
+    except ScheduleRefused as error:  # not a plan is wrong, but the flags
+        raise click.UsageError(str(error)) from error
     costs = Costs.even(found.stages, forward=forward, backward=backward, latency=latency)
     verdict = check_schedule(found, costs)
     if svg is not None:
@@ -121,13 +125,6 @@ def show_(
         if latency:
             window = window_for(costs.latency, forward, backward)
             click.echo(f"smallest window that hides this latency: {','.join(map(str, window))}")
-
-
-def _made(name: str, placement: Placement, microbatches: int, mode: Mode, window: tuple[int, ...] | None) -> Schedule:
-    try:
-        return make_schedule(name, placement, microbatches, mode=mode, window=window)
-    except ScheduleRefused as error:  # not a plan is wrong, but the flags
-        raise click.UsageError(str(error)) from error
 
 
 def _placed(

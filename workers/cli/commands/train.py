@@ -1,18 +1,16 @@
 """`stageline train`: trains a plan on this machine, in one terminal."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 import msgspec
 
 from stageline.pipeline import timetable
+from stageline.pipeline.schedule.check import Timed
 from stageline.workers.cli import options
 from stageline.workers.cli.display.tables import counted, summary
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.cli.logs import log_to_stderr
-
-if TYPE_CHECKING:  # loads torch
-    from stageline.workers.launch.launch import Launch, LaunchResult
 
 WIDE = 160  # columns of a timetable that is not printed on a terminal
 
@@ -52,24 +50,21 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
     click.echo(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)
     with options.user_prints_to_stderr(), progress_of(launch) as on_status:
         ended = run_launch(launch, options.plan_arguments(config, sets), on_status)
-    if (left_out := len(list(launch.folder.glob("skipped/stage-*/*")))) > 0:
-        were = "was" if left_out == 1 else "were"
-        bad = f"{counted(left_out, 'microbatch', 'microbatches')} {were} left out: {launch.folder / 'skipped'} says why"
-        click.echo(f"stageline: {bad}", err=True)
+    if left_out := len(list(launch.folder.glob("skipped/stage-*/*"))):
+        were = counted(left_out, "microbatch was", "microbatches were")
+        click.echo(f"stageline: {were} left out: {launch.folder / 'skipped'} says why", err=True)
     if ended.result is None:
         raise CommandFailed(f"{ended.reason}\nThe logs are in {launch.folder}", ended.code)
     if as_json:
         click.echo(msgspec.json.encode(ended.result))
     else:
-        click.echo("\n".join([summary(ended.result, launch.folder), *_timetable(launch, ended)]))
+        click.echo(summary(ended.result, launch.folder))
+        if ended.timed:
+            click.echo(_timetable(launch.schedule.name, ended.timed))
 
 
-def _timetable(launch: "Launch", ended: "LaunchResult") -> list[str]:
-    if not ended.timed:
-        return []
-    first, last = min(each.step for each in ended.timed), max(each.step for each in ended.timed)
+def _timetable(schedule: str, timed: Sequence[Timed]) -> str:
+    first, last = min(each.step for each in timed), max(each.step for each in timed)
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    drawn = timetable.draw_text(
-        ended.timed, width=options.width() or WIDE, ascii_only=options.ascii_only(), seconds=True
-    )
-    return ["", f"{launch.schedule.name} as it ran, {steps}:", drawn]
+    drawn = timetable.draw_text(timed, width=options.width() or WIDE, ascii_only=options.ascii_only(), seconds=True)
+    return f"\n{schedule} as it ran, {steps}:\n{drawn}"

@@ -1,10 +1,10 @@
 """The progress of a run on stderr: bars on a terminal, otherwise a line every few seconds."""
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 import click
@@ -14,13 +14,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from stageline.broker.control.protocol import WAITS
+from stageline.pipeline.errors import ExitCode
 from stageline.workers.launch.launch import Launch
 from stageline.workers.runs.result import Facts
 
-from .pace import Pace, last_loss, stage_activity
 from .tables import share
 
 INTERVAL = 5.0  # seconds between two lines
+WINDOW = 3.0  # seconds over which the rate is measured
+_INTERRUPTED = (ExitCode.SAVED, ExitCode.INTERRUPTED)
 
 
 def progress_of(launch: Launch) -> AbstractContextManager[Callable[[Facts], None]]:
@@ -38,14 +41,14 @@ class Lines:
 
     def __call__(self, facts: Facts) -> None:
         for damage in self._pace.record(facts):
-            _print(damage)
+            click.echo(f"stageline: {damage}", err=True)
         now, phase = monotonic(), self._pace.phase(facts)
         if phase != self._phase:
             self._phase = phase
-            _print(phase)
+            click.echo(f"stageline: {phase}", err=True)
         elif facts["phase"] == "running" and now - self._printed >= INTERVAL:
             self._printed = now
-            _print(self._progress(facts))
+            click.echo(f"stageline: {self._progress(facts)}", err=True)
 
     def _progress(self, facts: Facts) -> str:
         parts = (
@@ -55,10 +58,6 @@ class Lines:
             f"idle {', '.join(map(share, self._pace.idle))}",
         )
         return ", ".join(part for part in parts if part)
-
-
-def _print(text: str) -> None:
-    click.echo(f"stageline: {text}", err=True)
 
 
 class Bars:
@@ -83,7 +82,7 @@ class Bars:
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def __call__(self, facts: Facts) -> None:
@@ -105,3 +104,75 @@ class Bars:
             idle = f"idle {share(self._pace.idle[worker]):>5}"
             table.add_row(*map(Text, (f"stage {stage}", f"worker {worker}", idle, activity)))
         return table
+
+
+class Pace:
+    """What a single status does not hold: rates over a few seconds, and which damages are new."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._rows = launch.plan.data.batch_size
+        self._history: deque[tuple[float, int]] = deque()  # time in seconds, steps finished
+        self._damages = 0
+        self.steps = launch.steps
+        self.idle = [0.0] * len(launch.plan.workers)  # each worker's share of idle time, 0 to 1
+
+    def record(self, facts: Facts) -> list[str]:
+        """Takes in a status; returns the damages that were not reported before."""
+        now = monotonic()
+        self._history.append((now, self.finished(facts)))
+        while now - self._history[0][0] > WINDOW and len(self._history) > 2:
+            self._history.popleft()
+        for worker in facts["workers"]:
+            if (idle := worker.get("idle")) is not None:
+                self.idle[worker["index"]] += (idle - self.idle[worker["index"]]) * 0.2
+        new = list(facts["damaged"][self._damages :])
+        self._damages += len(new)
+        return new
+
+    def finished(self, facts: Facts) -> int:
+        """The training steps that every stage has finished."""
+        return min(int(facts["finished_floor"]), self.steps)
+
+    @property
+    def rate(self) -> str:
+        """`3456 samples/s`."""
+        (earlier, before), (later, after) = self._history[0], self._history[-1]
+        rate = (after - before) * self._rows / (later - earlier) if later > earlier else 0.0
+        return f"{rate:.4g} samples/s"
+
+    def phase(self, facts: Facts) -> str:
+        """What the run as a whole is doing."""
+        if facts["phase"] in ("waiting", "running") and (blocked := _waiting_for_server(facts)):
+            return blocked
+        if facts["recollecting"]:
+            return "the broker's records are lost: asking the workers how far the run is"
+        if facts["missing"]:
+            return f"waiting for worker {', '.join(map(str, facts['missing']))}"
+        if facts["phase"] == "running" and facts["finished_floor"] >= self.steps:
+            return "evaluating"
+        if facts["phase"] == "waiting":
+            return "waiting for the workers to connect their queues"
+        if facts["phase"] == "failed" and facts.get("code") in _INTERRUPTED:
+            return "interrupted"
+        return str(facts["phase"])
+
+
+def last_loss(facts: Facts) -> str:
+    """`loss 0.1234`; "" before the first, and for a step without rows."""
+    last = facts["last_loss"]
+    return f"loss {last['loss']:.4g}" if last and last["loss"] is not None else ""
+
+
+def stage_activity(facts: Facts, stage: int) -> tuple[int, str]:
+    """The worker of a stage, and what it does for this stage now; "" while it computes another of its stages."""
+    worker = next(worker for worker in facts["workers"] if stage in worker["stages"])
+    now = str(worker.get("now", "starts"))
+    action = now.partition(" ")[0]
+    elsewhere = action[:1].isdigit() and not action.startswith(f"{stage}{action.lstrip('0123456789')[:1]}")
+    return worker["index"], "" if elsewhere else now
+
+
+def _waiting_for_server(facts: Facts) -> str:
+    """Which worker waits for the server of its queues, and why; "" if none does."""
+    waits = ((row["index"], row["now"]) for row in facts["workers"] if row.get("trouble"))
+    return next((f"worker {index} {now}" for index, now in waits if now.startswith(WAITS)), "")

@@ -16,7 +16,7 @@ _BYTES = ("B", "kB", "MB", "GB", "TB")
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Prints a table under its title. Columns of numbers are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
-    right = [all(_is_amount(row[place]) for row in cells) and bool(cells) for place in range(len(columns))]
+    right = [bool(cells) and all(_AMOUNT.fullmatch(row[place]) for row in cells) for place in range(len(columns))]
     if sys.stdout.isatty():
         _draw(title, columns, cells, right)
     else:
@@ -65,10 +65,6 @@ def duration(seconds: float) -> str:
 def counted(number: int, one: str, many: str = "") -> str:
     """`1 worker`, `2 workers`."""
     return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def _is_amount(cell: str) -> bool:
-    return _AMOUNT.fullmatch(cell) is not None
 
 
 def _aligned(lines: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:

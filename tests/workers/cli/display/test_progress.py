@@ -1,25 +1,89 @@
-"""The progress display where stderr is no terminal."""
+"""What the progress displays show of a status, and the lines where stderr is no terminal."""
 
 from types import SimpleNamespace
 
+import pytest
+
 from stageline.workers.cli.display import progress
-from stageline.workers.cli.display.progress import INTERVAL, Lines, progress_of
+from stageline.workers.cli.display.progress import INTERVAL, Lines, Pace, last_loss, progress_of, stage_activity
 
-from .test_pace import LAUNCH, status
+LAUNCH = SimpleNamespace(
+    steps=100, plan=SimpleNamespace(data=SimpleNamespace(batch_size=32), workers=[None, None]), schedule=None
+)
 
 
-def test_a_change_of_phase_is_printed_at_once_and_progress_every_few_seconds(capsys, monkeypatch):
+def status(finished: int = 0, **changes: object) -> dict[str, object]:
+    return {
+        "phase": "running",
+        "finished_floor": finished,
+        "recollecting": False,
+        "missing": [],
+        "damaged": [],
+        "last_loss": None,
+        "workers": [{"index": 0, "stages": [0, 2], "now": "0F6 of step 1"}, {"index": 1, "stages": [1]}],
+        **changes,
+    }
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(progress, "monotonic", lambda: clock.now)
+    return clock
+
+
+def test_the_rate_is_that_of_the_last_seconds(clock):
+    pace = Pace(LAUNCH)
+    for second in range(11):
+        clock.now = float(second)
+        pace.record(status(second if second < 7 else 6 + 2 * (second - 6)))
+    assert pace.rate == "64 samples/s"
+
+
+def test_a_damage_is_reported_once(clock):
+    pace = Pace(LAUNCH)
+    assert pace.record(status(damaged=["a"])) == ["a"]
+    assert pace.record(status(damaged=["a", "b"])) == ["b"]
+    assert pace.record(status(damaged=["a", "b"])) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase"),
+    [
+        ({}, "running"),
+        ({"phase": "waiting", "missing": [1]}, "waiting for worker 1"),
+        ({"phase": "waiting"}, "waiting for the workers to connect their queues"),
+        ({"recollecting": True}, "the broker's records are lost: asking the workers how far the run is"),
+        ({"finished": 100}, "evaluating"),
+        ({"phase": "failed", "code": 75}, "interrupted"),
+        ({"phase": "failed", "code": 1}, "failed"),
+    ],
+)
+def test_the_phase_names_what_the_run_waits_for(changes, phase):
+    assert Pace(LAUNCH).phase(status(**changes)) == phase
+
+
+def test_a_loss_is_shown_unless_the_step_had_no_rows():
+    assert last_loss(status(last_loss={"loss": 0.12345})) == "loss 0.1235"
+    assert last_loss(status(last_loss={"loss": None})) == last_loss(status()) == ""
+
+
+def test_a_worker_of_two_stages_is_shown_at_the_one_that_it_computes():
+    assert stage_activity(status(), 0) == (0, "0F6 of step 1")
+    assert stage_activity(status(), 2) == (0, "")
+    assert stage_activity(status(), 1) == (1, "starts")
+
+
+def test_a_change_of_phase_is_printed_at_once_and_progress_every_few_seconds(capsys, clock):
     lines = Lines(LAUNCH)
     lines(status())
     lines(status(1))
     assert capsys.readouterr().err == "stageline: running\n"
     clock.now = INTERVAL
     lines(status(2, last_loss={"loss": 0.5}))
-    said = capsys.readouterr().err
-    assert said.startswith("stageline: step 2 of 100, loss 0.5, ")
-    assert said.endswith("samples/s, idle 0 %, 0 %\n")
+    printed = capsys.readouterr().err
+    assert printed.startswith("stageline: step 2 of 100, loss 0.5, ")
+    assert printed.endswith("samples/s, idle 0 %, 0 %\n")
 
 
 def test_without_a_terminal_lines_are_printed(monkeypatch):

@@ -1,0 +1,228 @@
+"""The commands that ask a run's broker and print its answer: `status`, `why`, `story` and `queue ls`.
+
+The broker is found by its address, its plan or its run's folder.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.plan import addresses
+from stageline.workers.cli import options
+from stageline.workers.cli.display.tables import duration, share, show, size, summary
+from stageline.workers.cli.errors import CommandFailed
+from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.result import Facts
+
+PATIENCE = 3.0  # seconds to wait for the broker's answer
+
+_PLACE = re.compile(r"(\d{1,15})/(\d{1,15})", re.ASCII)
+
+
+def _step_and_microbatch(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[str, str]:
+    found = _PLACE.fullmatch(value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is not STEP/MICROBATCH: write 118/5, both counted from 0")
+    return found[1], found[2]
+
+
+@click.command(epilog="Example: stageline status --broker tcp://10.0.0.4:5600")
+@options.where
+@options.broker
+@options.as_json
+def status(where: str | None, broker: str | None, as_json: bool) -> None:
+    """Show the progress of a run, and what its workers do.
+
+    WHERE is a run's folder, or a plan, whose broker.url is queried. Default: the newest run in ./runs. A run that has
+    finished is shown with its result.
+    """
+    where = where if broker else _run_or_newest(where)
+    if where and not broker and (result := runs.result_in(Path(where))) is not None:
+        click.echo(msgspec.json.encode(result) if as_json else summary(result, Path(where)))
+    else:
+        _ask("status", where, broker, as_json, _show_status)
+
+
+@click.command(epilog="Example: stageline why --broker tcp://10.0.0.4:5600")
+@options.where
+@options.broker
+@click.option("--stage", type=click.IntRange(min=0), help="Explain this stage's wait. Default: the longest one.")
+@options.as_json
+def why(where: str | None, broker: str | None, stage: int | None, as_json: bool) -> None:
+    """Explain what a run waits for: which worker waits for which, down to the cause, and what to do about it.
+
+    WHERE is a run's folder, or a plan, whose broker.url is queried. Default: the newest run in ./runs.
+    """
+    arguments = {} if stage is None else {"stage": str(stage)}
+    _ask("why", where, broker, as_json, _show_cause, **arguments)
+
+
+@click.command(epilog="Example: stageline story 118/5 --broker tcp://10.0.0.4:5600")
+@click.argument("microbatch", metavar="STEP/MICROBATCH", callback=_step_and_microbatch)
+@options.where
+@options.broker
+@options.as_json
+def story(microbatch: tuple[str, str], where: str | None, broker: str | None, as_json: bool) -> None:
+    """Show the history of one microbatch, stage by stage: every attempt, its worker, and when each action ran.
+
+    WHERE is a run's folder, or a plan, whose broker.url is queried. Default: the newest run in ./runs.
+    """
+    _ask("story", where, broker, as_json, _show_history, step=microbatch[0], microbatch=microbatch[1])
+
+
+@click.group()
+def queue() -> None:
+    """Inspect the queues of a run."""
+
+
+@queue.command(epilog="Example: stageline queue ls --broker tcp://10.0.0.4:5600")
+@options.where
+@options.broker
+@options.as_json
+def ls(where: str | None, broker: str | None, as_json: bool) -> None:
+    """List the queues and their contents, as their producers last reported them.
+
+    WHERE is a run's folder, or a plan, whose broker.url is queried. Default: the newest run in ./runs.
+    """
+    _ask("queues", where, broker, as_json, _show_queues)
+
+
+def _ask(
+    query: str,
+    where: str | None,
+    broker: str | None,
+    as_json: bool,
+    show_answer: Callable[[Facts], None],
+    **arguments: str,
+) -> None:
+    """Prints the broker's answer: as it is with `as_json`, otherwise by `show_answer`.
+
+    Raises `BrokerUnreachable`, and `CommandFailed` if the broker refuses the query.
+    """
+    where = where if broker else _run_or_newest(where)
+    try:
+        with Client(broker or _address(where)) as client:
+            facts = client.ask(query, PATIENCE, **arguments)
+    except ValueError as refusal:
+        raise CommandFailed(str(refusal), ExitCode.USAGE) from refusal
+    except BrokerUnreachable as error:
+        if broker or where is None or not runs.is_run(Path(where)):
+            raise
+        raise BrokerUnreachable(_why_unreachable(Path(where))) from error
+    if as_json:
+        click.echo(msgspec.json.encode(facts))
+    else:
+        show_answer(facts)
+
+
+def _run_or_newest(where: str | None) -> str | None:
+    """`where`, or the folder of the newest run in ./runs; None if there is no run."""
+    newest = runs.newest_in(Path("runs")) if where is None else None
+    return where if newest is None else str(newest)
+
+
+def _address(where: str | None) -> str:
+    if where is None:
+        return os.environ.get("STAGELINE_BROKER__URL") or addresses.BROKER["tcp"]
+    if (url := runs.read_broker_url(Path(where))) is not None:
+        return url
+    if runs.is_run(Path(where)):
+        raise BrokerUnreachable(_why_unreachable(Path(where)))
+    from stageline.pipeline.plan import read_plan  # imports pydantic
+
+    return read_plan(where, environment=os.environ).broker.url
+
+
+def _why_unreachable(folder: Path) -> str:
+    """Why no broker answers for the run in `folder`, and what can be done."""
+    name = folder.resolve().name
+    if runs.result_in(folder) is not None:
+        return f"run {name} has finished, and its broker has exited; `stageline status {folder}` shows the result"
+    return (
+        f"run {name} has ended, or its broker is down. Resume it on this machine with `stageline train CONFIG "
+        f"--resume {name}`, or, if its workers still train, start its broker: `stageline broker CONFIG --run {name}`"
+    )
+
+
+def _show_status(facts: Facts) -> None:
+    click.echo(_headline(facts))
+    columns = ("worker", "stages", "is", "process", "heard", "idle", "actions", "does now")
+    show("workers", columns, [_worker_row(worker) for worker in facts["workers"]])
+
+
+def _headline(facts: Facts) -> str:
+    total = facts["training_steps"]
+    steps = facts["finished_floor"] if total is None else min(facts["finished_floor"], total)
+    loss = facts["last_loss"] and facts["last_loss"]["loss"]
+    known = (
+        f"run {facts['run']}: {facts['phase']}",
+        "broker restarted: waiting for running workers to reconnect" if facts["listening"] else "",
+        "the broker's records are lost: asking the workers how far the run is" if facts["recollecting"] else "",
+        f"waits for worker {', '.join(map(str, facts['missing']))}" if facts["missing"] else "",
+        facts["reason"] or "",
+        *facts["damaged"],
+        f"{steps} of {total or '?'} steps",
+        "" if loss is None else f"loss {loss:.6g}",
+        *(f"{name} {float(value):.6g}" for name, value in facts["metrics"].items()),
+        f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
+    )
+    return "\n  ".join(part for part in known if part)
+
+
+def _worker_row(worker: Facts) -> tuple[object, ...]:
+    place = (worker["index"], ", ".join(map(str, worker["stages"])), worker["standing"])
+    if worker["standing"] == "missing":
+        return (*place, "-", "-", "-", "-", "-")
+    process = f"{worker['name']}, pid {worker['pid']} on {worker['host']}"
+    idle = "-" if worker["idle"] is None else share(worker["idle"])
+    return (*place, process, f"{duration(worker['heard'])} ago", idle, worker["actions"], worker["now"])
+
+
+def _show_cause(facts: Facts) -> None:
+    click.echo(f"run {facts['run']}: {facts['phase']}\n  {facts['text']}\n  what to do: {facts['action']}")
+
+
+def _show_history(facts: Facts) -> None:
+    starts = [action["start"] for stage in facts["stages"] for action in stage["actions"]]
+    rows = [row for stage in facts["stages"] for row in _attempts(stage, min(starts, default=0.0))]
+    title = f"microbatch {facts['microbatch']} of step {facts['step']} of run {facts['run']}"
+    show(title, ("stage", "worker", "attempt", "state", "by", "began at, took"), rows)
+
+
+def _attempts(found: Facts, beginning: float) -> Iterator[tuple[object, ...]]:
+    """A row for each attempt of a stage; the last is the one that counts. Times are relative to `beginning`."""
+    stage, worker, before = found["stage"], found["worker"], found["attempts"]
+    for number, lost in enumerate(before, start=1):
+        yield stage, worker, number, f"lost ({lost['state']})", _name(lost), lost["why"]
+    actions = "; ".join(
+        f"{each['action']} {duration(each['start'] - beginning)}, {duration(each['end'] - each['start'])}"
+        for each in found["actions"]
+    )
+    yield stage, worker, len(before) + 1, found["state"], _name(found["holder"]), actions or "-"
+
+
+def _name(worker: Facts | None) -> str:
+    if worker is None:
+        return "-"
+    return f"{worker['name']}, life {worker['life']}" if worker["life"] else str(worker["name"])
+
+
+def _show_queues(facts: Facts) -> None:
+    columns = ("queue", "worker", "ready", "in flight", "retained", "size", "oldest")
+    rows = [
+        (
+            each["queue"],
+            each["worker"],
+            *(int(each[name]) for name in ("ready", "in_flight", "retained")),
+            size(each["bytes"]),
+            duration(each["oldest"]),
+        )
+        for each in facts["queues"]
+    ]
+    show(f"queues of run {facts['run']}", columns, rows)
