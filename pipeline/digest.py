@@ -5,7 +5,7 @@ Workers digest their own tensors (`tensor_digests`); the broker combines the dig
 
 import ctypes
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the broker combines digests without torch
@@ -32,12 +32,10 @@ def weights_sha256(digests: Mapping[str, TensorDigest]) -> str:
     whole = hashlib.sha256()
     for name in sorted(digests):
         dtype, shape, hexdigest = digests[name]
-        whole.update(b"\0".join([name.encode(), dtype.encode(), _comma_joined(shape), bytes.fromhex(hexdigest)]))
+        whole.update(
+            b"\0".join([name.encode(), dtype.encode(), ",".join(map(str, shape)).encode(), bytes.fromhex(hexdigest)])
+        )
     return whole.hexdigest()
-
-
-def _comma_joined(shape: Iterable[int]) -> bytes:
-    return ",".join(map(str, shape)).encode()
 
 
 def _tensor_digest(name: str, tensor: "Tensor") -> TensorDigest:

@@ -5,9 +5,10 @@ Read `value.py`, then `catalogue.py`; `check` proves what is true of a schedule.
 """
 
 from .action import Action, Kind
+from .alternating import window_for
 from .catalogue import forward_only, make_schedule, schedule_names
-from .value import Mode, Placement, Schedule, ScheduleRefused
-from .window import window_for
+from .shape import Placement, ScheduleRefused
+from .value import Mode, Schedule
 
 __all__ = [
     "Action",

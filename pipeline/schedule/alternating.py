@@ -1,7 +1,8 @@
 """Schedules that warm up, then alternate: a stage runs `F x w, (F B) x (M - w), B x w`.
 
 They differ only in the warm-up w: GPipe runs all forwards first, 1F1B as few as keep the later stages busy, the others
-lie between. At most w + 1 microbatches are in flight. Four stages, 1F1B (B takes twice as long as F):
+lie between. At most w + 1 microbatches are in flight: the stage's window. A window is computed from latencies, or
+checked if it is given. Four stages, 1F1B (B takes twice as long as F):
 
     stage 0  F0 F1 F2 F3 .. .. .. .. .. .. B0 == F4 B1 == F5 B2 == F6 B3 ...
     stage 1  .. F0 F1 F2 .. .. .. .. B0 == F3 B1 == F4 B2 == F5 B3 == F6 ...
@@ -9,10 +10,13 @@ lie between. At most w + 1 microbatches are in flight. Four stages, 1F1B (B take
     stage 3  .. .. .. F0 B0 == F1 B1 == F2 B2 == F3 B3 == F4 B4 == F5 B5 ...
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from .action import Kind
 from .merge import Turn
+from .shape import Shape
 
 
 def gpipe(stages: int, microbatches: int) -> list[int]:
@@ -45,3 +49,42 @@ def _warm_up_and_alternate(stage: int, numbers: range, warm_up: int) -> Iterator
             yield Turn(Kind.BACKWARD, stage, numbers[place - warm_up])
     for number in numbers[len(numbers) - warm_up :]:
         yield Turn(Kind.BACKWARD, stage, number)
+
+
+def window_for(latencies: Sequence[float], forward: float, backward: float) -> tuple[int, ...]:
+    """The smallest window that hides the latencies.
+
+    `latencies[h]` is the one-way latency between stages h and h+1, `forward` and `backward` the times of one microbatch
+    in the slowest stage, all in one unit. No latency gives 1F1B's window, up to half of a forward and a backward eager
+    1F1B's. Raises `ValueError` if a stage takes no time or a latency is negative.
+    """
+    if forward + backward <= 0 or min(latencies, default=0) < 0:
+        raise ValueError(f"stages must take time and messages none or more: {forward=}, {backward=}, {latencies=}")
+    return_trips = [math.ceil(1 + 2 * latency / (forward + backward) - _ROUNDING) for latency in latencies]
+    return tuple(1 + sum(return_trips[stage:]) for stage in range(len(latencies) + 1))
+
+
+_ROUNDING = 1e-9  # 1 + 2 * 0.8 / (0.1 + 0.7) is slightly above 3, and must not cost a microbatch
+
+
+def checked_window(shape: Shape, window: Sequence[int] | None) -> Sequence[int]:
+    """Returns `window`. Raises `ScheduleRefused` if it lacks a stage, stops a stage, or makes two stages deadlock."""
+    if window is None or len(window) != shape.stages:
+        given = "none is given" if window is None else f"there are {len(window)}"
+        one_f_one_b = ", ".join(map(str, range(shape.stages, 0, -1)))
+        raise shape.refused(f"the window needs one number for each stage, and {given}; 1F1B's would be {one_f_one_b}")
+    for stage, in_flight in enumerate(window):
+        if in_flight < 1:
+            raise shape.refused(f"the window of stage {stage} is {in_flight}; nothing moves with less than 1 in flight")
+    _check_deadlock(shape, window)
+    return window
+
+
+def _check_deadlock(shape: Shape, window: Sequence[int]) -> None:
+    reached = [min(shape.microbatches, in_flight) for in_flight in window]
+    for stage, (here, beyond) in enumerate(pairwise(reached)):
+        if stage >= shape.first_trainable and here < beyond:
+            raise shape.refused(
+                f"stage {stage} would wait for a gradient with {here} in flight, and stage {stage + 1} for {beyond} "
+                f"before it sends one; raise the window of stage {stage} to {beyond}, or lower the next one's"
+            )

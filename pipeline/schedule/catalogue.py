@@ -4,12 +4,11 @@ import difflib
 from collections.abc import Sequence
 
 from .action import Action, Kind
-from .alternating import alternate, eager, gpipe, one_f_one_b
+from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b
 from .interleaved import interleaved
 from .merge import merge
-from .shape import Shape
-from .value import Lists, Mode, Placement, Schedule, ScheduleRefused
-from .window import checked_window
+from .shape import Placement, ScheduleRefused, Shape
+from .value import Lists, Mode, Schedule
 
 _NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b")
 

@@ -11,8 +11,8 @@ Two workers with two stages each, groups of two (stage before, microbatch after 
 from collections.abc import Iterator
 
 from .action import Action, Kind
-from .shape import Shape
-from .value import Lists, Placement
+from .shape import Placement, Shape
+from .value import Lists
 
 
 def interleaved(shape: Shape) -> Lists:

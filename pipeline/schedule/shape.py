@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from .value import Placement, ScheduleRefused
+from stageline.pipeline.errors import ExitCode, StagelineError
+
+Placement = tuple[tuple[int, ...], ...]  # the stages of each worker
+
+
+class ScheduleRefused(StagelineError):
+    """A schedule cannot be made for a shape: the text names the schedule, the shape, the reason and the way out."""
+
+    exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +47,17 @@ class Shape:
         for worker, stages in enumerate(self.placement):
             if not stages:
                 raise self.refused(f"worker {worker} owns no stage; give it one or leave it out")
-        self._check_each_stage_is_owned_once()
-        if not 0 <= self.first_trainable <= self.stages:
-            raise self.refused(f"its first trainable stage is {self.first_trainable}; use one of 0 to {self.stages}")
-
-    def _check_each_stage_is_owned_once(self) -> None:
         owned = sorted(stage for stages in self.placement for stage in stages)
         if not owned:
             raise self.refused("there is no worker; give every stage one")
         if owned != list(range(len(owned))):
             raise self.refused(
-                f"the workers own stages {_listed(owned)}, but each of 0 to {max(owned)} needs exactly one owner"
+                f"the workers own stages {', '.join(map(str, owned))}, "
+                f"but each of 0 to {max(owned)} needs exactly one owner"
             )
+        if not 0 <= self.first_trainable <= self.stages:
+            raise self.refused(f"its first trainable stage is {self.first_trainable}; use one of 0 to {self.stages}")
 
 
 def _counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))

@@ -5,21 +5,13 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Literal
 
-from stageline.pipeline.errors import ExitCode, StagelineError
-
 from .action import Action, Kind
 from .alternating import alternate, one_f_one_b
 from .merge import Turn, merge
+from .shape import Placement
 
 Mode = Literal["sync", "async"]
-Placement = tuple[tuple[int, ...], ...]  # the stages of each worker
 Lists = tuple[tuple[Action, ...], ...]  # the actions of each worker in one step
-
-
-class ScheduleRefused(StagelineError):
-    """A schedule cannot be made for a shape: the text names the schedule, the shape, the reason and the way out."""
-
-    exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True, slots=True)

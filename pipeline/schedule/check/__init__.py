@@ -3,9 +3,9 @@
 May import `schedule`. Read `verdict.py` first.
 """
 
+from .complete import Disordered, Incomplete, UnsoundSchedule
 from .costs import Costs
-from .errors import Deadlock, Disordered, Incomplete, UnsoundSchedule
-from .timing import Timed
+from .timing import Deadlock, Timed
 from .verdict import Verdict, check_schedule
 
 __all__ = ["Costs", "Deadlock", "Disordered", "Incomplete", "Timed", "UnsoundSchedule", "Verdict", "check_schedule"]

@@ -6,9 +6,8 @@ What it needs from other workers is checked in `timing.py`.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.schedule import Action, Kind, Schedule
-
-from .errors import Disordered, Incomplete
 
 Program = Sequence[tuple[int, Action]]  # a worker's actions, each after its step
 
@@ -21,6 +20,18 @@ _AFTER_PREVIOUS = {
     Kind.WEIGHT: (Kind.BACKWARD, Kind.WEIGHT),
 }
 _BUILDS_ON = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT: Kind.INPUT}
+
+
+class UnsoundSchedule(StagelineError):
+    """No workers can run this schedule; the text names the schedule, the worker and the action."""
+
+
+class Incomplete(UnsoundSchedule):
+    """An action is missing, repeated, or another worker's."""
+
+
+class Disordered(UnsoundSchedule):
+    """A worker's list has an action before one that it builds on."""
 
 
 def check_complete(schedule: Schedule, worker: int, program: Program, steps: range) -> None:

@@ -6,12 +6,17 @@ window, for room in it. The result does not depend on the order in which the wor
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from stageline.pipeline.schedule import Action, Schedule
 from stageline.pipeline.schedule.queues import consumer_of, hops, inbound, needed, outbound
 
+from .complete import UnsoundSchedule
 from .costs import Costs
-from .errors import Deadlock
+
+
+class Deadlock(UnsoundSchedule):
+    """Workers wait for each other for ever; the text names what each of them waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +43,17 @@ def simulate(
     _check_fit(schedule, costs, windows)
     pipeline = _Pipeline(schedule, costs, steps, windows)
     pipeline.run()
-    return sorted(pipeline.timed, key=lambda timed: timed.start), pipeline.most()
+    most = {name: queue.most for name, queue in pipeline.queues.items()}
+    return sorted(pipeline.timed, key=lambda timed: timed.start), most
 
 
-@dataclass(frozen=True, slots=True)
-class _Take:
+class _Move(NamedTuple):
+    """An action is up to three moves; a worker may wait where it takes from a `queue` and where it puts into one."""
+
+    does: Literal["take", "run", "put"]
     step: int
     action: Action
-    queue: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    step: int
-    action: Action
-
-
-@dataclass(frozen=True, slots=True)
-class _Put:
-    step: int
-    action: Action
-    queue: str
-
-
-_Move = _Take | _Run | _Put  # an action is up to three moves, and a worker may wait at the first and at the last
+    queue: str = ""
 
 
 @dataclass(slots=True)
@@ -91,12 +83,12 @@ class _Pipeline:
     def __init__(self, schedule: Schedule, costs: Costs, steps: range, windows: Mapping[str, int]) -> None:
         self._schedule = schedule
         self._costs = costs
-        self._queues = {
+        self.queues = {
             name: _TimedQueue(number, _latency(schedule, costs, hop), windows.get(name))
             for number, (name, hop) in enumerate(hops(schedule).items())
         }
         self._workers = [
-            _Worker(number, list(self._moves(number, steps)), [0] * len(self._queues))
+            _Worker(number, list(self._moves(number, steps)), [0] * len(self.queues))
             for number in range(len(schedule.placement))
         ]
         self.timed: list[Timed] = []
@@ -108,16 +100,13 @@ class _Pipeline:
         if waits:
             raise Deadlock(f"schedule {self._schedule.name} deadlocks: {'; '.join(waits)}")
 
-    def most(self) -> dict[str, int]:
-        return {name: queue.most for name, queue in self._queues.items()}
-
     def _moves(self, worker: int, steps: range) -> Iterator[_Move]:
         for step, action in self._schedule.program(worker, steps):
-            if (queue := inbound(action)) in self._queues:
-                yield _Take(step, action, queue)
-            yield _Run(step, action)
-            if (queue := outbound(action)) in self._queues:
-                yield _Put(step, action, queue)
+            if (queue := inbound(action)) in self.queues:
+                yield _Move("take", step, action, queue)
+            yield _Move("run", step, action)
+            if (queue := outbound(action)) in self.queues:
+                yield _Move("put", step, action, queue)
 
     def _advance(self, worker: _Worker) -> bool:
         before = worker.place
@@ -126,12 +115,12 @@ class _Pipeline:
         return worker.place > before
 
     def _make(self, worker: _Worker, move: _Move) -> bool:
-        match move:
-            case _Take():
-                return _take(worker, self._queues[move.queue])
-            case _Put():
-                return _put(worker, self._queues[move.queue])
-            case _Run():
+        match move.does:
+            case "take":
+                return _take(worker, self.queues[move.queue])
+            case "put":
+                return _put(worker, self.queues[move.queue])
+            case "run":
                 end = worker.time + self._costs.of(move.action)
                 self.timed.append(Timed(worker.number, move.action, worker.time, end, move.step))
                 worker.time = end
@@ -140,13 +129,11 @@ class _Pipeline:
     def _wait(self, worker: _Worker) -> str:
         move = worker.moves[worker.place]
         at = f"worker {worker.number} waits at {move.action} of step {move.step}"
-        match move:
-            case _Put(queue=name):
-                queue, consumer = self._queues[name], consumer_of(move.action)
-                return f"{at} for room in {name}, of which {self._at(consumer)} has taken {len(queue.takes)} messages"
-            case _:
-                what, producer = needed(move.action)
-                return f"{at} for the {what} from {self._at(producer)}"
+        if move.does == "take":
+            what, producer = needed(move.action)
+            return f"{at} for the {what} from {self._at(producer)}"
+        taken, consumer = len(self.queues[move.queue].takes), consumer_of(move.action)
+        return f"{at} for room in {move.queue}, of which {self._at(consumer)} has taken {taken} messages"
 
     def _at(self, stage: int) -> str:
         return f"stage {stage} on worker {self._schedule.owner(stage)}"

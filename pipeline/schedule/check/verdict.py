@@ -52,8 +52,9 @@ def check_schedule(
     Raises `Incomplete`, `Disordered` or `Deadlock`, all of them `UnsoundSchedule`, if the schedule cannot be run, and
     `ValueError` if the costs or windows do not fit it.
     """
-    over = range(steps or _enough_steps(schedule))
-    programs = [list(schedule.program(worker, over)) for worker in range(len(schedule.placement))]
+    over = range(steps or (1 if schedule.mode == "sync" else 3 * schedule.stages))
+    workers = range(len(schedule.placement))
+    programs = [list(schedule.program(worker, over)) for worker in workers]
     for worker, program in enumerate(programs):
         check_complete(schedule, worker, program, over)
         check_order(schedule, worker, program)
@@ -61,7 +62,7 @@ def check_schedule(
     return Verdict(
         timed=tuple(timed),
         span=max(each.end for each in timed),
-        busy=tuple(_busy(timed, worker) for worker in range(len(programs))),
+        busy=tuple(sum(each.end - each.start for each in timed if each.worker == worker) for worker in workers),
         stage_peak=tuple(
             max(_in_flight(schedule, programs[schedule.owner(stage)], (stage,))) for stage in range(schedule.stages)
         ),
@@ -71,14 +72,6 @@ def check_schedule(
         ),
         queue_bound=queue_bound,
     )
-
-
-def _enough_steps(schedule: Schedule) -> int:
-    return 1 if schedule.mode == "sync" else 3 * schedule.stages
-
-
-def _busy(timed: list[Timed], worker: int) -> float:
-    return sum(each.end - each.start for each in timed if each.worker == worker)
 
 
 def _in_flight(schedule: Schedule, program: Program, stages: tuple[int, ...]) -> Iterator[int]:
