@@ -22,6 +22,7 @@ class Way:
         self.kind = kind
         self.files: set[str] = set()
         self.open = self.done = False
+        self.reports = 0  # of finished steps, before and on the way
 
     def begin(self) -> None:
         self.open = True
@@ -110,14 +111,12 @@ BROKER = Way("heartbeat-broker")
 
 
 def trace_receiving_of_broker(module: ModuleType) -> None:
-    owner, count = next(each for name, each in vars(module).items() if name.endswith(("Office", "ServerChannel"))), 0
+    owner = next(each for name, each in vars(module).items() if name.endswith(("Office", "ServerChannel")))
     name = "heard" if hasattr(owner, "heard") else "receive"
     plain = getattr(owner, name)
 
     def receive(self: Any, *arguments: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == 3 * WARM:
+        if BROKER.reports >= WARM and not BROKER.open and not BROKER.done:
             BROKER.begin()
         return plain(self, *arguments)
 
@@ -141,6 +140,7 @@ def trace_deciding_of_broker(module: ModuleType) -> None:
         nonlocal handled
         report = type(message).__name__ == "Report" and bool(message.steps)
         handled += BROKER.open and report
+        BROKER.reports += report
         open_, BROKER.open = BROKER.open, BROKER.open and report
         try:
             return plain_handle(self, sender, message, *arguments)
