@@ -108,7 +108,7 @@ def _executor(job: Job, worker: int) -> Executor:
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
         reason = str(error).partition("\n")[0]
         raise ModelRefused(f'workers.{worker}.device = "{device}" cannot be used here: {reason}') from error
-    return job.executor(worker)
+    return job.executor(job.schedule.placement[worker])
 
 
 def _forward(job: Job, stage: int, *, evaluates: bool = False) -> Instruction:

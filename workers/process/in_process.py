@@ -28,7 +28,7 @@ from stageline.workers.runs.result import Facts, LaunchOutcome
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
-from stageline.workers.runtime.skipping import SkipLog, skipping
+from stageline.workers.runtime.skipping import SkipLog
 
 REPORT_EVERY = 0.1  # seconds between two reports to the coordinator
 
@@ -124,10 +124,9 @@ class _Local:
             for _, answer in self._coordinator.handle(sender, hello, time())
             if isinstance(answer, Assigned)
         )
-        executor = job.executor(index)
-        outer = skipping(executor, job.plan, self._decisions, job.program.last)
+        executor = job.executor(job.schedule.placement[index], self._decisions)
         run = self._coordinator.run
-        worker = WorkerLoop(job.program, index, outer, self._queues, run=run, incarnation=incarnation)
+        worker = WorkerLoop(job.program, index, executor, self._queues, run=run, incarnation=incarnation)
         return _Place(sender, incarnation, executor, worker, Reporter(worker.progress, incarnation, job.steps))
 
     def _report(self) -> None:

@@ -41,9 +41,9 @@ from stageline.workers.replay.recorder import (
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.loop import ActionExecutor, WorkerLoop
+from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.skipping import SkipLog, skipping
+from stageline.workers.runtime.skipping import SkipLog
 
 from .open_queues import open_queues, reachable
 from .signals import Signals, exit_at_once
@@ -144,9 +144,10 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
     run, incarnation, start = assigned.run, assigned.incarnation, assigned.step
     reported = failures_reported(control, incarnation, explain, replaced=job.plan.recovery.on)
     with closing(_open_queues(job, assigned, control, folder, make_room)) as queues, reported:
-        executor = job.executor(assigned.index)
+        decisions = SkipLog(runs.folder(job.plan, run))
+        executor = job.executor(job.schedule.placement[assigned.index], decisions)
         recorder = record_writer(job.plan, assigned.index, run, incarnation, start)
-        outer = _around(job, assigned, executor, recorder)
+        outer = executor if recorder is None else RecordingExecutor(executor, recorder)
         loop = WorkerLoop(job.program, assigned.index, outer, queues, run=run, incarnation=incarnation, start=start)
         loop.progress.stages, loop.progress.queues = executor.stages, queues
         here = reachable(queues.endpoint, options.broker)
@@ -211,13 +212,6 @@ def _open_queues(
             else Failed(assigned.incarnation, reason, ExitCode.FAILED)
         )
         raise
-
-
-def _around(job: Job, assigned: Assigned, executor: Executor, recorder: RecordWriter | None) -> ActionExecutor:
-    """`executor` with what the plan wants around it: bad microbatches skipped, messages recorded."""
-    decisions = SkipLog(runs.folder(job.plan, assigned.run))
-    outer = skipping(executor, job.plan, decisions, job.program.last)
-    return outer if recorder is None else RecordingExecutor(outer, recorder)
 
 
 def _hooks(

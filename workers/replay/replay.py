@@ -29,7 +29,7 @@ from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_
 from stageline.workers.runtime.executor import ComputeFailed
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.program import Instruction
-from stageline.workers.runtime.skipping import SkipLog, skipping
+from stageline.workers.runtime.skipping import SkipLog
 
 from .recorder import result_queue
 from .records import Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage
@@ -203,8 +203,7 @@ def _absence(records: RecordDirectory, wanted: ReplayTarget, messages: Mapping[P
 def _run(
     job: Job, path: ReplayPath, wanted: ReplayTarget, run: str, reason: Reason | None, decisions: SkipLog
 ) -> Replayed:
-    executor = job.executor_of([wanted.stage])
-    carrier = skipping(executor, job.plan, decisions, job.program.last)
+    executor = job.executor([wanted.stage], decisions)
     if path.state is not None:
         executor.stages[wanted.stage].restore(path.state)
     before = sum(not wanted.is_of(instruction) for instruction in path.instructions)
@@ -215,10 +214,10 @@ def _run(
         ]
         if not wanted.is_of(instruction):
             with _output_off():
-                carrier.carry_out(instruction, received)
+                executor.carry_out(instruction, received)
             continue
         try:
-            result = carrier.carry_out(instruction, received)
+            result = executor.carry_out(instruction, received)
         except ComputeFailed as error:
             return Replayed(run, path.start, before, outcomes, reason, error)
         outcomes.append(_outcome(instruction, result, run, path.messages))

@@ -1,13 +1,15 @@
 """Carries out instructions: gives the right inputs to the right stage, adds up losses and metrics in order."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 
 from torch import Tensor
 
-from stageline.pipeline.data.feed import Microbatch
+from stageline.pipeline.data.feed import Feed, Microbatch
 from stageline.pipeline.data.source import DataError
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.schedule import Action, Kind
@@ -40,12 +42,6 @@ class BadMicrobatch(ComputeFailed):
     """A microbatch's loss is not a finite number."""
 
 
-class Supply(Protocol):
-    """Where the batches' side of a microbatch comes from: the plan's data source, or a user's own loader."""
-
-    def microbatch(self, step: int, microbatch: int) -> Microbatch: ...
-
-
 def delivery(microbatch: Microbatch) -> Tree:
     """What a `target` queue carries for a microbatch from a user's own loader."""
     return (microbatch.targets, microbatch.rows, microbatch.share)
@@ -60,33 +56,31 @@ def delivered(inputs: Tree, delivery: Tree) -> Microbatch:
             raise ComputeFailed(f"a target queue carries (targets, rows, share); this one brought {describe(delivery)}")
 
 
+@dataclass
 class Executor:
     """The stages of one worker with what they need besides messages.
 
     `last` is the number of the model's last stage, the one with the loss. `metrics` are means over rows, by name.
-    Without a `supply`, batches and targets come through queues.
+    Without a `feed`, batches and targets come through queues.
     """
 
-    def __init__(
-        self, stages: Mapping[int, Stage], supply: Supply | None, last: int, metrics: Mapping[str, Metric] | None = None
-    ) -> None:
-        self.stages = stages
-        self._supply = supply
-        self._last = last
-        self._metrics = dict(metrics or {})
-        self.loss: float | None = None  # of the last step, on the worker that has the last stage
-        self._losses: list[Tensor | None] = []
-        self._sums: dict[str, float] = dict.fromkeys(self._metrics, 0.0)
-        self._measured = 0
+    stages: Mapping[int, Stage]
+    feed: Feed | None
+    last: int
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    loss: float | None = None  # of the last step, on the worker that has the last stage
+    _losses: list[Tensor | None] = field(default_factory=list)  # of the open step; None for one that does not count
+    _sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # over rows, by metric
+    _measured: int = 0  # rows evaluated so far
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         """What `instruction` gives, computed from what it `received` from its queues.
 
         Raises `ComputeFailed` with the user code's exception as its cause.
         """
-        stage = self.stages[instruction.action.stage]
+        stage, kind = self.stages[instruction.action.stage], instruction.action.kind
         try:
-            match instruction.action.kind:
+            match kind:
                 case Kind.FORWARD if instruction.evaluates:
                     return self._evaluate(stage, instruction, received)
                 case Kind.FORWARD:
@@ -94,7 +88,7 @@ class Executor:
                 case Kind.BACKWARD:
                     return self._backward(stage, instruction, received)
                 case _:
-                    if stage.index == self._last:
+                    if stage.index == self.last:
                         self.loss = self._step_loss(instruction.step)
                     stage.update()
                     return None
@@ -104,37 +98,20 @@ class Executor:
             where = stage.at_layer if stage.at_layer == LOSS else f"layer {stage.at_layer}"
             raise ComputeFailed(
                 f"stage {stage.index} failed in {instruction}, {where}: {type(error).__name__}: {error}",
-                _culprit(instruction),
+                None if instruction.evaluates or kind is Kind.UPDATE else Culprit(instruction.step, instruction.action),
             ) from error
 
     def _step_loss(self, step: int) -> float | None:
         """The loss of the step that ends now, None if it had no rows. Raises `BadMicrobatch`."""
         counted = [loss for loss in self._losses if loss is not None]
-        if not counted:
-            self._losses.clear()
-            return None
-        total = counted[0]
-        for loss in counted[1:]:
-            total = total + loss
-        value = total.item()
-        if not math.isfinite(value):
+        value = reduce(add, counted).item() if counted else None
+        if value is not None and not math.isfinite(value):
             self._blame(step)
         self._losses.clear()
         return value
 
-    @property
-    def newest_loss(self) -> Tensor | None:
-        """Of the last microbatch that the last stage ran forward, as it counts; None if it had no rows."""
-        return self._losses[-1] if self._losses else None
-
-    def leave_out(self, microbatch: int) -> None:
-        """The loss of this microbatch, the last one run forward or the one after it, is not counted."""
-        self._losses[microbatch:] = [None]
-
     def measured(self) -> dict[str, float]:
         """The metrics over all rows evaluated so far; nothing before the first."""
-        if not self._measured:
-            return {}
         return {name: total / self._measured for name, total in self._sums.items()}
 
     def _forward(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
@@ -147,15 +124,15 @@ class Executor:
             share=given.share,
             owned=bool(received),
         )
-        if stage.index == self._last:
+        if stage.index == self.last:
             self._losses.append(output if given.rows and isinstance(output, Tensor) else None)
         return output
 
     def _given(self, stage: int, instruction: Instruction, received: Sequence[Tree]) -> Microbatch:
         """What a forward works on: inputs from a queue or, on the first stage, from the supply; targets on the last."""
-        first, last = stage == 0, stage == self._last
-        if self._supply is not None and (first or last):
-            supplied = self._supply.microbatch(instruction.step, instruction.action.microbatch)
+        first, last = stage == 0, stage == self.last
+        if self.feed is not None and (first or last):
+            supplied = self.feed.microbatch(instruction.step, instruction.action.microbatch)
             inputs = supplied.inputs if first else received[0]
             return Microbatch(inputs, supplied.targets if last else None, supplied.rows, supplied.share)
         if last:
@@ -164,7 +141,7 @@ class Executor:
 
     def _backward(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         step, number = instruction.step, instruction.action.microbatch
-        if stage.index == self._last:
+        if stage.index == self.last:
             return stage.backward(step=step, microbatch=number)
         return stage.backward(received[0], step=step, microbatch=number, owned=True)
 
@@ -172,9 +149,9 @@ class Executor:
         given = self._given(stage.index, instruction, received)
         step, number = instruction.step, instruction.action.microbatch
         output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received))
-        if stage.index == self._last and given.rows:
+        if stage.index == self.last and given.rows:
             targets = map_tensors(lambda t: t.to(stage.device), given.targets)
-            for name, metric in self._metrics.items():
+            for name, metric in self.metrics.items():
                 self._sums[name] += float(metric(output, targets)) * given.rows
             self._measured += given.rows
         return output
@@ -183,14 +160,8 @@ class Executor:
         for number, loss in enumerate(self._losses):
             if loss is not None and not math.isfinite(loss.item()):
                 raise BadMicrobatch(
-                    f"the loss of microbatch {number} of step {step} is {loss.item()} on stage {self._last}: the run "
+                    f"the loss of microbatch {number} of step {step} is {loss.item()} on stage {self.last}: the run "
                     f"stops before the update that would spread it. Look at that batch, or lower the learning rate.",
-                    Culprit(step, Action(Kind.FORWARD, self._last, number), loss),
+                    Culprit(step, Action(Kind.FORWARD, self.last, number), loss),
                 )
         raise BadMicrobatch(f"the loss of step {step} is not finite although each microbatch's is: they overflow")
-
-
-def _culprit(instruction: Instruction) -> Culprit | None:
-    """The microbatch that `instruction` was at, if it was at one of the training's."""
-    at_one = not instruction.evaluates and instruction.action.kind is not Kind.UPDATE
-    return Culprit(instruction.step, instruction.action) if at_one else None

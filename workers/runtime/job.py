@@ -14,6 +14,7 @@ from stageline.pipeline.stage.stage import Stage
 
 from .executor import Executor, Metric
 from .program import Program
+from .skipping import SkipLog, SkippingExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +28,15 @@ class Job:
     steps: int
     feed: Feed
 
-    def executor(self, worker: int) -> Executor:
-        """One worker's stages with data and metrics. Raises `ModelRefused` if the plan's optimizer or loss is wrong."""
-        return self.executor_of(self.plan.workers[worker].stages)
-
-    def executor_of(self, stages: Iterable[int]) -> Executor:
-        """The same for any stages, each on the device that the plan has for it."""
+    def executor(self, stages: Iterable[int], decisions: SkipLog | None = None) -> Executor:
+        """The stages, each on the device that the plan has for it, with data and metrics. With `decisions`, bad
+        microbatches are left out if the plan says so. Raises `ModelRefused` for a wrong optimizer or loss."""
         device = {stage: worker.device for worker in self.plan.workers for stage in worker.stages}
         made = {stage: self._stage(stage, device[stage]) for stage in stages}
-        return Executor(made, self.feed, self.program.last, self.metrics)
+        parts = made, self.feed, self.program.last, self.metrics
+        if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
+            return Executor(*parts)
+        return SkippingExecutor(*parts, decisions=decisions)
 
     @property
     def program(self) -> Program:
@@ -46,7 +47,9 @@ class Job:
         names = self.plan.model.metrics
         short = [name.replace(":", ".").rpartition(".")[2] for name in names]
         titles = [name if short.count(title) > 1 else title for name, title in zip(names, short, strict=True)]
-        return {title: self._metric(name) for title, name in zip(titles, names, strict=True)}
+        folder = base_folder(self.plan)
+        metrics = (load_function(name, folder, "model.metrics") for name in names)
+        return dict(zip(titles, metrics, strict=True))
 
     @property
     def evaluation(self) -> range:
@@ -66,9 +69,6 @@ class Job:
         last = stage == self.program.last
         stash_weights = self.schedule.mode == "async" and self.verdict.stage_peak[stage] > 1
         return make_stage(self.plan, self.segments[stage], last=last, device=device, stash_weights=stash_weights)
-
-    def _metric(self, name: str) -> Metric:
-        return load_function(name, base_folder(self.plan), "model.metrics")
 
 
 def prepare(plan: Plan) -> Job:

@@ -13,17 +13,16 @@ a backward it is too late, since the stages after this one have counted the micr
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
-from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import write_file
 
 from .executor import BadMicrobatch, ComputeFailed, Culprit, Executor
-from .loop import ActionExecutor
 from .program import Instruction
 
 FOLDER = "skipped"
@@ -67,40 +66,33 @@ class SkipLog:
         return self.folder / f"stage-{stage}" / f"{step}-{microbatch}"
 
 
-class SkippingExecutor:
-    """Carries out as `executor` does, but for bad microbatches. `last` is the number of the model's last stage."""
+@dataclass(kw_only=True)
+class SkippingExecutor(Executor):
+    """Carries out as any executor does, but for bad microbatches."""
 
-    def __init__(self, executor: Executor, decisions: SkipLog, last: int) -> None:
-        self._executor = executor
-        self._log = decisions
-        self._last = last
-        self._decided = {place for stage in executor.stages for place in decisions.decided(stage)}
-        self._left_out: set[Place] = set()  # between its forward and its backward
-        self._in_a_row: Counter[int] = Counter()  # by stage
+    decisions: SkipLog
+    _left_out: set[Place] = field(default_factory=set)  # between its forward and its backward
+    _in_a_row: Counter[int] = field(default_factory=Counter)  # by stage
 
-    @property
-    def loss(self) -> float | None:
-        return self._executor.loss
-
-    def measured(self) -> dict[str, float]:
-        return self._executor.measured()
+    def __post_init__(self) -> None:
+        self._decided = {place for stage in self.stages for place in self.decisions.decided(stage)}
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         match instruction.action.kind:
             case Kind.FORWARD if not instruction.evaluates:
-                return self._forward(instruction, received)
+                return self._forward_or_skip(instruction, received)
             case Kind.BACKWARD if _place(instruction) in self._left_out:
-                return self._backward(instruction)
+                return self._skip_backward(instruction)
             case _:
-                return self._executor.carry_out(instruction, received)
+                return super().carry_out(instruction, received)
 
-    def _forward(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+    def _forward_or_skip(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         if MARK in received or _place(instruction) in self._decided:
             return self._leave_out(instruction)
-        stage = self._executor.stages[instruction.action.stage]
+        stage = self.stages[instruction.action.stage]
         buffers = stage.buffers()
         try:
-            result = self._executor.carry_out(instruction, received)
+            result = super().carry_out(instruction, received)
             self._demand_finite_loss(instruction)
         except ComputeFailed as error:
             self._decide(instruction, error)
@@ -110,7 +102,7 @@ class SkippingExecutor:
         return result
 
     def _demand_finite_loss(self, instruction: Instruction) -> None:
-        loss = self._executor.newest_loss if instruction.action.stage == self._last else None
+        loss = self._losses[-1] if instruction.action.stage == self.last else None
         if loss is not None and not math.isfinite(loss.item()):
             microbatch, step = instruction.action.microbatch, instruction.step
             culprit = Culprit(step, instruction.action, loss)
@@ -118,14 +110,14 @@ class SkippingExecutor:
 
     def _decide(self, instruction: Instruction, error: ComputeFailed) -> None:
         """Raises `error` if the fault cannot be the microbatch's, or nothing can be decided any more."""
-        if self._log.closed:
+        if self.decisions.closed:
             raise error
         place = _place(instruction)
         self._in_a_row[place[0]] += 1
         if self._in_a_row[place[0]] == IN_A_ROW:
             raise ComputeFailed(f"{error}. {IN_A_ROW} microbatches in a row are bad", error.culprit) from error
         try:
-            self._log.decide(place, str(error))
+            self.decisions.decide(place, str(error))
         except OSError as problem:
             raise ComputeFailed(f"{error}. It could not be left out: {problem}", error.culprit) from error
         log.warning("a bad microbatch is left out", step=place[1], microbatch=place[2], reason=str(error))
@@ -133,24 +125,17 @@ class SkippingExecutor:
     def _leave_out(self, instruction: Instruction) -> Tree:
         stage = instruction.action.stage
         self._left_out.add(_place(instruction))
-        if stage != self._last:
+        if stage != self.last:
             return MARK
-        self._executor.leave_out(instruction.action.microbatch)
+        self._losses[instruction.action.microbatch :] = [None]  # the last one run forward, or the one after it
         return None
 
-    def _backward(self, instruction: Instruction) -> Tree:
+    def _skip_backward(self, instruction: Instruction) -> Tree:
         """Drops what the forward may have stashed. Always the same None, whether or not a forward ran."""
         place = _place(instruction)
         self._left_out.remove(place)
-        self._executor.stages[place[0]].backward(None, step=place[1], microbatch=place[2])
+        self.stages[place[0]].backward(None, step=place[1], microbatch=place[2])
         return None
-
-
-def skipping(executor: Executor, plan: Plan, decisions: SkipLog, last: int) -> ActionExecutor:
-    """The executor as the plan wants it."""
-    if plan.recovery.on_bad_microbatch == "halt":
-        return executor
-    return SkippingExecutor(executor, decisions, last)
 
 
 def _place(instruction: Instruction) -> Place:
