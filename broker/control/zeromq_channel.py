@@ -22,17 +22,17 @@ class ZeroMQClientChannel:
     def __init__(self, url: str, *, keeps: bool = False) -> None:
         self._url = url
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.LINGER, 500)
-        self._socket.set(zmq.SNDHWM, 64)
-        self._socket.set(zmq.IMMEDIATE, not keeps)
-        self._socket.set(zmq.RECONNECT_IVL, 20)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
+            self._socket = self._context.socket(zmq.DEALER)
+            self._socket.set(zmq.LINGER, 500)
+            self._socket.set(zmq.SNDHWM, 64)
+            self._socket.set(zmq.IMMEDIATE, not keeps)
+            self._socket.set(zmq.RECONNECT_IVL, 20)
+            self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             self._socket.connect(url)
-        except zmq.ZMQError as error:
-            self.close()
+        except zmq.ZMQError as error:  # also where the system has no sockets left
+            self._context.destroy(linger=0)
             raise AddressUnusable(f"cannot use {url}: {error}") from error
 
     def send(self, message: bytes) -> bool:

@@ -128,7 +128,6 @@ class SimulatedWorker(SimulatedProcess):
             last=program.last,
             every=scenario.every,
             log_every=LOG_EVERY,
-            clock=self,
         )
         hooks.watch(environment, program, assigned.index, queues)
         return hooks

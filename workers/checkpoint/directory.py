@@ -8,6 +8,7 @@ A checkpoint is complete when every stage has its snapshot of that step.
 
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from stageline.pipeline.errors import StagelineError
@@ -40,12 +41,12 @@ class SnapshotsDiffer(SnapshotFailed):
     """An earlier snapshot of this step has other bits: something in the run is not deterministic."""
 
 
+@dataclass
 class SnapshotDirectory:
     """The snapshots of one run, `origin`, in `folder`. Several machines may share the folder."""
 
-    def __init__(self, folder: Path, origin: Origin) -> None:
-        self.folder = folder
-        self.origin = origin
+    folder: Path
+    origin: Origin
 
     def write(self, snapshot: Snapshot) -> Path:
         """Writes a snapshot and returns its folder; when this returns, it survives a power failure.

@@ -5,9 +5,9 @@ checkpoint C is announced      snapshots older than the complete checkpoint befo
 a replacement                  restores the state of C, rewinds its queues to C, and runs the program from C on
 """
 
-import time
 from collections.abc import Callable, Mapping
-from typing import Protocol, Self
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from stageline.broker.control.protocol import Assigned, Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
@@ -16,7 +16,7 @@ from stageline.pipeline.stage.state import StageState
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.loop import PATIENCE, Clock
+from stageline.workers.runtime.loop import PATIENCE
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
@@ -57,11 +57,8 @@ class SnapshotQueue(Protocol):
         """Ends the writing, once all that was handed over is on disk, or after `timeout`."""
 
 
-class CheckpointHooks:
+class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
     """What a worker does between steps so that another worker can replace it: without recovery, nothing."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Ends the writing. After an error, snapshots that wait to be written are dropped."""
@@ -132,7 +129,6 @@ class SnapshotHooks(CheckpointHooks):
         last: int,
         every: int,
         log_every: int,
-        clock: Clock = time,
     ) -> None:
         self._stages = stages
         self._progress = progress
@@ -143,7 +139,6 @@ class SnapshotHooks(CheckpointHooks):
         self._last = last
         self._every = every
         self._log_every = log_every
-        self._clock = clock
         self._stop_at: int | None = None
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -155,7 +150,10 @@ class SnapshotHooks(CheckpointHooks):
             self._progress.losses[step] = loss
         if done % self._every and done not in (self._steps, self._stop_at):
             return
-        self._wait_for_room(stage)
+        if not self._writer.has_room(stage, PATIENCE):
+            self._progress.waits = True
+            if not self._writer.has_room(stage, LONGEST_WRITE):
+                raise self._too_slow()
         losses = self._losses(step, loss) if last else {}
         self._writer.write(Snapshot(stage, done, self._incarnation, self._stages[stage].snapshot(), losses))
 
@@ -181,13 +179,6 @@ class SnapshotHooks(CheckpointHooks):
         """Those that a run keeps, down to that of `step`, which may be its last; the same in every incarnation."""
         kept = self._progress.losses
         return {each: kept[each] for each in kept if each % self._log_every == 0} | {step: loss}
-
-    def _wait_for_room(self, stage: int) -> None:
-        deadline = self._clock.monotonic() + LONGEST_WRITE
-        while not self._writer.has_room(stage, PATIENCE):
-            self._progress.waits = True
-            if self._clock.monotonic() > deadline:
-                raise self._too_slow()
 
     def _too_slow(self) -> SnapshotFailed:
         return SnapshotFailed(f"after {LONGEST_WRITE:g} s, the disk is still busy with {self._writer.doing}")

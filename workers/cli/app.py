@@ -1,6 +1,5 @@
 """The command line: finds a command by its name, runs it, and turns its errors into a message and an exit code."""
 
-import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
@@ -78,16 +77,11 @@ def run(arguments: Sequence[str]) -> int:
     except click.Abort:
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - what is not expected is a bug, whatever it is
-        expected = _is_expected(error)
+        expected = isinstance(error, StagelineError | OSError)
         if not expected or "--debug" in arguments:
             traceback.print_exception(error)
         click.echo(f"stageline: {message_of(error)}" if expected else _BUG, err=True)
         return error.exit_code if isinstance(error, StagelineError) else ExitCode.FAILED
-
-
-def _is_expected(error: Exception) -> bool:
-    zmq = sys.modules.get("zmq")  # None: not imported by this command
-    return isinstance(error, StagelineError | OSError) or (zmq is not None and isinstance(error, zmq.ZMQError))
 
 
 def _print_usage_error(error: click.ClickException) -> None:

@@ -9,6 +9,8 @@ import structlog
 
 Event = MutableMapping[str, Any]
 
+_PREFIXES = {"critical": "stageline:", "error": "stageline:", "warning": "stageline: warning:"}  # others: the time
+
 
 def log_to_stderr() -> None:
     """Configures structlog for this process."""
@@ -24,14 +26,5 @@ def render(_: object, __: str, event: Event) -> str:
     reason = event.pop("reason", "")
     details = ", ".join(f"{name} {value}" for name, value in event.items())
     message = ": ".join(part for part in (str(text), str(reason), details) if part)
-    return "\n".join(part for part in (traceback, f"{_prefix(level)} {message}") if part)
-
-
-def _prefix(level: str) -> str:
-    match level:
-        case "error" | "critical":
-            return "stageline:"
-        case "warning":
-            return "stageline: warning:"
-        case _:
-            return f"{datetime.now():%H:%M:%S}"
+    prefix = _PREFIXES.get(level) or f"{datetime.now():%H:%M:%S}"
+    return "\n".join(part for part in (traceback, f"{prefix} {message}") if part)

@@ -139,10 +139,10 @@ class RecordingExecutor:
         return result
 
     def _record(self, instruction: Instruction, direction: Direction, key: QueueKey, payload: Tree) -> None:
-        step, microbatch, writer = instruction.step, instruction.action.microbatch, self._writer
-        number = instruction.number
-        message = Message(writer.run, key.flow, step, microbatch, key.stage, writer.incarnation, number, payload)
-        writer.record(instruction.action.stage, direction, message)
+        stage, writer = instruction.action.stage, self._writer
+        place = instruction.step, instruction.action.microbatch, key.stage
+        message = Message(writer.run, key.flow, *place, writer.incarnation, instruction.number, payload)
+        writer.record(stage, direction, message)
 
 
 class RecordingHooks(SnapshotHooks):

@@ -7,8 +7,8 @@ model.load_state_dict(line.state_dict())
 """
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.data.feed import cut as cut_batch
-from stageline.pipeline.model.cut import Segment, cut_model, first_trainable
+from stageline.pipeline.model.cut import cut_model, first_trainable
 from stageline.pipeline.numbering import message_number
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory, Stage
@@ -30,7 +30,7 @@ RUN = "line"
 ENDLESS = 2**62  # steps
 
 
-class Line:
+class Line(AbstractContextManager["Line"]):
     """The stages of a model as workers of a schedule, in this process, trained with a loader of one's own.
 
     `model`: an `nn.Sequential` with `cut` (the layers that stages 1, 2, ... begin with) or `stages` (their number), or
@@ -67,21 +67,28 @@ class Line:
         )
         self._program = Program(self._schedule, ENDLESS, fed=True)
         self._queues = MemoryQueues(RUN, microbatches)
+        stage = partial(Stage, seed=seed, optimizer=optimizer, lr_scheduler=lr_scheduler, device=device)
         self._stages = [
-            _stage(part, loss if part.index == last else None, optimizer, lr_scheduler, seed, device)
+            stage(
+                part.layers,
+                index=part.index,
+                first_layer=part.first_layer,
+                names=part.names,
+                loss=loss if part.index == last else None,
+            )
             for part in segments
         ]
         self._executors = [
             Executor({stage: self._stages[stage] for stage in owned}, None, last) for owned in self._schedule.placement
         ]
-        self._workers = [self._worker(index) for index in range(len(self._schedule.placement))]
+        self._workers = [
+            WorkerLoop(self._program, index, executor, self._queues, run=RUN, incarnation=1)
+            for index, executor in enumerate(self._executors)
+        ]
         self._step = 0
         self._broken = ""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def step(self, x: Tree, y: Tree) -> float | None:
@@ -98,7 +105,7 @@ class Line:
             raise
 
     def _train(self, x: Tree, y: Tree) -> float | None:
-        step, last = self._step, len(self._stages) - 1
+        step, last = self._step, self._program.last
         for number, microbatch in enumerate(cut_batch(x, y, self._schedule.microbatches)):
             self._put(QueueKey(Flow.FORWARD, 0), number, microbatch.inputs)
             self._put(QueueKey(Flow.TARGET, last), number, delivery(microbatch))
@@ -122,39 +129,15 @@ class Line:
         """Releases the queues; `state_dict` still works."""
         self._queues.close()
 
-    def _worker(self, index: int) -> WorkerLoop:
-        return WorkerLoop(self._program, index, self._executors[index], self._queues, run=RUN, incarnation=1)
-
     def _put(self, key: QueueKey, microbatch: int, payload: Tree) -> None:
         number = message_number(self._step, microbatch, self._schedule.microbatches)
         message = Message(RUN, key.flow, self._step, microbatch, key.stage, 1, number, payload)
         self._queues.outbound(key).put(message)
 
     def _forget(self) -> None:
-        last = len(self._stages) - 1
+        last = self._program.last
         ends = [QueueKey(Flow.FORWARD, 0), QueueKey(Flow.TARGET, last), QueueKey(Flow.FORWARD, last + 1)]
         for key in (*ends, *self._program.queues):
             self._queues.outbound(key).trim(self._step)
         for worker in self._workers:
             worker.progress.steps.clear()
-
-
-def _stage(
-    part: Segment,
-    loss: Loss | None,
-    optimizer: OptimizerFactory,
-    lr_scheduler: LrSchedulerFactory | None,
-    seed: int,
-    device: str | torch.device,
-) -> Stage:
-    return Stage(
-        part.layers,
-        index=part.index,
-        first_layer=part.first_layer,
-        names=part.names,
-        seed=seed,
-        optimizer=optimizer,
-        lr_scheduler=lr_scheduler,
-        loss=loss,
-        device=device,
-    )
