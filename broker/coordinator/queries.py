@@ -1,23 +1,25 @@
 """What the broker answers when asked: facts of JSON's own types, each kind under a schema name with a version."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
-from stageline.broker.control.protocol import Answer, Ask, Refused, StepRecord
-from stageline.broker.diagnosis.explain import Diagnosis
+from stageline.broker.control.protocol import Answer, Ask, Refused
 from stageline.broker.diagnosis.wait_graph import WaitChain
-from stageline.broker.ledger.history import HistorySources, history
-from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition
-from stageline.broker.membership.member import Member
+from stageline.broker.ledger.ledger import MicrobatchPosition
+from stageline.broker.ledger.step_times import timed_actions
 from stageline.broker.membership.replacements import Replacement
 from stageline.broker.membership.standby import Contact
-from stageline.broker.stores.base import Fact
+from stageline.broker.recovery.lost_work import attempts_on
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.schedule import Kind
 
-from .run import RunConfig, RunOutcome, RunPhase
+from .records import RunRecords
+from .restart import Restart
+from .run import RunConfig, RunPhase
 from .run_state import RunState
+from .supervision import Supervision
 
 Facts = dict[str, object]
 
@@ -27,26 +29,9 @@ class RunView:
     """What queries read of the run at `now` (seconds since the epoch). They change nothing."""
 
     now: float
-    run: str
-    config: RunConfig
-    phase: RunPhase
-    state: RunState
-    outcome: RunOutcome | None
-    missing: list[int]  # indexes of workers that the run waits for
-    waiting_for: str  # what has to happen before places are given; "" if nothing
-    damages: Sequence[str]  # snapshots that could not be used when the run was resumed
-    training_steps: int | None
-    metrics: Mapping[str, float]
-    anomalies: Mapping[str, int]
-    complete: int  # checkpoint
-    restarts: int  # replaced workers so far
-    pending: Mapping[int, Replacement]  # by index
-    members: Mapping[int, Member]  # by index
-    standby: Sequence[Contact]
-    ledger: Ledger
-    record: Callable[[int, int], StepRecord | None]  # of a stage and step
-    attempts: Callable[[MicrobatchPosition], list[Fact]]
-    diagnose: Callable[[int | None], Diagnosis]  # of a worker, or of the run
+    records: RunRecords
+    restart: Restart
+    supervision: Supervision
 
 
 class _BadQuery(Exception):
@@ -66,31 +51,31 @@ def answer(view: RunView, ask: Ask) -> Answer | Refused:
 def _status(view: RunView, of: Mapping[str, str]) -> Facts:
     """The run, its workers, and the losses from step `losses_from` on (all if not given)."""
     first = _number(of, "losses_from", 0)
-    outcome, ledger = view.outcome, view.ledger
+    records, outcome, ledger = view.records, view.records.outcome, view.records.ledger
     return {
-        "run": view.run,
-        "name": view.config.name,
-        "plan": _plan(view.config),
-        "phase": str(view.phase),
-        "missing": view.missing if view.phase is RunPhase.WAITING else [],
+        "run": records.run,
+        "name": records.config.name,
+        "plan": _plan(records.config),
+        "phase": str(records.phase),
+        "missing": view.restart.missing if records.phase is RunPhase.WAITING else [],
         "reason": outcome.reason if outcome else None,
         "code": outcome.code if outcome else None,
         "weights_sha256": outcome.weights_sha256 if outcome else None,
-        "training_steps": view.training_steps,
+        "training_steps": records.training_steps,
         "finished": list(ledger.finished),
         "finished_floor": ledger.finished_floor,
         "last_loss": ledger.last_loss and {"step": ledger.last_loss[0], "loss": ledger.last_loss[1]},
         "losses": {str(step): ledger.losses[step] for step in sorted(ledger.losses) if step >= first},
-        "metrics": {name: _json_number(value) for name, value in view.metrics.items()},
-        "checkpoint": view.complete if view.config.snapshots else None,
-        "listening": view.state is RunState.RECONNECTING,
-        "recollecting": view.state is RunState.RECONCILING,
-        "damaged": list(view.damages),
-        "restarts": view.restarts,
-        "recovering": [_replacement(view, each) for each in view.pending.values()],
-        "spares": [_standby(contact, view.now) for contact in view.standby],
-        "oddities": dict(view.anomalies),
-        "workers": [_worker(view, index) for index in range(len(view.config.schedule.placement))],
+        "metrics": {name: _json_number(value) for name, value in records.metrics.items()},
+        "checkpoint": records.checkpoints.complete if records.config.snapshots else None,
+        "listening": records.lifecycle.state is RunState.RECONNECTING,
+        "recollecting": records.lifecycle.state is RunState.RECONCILING,
+        "damaged": list(view.restart.damages),
+        "restarts": records.replacements.ever.total(),
+        "recovering": [_replacement(view, each) for each in records.replacements.pending.values()],
+        "spares": [_standby(contact, view.now) for contact in records.standby.values()],
+        "oddities": dict(records.events.anomalies),
+        "workers": [_worker(view, index) for index in range(len(records.config.schedule.placement))],
     }
 
 
@@ -104,10 +89,10 @@ def _replacement(view: RunView, pending: Replacement) -> Facts:
     return {
         "index": pending.index,
         "pid": pending.pid,
-        "stages": list(view.config.schedule.placement[pending.index]),
+        "stages": list(view.records.config.schedule.placement[pending.index]),
         "since": max(0.0, view.now - pending.since),  # seconds ago
         "why": pending.why,
-        "given": pending.index in view.members,
+        "given": pending.index in view.records.registry.members,
     }
 
 
@@ -130,8 +115,8 @@ def _plan(config: RunConfig) -> Facts:
 
 
 def _worker(view: RunView, index: int) -> Facts:
-    member = view.members.get(index)
-    place: Facts = {"index": index, "stages": list(view.config.schedule.placement[index])}
+    member = view.records.registry.members.get(index)
+    place: Facts = {"index": index, "stages": list(view.records.config.schedule.placement[index])}
     if member is None:
         return {**place, "standing": "missing"}
     report = member.report
@@ -157,9 +142,11 @@ def _worker(view: RunView, index: int) -> Facts:
 
 def _queues(view: RunView, of: Mapping[str, str]) -> Facts:
     """Each queue as each worker with an end of it sees it."""
-    reports = [(index, member.report) for index, member in sorted(view.members.items()) if member.report]
+    reports = [
+        (index, member.report) for index, member in sorted(view.records.registry.members.items()) if member.report
+    ]
     rows = [_queue(index, name, depth) for index, report in reports for name, depth in report.queues.items()]
-    return {"run": view.run, "queues": rows}
+    return {"run": view.records.run, "queues": rows}
 
 
 def _queue(worker: int, name: str, depth: list[float]) -> Facts:
@@ -168,22 +155,44 @@ def _queue(worker: int, name: str, depth: list[float]) -> Facts:
 
 
 def _story(view: RunView, of: Mapping[str, str]) -> Facts:
-    """The history of a microbatch at every stage."""
+    """The history of a microbatch: one entry per stage."""
     step, microbatch = _number(of, "step"), _number(of, "microbatch")
-    if microbatch >= view.ledger.microbatches:
-        raise _BadQuery(f"there is no microbatch {microbatch}: a step has {view.ledger.microbatches}")
-    lives = {member.incarnation: member.life for member in view.members.values()}
-    sources = HistorySources(view.ledger, view.config.schedule, view.record, view.attempts, lives.get)
-    return {"run": view.run, "step": step, "microbatch": microbatch, "stages": history(sources, step, microbatch)}
+    schedule = view.records.config.schedule
+    if microbatch >= schedule.microbatches:
+        raise _BadQuery(f"there is no microbatch {microbatch}: a step has {schedule.microbatches}")
+    stages = [_at_stage(view, MicrobatchPosition(stage, step, microbatch)) for stage in range(schedule.stages)]
+    return {"run": view.records.run, "step": step, "microbatch": microbatch, "stages": stages}
+
+
+def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
+    """The state of a microbatch at one stage, when each action on it began and ended, and what was lost."""
+    records, schedule = view.records, view.records.config.schedule
+    entry, record = records.ledger.entry(at), records.store.record(at.stage, at.step)
+    timed = timed_actions(schedule, record) if record else []
+    own = [each for each in timed if each[0].microbatch == at.microbatch or each[0].kind is Kind.UPDATE]
+    holder = None
+    if entry.holder is not None:
+        owner = records.registry.current(entry.holder.incarnation)  # None for a stale incarnation
+        life = owner.life if owner else None
+        holder = {"name": entry.holder.name, "life": life, "incarnation": entry.holder.incarnation}
+    return {
+        "stage": at.stage,
+        "worker": schedule.owner(at.stage),
+        "attempts": attempts_on(at, records.lost_work),  # those before
+        "state": str(entry.state),
+        "since": own[-1][2] if own else entry.since,
+        "holder": holder,
+        "actions": [{"action": str(action), "start": start, "end": end} for action, start, end in own],
+    }
 
 
 def _why(view: RunView, of: Mapping[str, str]) -> Facts:
     """Why the run waits, or why the worker that owns a stage does."""
-    facts: Facts = {"run": view.run, "phase": str(view.phase)}
-    if view.outcome is not None or view.waiting_for:
+    facts: Facts = {"run": view.records.run, "phase": str(view.records.phase)}
+    if view.records.outcome is not None or view.restart.waiting_for:
         text, action = _without_chain(view)
         return {**facts, "text": text, "chain": [], "root": None, "action": action}
-    found = view.diagnose(_owner(view, of))
+    found = view.supervision.diagnose(view.now, _owner(view, of))
     return {
         **facts,
         "text": found.text,
@@ -195,22 +204,22 @@ def _why(view: RunView, of: Mapping[str, str]) -> Facts:
 
 def _without_chain(view: RunView) -> tuple[str, str]:
     """Why the run waits while no worker has anything to wait for, and what to do."""
-    if view.outcome is not None:
-        return view.outcome.reason, "nothing: the run is over"
-    if view.state is RunState.CHOOSING_CHECKPOINT:
-        return view.waiting_for, "start the missing workers, where their snapshots are"
-    if view.state is RunState.RECONCILING:
-        return view.waiting_for, "wait: the run continues by itself, or the broker names what is missing"
-    return view.waiting_for, "wait: the run continues by itself"
+    if view.records.outcome is not None:
+        return view.records.outcome.reason, "nothing: the run is over"
+    if view.records.lifecycle.state is RunState.CHOOSING_CHECKPOINT:
+        return view.restart.waiting_for, "start the missing workers, where their snapshots are"
+    if view.records.lifecycle.state is RunState.RECONCILING:
+        return view.restart.waiting_for, "wait: the run continues by itself, or the broker names what is missing"
+    return view.restart.waiting_for, "wait: the run continues by itself"
 
 
 def _owner(view: RunView, of: Mapping[str, str]) -> int | None:
     if "stage" not in of:
         return None
-    stage, stages = _number(of, "stage"), view.config.schedule.stages
+    stage, stages = _number(of, "stage"), view.records.config.schedule.stages
     if stage >= stages:
         raise _BadQuery(f"there is no stage {stage}: the plan has {stages}")
-    return view.config.schedule.owner(stage)
+    return view.records.config.schedule.owner(stage)
 
 
 def _root(view: RunView, chain: WaitChain) -> Facts:

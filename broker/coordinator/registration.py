@@ -9,134 +9,255 @@ While it is not known at which step the stages start, all stand by: see `restart
 
 import msgspec
 
-from stageline.broker.control.protocol import Assigned, Hello, Peers, Refused, Standby, Trim
+from stageline.broker.control.protocol import (
+    CONTROL_VERSION,
+    Assigned,
+    Failed,
+    Finished,
+    Goodbye,
+    Hello,
+    Peers,
+    Refused,
+    Report,
+    Standby,
+    Trim,
+)
 from stageline.broker.membership.member import Member
-from stageline.broker.membership.standby import StandbyWorkers
+from stageline.broker.membership.standby import Contact, process_key
+from stageline.broker.recovery.checkpoint_tracker import is_gone
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.plan import differences
 
-from .admission import mismatch, unreachable_queues
-from .assignments import Assignments, Outgoing
-from .events import EventLog
+from .records import RunRecords
 from .restart import Restart
-from .run import RunConfig, RunOutcome
-from .run_state import RunLifecycle, RunState
+from .run import RunConfig
+from .run_state import RunState
+
+FromMember = Report | Finished | Failed | Goodbye
 
 
 class Registration:
     """Of the workers of one run. Times are seconds since the epoch."""
 
-    def __init__(
-        self,
-        run: str,
-        config: RunConfig,
-        lifecycle: RunLifecycle,
-        assignments: Assignments,
-        standby: StandbyWorkers,
-        restart: Restart,
-        events: EventLog,
-    ) -> None:
-        self._run = run
-        self._config = config
-        self._lifecycle = lifecycle
-        self._assignments = assignments
-        self._registry = assignments.registry
-        self._checkpoints = assignments.checkpoints
-        self._standby = standby
+    def __init__(self, records: RunRecords, restart: Restart) -> None:
+        self._records = records
         self._restart = restart
-        self._events = events
-        self._announced: dict[int, tuple[int, str]] = {}  # the peers that all workers were told last
+        self._announced: dict[int, tuple[int, str]] = {}  # the peers that all workers were sent last
 
-    def answer(self, hello: Hello, sender: bytes, outcome: RunOutcome | None, now: float) -> list[Outgoing]:
-        if outcome is not None and self._belongs(hello):
-            return [(sender, outcome.stop_message)]
+    def answer(self, hello: Hello, sender: bytes, now: float) -> None:
+        records = self._records
+        if records.outcome is not None and self._belongs(hello):
+            records.outgoing.append((sender, records.outcome.stop_message))
+            return
         if self._outdates_records(hello):
             why = f"{hello.name} knows more of the run than the broker's records, which are lost or stale"
             self._restart.lose_records(why, now)
-        newest = self._registry.incarnation
-        match (
-            mismatch(hello, self._config, outcome)
-            or unreachable_queues(hello, self._registry.members.values())
-            or self._decide(hello, sender, now)
-        ):
+        newest = records.registry.incarnation
+        match self._mismatch(hello) or self._unreachable_queues(hello) or self._decide(hello, sender, now):
             case Member() as member:
-                return self.assign(member, new=member.incarnation > newest)
+                self.assign(member, new=member.incarnation > newest)
             case Refused() as refused:
-                self._events.count("refused", f"{hello.name}: {refused.reason}")
-                return [(sender, refused)]
+                records.events.count("refused", f"{hello.name}: {refused.reason}")
+                records.outgoing.append((sender, refused))
             case Standby() as standby:
-                self._assignments.note_restarted(hello)
-                self._standby.add(hello, sender, now)
-                return [(sender, standby)]
-            case None:
-                return []
+                if (predecessor := self._predecessor(hello)) is not None:  # lost as soon as it is silent
+                    predecessor.superseded = True
+                records.standby[process_key(hello)] = Contact(hello, sender, now)
+                records.outgoing.append((sender, standby))
 
-    def promote(self, now: float) -> list[Outgoing]:
-        """Gives the places of lost workers to those on standby."""
-        self._standby.prune(now)
-        vacant = self._registry.missing if self._registry.begun else []
-        return [send for index in vacant for send in self._promote_to(index, now)]
-
-    def assign(self, member: Member, *, new: bool = False) -> list[Outgoing]:
-        """Sends a worker its place, its peers and the newest checkpoint."""
-        if new:
-            self._events.info(
-                f"{member.label} is {member.process}, life {member.life}, incarnation {member.incarnation}"
+    def answer_unknown(self, message: FromMember, sender: bytes) -> None:
+        """A worker whose incarnation may only be missing in the records gets no answer before it sends Hello."""
+        records, incarnation = self._records, message.incarnation
+        renewed = records.registry.renewed(incarnation)
+        if renewed is not None:
+            renewed.sender = sender
+            self.assign(renewed)
+        elif records.lifecycle.state is not RunState.RECONCILING and not self._is_unknown(incarnation):
+            records.events.count(
+                "fenced", f"{type(message).__name__} of incarnation {incarnation}, which is not current"
             )
-        start, keep = self._assignments.start_step(member), member.former > 0
-        assigned = Assigned(self._run, member.index, member.incarnation, start, keep, self._registry.since)
-        sends: list[Outgoing] = [(member.sender, assigned), *self._peers_for(member.sender)]
-        if self._checkpoints.complete and self._config.snapshots:  # its announcement may have been missed
-            sends.append((member.sender, Trim(self._checkpoints.complete)))
-        return sends
+            reason = (
+                f"incarnation {incarnation} is not current in run {records.run}: its stages belong to another process, "
+                "or its run is over. Stop this worker"
+            )
+            records.outgoing.append((sender, Refused(reason, code=ExitCode.FAILED)))
 
-    def _outdates_records(self, hello: Hello) -> bool:
-        """Whether the worker belongs to this run and proves that the records are lost or stale."""
-        other_run = hello.memory is not None and hello.memory.run != self._run
-        return hello.plan == self._config.plan and not other_run and self._assignments.records_outdated_by(hello)
+    def promote(self, now: float) -> None:
+        """Gives the places of lost workers to those on standby."""
+        records = self._records
+        records.standby.prune(now)
+        for index in records.registry.missing if records.registry.begun else []:
+            contact = records.standby.take(index)
+            if contact is None:
+                continue
+            member = self._register(msgspec.structs.replace(contact.hello, claim=index), contact.sender, now)
+            if isinstance(member, Member):
+                member.promoted = True
+                self.assign(member, new=True)
 
-    def _belongs(self, hello: Hello) -> bool:
-        """Whether the run's end is the end of this worker too."""
-        return self._registry.current(hello.incarnation) is not None or hello.spare or hello in self._standby
+    def assign(self, member: Member, *, new: bool = False) -> None:
+        """Sends a worker its place, its peers and the newest checkpoint."""
+        records = self._records
+        if new:
+            who = f"{member.process}, life {member.life}, incarnation {member.incarnation}"
+            records.events.infos.append(f"{member.label} is {who}")
+        start, keep = self._start_step(member), member.former > 0
+        place = Assigned(records.run, member.index, member.incarnation, start, keep, records.registry.since)
+        records.outgoing.append((member.sender, place))
+        self._send_peers(member.sender)
+        if records.checkpoints.complete and records.config.snapshots:  # its announcement may have been missed
+            records.outgoing.append((member.sender, Trim(records.checkpoints.complete)))
+
+    def _start_step(self, member: Member) -> int:
+        """The step that `member` is told to begin at."""
+        finished = self._records.ledger.finished
+        return member.start if self._records.config.snapshots else min(finished[stage] for stage in member.stages)
+
+    def _send_peers(self, sender: bytes) -> None:
+        """To all workers if the peers have changed, else to `sender` only."""
+        registry = self._records.registry
+        if not registry.complete:
+            return
+        peers = Peers(registry.peers)
+        if peers.workers == self._announced:
+            self._records.outgoing.append((sender, peers))
+        else:
+            self._announced = peers.workers
+            self._records.events.infos.append(f"run {self._records.run}: all workers have joined")
+            self._records.broadcast(peers)
 
     def _decide(self, hello: Hello, sender: bytes, now: float) -> Member | Refused | Standby | None:
         """A place, a refusal, or standby; None for a running worker that is to wait for the broker's decision."""
-        state = self._lifecycle.state
-        if state is RunState.RECONCILING:
-            self._restart.collect(hello, sender, now)
-            return None if hello.memory else Standby(self._restart.waiting_for, self._run)
-        if state is RunState.RECONNECTING and not hello.incarnation:
-            return Standby(self._restart.waiting_for)
-        if hello.spare and not self._registry.begun:
+        records, restart = self._records, self._restart
+        if records.lifecycle.state is RunState.RECONCILING:
+            restart.reconciliation.add(hello, sender, now)
+            return None if hello.memory else Standby(restart.waiting_for, records.run)
+        if records.lifecycle.state is RunState.RECONNECTING and not hello.incarnation:
+            return Standby(restart.waiting_for)
+        if hello.spare and not records.registry.begun:
             return Standby("the run has not begun; a spare takes the place of a lost worker")
-        if state is RunState.CHOOSING_CHECKPOINT and self._may_be_placed(hello):
-            return Standby(self._restart.waiting_for, self._run, self._restart.polled_step)
-        found = self._assignments.register(hello, sender, now)
-        if isinstance(found, Refused) and self._assignments.may_stand_by(hello):
+        if records.lifecycle.state is RunState.CHOOSING_CHECKPOINT and self._may_be_placed(hello):
+            return Standby(restart.waiting_for, records.run, restart.poll.step)
+        found = self._register(hello, sender, now)
+        if isinstance(found, Refused) and self._may_stand_by(hello):
             return Standby(found.reason)
-        self._standby.remove(hello)
+        records.standby.pop(process_key(hello), None)
         return found
+
+    def _register(self, hello: Hello, sender: bytes, now: float) -> Member | Refused:
+        """Gives a place, or refuses. What it gave is stored."""
+        found = self._records.registry.register(hello, sender, now, self._records.checkpoints.complete)
+        if isinstance(found, Member):
+            found.life = self._records.replacements.life(found.index)
+            self._records.save()
+        return found
+
+    def _belongs(self, hello: Hello) -> bool:
+        """Whether the run's end is the end of this worker too."""
+        records = self._records
+        return (
+            hello.spare
+            or process_key(hello) in records.standby
+            or records.registry.current(hello.incarnation) is not None
+        )
 
     def _may_be_placed(self, hello: Hello) -> bool:
         """Whether it can have a place in a resumed run; a former worker, or an impossible claim, cannot."""
-        return not hello.incarnation and (hello.claim is None or hello.claim < len(self._registry.placement))
+        return not hello.incarnation and (hello.claim is None or hello.claim < len(self._records.registry.placement))
 
-    def _peers_for(self, sender: bytes) -> list[Outgoing]:
-        """To all workers if the peers have changed, else to `sender` only."""
-        peers = self._registry.peers
-        if not self._registry.complete:
-            return []
-        if peers == self._announced:
-            return [(sender, Peers(peers))]
-        self._announced = peers
-        self._events.info(f"run {self._run}: all workers have joined")
-        return self._assignments.broadcast(Peers(peers))
+    def _may_stand_by(self, hello: Hello) -> bool:
+        """Whether a worker for which there is no place may stand by until one becomes free.
 
-    def _promote_to(self, index: int, now: float) -> list[Outgoing]:
-        contact = self._standby.take(index)
-        if contact is None:
-            return []
-        hello = msgspec.structs.replace(contact.hello, claim=index)
-        member = self._assignments.register(hello, contact.sender, now)
-        if isinstance(member, Refused):
-            return []
-        member.promoted = True
-        return self.assign(member, new=True)
+        A spare may. So may a worker that was restarted before its loss was noticed, or after its place was given away,
+        or while its place's owner has not reconnected to this broker. Two that claim one place from the beginning may
+        not: that is a user's mistake.
+        """
+        records = self._records
+        if not records.config.restarts or hello.incarnation:
+            return False
+        given_away = hello.claim is not None and records.replacements.life(hello.claim) > 1
+        owners = [each for each in records.registry.members.values() if hello.claim in (None, each.index)]
+        unconfirmed = any(not owner.sender for owner in owners)
+        return hello.spare or given_away or unconfirmed or self._predecessor(hello) is not None
+
+    def _predecessor(self, hello: Hello) -> Member | None:
+        """The owner of the place that is claimed, if it seems to be the same worker before it was restarted."""
+        owner = self._records.registry.members.get(hello.claim) if hello.claim is not None else None
+        same = owner is not None and (owner.name, owner.host) == (hello.name, hello.host)
+        return owner if same else None
+
+    def _outdates_records(self, hello: Hello) -> bool:
+        """Whether the worker belongs to this run and proves that the records are lost or stale."""
+        records, memory = self._records, hello.memory
+        if not records.config.restarts or hello.plan != records.config.plan:
+            return False
+        if memory is None:
+            return self._has_lost_its_start(hello)
+        ahead = records.lack_checkpoint(memory.complete, records.registry.current(hello.incarnation))
+        return memory.run == records.run and (ahead or records.registry.is_unknown(hello.incarnation))
+
+    def _has_lost_its_start(self, hello: Hello) -> bool:
+        """Whether the records must be stale, since the snapshot that a worker was told to begin with was deleted after
+        a newer one."""
+        member = self._records.registry.current(hello.incarnation)
+        if member is None or hello.snapshots is None:
+            return False
+        return is_gone(member.start, member.stages, hello.snapshots)
+
+    def _is_unknown(self, incarnation: int) -> bool:
+        return self._records.config.restarts > 0 and self._records.registry.is_unknown(incarnation)
+
+    def _mismatch(self, hello: Hello) -> Refused | None:
+        """Refusal of a worker of another version or plan, or of a run that is over; None if the worker fits."""
+        config, outcome = self._records.config, self._records.outcome
+        if hello.version != CONTROL_VERSION:
+            return Refused(
+                f"{hello.name} uses control protocol version {hello.version}, the broker version {CONTROL_VERSION}; "
+                "install the same stageline on both machines",
+                code=ExitCode.FAILED,
+            )
+        if hello.plan != config.plan:
+            different = f"{hello.name} has another plan than the broker: {_difference(hello, config)}"
+            return Refused(different, code=ExitCode.REFUSED)
+        if (theirs := _restarts(hello)) is not None and (theirs > 0) != (config.restarts > 0):
+            return Refused(
+                f"{hello.name} has recovery.restarts = {theirs}, the broker has {config.restarts}: either all workers "
+                "write snapshots, or none does",
+                code=ExitCode.REFUSED,
+            )
+        if outcome is not None:
+            over = f"the run is over ({outcome.reason}); start the broker again for a new one"
+            return Refused(over, code=outcome.code)
+        return None
+
+    def _unreachable_queues(self, hello: Hello) -> Refused | None:
+        """Refusal of a worker whose ipc:// queues workers on other hosts cannot reach; None if all can."""
+        for other in self._records.registry.members.values():
+            local = hello.endpoint.startswith("ipc://") and other.endpoint
+            if local and other.host != hello.host and other.index != hello.claim:
+                return Refused(
+                    f"the queues of {hello.name} are at {hello.endpoint} on host {hello.host}, where worker "
+                    f"{other.index} on host {other.host} cannot reach them; set queues.url to tcp://ADDRESS:0, or to "
+                    "redis://..., for every worker",
+                    code=ExitCode.REFUSED,
+                )
+        return None
+
+
+def _restarts(hello: Hello) -> int | None:
+    """`recovery.restarts` of the worker's plan, 0 without snapshots; None if its settings do not include it."""
+    match hello.settings:
+        case {"recovery": {"restarts": int(restarts), "snapshot_every": int(every)}}:
+            return restarts if every else 0
+        case _:
+            return None
+
+
+def _difference(hello: Hello, config: RunConfig) -> str:
+    try:
+        found = "; ".join(map(str, differences(hello.settings, config.settings))) if hello.settings else ""
+    except (TypeError, RecursionError):  # the settings received are not a plan's
+        found = ""
+    if found:
+        return f"{found} (here: the worker, there: the broker)"
+    return f"its digest is {hello.plan[:12]}, the broker's {config.plan[:12]}; give both the same plan file"

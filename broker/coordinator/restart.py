@@ -6,16 +6,15 @@ CHOOSING_CHECKPOINT   of which checkpoint can all snapshots be read? See recover
 """
 
 from stageline.broker.control.protocol import Hello
-from stageline.broker.membership.member import Member, worker_label
-from stageline.broker.membership.standby import StandbyWorkers
-from stageline.broker.recovery.reconcile import Reconciliation
+from stageline.broker.membership.member import worker_label
+from stageline.broker.membership.replacements import Replacement
+from stageline.broker.recovery.reconcile import ReconciledState, Reconciliation
 from stageline.broker.recovery.resume import CheckpointPoll, ResumePoint
 from stageline.pipeline.errors import ExitCode
 
-from .assignments import Assignments
-from .events import EventLog
-from .run import RESUMED, ResumeMode, RunConfig, RunFailure
-from .run_state import RunEvent, RunLifecycle, RunState
+from .records import RunRecords
+from .run import RESUMED, ResumeMode, RunFailure
+from .run_state import RunEvent, RunState
 
 RECONCILE_RESUMED = 600.0  # seconds that a resumed run without records waits for the workers with its snapshots
 
@@ -23,66 +22,46 @@ RECONCILE_RESUMED = 600.0  # seconds that a resumed run without records waits fo
 class Restart:
     """Moves the run from STARTING to WAITING. Times are seconds since the epoch."""
 
-    def __init__(
-        self,
-        run: str,
-        config: RunConfig,
-        lifecycle: RunLifecycle,
-        assignments: Assignments,
-        standby: StandbyWorkers,
-        events: EventLog,
-    ) -> None:
+    def __init__(self, records: RunRecords) -> None:
+        placement = records.config.schedule.placement
         self.damages: tuple[str, ...] = ()  # what was wrong with the snapshots that could not be used
-        self._run = run
-        self._config = config
-        self._lifecycle = lifecycle
-        self._assignments = assignments
-        self._store = assignments.store
-        self._registry = assignments.registry
-        self._checkpoints = assignments.checkpoints
-        self._standby = standby
-        self._events = events
-        self._reconciliation = Reconciliation(self._registry.placement, config.lease, 0.0)
-        self._poll = CheckpointPoll(self._registry.placement, 0)
-
-    @property
-    def polled_step(self) -> int:
-        """The step whose snapshots are to be verified."""
-        return self._poll.step
+        self.reconciliation = Reconciliation(placement, records.config.lease, 0.0)  # while RECONCILING
+        self.poll = CheckpointPoll(placement, 0)  # while CHOOSING_CHECKPOINT
+        self._records = records
+        self._placement = placement
 
     @property
     def missing(self) -> list[int]:
         """The indexes of workers that the run waits for."""
-        if self._lifecycle.state is RunState.CHOOSING_CHECKPOINT:
-            return self._poll.absent(self._candidates())
-        return self._registry.missing
+        if self._records.lifecycle.state is RunState.CHOOSING_CHECKPOINT:
+            return self.poll.absent(self._candidates())
+        return self._records.registry.missing
 
     @property
     def waiting_for(self) -> str:
         """What has to happen before places are given, for people; "" if nothing."""
-        match self._lifecycle.state:
+        match self._records.lifecycle.state:
             case RunState.RECONCILING:
                 return "the broker has lost its records and asks the workers, which keep training, how far the run is"
             case RunState.RECONNECTING:
+                lease, complete = self._records.config.lease, self._records.checkpoints.complete
                 return (
-                    f"broker restarted: waiting up to {self._config.lease:g} s for running workers to reconnect "
-                    "(a minute if they were loading); if none does, all begin at checkpoint "
-                    f"{self._checkpoints.complete}"
+                    f"broker restarted: waiting up to {lease:g} s for running workers to reconnect (a minute if they "
+                    f"were loading); if none does, all begin at checkpoint {complete}"
                 )
             case RunState.CHOOSING_CHECKPOINT:
-                absent = [worker_label(index, self._registry.placement[index]) for index in self.missing]
-                others = f"; it waits for {' and '.join(absent)}" if absent else ""
-                verified = f"all workers have verified their snapshots of step {self._poll.step}"
-                return f"the run continues when {verified}{others}"
+                absent = self._labels(self.missing)
+                verified = f"all workers have verified their snapshots of step {self.poll.step}"
+                return f"the run continues when {verified}{f'; it waits for {absent}' if absent else ''}"
             case _:
                 return ""
 
     def begin(self, mode: ResumeMode | None, now: float) -> None:
         """At the broker's start: `mode` says how the run is resumed, None if the broker only restarts."""
-        if mode is ResumeMode.WITHOUT_RECORDS and self._config.restarts:
-            self.lose_records(f"there are no records of run {self._run} here", now, resumed=True)
-        elif mode is ResumeMode.UNLESS_AT_WORK and self._registry.members:
-            self._lifecycle.move(RunEvent.BROKER_RESTARTED)
+        if mode is ResumeMode.WITHOUT_RECORDS and self._records.config.restarts:
+            self.lose_records(f"there are no records of run {self._records.run} here", now, resumed=True)
+        elif mode is ResumeMode.UNLESS_AT_WORK and self._records.registry.members:
+            self._records.lifecycle.move(RunEvent.BROKER_RESTARTED)
         elif mode is not None:
             self._resume(now)
         else:
@@ -90,95 +69,148 @@ class Restart:
 
     def lose_records(self, why: str, now: float, *, resumed: bool = False) -> None:
         """The records are lost or stale: collects what the workers and the disks know."""
-        if not self._lifecycle.allows(RunEvent.RECORDS_LOST):
+        if not self._records.lifecycle.allows(RunEvent.RECORDS_LOST):
             return
-        self._lifecycle.move(RunEvent.RECORDS_LOST)
-        log = self._events.info if resumed else self._events.warn
-        log(f"{why}: asking all workers how far the run is")
-        self._reconciliation = Reconciliation(self._registry.placement, self._config.lease, now, resumed=resumed)
-
-    def collect(self, hello: Hello, sender: bytes, now: float) -> None:
-        """While RECONCILING."""
-        self._reconciliation.add(hello, sender, now)
+        self._records.lifecycle.move(RunEvent.RECORDS_LOST)
+        events = self._records.events
+        (events.infos if resumed else events.warnings).append(f"{why}: asking all workers how far the run is")
+        self.reconciliation = Reconciliation(self._placement, self._records.config.lease, now, resumed=resumed)
 
     def reconnect(self, now: float) -> None:
         """While RECONNECTING: the run continues if workers still run, or is restarted as a whole if none does."""
-        at_work = self._assignments.workers_at_work(now)
+        at_work = self._workers_at_work(now)
         if at_work:
-            self._store.put(RESUMED, {})
-            self._events.info(f"run {self._run} continues: its workers are still running")
-            self._lifecycle.move(RunEvent.START_KNOWN)
+            self._records.store.put(RESUMED, {})
+            self._records.events.infos.append(f"run {self._records.run} continues: its workers are still running")
+            self._records.lifecycle.move(RunEvent.START_KNOWN)
         elif at_work is not None:
             self._resume(now)
 
-    def reconcile(self, now: float) -> list[Member] | RunFailure:
-        """While RECONCILING: the workers that keep running once that is known, or why it cannot become known."""
-        collected = self._reconciliation
-        patience = RECONCILE_RESUMED if collected.resumed else max(self._config.patience, self._config.lease)
+    def reconcile(self, now: float) -> bool:
+        """While RECONCILING: ends that once the run's state is known, or the run if that cannot become known.
+
+        Whether it is known now.
+        """
+        config, collected = self._records.config, self.reconciliation
+        patience = RECONCILE_RESUMED if collected.resumed else max(config.patience, config.lease)
         if now - collected.began >= patience and collected.unknown:
-            places = " and ".join(worker_label(index, self._registry.placement[index]) for index in collected.unknown)
-            what = f"the broker's records are lost, and no worker joined that knows which snapshots exist of {places}"
-            return RunFailure(f"{what}; start a worker where they are", ExitCode.NO_WORKER)
+            which = f"which snapshots exist of {self._labels(collected.unknown)}"
+            what = (
+                f"the broker's records are lost, and no worker joined that knows {which}; start a worker where they are"
+            )
+            self._records.fail(RunFailure(what, ExitCode.NO_WORKER))
+            return False
         found = collected.result(now)
         if found is None:
-            return []
+            return False
         if collected.resumed and not found.kept:
-            self._assignments.restart_all_at(found.step)
-            self._events.info(f"the run is at checkpoint {found.step}")
+            self._restart_all_at(found.step)
+            self._records.events.infos.append(f"the run is at checkpoint {found.step}")
             self._open()
         else:
-            self._assignments.apply_reconciled(found, collected.incarnation, now)
-            self._events.info(f"the run is at checkpoint {found.step}; {len(found.kept)} workers keep running")
-            self._lifecycle.move(RunEvent.START_KNOWN)
-        self._store.put(RESUMED, {})
-        return self._registry.reachable()
+            self._apply(found, now)
+            kept = f"{len(found.kept)} workers keep running"
+            self._records.events.infos.append(f"the run is at checkpoint {found.step}; {kept}")
+            self._records.lifecycle.move(RunEvent.START_KNOWN)
+        self._records.store.put(RESUMED, {})
+        return True
 
-    def choose_checkpoint(self, now: float) -> RunFailure | None:
-        """While CHOOSING_CHECKPOINT: decides where the run begins, once all workers are there; or why it cannot."""
-        self._standby.prune(now)
-        found = self._poll.result(self._candidates())
+    def choose_checkpoint(self, now: float) -> None:
+        """While CHOOSING_CHECKPOINT: decides where the run begins, once all workers are there; or ends it."""
+        self._records.standby.prune(now)
+        found = self.poll.result(self._candidates())
         if found is None:
-            return None
-        for damage in found.damages[len(self.damages) :]:
-            self._events.warn(damage)
+            return
+        warnings = self._records.events.warnings
+        warnings += found.damages[len(self.damages) :]
         self.damages = found.damages
         if isinstance(found, ResumePoint):
-            return self._begin_at(found)
-        self._events.warn(f"checkpoint {self._poll.step} cannot be used: checking checkpoint {found.step}")
-        self._poll = found
-        return None
+            self._begin_at(found)
+        else:
+            warnings.append(f"checkpoint {self.poll.step} cannot be used: checking checkpoint {found.step}")
+            self.poll = found
+
+    def _workers_at_work(self, now: float) -> bool | None:
+        """Whether workers of a restarted broker's run are still running; None while they may still reconnect.
+
+        If some are lost, the others are of use only if those can be replaced.
+        """
+        replaces, registry = self._records.config.restarts > 0, self._records.registry
+        members, lost = registry.members.values(), len(registry.losses(now))
+        reconnected = [member for member in members if member.sender]
+        if len(reconnected) == len(members) or (reconnected and replaces):
+            return True
+        return False if lost == len(members) or (lost and not replaces) else None
 
     def _resume(self, now: float) -> None:
-        """Continues a run that was stopped, or whose processes are all gone."""
-        self._assignments.restart_all(now)
-        self._store.put(RESUMED, {})
-        self._events.info(f"run {self._run} is resumed; its newest complete checkpoint is {self._checkpoints.complete}")
+        """Continues a run that was stopped, or whose processes are all gone, at its newest complete checkpoint."""
+        records = self._records
+        records.add_lost_work(records.registry.members.values(), "ended before the run was resumed", now)
+        records.registry.free_all()
+        records.replacements.clear()
+        records.go_back(range(records.config.schedule.stages))
+        records.store.put(RESUMED, {})
+        newest = f"its newest complete checkpoint is {records.checkpoints.complete}"
+        records.events.infos.append(f"run {records.run} is resumed; {newest}")
         self._open()
+
+    def _restart_all_at(self, step: int) -> None:
+        """Empties every place; all stages will begin at checkpoint `step`, whatever the records say."""
+        records, stages = self._records, range(self._records.config.schedule.stages)
+        records.registry.free_all()
+        records.checkpoints.reset(step)
+        records.ledger.reset(stages, step)
+        records.store.go_back(stages, step)
+        records.save()
+
+    def _apply(self, state: ReconciledState, now: float) -> None:
+        """Replaces the records by what workers and disks know."""
+        records = self._records
+        floor = max(records.registry.incarnation, self.reconciliation.incarnation, records.unused_incarnation(now))
+        records.registry.reset(state.kept, state.step, floor, now)
+        records.checkpoints.reset(state.step)
+        records.replacements.clear()
+        for index in records.registry.missing:
+            records.replacements.pending[index] = Replacement(index, now, "its worker did not reconnect", 0, now)
+        for index, stages in enumerate(self._placement):
+            kept = state.kept.get(index)
+            memory = kept.hello.memory if kept is not None else None
+            records.ledger.reset(stages, memory.step if memory is not None else state.step)
+        records.store.go_back(range(records.config.schedule.stages), state.step)
+        records.save()
 
     def _open(self) -> None:
         """Places may be given, but if all stages start at a checkpoint its snapshots are verified first."""
-        if self._assignments.restarts_from_checkpoint:
-            self._poll = CheckpointPoll(self._registry.placement, self._checkpoints.complete)
-            self._lifecycle.move(RunEvent.CHECKPOINT_UNVERIFIED)
+        if self._starts_at_checkpoint():
+            self.poll = CheckpointPoll(self._placement, self._records.checkpoints.complete)
+            self._records.lifecycle.move(RunEvent.CHECKPOINT_UNVERIFIED)
         else:
-            self._lifecycle.move(RunEvent.START_KNOWN)
+            self._records.lifecycle.move(RunEvent.START_KNOWN)
 
-    def _candidates(self) -> list[Hello]:
-        return [contact.hello for contact in self._standby if not contact.hello.spare]
+    def _starts_at_checkpoint(self) -> bool:
+        """Whether no worker has a place in a run that was running before."""
+        unplaced = not self._records.registry.begun and not self._records.registry.members
+        return unplaced and self._records.config.snapshots and self._records.checkpoints.complete > 0
 
-    def _begin_at(self, point: ResumePoint) -> RunFailure | None:
-        newest = self._checkpoints.complete
+    def _begin_at(self, point: ResumePoint) -> None:
+        records, newest = self._records, self._records.checkpoints.complete
         if point.step is None:
-            return RunFailure(
+            reason = (
                 f"checkpoint {newest} cannot be used, and there is no other one that can: "
-                f"{'; '.join(point.damages)}. Put the files back and resume the run, or begin another",
-                ExitCode.FAILED,
+                f"{'; '.join(point.damages)}. Put the files back and resume the run, or begin another"
             )
+            records.fail(RunFailure(reason, ExitCode.FAILED))
+            return
         if point.step != newest:
-            self._assignments.restart_all_at(point.step)
+            self._restart_all_at(point.step)
             instead = f"checkpoint {newest} cannot be used: the run begins at checkpoint {point.step} instead"
             self.damages = (*self.damages, instead)
-            self._events.warn(instead)
-        self._events.info(f"run {self._run} continues; every stage begins at step {point.step}")
-        self._lifecycle.move(RunEvent.START_KNOWN)
-        return None
+            records.events.warnings.append(instead)
+        records.events.infos.append(f"run {records.run} continues; every stage begins at step {point.step}")
+        records.lifecycle.move(RunEvent.START_KNOWN)
+
+    def _candidates(self) -> list[Hello]:
+        return [contact.hello for contact in self._records.standby.values() if not contact.hello.spare]
+
+    def _labels(self, indexes: list[int]) -> str:
+        return " and ".join(worker_label(index, self._placement[index]) for index in indexes)

@@ -12,7 +12,9 @@ import msgspec
 from stageline.broker.control.protocol import StopRun
 from stageline.pipeline.errors import ExitCode
 
+from .records import RunRecords
 from .run import RunOutcome, RunPhase
+from .run_state import RunEvent, RunState
 
 DELAY = 1.0  # seconds at most from a stage's start of a step until the broker's decision on that news arrives there
 MOTION = 0.3  # seconds that steps must have been observed for to know their pace
@@ -21,54 +23,64 @@ _INTERRUPTIONS = frozenset({ExitCode.SAVED, ExitCode.INTERRUPTED})
 
 
 class Shutdown:
-    """A request to stop the run, and what follows from it. Times are seconds since the epoch.
+    """A request to stop the run, and what follows from it. Times are seconds since the epoch."""
 
-    `snapshots`: whether the stages write any; without, there is no step to finish.
-    """
-
-    def __init__(self, *, snapshots: bool) -> None:
+    def __init__(self, records: RunRecords) -> None:
         self.request: StopRun | None = None
-        self._snapshots = snapshots
+        self._records = records
         self._deadline = 0.0  # when it is decided, whatever is known
         self._decided = False  # the request has ended the run
         self._pace = _Pace()
 
-    def note_progress(self, begun: int, now: float) -> None:
-        """The run is running, and has begun all steps before `begun`."""
-        self._pace.note(begun, now)
+    def note_progress(self, now: float) -> None:
+        if self._records.lifecycle.state in (RunState.RUNNING, RunState.STOPPING):
+            self._pace.note(self._records.ledger.begun, now)
 
-    def ask(self, request: StopRun, now: float) -> None:
-        """The newest request counts, from the time of the first."""
-        if self.request is None:
-            self._deadline = now + DELAY
-        self.request = request
+    def stop(self, request: StopRun, now: float) -> None:
+        """Stops the run: the newest request counts, from the time of the first.
 
-    def is_due(self, now: float, *, running: bool) -> bool:
-        """Whether to stop now: not before it is known after which step all can."""
-        if self.request is None:
-            return False
-        waits = self._snapshots and self.request.at_step_end and running
-        return not waits or now >= self._deadline or self._pace.is_known(now)
+        After its end: dismisses the broker, and workers no longer finish the step.
+        """
+        outcome = self._records.outcome
+        self._records.lifecycle.move(RunEvent.STOP_REQUESTED)
+        if outcome is None:
+            if self.request is None:
+                self._deadline = now + DELAY
+            self.request = request
+            self.stop_if_due(now)
+        else:
+            if not request.at_step_end:
+                outcome = self._records.outcome = msgspec.structs.replace(outcome, at_step_end=False, step=None)
+            self._records.stop_workers(outcome)
 
-    def end(self, checkpoint: int, begun: int, training_steps: int | None, now: float) -> RunOutcome | None:
-        """How the run ends, with `checkpoint` complete by now; None without a request."""
-        if self.request is None:
-            return None
+    def stop_if_due(self, now: float) -> None:
+        """Not before it is known after which step all can stop."""
+        request, records = self.request, self._records
+        if request is None or records.lifecycle.over:
+            return
+        last_step = None
+        if records.config.snapshots and request.at_step_end:
+            if records.registry.begun and now < self._deadline and not self._pace.is_known(now):
+                return
+            last_step = self._pace.last_step(records.ledger.begun, records.training_steps, now)
         self._decided = True
-        reason, code = self._reason(self.request, checkpoint)
-        at_step_end = self.request.at_step_end
-        last = self._pace.last_step(begun, training_steps, now) if at_step_end and self._snapshots else None
-        return RunOutcome(RunPhase.FAILED, reason, code, at_step_end=at_step_end, step=last)
+        reason, code = self._reason(request)
+        outcome = RunOutcome(RunPhase.FAILED, reason, code, at_step_end=request.at_step_end, step=last_step)
+        records.end(RunEvent.STOP_DUE, outcome)
 
-    def updated(self, outcome: RunOutcome, checkpoint: int) -> RunOutcome:
-        """The outcome of a stopped run, once its workers have completed a newer `checkpoint`."""
-        if self.request is None or not self._decided:
-            return outcome
-        reason, code = self._reason(self.request, checkpoint)
-        return msgspec.structs.replace(outcome, reason=reason, code=code)
+    def update_outcome(self) -> None:
+        """Workers of a stopped run may have completed a newer checkpoint."""
+        outcome = self._records.outcome
+        if outcome is None or self.request is None or not self._decided:
+            return
+        reason, code = self._reason(self.request)
+        updated = msgspec.structs.replace(outcome, reason=reason, code=code)
+        if updated != outcome:
+            self._records.set_outcome(updated)
 
-    def _reason(self, request: StopRun, checkpoint: int) -> tuple[str, int]:
-        if not self._snapshots or request.code not in _INTERRUPTIONS:
+    def _reason(self, request: StopRun) -> tuple[str, int]:
+        checkpoint = self._records.checkpoints.complete
+        if not self._records.config.snapshots or request.code not in _INTERRUPTIONS:
             return request.reason, request.code
         if not checkpoint:
             return f"{request.reason}; nothing is saved yet", ExitCode.INTERRUPTED

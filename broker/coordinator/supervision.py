@@ -4,17 +4,17 @@ lost ──(may be replaced)──────────> its place is empty �
   └──(replaced too often already, or it would fail again)──────────────────────────────^
 """
 
-from stageline.broker.control.protocol import Exited
+from stageline.broker.control.protocol import Exited, Goodbye
 from stageline.broker.diagnosis.explain import Diagnosis, Prospect, diagnose
 from stageline.broker.diagnosis.failure_report import failure_report
 from stageline.broker.diagnosis.wait_graph import ClusterState
 from stageline.broker.membership.failure_detector import Standstill, WorkerLoss, describe_exit
 from stageline.broker.membership.member import Member, MemberStatus, worker_label
+from stageline.broker.membership.replacements import Replacement
 from stageline.pipeline.errors import ExitCode
 
-from .assignments import Assignments
-from .events import EventLog
-from .run import RunConfig, RunFailure
+from .records import RunRecords
+from .run import RunFailure
 
 # Exit statuses of a process that would fail again if it were restarted, and those that are the run's exit code too.
 _DELIBERATE = frozenset({ExitCode.USAGE, ExitCode.REFUSED})
@@ -22,82 +22,105 @@ _PASSED_ON = frozenset({ExitCode.USAGE, ExitCode.SAVED, ExitCode.REFUSED, ExitCo
 
 
 class Supervision:
-    """Of a run that is not over. Times are seconds since the epoch."""
+    """Of the workers of one run. Times are seconds since the epoch."""
 
-    def __init__(self, config: RunConfig, assignments: Assignments, events: EventLog) -> None:
-        self._config = config
-        self._assignments = assignments
-        self._ledger = assignments.ledger
-        self._registry = assignments.registry
-        self._replacements = assignments.replacements
-        self._checkpoints = assignments.checkpoints
-        self._events = events
-        self._standstill = Standstill(config.lease)
+    def __init__(self, records: RunRecords) -> None:
+        self._records = records
+        self._standstill = Standstill(records.config.lease)
 
-    def check(self, now: float) -> RunFailure | None:
-        """Finds lost workers; the first reason to end the run, if there is one."""
-        found = [self.lose(loss, now) for loss in self._registry.losses(now)]
-        return next(filter(None, found), None) or self._check_standstill(now)
+    def check(self, now: float) -> None:
+        """Finds lost workers; the first reason to end the run ends it, if there is one."""
+        found = [self._lose(loss, now) for loss in self._records.registry.losses(now)]
+        self._records.fail(next(filter(None, found), None) or self._check_standstill(now))
 
-    def check_empty_places(self, now: float) -> RunFailure | None:
-        """Why the run ends, if a place has been empty for too long."""
-        overdue = next(iter(self._replacements.overdue(self._registry.missing, now)), None)
-        if overdue is None:
-            return None
-        waited = f"no replacement joined within {now - overdue.awaited:.0f} s for {self._label(overdue.index)}"
-        return RunFailure(f"{waited}: {self.diagnose(now, overdue.index).text}", ExitCode.NO_WORKER)
+    def check_empty_places(self, now: float) -> None:
+        """Ends the run if a place has been empty for too long."""
+        missing, patience = self._records.registry.missing, self._records.config.patience
+        for pending in self._records.replacements.pending.values():
+            if pending.index in missing and now - pending.awaited >= patience:
+                waited = f"no replacement joined within {now - pending.awaited:.0f} s for {self._label(pending.index)}"
+                why = self.diagnose(now, pending.index).text
+                self._records.fail(RunFailure(f"{waited}: {why}", ExitCode.NO_WORKER))
 
-    def lose(self, loss: WorkerLoss, now: float) -> RunFailure | None:
+    def mark_lost(self, now: float) -> None:
+        """After the run, silent workers have left or are lost; nothing follows from it."""
+        for loss in self._records.registry.losses(now):
+            finished = loss.member.status is MemberStatus.FINISHED
+            loss.member.status = MemberStatus.LEFT if finished else MemberStatus.LOST
+
+    def note_goodbye(self, member: Member, goodbye: Goodbye, now: float) -> None:
+        loss = WorkerLoss(member, f"left: {goodbye.reason}")
+        failure = None if self._records.lifecycle.over else self._lose(loss, now)
+        member.status = MemberStatus.LEFT
+        self._records.fail(failure)
+
+    def note_exit(self, exited: Exited, now: float) -> None:
+        """A process ended. While the run lasts, its worker is lost once its last messages have had time to arrive."""
+        registry = self._records.registry
+        member, over = registry.members.get(exited.index), self._records.lifecycle.over
+        if member is None and exited.index in registry.missing and not over:
+            self._note_failed_start(exited)
+        elif member is not None and member.pid == exited.pid:
+            if over:
+                member.status = MemberStatus.LEFT
+            elif member.reachable:
+                member.exited = now, exited.status
+
+    def diagnose(self, now: float, worker: int | None = None) -> Diagnosis:
+        """Why the run waits, or why `worker` does."""
+        records, config = self._records, self._records.config
+        pending = records.replacements.pending
+        cluster = ClusterState(config.schedule, records.registry.members, pending, records.ledger, now)
+        return diagnose(cluster, Prospect(config.lease, config.patience, config.restarts > 0), worker)
+
+    def _lose(self, loss: WorkerLoss, now: float) -> RunFailure | None:
         """Before the run starts, a lost worker with unknown exit status only frees its place."""
-        member = loss.member
-        if not self._registry.begun and loss.status is None:
-            self._registry.free(member)
-            self._events.info(f"{member.label} is free again: {member.process} {loss.why}")
+        member, records = loss.member, self._records
+        if not records.registry.begun and loss.status is None:
+            records.registry.free(member)
+            records.events.infos.append(f"{member.label} is free again: {member.process} {loss.why}")
             return None
-        why = failure_report(loss, self._ledger, now)
+        why = failure_report(loss, records.ledger, now)
         if not self._may_replace(member.index, loss.status):
             reason = self._with_waiters(why, now) + self._times_replaced(member)
             member.status = MemberStatus.LOST
             return RunFailure(reason, _code(loss.status))
-        self._assignments.vacate(loss, why, now)
-        self._events.info(f"{why}. Its replacement begins at step {self._checkpoints.complete}")
+        self._vacate(loss, why, now)
+        records.events.infos.append(f"{why}. Its replacement begins at step {records.checkpoints.complete}")
         return None
 
-    def note_exit(self, exited: Exited, now: float) -> RunFailure | None:
-        """A process ended. Its worker is lost once its last messages have had time to arrive."""
-        member = self._registry.members.get(exited.index)
-        if member is None and exited.index in self._registry.missing:
-            return self._note_failed_start(exited)
-        if member is not None and member.pid == exited.pid and member.reachable:
-            member.exited = now, exited.status
-        return None
+    def _vacate(self, loss: WorkerLoss, why: str, now: float) -> None:
+        """Empties the place of a lost worker; its stages are back at the complete checkpoint. `why` is for people."""
+        member, records = loss.member, self._records
+        records.registry.free(member)
+        records.replacements.count(member.index)
+        records.replacements.pending[member.index] = Replacement(member.index, now, why, member.pid, now)
+        records.add_lost_work([member], loss.why, now)
+        records.go_back(member.stages)
 
-    def diagnose(self, now: float, worker: int | None = None) -> Diagnosis:
-        """Why the run waits, or why `worker` does."""
-        config, pending = self._config, self._replacements.pending
-        cluster = ClusterState(config.schedule, self._registry.members, pending, self._ledger, now)
-        return diagnose(cluster, Prospect(config.lease, config.patience, config.restarts > 0), worker)
-
-    def _note_failed_start(self, exited: Exited) -> RunFailure | None:
+    def _note_failed_start(self, exited: Exited) -> None:
         """A process ended that was to take an empty place; unless it is the one whose loss has emptied it."""
-        pending = self._replacements.pending.get(exited.index)
+        records = self._records
+        pending = records.replacements.pending.get(exited.index)
         if pending is not None and pending.pid == exited.pid:
-            return None
+            return
         what = f"{self._label(exited.index)} {describe_exit(exited.status)} before it joined; see its own output"
-        if not self._may_replace(exited.index, exited.status):
-            return RunFailure(what, _code(exited.status))
-        self._assignments.count_failed_start(exited.index)
-        self._events.info(what)
-        return None
+        if self._may_replace(exited.index, exited.status):
+            records.replacements.count(exited.index)
+            records.save()
+            records.events.infos.append(what)
+        else:
+            records.fail(RunFailure(what, _code(exited.status)))
 
     def _may_replace(self, index: int, status: int | None) -> bool:
-        return status not in _DELIBERATE and self._replacements.permits(index)
+        in_a_row = self._records.replacements.in_a_row[index]
+        return status not in _DELIBERATE and in_a_row < self._records.config.restarts
 
     def _check_standstill(self, now: float) -> RunFailure | None:
         """All workers wait for each other: nothing will change that."""
-        members = self._registry.reachable()
+        members = self._records.registry.reachable()
         lasts = self._standstill.lasts(members, now)
-        if lasts < self._standstill.bound or not self._registry.complete:
+        if lasts < self._standstill.bound or not self._records.registry.complete:
             return None
         places = ", ".join(f"worker {member.index} at {member.endpoint} on host {member.host}" for member in members)
         return RunFailure(
@@ -114,14 +137,14 @@ class Supervision:
         return f"{why}. {found.text[0].upper()}{found.text[1:]}"
 
     def _times_replaced(self, member: Member) -> str:
-        times = self._replacements.in_a_row(member.index)
+        times = self._records.replacements.in_a_row[member.index]
         if not times:
             return ""
-        step, most = self._checkpoints.complete, self._config.restarts
+        step, most = self._records.checkpoints.complete, self._records.config.restarts
         return f". It was replaced {times} times since checkpoint {step} (recovery.restarts is {most})"
 
     def _label(self, index: int) -> str:
-        return worker_label(index, self._registry.placement[index])
+        return worker_label(index, self._records.config.schedule.placement[index])
 
 
 def _code(status: int | None) -> int:

@@ -5,7 +5,6 @@ lost ──> pending, place empty ──(a worker is placed)──> pending, pla
 """
 
 from collections import Counter
-from collections.abc import Collection
 
 import msgspec
 
@@ -21,59 +20,26 @@ class Replacement(msgspec.Struct):
 
 
 class Replacements:
-    """A worker may be replaced `restarts` times in a row; a place may be empty for `patience` seconds."""
+    """The pending replacements, and the counts of all."""
 
-    def __init__(self, restarts: int, patience: float) -> None:
+    def __init__(self) -> None:
         self.pending: dict[int, Replacement] = {}  # by index
-        self._restarts = restarts
-        self._patience = patience
-        self._in_a_row: Counter[int] = Counter()  # by index
-        self._ever: Counter[int] = Counter()  # likewise
-
-    @property
-    def total(self) -> int:
-        """How often a worker was replaced in this run."""
-        return self._ever.total()
+        self.in_a_row: Counter[int] = Counter()  # by index: replaced since the newest complete checkpoint
+        self.ever: Counter[int] = Counter()  # by index: replaced in this run
 
     def life(self, index: int) -> int:
         """Counts the workers that have had the place, from 1: the present one's number, or the next one's."""
-        return self._ever[index] + 1
-
-    def permits(self, index: int) -> bool:
-        """Whether the worker may be replaced once more."""
-        return self._in_a_row[index] < self._restarts
-
-    def in_a_row(self, index: int) -> int:
-        """How often the worker was replaced since the newest complete checkpoint."""
-        return self._in_a_row[index]
+        return self.ever[index] + 1
 
     def count(self, index: int) -> None:
         """A worker, or a process that was to become one, was lost."""
-        self._in_a_row[index] += 1
-        self._ever[index] += 1
-
-    def open(self, replacement: Replacement) -> None:
-        """A place became empty."""
-        self.pending[replacement.index] = replacement
-
-    def close(self, index: int) -> Replacement | None:
-        """The replacement has completed an action."""
-        return self.pending.pop(index, None)
+        self.in_a_row[index] += 1
+        self.ever[index] += 1
 
     def clear(self) -> None:
         """No replacement is pending; the run's total stays."""
         self.pending.clear()
-        self._in_a_row.clear()
-
-    def note_checkpoint(self) -> None:
-        """A newer checkpoint is complete: counts of replacements in a row start over."""
-        self._in_a_row.clear()
-
-    def overdue(self, missing: Collection[int], now: float) -> list[Replacement]:
-        """Those among the places `missing` that have been empty for too long."""
-        return [
-            each for each in self.pending.values() if each.index in missing and now - each.awaited >= self._patience
-        ]
+        self.in_a_row.clear()
 
     def restart_deadlines(self, now: float) -> None:
         """The broker itself was away."""
@@ -82,14 +48,13 @@ class Replacements:
 
     def facts(self) -> dict[str, object]:
         """What is stored for `restore`, as JSON's own types."""
-        kept = _StoredReplacements(list(self.pending.values()), list(self._in_a_row.items()), list(self._ever.items()))
+        kept = _StoredReplacements(list(self.pending.values()), list(self.in_a_row.items()), list(self.ever.items()))
         return msgspec.convert(msgspec.to_builtins(kept), dict[str, object])
 
     def restore(self, facts: object, now: float) -> None:
         kept = msgspec.convert(facts, _StoredReplacements)
         self.pending = {each.index: each for each in kept.gaps}
-        self._in_a_row = Counter(dict(kept.in_a_row))
-        self._ever = Counter(dict(kept.ever))
+        self.in_a_row, self.ever = Counter(dict(kept.in_a_row)), Counter(dict(kept.ever))
         self.restart_deadlines(now)
 
 

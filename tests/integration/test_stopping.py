@@ -5,7 +5,7 @@ import pytest
 from stageline.broker.control.protocol import Exited, Goodbye, Refused, Report, Stop, StopRun
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import OtherRun, RunConfig, RunPhase, run_of
-from stageline.broker.coordinator.shutdown import DELAY, Shutdown
+from stageline.broker.coordinator.shutdown import DELAY
 from stageline.broker.stores.memory import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Talk, finished, having_read, name, steps
 
@@ -63,15 +63,15 @@ def test_a_checkpoint_that_workers_leave_behind_makes_the_outcome_better():
     stop_of(talk)
     tell(talk, 8, snapshot=8)
     assert (talk.status()["code"], talk.status()["reason"]) == (75, "interrupted; the state after 8 steps is saved")
-    assert Coordinator(SNAPSHOTS, talk.store, "run-1", talk.now).outcome == talk.core.outcome
+    assert Coordinator(SNAPSHOTS, talk.store, "run-1", talk.now).records.outcome == talk.core.records.outcome
 
 
 def test_a_failure_is_not_made_better():
     talk = talk_at(7)
     talk.say(name(1), Goodbye(2, "told")), talk.say(b"supervisor", Exited(1, 9, 78))
-    before = talk.core.outcome
+    before = talk.core.records.outcome
     tell(talk, 8, snapshot=8)
-    assert talk.core.outcome == before is not None
+    assert talk.core.records.outcome == before is not None
 
 
 # Stages run ahead of each other: told to finish "the step", each would stop after another one.
@@ -141,10 +141,10 @@ def test_who_stops_twice_does_not_wait_for_a_step():
     assert (stop.at_step_end, stop.step) == (False, None)
 
 
-def test_nobody_has_to_stop_a_run():
-    stopper = Shutdown(snapshots=True)
-    assert not stopper.is_due(1e9, running=True)
-    assert stopper.end(0, 0, None, 1e9) is None
+def test_a_run_without_a_stop_request_goes_on():
+    talk = talk_at(5)
+    talk.after(2 * DELAY)
+    assert (talk.core.records.outcome, talk.core.stop_requested) == (None, False)
 
 
 # Going on
@@ -154,8 +154,12 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_under_new_incarnations():
     talk = talk_at(37, snapshot=20)
     stop_of(talk)
     again = resumed(talk)
-    assert (again.core.run, again.core.phase, again.core.outcome) == ("run-1", RunPhase.WAITING, None)
-    assert again.core.ledger.finished == [20, 20]
+    assert (again.core.records.run, again.core.records.phase, again.core.records.outcome) == (
+        "run-1",
+        RunPhase.WAITING,
+        None,
+    )
+    assert again.core.records.ledger.finished == [20, 20]
     for index in (0, 1):
         again.say(name(index), having_read(index, 20))
     again.after(0.1)
@@ -167,9 +171,9 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_under_new_incarnations():
 
 def test_a_run_whose_processes_are_all_gone_goes_on_at_once():
     again = resumed(talk_at(37, snapshot=20))
-    assert again.core.registry.missing == [0, 1]
+    assert again.core.records.registry.missing == [0, 1]
     assert again.after(1000.0) == []
-    assert again.core.outcome is None
+    assert again.core.records.outcome is None
 
 
 def test_a_run_that_goes_on_has_forgotten_its_end_also_when_the_broker_is_killed():
@@ -181,7 +185,7 @@ def test_a_run_that_goes_on_has_forgotten_its_end_also_when_the_broker_is_killed
     again.after(0.1)
     again.say(name(0), having_read(0, 20))
     after = Talk(talk.store, now=talk.now + 200.0, terms=SNAPSHOTS)
-    assert (after.core.outcome, after.core.registry.missing) == (None, [1])
+    assert (after.core.records.outcome, after.core.records.registry.missing) == (None, [1])
 
 
 def test_who_is_left_from_before_is_a_zombie():
@@ -190,7 +194,7 @@ def test_who_is_left_from_before_is_a_zombie():
     again = resumed(talk)
     ((_, refused),) = again.say(name(0), Report(1, 9, "computes", 0.0, 0.0, steps(0, 50)))
     assert isinstance(refused, Refused)
-    assert again.core.ledger.finished == [20, 20]
+    assert again.core.records.ledger.finished == [20, 20]
 
 
 def test_losses_in_a_row_are_counted_anew_and_all_restarts_on():
@@ -198,7 +202,7 @@ def test_losses_in_a_row_are_counted_anew_and_all_restarts_on():
     talk.say(name(1), Goodbye(2, "the machine is wanted back"))
     stop_of(talk)
     again = resumed(talk)
-    assert (again.status()["recovering"], again.status()["restarts"], again.core._replacements.in_a_row(1)) == (
+    assert (again.status()["recovering"], again.status()["restarts"], again.core.records.replacements.in_a_row[1]) == (
         [],
         1,
         0,
@@ -208,7 +212,7 @@ def test_losses_in_a_row_are_counted_anew_and_all_restarts_on():
 def test_a_finished_run_stays_finished():
     talk = talk_at(37)
     talk.say(name(0), finished(0)), talk.say(name(1), finished(1))
-    assert resumed(talk).core.phase is RunPhase.FINISHED
+    assert resumed(talk).core.records.phase is RunPhase.FINISHED
 
 
 def test_a_run_goes_on_with_its_own_plan_only():

@@ -38,7 +38,7 @@ def why(talk: Talk) -> dict[str, object]:
 def again(talk: Talk, *, resume: bool = True, alone: bool = False) -> Talk:
     """The broker is killed and started again."""
     run_of(talk.store, PLAN, "run-1", resume=resume, alone=alone)
-    return Talk(talk.store, now=talk.now + 5.0, terms=talk.core.config)
+    return Talk(talk.store, now=talk.now + 5.0, terms=talk.core.records.config)
 
 
 def working(index: int, turn: int = 0) -> Report:
@@ -51,20 +51,20 @@ def test_workers_that_are_still_at_work_keep_their_places_and_what_they_have(tal
     talk.after(0.5)
     talk.say(name(1), Report(2, 12, "computes", 0.0, 0.0, steps=steps(1, 47, loss=0.5), number=2))
     talk.after(0.5)
-    assert talk.core.ledger.finished == [48, 48]
-    assert [member.incarnation for member in talk.core.registry.reachable()] == [1, 2]
+    assert talk.core.records.ledger.finished == [48, 48]
+    assert [member.incarnation for member in talk.core.records.registry.reachable()] == [1, 2]
     assert talk.status()["restarts"] == 0
-    assert again(talk, resume=False).core.state is not RunState.RECONNECTING
+    assert again(talk, resume=False).core.records.lifecycle.state is not RunState.RECONNECTING
 
 
 def test_if_nobody_is_all_begin_anew_once_they_have_had_a_lease_to_say_so(talk):
     talk.after(9.0)
-    assert talk.core.phase is RunPhase.RUNNING
-    assert len(talk.core.registry.members) == 2
+    assert talk.core.records.phase is RunPhase.RUNNING
+    assert len(talk.core.records.registry.members) == 2
     talk.after(2.0)
-    assert talk.core.registry.members == {}
-    assert talk.core.state is RunState.CHOOSING_CHECKPOINT
-    assert talk.core.ledger.finished == [40, 40]
+    assert talk.core.records.registry.members == {}
+    assert talk.core.records.lifecycle.state is RunState.CHOOSING_CHECKPOINT
+    assert talk.core.records.ledger.finished == [40, 40]
 
 
 def test_workers_that_were_started_again_are_known_by_their_names_and_wait_two_seconds(talk):
@@ -96,14 +96,14 @@ def test_one_that_is_at_work_goes_on_and_the_other_is_replaced_alone(talk):
     talk.after(2.5)
     talk.say(name(0), Report(1, 13, "computes", 0.0, 0.0, number=3))
     assert talk.assigned(name(1), msgspec.structs.replace(hello(1), pid=7)).step == 40
-    assert talk.core.ledger.finished == [48, 40]
-    assert talk.core.registry.members[0].incarnation == 1
+    assert talk.core.records.ledger.finished == [48, 40]
+    assert talk.core.records.registry.members[0].incarnation == 1
 
 
 def test_a_worker_that_says_hello_again_is_at_work_too(talk):
     talk.say(name(0), msgspec.structs.replace(hello(0, incarnation=1, endpoint="ipc://0"), memory=MEMORY))
     talk.after(0.2)
-    assert talk.core.state is not RunState.RECONNECTING
+    assert talk.core.records.lifecycle.state is not RunState.RECONNECTING
 
 
 def test_who_has_stood_by_stands_by_until_those_who_had_the_places_are_heard_or_lost(talk):
@@ -122,7 +122,7 @@ def test_who_has_stood_by_stands_by_until_those_who_had_the_places_are_heard_or_
         if any(isinstance(sentence, Assigned) and to == b"stranger" for to, sentence in sends):
             break
         talk.say(b"stranger", stranger)
-    assert talk.core.registry.members[1].name == "spot-7"
+    assert talk.core.records.registry.members[1].name == "spot-7"
 
 
 def test_once_all_are_heard_another_is_told_that_there_is_no_place(talk):
@@ -140,35 +140,35 @@ def test_where_nobody_is_replaced_a_part_of_the_workers_is_of_no_use():
     talk = again(before)
     talk.say(name(0), working(0))
     talk.after(0.2)
-    assert talk.core.state is RunState.RECONNECTING
+    assert talk.core.records.lifecycle.state is RunState.RECONNECTING
     talk.say(name(1), working(1))
     talk.after(0.2)
-    assert [member.incarnation for member in talk.core.registry.reachable()] == [1, 2]
+    assert [member.incarnation for member in talk.core.records.registry.reachable()] == [1, 2]
     talk = again(talk)
     for turn in range(12):
         talk.say(name(0), working(0, turn))
         talk.after(1.0)
-    assert (talk.core.registry.members, talk.core.phase) == ({}, RunPhase.WAITING)
+    assert (talk.core.records.registry.members, talk.core.records.phase) == ({}, RunPhase.WAITING)
 
 
 @pytest.mark.parametrize("at_step_end", [False, True])
 def test_it_can_be_stopped_meanwhile_and_stays_stopped(talk, at_step_end: bool):
     talk.say(b"me", StopRun("enough", 130, at_step_end))
     talk.after(2.0)
-    assert talk.core.outcome is not None
-    assert (talk.core.phase, talk.core.outcome.code) == (RunPhase.FAILED, 75)
-    assert again(talk, resume=False).core.outcome == talk.core.outcome
+    assert talk.core.records.outcome is not None
+    assert (talk.core.records.phase, talk.core.records.outcome.code) == (RunPhase.FAILED, 75)
+    assert again(talk, resume=False).core.records.outcome == talk.core.records.outcome
     resumed = again(talk)
-    assert (resumed.core.registry.members, resumed.core.outcome) == ({}, None)
-    assert again(resumed, resume=False).core.outcome is None
+    assert (resumed.core.records.registry.members, resumed.core.records.outcome) == ({}, None)
+    assert again(resumed, resume=False).core.records.outcome is None
 
 
 def test_a_run_that_ends_before_it_was_known_who_is_at_work_has_ended(talk):
     for index in (0, 1):
         talk.say(name(index), finished(index))
-    assert talk.core.phase is RunPhase.FINISHED
+    assert talk.core.records.phase is RunPhase.FINISHED
     for resume in (False, True):
-        assert again(talk, resume=resume).core.phase is RunPhase.FINISHED
+        assert again(talk, resume=resume).core.records.phase is RunPhase.FINISHED
 
 
 def test_a_worker_that_knows_more_than_the_records_is_asked_like_everyone_and_the_end_of_that_run_lasts(talk):
@@ -177,26 +177,26 @@ def test_a_worker_that_knows_more_than_the_records_is_asked_like_everyone_and_th
         both = [(0, 60), (1, 60)]
         said = msgspec.structs.replace(hello(index), incarnation=10**9 + index, memory=knows, snapshots=both)
         talk.say(name(index), said)
-    assert talk.core.state is RunState.RECONCILING
-    assert talk.core.state is not RunState.RECONNECTING
+    assert talk.core.records.lifecycle.state is RunState.RECONCILING
+    assert talk.core.records.lifecycle.state is not RunState.RECONNECTING
     talk.after(11.0)
-    for index, member in enumerate(talk.core.registry.reachable()):
+    for index, member in enumerate(talk.core.records.registry.reachable()):
         talk.say(name(index), msgspec.structs.replace(finished(index), incarnation=member.incarnation))
-    assert talk.core.phase is RunPhase.FINISHED
-    assert again(talk).core.phase is RunPhase.FINISHED
+    assert talk.core.records.phase is RunPhase.FINISHED
+    assert again(talk).core.records.phase is RunPhase.FINISHED
 
 
 def test_nobody_is_listened_for_if_the_run_was_stopped_or_the_broker_is_alone():
-    assert again(at_work(), alone=True).core.registry.members == {}
+    assert again(at_work(), alone=True).core.records.registry.members == {}
     stopped = at_work()
     stopped.say(b"me", StopRun("enough", 130))
-    assert again(stopped).core.registry.members == {}
+    assert again(stopped).core.records.registry.members == {}
 
 
 def test_a_broker_that_is_killed_while_it_listens_is_followed_by_one_that_listens_unless_it_is_alone(talk):
     listening = again(talk)
-    assert listening.core.state is RunState.RECONNECTING
+    assert listening.core.records.lifecycle.state is RunState.RECONNECTING
     listening.say(name(0), working(0))
     listening.after(0.1)
-    assert listening.core.state is not RunState.RECONNECTING
-    assert again(again(listening), alone=True).core.registry.members == {}
+    assert listening.core.records.lifecycle.state is not RunState.RECONNECTING
+    assert again(again(listening), alone=True).core.records.registry.members == {}

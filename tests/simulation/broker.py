@@ -9,8 +9,8 @@ from simulation.environment import PLAN, RUN, SimulatedClient
 from simulation.network import Connection, Network
 from simulation.process import SimulatedProcess
 from stageline.broker.control.protocol import Answer, Ask, StepRecord, ToBroker, decode_to_broker
-from stageline.broker.coordinator.assignments import Outgoing
 from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.records import Outgoing
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.base import Fact
@@ -99,14 +99,18 @@ class SimulatedBroker(SimulatedProcess):
         self.later(TICK, self._tick)
 
     def _decide(self, decide: Callable[[], list[Outgoing]]) -> None:
-        listened = self.core.state is RunState.RECONNECTING
+        listened = self.core.records.lifecycle.state is RunState.RECONNECTING
         try:
             sends = decide()
         except Killed:
             self.end(-9)
             return
-        if listened and self.core.state is not RunState.RECONNECTING and self.core.state is not RunState.RECONCILING:
-            self._fired[CONTINUES if self.core.registry.members else STARTS_OVER] += 1
+        if (
+            listened
+            and self.core.records.lifecycle.state is not RunState.RECONNECTING
+            and self.core.records.lifecycle.state is not RunState.RECONCILING
+        ):
+            self._fired[CONTINUES if self.core.records.registry.members else STARTS_OVER] += 1
         self._watch(sends)
         for recipient, message in sends:
             connection, client = self._connections.get(recipient, (None, None))

@@ -19,9 +19,10 @@ from simulation.disk import Disk
 from simulation.run_seeds import simulate
 from simulation.scenario import PlannedFault, drawn
 from stageline.broker.control.protocol import Assigned
-from stageline.broker.coordinator import assignments
-from stageline.broker.coordinator.assignments import Assignments
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.records import RunRecords
 from stageline.broker.coordinator.registration import Registration
+from stageline.broker.coordinator.restart import Restart
 from stageline.broker.ledger.ledger import Ledger
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
@@ -125,25 +126,25 @@ def test_a_replacement_that_begins_at_its_own_newest_snapshot_skips_what_the_oth
 
 
 def test_a_replacement_that_begins_at_the_beginning_wants_what_is_forgotten(monkeypatch):
-    monkeypatch.setattr(Assignments, "start_step", lambda assignments, member: 0)
+    monkeypatch.setattr(Registration, "_start_step", lambda registration, member: 0)
     assert first_wrong() != "nothing"
 
 
 def test_a_checkpoint_that_is_announced_before_it_is_stored_is_forgotten_by_the_next_broker(monkeypatch):
-    store = Assignments._store
+    save = RunRecords.save
 
-    def record_without_storing(assignments: Assignments, *of: object, record=Assignments.record_snapshots) -> object:
-        monkeypatch.setattr(Assignments, "_store", lambda assignments: None)
-        wrong = record(assignments, *of)
-        monkeypatch.setattr(Assignments, "_store", store)
+    def record_without_saving(coordinator: Coordinator, *of: object, record=Coordinator._record_snapshots) -> object:
+        monkeypatch.setattr(RunRecords, "save", lambda records: None)
+        wrong = record(coordinator, *of)
+        monkeypatch.setattr(RunRecords, "save", save)
         return wrong
 
-    monkeypatch.setattr(Assignments, "record_snapshots", record_without_storing)
+    monkeypatch.setattr(Coordinator, "_record_snapshots", record_without_saving)
     assert "went back" in first_wrong()
 
 
 def test_queues_that_are_trimmed_to_what_is_finished_and_not_to_what_is_saved_lack_messages(monkeypatch):
-    monkeypatch.setattr(Assignments, "trimmable", property(lambda assignments: assignments.ledger.finished_floor))
+    monkeypatch.setattr(RunRecords, "trimmable", property(lambda records: records.ledger.finished_floor))
     assert "not on the disk" in first_wrong()
 
 
@@ -171,7 +172,7 @@ def test_snapshots_that_are_deleted_before_a_newer_checkpoint_is_announced_are_m
 
 
 def test_a_resumed_run_whose_snapshots_nobody_reads_first_begins_at_a_damaged_checkpoint(monkeypatch):
-    monkeypatch.setattr(Assignments, "restarts_from_checkpoint", False)
+    monkeypatch.setattr(Restart, "_starts_at_checkpoint", lambda restart: False)
     assert "has no snapshot of step" in first_wrong()
 
 
@@ -219,18 +220,18 @@ def test_old_records_that_are_trusted_place_workers_where_nothing_is_left(monkey
 
 @pytest.mark.slow
 def test_if_all_who_knew_better_are_gone_old_records_place_workers_where_nothing_is_left_too(monkeypatch):
-    monkeypatch.setattr(Assignments, "has_lost_its_start", lambda assignments, hello: False)
+    monkeypatch.setattr(Registration, "_has_lost_its_start", lambda registration, hello: False)
     assert "no end in sight" in first_wrong(having(PlannedFault.POWER))
 
 
 @pytest.mark.slow
 def test_a_broker_with_old_records_that_heeds_no_newer_checkpoint_ruins_the_run(monkeypatch):
-    monkeypatch.setattr(Assignments, "records_lack_checkpoint", lambda assignments, complete, member: False)
+    monkeypatch.setattr(RunRecords, "lack_checkpoint", lambda records, complete, member: False)
     assert first_wrong(having(PlannedFault.OLD_RECORDS)) != "nothing"
 
 
 def test_incarnations_that_are_handed_out_twice_let_a_zombie_speak_for_its_successor(monkeypatch):
-    monkeypatch.setattr(assignments, "_unused_incarnation", lambda now: 0)
+    monkeypatch.setattr(RunRecords, "unused_incarnation", staticmethod(lambda now: 0))
     assert first_wrong(having(PlannedFault.LOSE_RECORDS, PlannedFault.PARTITION)) != "nothing"
 
 

@@ -1,7 +1,10 @@
-"""The broker process: finds the run in its store, serves it, and exits when the run has ended or on a signal."""
+"""The broker process: finds the run in its store, serves it, and exits when the run has ended or on a signal.
+
+serve_channel   receives messages, lets the coordinator decide, sends what it returns
+"""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +12,14 @@ from time import monotonic, time
 
 import structlog
 
+from stageline.broker.control.channel import Received, ServerChannel
 from stageline.broker.control.open import REDIS, open_server
-from stageline.broker.control.protocol import Answer, Ask, StopRun
+from stageline.broker.control.protocol import CONTROL_VERSION, Answer, Ask, Refused, StopRun, decode_to_broker, encode
 from stageline.broker.coordinator.coordinator import Coordinator
-from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of
+from stageline.broker.coordinator.records import EventLog, Outgoing, RunRecords
+from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
-from stageline.broker.errors import BrokerError
+from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.broker.stores.base import StoreUnusable
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
@@ -25,8 +30,17 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import result_of
 from stageline.workers.runs.store import open_store
 
-from .broker_loop import LINGER, serve_channel
 from .signals import Signals
+
+TURN = 0.05  # seconds that a turn waits for the first message
+LINGER = 30.0  # seconds that a broker stays after its run and its workers, to answer how it ended
+LEAVING = 2.0  # seconds that it waits for the workers to leave after a stop request
+STEP_END = 7.0  # seconds that it waits for workers which finish a step, and write a snapshot of it
+_UNREADABLE = Refused(
+    f"this is not a message of control protocol version {CONTROL_VERSION}, the only one this broker supports; "
+    "install the same stageline on both sides",
+    code=ExitCode.FAILED,
+)
 
 log = structlog.get_logger()
 
@@ -71,10 +85,85 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         try:
             on_bound(channel.endpoint)
             serve_channel(core, channel, stop=host.should_exit, linger=1.0 if place.parent else LINGER)
-            _clear_queues(core, plan.queues.url)
+            _clear_queues(core.records, plan.queues.url)
         finally:
             (folder / runs.BROKER).unlink(missing_ok=True)
-    return _exit_code(core)
+    return _exit_code(run, core.records.outcome)
+
+
+def serve_channel(
+    coordinator: Coordinator,
+    channel: ServerChannel,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    linger: float = LINGER,
+) -> None:
+    """Serves until `stop()` is true, or the run is over and the broker is no longer needed.
+
+    `stop` is called some twenty times a second. `linger`: seconds to stay after the run for commands that ask about it.
+    Raises `StoreUnusable`.
+    """
+    clock, departure = _wall_clock(), _Departure(coordinator, linger)
+    while not (stop() or departure.is_due()):
+        received = channel.receive(TURN)
+        if received is not None:  # else the coordinator learns from its next turn that it was away
+            _turn(coordinator, channel, received, clock)
+
+
+def _wall_clock() -> Callable[[], float]:
+    """Seconds since the epoch as of now, from then on by a clock that is never set back."""
+    offset = time() - monotonic()
+    return lambda: monotonic() + offset
+
+
+def _turn(
+    coordinator: Coordinator, channel: ServerChannel, received: Sequence[Received], clock: Callable[[], float]
+) -> None:
+    sends: list[Outgoing] = []
+    for sender, frame in received:
+        try:
+            sends += coordinator.handle(sender, decode_to_broker(frame or b""), clock())
+        except ForeignMessage:
+            sends.append((sender, _UNREADABLE))
+        except BadMessage:  # its sender repeats what matters
+            coordinator.records.events.count("damaged", "a message arrived damaged")
+    sends += coordinator.tick(clock())
+    channel.send((recipient, encode(message)) for recipient, message in sends)
+    _write_log(coordinator.records.events)
+
+
+def _write_log(events: EventLog) -> None:
+    for warning in events.warnings:  # first: the other lines often follow from them
+        log.warning(warning)
+    for line in events.infos:
+        log.info(line)
+    events.infos.clear()
+    events.warnings.clear()
+
+
+class _Departure:
+    """Decides when the broker is no longer needed."""
+
+    def __init__(self, coordinator: Coordinator, linger: float) -> None:
+        self._coordinator = coordinator
+        self._records = coordinator.records
+        self._linger = linger
+        self._over: float | None = None  # since when
+
+    def is_due(self) -> bool:
+        outcome = self._records.outcome
+        if outcome is None:
+            return False
+        if self._over is None:
+            self._over = monotonic()
+        dismissed = self._records.lifecycle.state is RunState.DISMISSED and self._records.all_left
+        return dismissed or monotonic() - self._over >= self._patience(outcome)
+
+    def _patience(self, outcome: RunOutcome) -> float:
+        """Seconds."""
+        if outcome.at_step_end and not self._records.all_left:
+            return STEP_END
+        return min(LEAVING, self._linger) if self._coordinator.stop_requested else self._linger
 
 
 def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
@@ -88,29 +177,29 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
     return plan, make_schedule(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
 
 
-def _clear_queues(core: Coordinator, url: str) -> None:
+def _clear_queues(records: RunRecords, url: str) -> None:
     """Removes a finished run's queues from their server. Those of a stopped run are needed to go on with it."""
-    if not url.startswith(REDIS) or core.phase is not RunPhase.FINISHED:
+    if not url.startswith(REDIS) or records.phase is not RunPhase.FINISHED:
         return
     from stageline.broker.queues.redis.inspector import QueueInspector  # takes time to load
 
-    if not core.all_left:  # a worker that still runs could put again what it keeps
+    if not records.all_left:  # a worker that still runs could put again what it keeps
         log.warning("the queues stay at the server", address=masked(url), reason="not every worker has exited")
         return
     try:
-        with closing(QueueInspector(url, core.run)) as inspector:
+        with closing(QueueInspector(url, records.run)) as inspector:
             inspector.forget()
     except BrokerError as error:
         log.warning("the queues stay at the server", address=masked(url), reason=str(error))
 
 
-def _exit_code(core: Coordinator) -> int:
-    if core.outcome is None:
-        log.error("left", reason=f"run {core.run} has not ended; start a broker with --run {core.run} to go on")
+def _exit_code(run: str, outcome: RunOutcome | None) -> int:
+    if outcome is None:
+        log.error("left", reason=f"run {run} has not ended; start a broker with --run {run} to go on")
         return ExitCode.INTERRUPTED
-    if core.outcome.code:
-        log.error("the run has failed", reason=core.outcome.reason)
-    return core.outcome.code
+    if outcome.code:
+        log.error("the run has failed", reason=outcome.reason)
+    return outcome.code
 
 
 class _Host:
@@ -123,14 +212,14 @@ class _Host:
         self._parent = parent
         self._signals = signals
         self._started = monotonic()
-        self._over = core.outcome is not None
+        self._over = core.records.outcome is not None
 
     def should_exit(self) -> bool:
         """Called in every turn. After a signal the run is stopped: workers learn of it with their next report. A run
         that is over does not keep the broker running after a signal."""
-        if self._signals.count and self._core.state is not RunState.DISMISSED:
+        if self._signals.count and self._core.records.lifecycle.state is not RunState.DISMISSED:
             self._core.handle(b"", StopRun("the broker was interrupted", ExitCode.INTERRUPTED), time())
-        if not self._over and self._core.outcome is not None:
+        if not self._over and self._core.records.outcome is not None:
             self._over = True
             self._keep_result()
         return self._signals.count > 1 or bool(self._parent and os.getppid() != self._parent)
@@ -139,7 +228,7 @@ class _Host:
         for _, answer in self._core.handle(b"", Ask("status"), time()):
             if isinstance(answer, Answer) and answer.facts["weights_sha256"] and answer.facts["training_steps"]:
                 result = result_of(
-                    self._core.run, self._plan.schedule.microbatches, answer.facts, monotonic() - self._started
+                    self._core.records.run, self._plan.schedule.microbatches, answer.facts, monotonic() - self._started
                 )
                 write_json(self._folder / runs.RESULT, result)
                 log.info("result", weights_sha256=result.weights_sha256, file=self._folder / runs.RESULT)

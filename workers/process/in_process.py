@@ -99,7 +99,7 @@ class _Local:
         """Why the run stops, with its bad microbatch kept."""
         stage = error.culprit.action.stage if error.culprit is not None else 0
         place = self._places[self._job.schedule.owner(stage)]
-        run, incarnation = self._coordinator.run, place.incarnation
+        run, incarnation = self._coordinator.records.run, place.incarnation
         return record_failure(self._job, place.executor, self._queues, error, run, incarnation)
 
     def finish(self, folder: Path) -> LaunchOutcome:
@@ -125,7 +125,7 @@ class _Local:
             if isinstance(answer, Assigned)
         )
         executor = job.executor(job.schedule.placement[index], self._decisions)
-        run = self._coordinator.run
+        run = self._coordinator.records.run
         worker = WorkerLoop(job.program, index, executor, self._queues, run=run, incarnation=incarnation)
         return _Place(sender, incarnation, executor, worker, Reporter(worker.progress, incarnation, job.steps))
 

@@ -49,11 +49,11 @@ def test_workers_are_assigned_and_hear_of_each_other_when_all_are_there():
     talk = Talk()
     assert talk.say(b"a", hello(0)) == [(b"a", Assigned("run-1", 0, 1, 0))]
     assert talk.join(1)[1:] == []
-    assert talk.core.phase is RunPhase.WAITING
+    assert talk.core.records.phase is RunPhase.WAITING
     peers = Peers({0: (1, "ipc://a"), 1: (2, "ipc://1")})
     sends = talk.say(b"a", hello(0, incarnation=1, endpoint="ipc://a"))
     assert sends == [(b"a", Assigned("run-1", 0, 1, 0)), (b"a", peers), (name(1), peers)]
-    assert talk.core.phase is RunPhase.RUNNING
+    assert talk.core.records.phase is RunPhase.RUNNING
 
 
 def test_who_says_hello_again_hears_again_where_the_others_are(talk: Talk):
@@ -65,7 +65,7 @@ def test_a_worker_that_names_its_endpoint_at_once_need_not_say_it_again():
     talk = Talk()
     for index in (0, 1):
         talk.say(name(index), hello(index, endpoint="memory://"))
-    assert talk.core.phase is RunPhase.RUNNING
+    assert talk.core.records.phase is RunPhase.RUNNING
 
 
 def test_an_incarnation_is_stored_before_it_is_handed_out():
@@ -119,15 +119,15 @@ def test_a_zombies_report_is_refused_and_changes_nothing(talk: Talk):
     assert recipient == b"zombie"
     assert isinstance(refused, Refused)
     assert refused.reason.startswith("incarnation 9 is not current in run run-1")
-    assert talk.core.ledger.finished == [0, 0]
+    assert talk.core.records.ledger.finished == [0, 0]
     assert talk.status()["oddities"] == {"fenced": 1}
 
 
 def test_what_a_worker_cannot_know_is_counted_and_left_out(talk: Talk):
     talk.say(b"a", report(0, steps=steps(1, 3), events=[Event(0, 0, 9, "forward", 1.0), Event(1, 0, 0, "done", 1.0)]))
-    assert talk.core.ledger.finished == [0, 0]
+    assert talk.core.records.ledger.finished == [0, 0]
     assert talk.status()["oddities"] == {"illegal": 3}
-    assert talk.core.events.warnings == [
+    assert talk.core.records.events.warnings == [
         "worker 0 (stage 0) reports what cannot be: stage 1 is not its own",
         "worker 0 (stage 0) reports what cannot be: there is no microbatch 9: a step has 4",
         "worker 0 (stage 0) reports what cannot be: stage 1 is not its own",
@@ -197,7 +197,7 @@ def test_a_silent_worker_ends_the_run_naming_what_it_held(talk: Talk):
         "worker 1 (stage 1), worker-1 (pid 101, host desk), was silent for 10.0 s (recovery.lease is 10 s). "
         "It held 1F3 of step 118 since 9.8 s; microbatch 2 of step 118, stashed at stage 1"
     )
-    assert (talk.core.phase, talk.status()["code"]) == (RunPhase.FAILED, 1)
+    assert (talk.core.records.phase, talk.status()["code"]) == (RunPhase.FAILED, 1)
 
 
 def test_a_killed_process_ends_the_run_naming_its_signal(talk: Talk):
@@ -220,7 +220,7 @@ def test_a_processs_last_words_say_more_than_its_exit(talk: Talk):
 def test_the_exit_of_a_former_process_is_no_news(talk: Talk):
     talk.say(b"supervisor", Exited(1, 55, 1))
     assert talk.after(1.0) == []
-    assert talk.core.phase is RunPhase.RUNNING
+    assert talk.core.records.phase is RunPhase.RUNNING
 
 
 def test_a_process_that_exits_before_it_joined_ends_the_run_with_its_code():
@@ -246,7 +246,7 @@ def test_while_the_run_waits_a_lost_worker_only_leaves_its_place():
     talk = Talk()
     talk.join(0)
     assert talk.after(10.5) == []
-    assert (talk.core.phase, talk.status()["missing"]) == (RunPhase.WAITING, [0, 1])
+    assert (talk.core.records.phase, talk.status()["missing"]) == (RunPhase.WAITING, [0, 1])
     ((_, assigned), *_) = talk.say(b"b", hello(0))
     assert assigned == Assigned("run-1", 0, 2, 0)
 
@@ -256,7 +256,7 @@ def test_a_stopped_run_stops_every_worker_with_its_code(talk: Talk):
     sends = talk.say(b"train", StopRun("interrupted, nothing saved", 130, at_step_end=True))
     assert sends == [(name(0), stop), (name(1), stop)]
     assert talk.say(name(0), report(0)) == [(name(0), stop)]
-    assert (talk.core.phase, talk.status()["code"]) == (RunPhase.FAILED, 130)
+    assert (talk.core.records.phase, talk.status()["code"]) == (RunPhase.FAILED, 130)
 
 
 def test_a_second_stop_does_not_wait_for_the_steps_end(talk: Talk):
@@ -267,23 +267,23 @@ def test_a_second_stop_does_not_wait_for_the_steps_end(talk: Talk):
 
 def test_the_broker_is_dismissed_after_the_run_not_by_ending_it(talk: Talk):
     talk.say(b"train", StopRun("enough", 130))
-    assert talk.core.state is not RunState.DISMISSED
+    assert talk.core.records.lifecycle.state is not RunState.DISMISSED
     talk.say(b"train", StopRun("over", 0))
-    assert talk.core.state is RunState.DISMISSED
+    assert talk.core.records.lifecycle.state is RunState.DISMISSED
     assert talk.status()["reason"] == "enough"
 
 
 def test_everyone_has_left_after_goodbyes_and_exits(talk: Talk):
     talk.say(b"train", StopRun("enough", 130))
     talk.say(name(0), Goodbye(1, "told to stop"))
-    assert not talk.core.all_left
+    assert not talk.core.records.all_left
     talk.say(b"train", Exited(1, 101, 130))
-    assert talk.core.all_left
+    assert talk.core.records.all_left
 
 
 def test_nobody_waits_for_the_goodbye_of_a_worker_that_has_finished(talk: Talk):
     talk.say(name(0), finished(0)), talk.say(name(1), finished(1))
-    assert talk.core.all_left
+    assert talk.core.records.all_left
 
 
 def test_a_broker_that_was_away_gives_everyone_a_new_lease(talk: Talk):
@@ -298,14 +298,18 @@ def test_a_lease_shorter_than_the_brokers_turn_still_ends():
     talk.core = Coordinator(replace(TERMS, lease=0.05), talk.store, "run-1", talk.now)
     talk.join(0), talk.join(1)
     talk.after(0.2)
-    assert talk.core.phase is RunPhase.FAILED
+    assert talk.core.records.phase is RunPhase.FAILED
 
 
 def test_a_restarted_broker_goes_on_with_the_run(talk: Talk):
     talk.say(name(0), report(0, steps=steps(0, *range(5))))
     talk.say(name(1), report(1, steps=steps(1, *range(3), loss=0.5)))
     again = Talk(talk.store, now=talk.now + 3.0)
-    assert (again.core.run, again.core.phase, again.core.ledger.finished) == ("run-1", RunPhase.RUNNING, [5, 3])
+    assert (again.core.records.run, again.core.records.phase, again.core.records.ledger.finished) == (
+        "run-1",
+        RunPhase.RUNNING,
+        [5, 3],
+    )
     assert again.say(b"new", report(0, number=9)) == [(b"new", Heard(9))]
     assert again.say(b"new", hello(1, incarnation=2, endpoint="ipc://1"))[0] == (b"new", Assigned("run-1", 1, 2, 3))
     assert again.status()["losses"] == {"0": 0.5}
@@ -321,7 +325,7 @@ def test_workers_that_do_not_return_to_a_restarted_broker_are_lost(talk: Talk):
 def test_a_restarted_broker_knows_how_the_run_ended(talk: Talk):
     talk.say(name(0), finished(0)), talk.say(name(1), finished(1))
     again = Coordinator(TERMS, talk.store, "run-1", 2000.0)
-    assert again.outcome == talk.core.outcome
+    assert again.records.outcome == talk.core.records.outcome
     assert again.handle(b"a", finished(0), 2000.0) == [(b"a", Stop("all steps are done", 0))]
 
 

@@ -162,7 +162,7 @@ class Orders(RuleBasedStateMachine):
                     if not lost and process.alive:
                         process.begin(sentence)
                 case Trim(step):
-                    assert step <= self.talk.core.checkpoints.complete
+                    assert step <= self.talk.core.records.checkpoints.complete
                     process.complete = process.complete if lost else max(process.complete, step)
                 case Refused():
                     process.alive = process.alive and lost
@@ -175,7 +175,7 @@ class Orders(RuleBasedStateMachine):
         new = incarnation not in self.owners
         assert self.owners.setdefault(incarnation, process) is process
         if new:
-            assert step == self.talk.core.checkpoints.complete
+            assert step == self.talk.core.records.checkpoints.complete
         if assigned.keep:
             assert process.assigned is not None
             return
@@ -183,7 +183,7 @@ class Orders(RuleBasedStateMachine):
 
     def is_current(self, process: ModelProcess) -> bool:
         assert process.assigned is not None
-        return self.talk.core.registry.current(process.assigned.incarnation) is not None
+        return self.talk.core.records.registry.current(process.assigned.incarnation) is not None
 
     def placed(self, alive: bool = True) -> list[ModelProcess]:
         return [each for each in self.processes if each.assigned and (each.alive or not alive)]
@@ -249,7 +249,7 @@ class Orders(RuleBasedStateMachine):
     def time_passes(self, seconds: float, speaking: bool) -> None:
         """With the live workers speaking, only the dead are lost; without, all are."""
         end = self.talk.now + seconds
-        while self.talk.now < end and self.talk.core.outcome is None:
+        while self.talk.now < end and self.talk.core.records.outcome is None:
             if speaking:
                 for process in self.placed():
                     self.speak(process, snapshots=False)
@@ -265,7 +265,7 @@ class Orders(RuleBasedStateMachine):
         self.informed = True
         if now_and_then:
             self.backups.append(copy.deepcopy(self.store))
-        assert self.talk.core.run == "run-1"
+        assert self.talk.core.records.run == "run-1"
 
     @rule(backup=st.none() | st.integers(0, 9), data=st.data())
     def the_records_are_lost(self, backup: int | None, data: st.DataObject) -> None:
@@ -287,26 +287,31 @@ class Orders(RuleBasedStateMachine):
         self.informed = True
 
     def decided(self) -> object:
-        core = self.talk.core
-        return core.checkpoints.facts(), list(core.ledger.finished), core.registry.facts(), core._replacements.facts()
+        known = self.talk.core.records
+        return (
+            known.checkpoints.facts(),
+            list(known.ledger.finished),
+            known.registry.facts(),
+            known.replacements.facts(),
+        )
 
     def current_owners(self) -> list[ModelProcess]:
-        return [self.owners[member.incarnation] for member in self.talk.core.registry.members.values()]
+        return [self.owners[member.incarnation] for member in self.talk.core.records.registry.members.values()]
 
     def check_checkpoint(self) -> None:
         """It never goes back; when it comes to be, all stages' snapshots are there, and every owner has come so far."""
-        core = self.talk.core
-        complete, disk = core.checkpoints.complete, self.disk()
+        known = self.talk.core.records
+        complete, disk = known.checkpoints.complete, self.disk()
         assert complete >= self.complete
         if complete > self.complete:
             assert all(complete in steps for steps in disk.values())
             begun = [owner for owner in self.current_owners() if owner.assigned]  # others will begin there
             assert all(done >= complete for owner in begun for done in owner.done.values())
         if complete > self.complete and self.lossless:
-            assert core.registry.missing == []
-            for member in core.registry.members.values():
+            assert known.registry.missing == []
+            for member in known.registry.members.values():
                 assert all(complete in self.owners[member.incarnation].has[stage] for stage in member.stages)
-        if core.state is not RunState.RECONCILING and self.informed:
+        if known.lifecycle.state is not RunState.RECONCILING and self.informed:
             assert all(owner.complete <= complete for owner in self.current_owners() if owner.alive)
         self.complete = complete
 
@@ -316,13 +321,13 @@ class Orders(RuleBasedStateMachine):
 
     @invariant()
     def what_is_stored_is_what_was_decided(self) -> None:
-        again = Talk(self.store, now=self.talk.now, terms=ENDLESS).core
-        assert again.checkpoints.facts() == self.talk.core.checkpoints.facts()
-        assert again.registry.incarnation == self.talk.core.registry.incarnation
+        again = Talk(self.store, now=self.talk.now, terms=ENDLESS).core.records
+        assert again.checkpoints.facts() == self.talk.core.records.checkpoints.facts()
+        assert again.registry.incarnation == self.talk.core.records.registry.incarnation
 
     @invariant()
     def only_a_place_that_nobody_takes_ends_the_run(self) -> None:
-        outcome = self.talk.core.outcome
+        outcome = self.talk.core.records.outcome
         assert outcome is None or (outcome.phase is RunPhase.FAILED and outcome.code == 69)
 
 

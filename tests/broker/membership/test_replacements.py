@@ -160,7 +160,7 @@ def test_a_zombies_snapshot_completes_nothing(talk: Talk):
     assert isinstance(refused, Refused)
     assert refused.code == 1
     assert trims(talk.after(1.0)) == []
-    assert talk.core.ledger.finished == [20, 0]
+    assert talk.core.records.ledger.finished == [20, 0]
 
 
 # Replacement
@@ -170,9 +170,9 @@ def test_a_lost_workers_place_goes_to_the_next_at_the_newest_complete_checkpoint
     reach(talk, 20)
     talk.say(name(1), said(2, upto=37))
     assert stops(kill(talk, 1, 101)) == []
-    assert talk.core.phase is RunPhase.RUNNING
+    assert talk.core.records.phase is RunPhase.RUNNING
     assert talk.say(b"new", replacement(1, 201)) == [(b"new", Assigned("run-1", 1, 3, 20)), (b"new", Trim(20))]
-    assert talk.core.events.infos[-1].endswith("is worker-1 (pid 201, host desk), life 2, incarnation 3")
+    assert talk.core.records.events.infos[-1].endswith("is worker-1 (pid 201, host desk), life 2, incarnation 3")
 
 
 def test_an_incarnation_and_its_start_are_stored_before_they_are_handed_out(talk: Talk):
@@ -199,9 +199,9 @@ def test_a_lost_stages_ledger_goes_back_to_the_checkpoint_and_the_losses_stay(ta
     reach(talk, 20)
     talk.say(name(1), Report(2, 9, "1F3", 0.0, 0.0, steps(1, *range(37), loss=0.5), [Event(1, 40, 2, "forward", 1.0)]))
     kill(talk, 1, 101)
-    assert talk.core.ledger.finished == [20, 20]
+    assert talk.core.records.ledger.finished == [20, 20]
     assert talk.store.load().finished == {0: 20, 1: 20}
-    assert talk.core.ledger.held([1]) == []
+    assert talk.core.records.ledger.held([1]) == []
     assert sorted(talk.store.load().losses) == list(range(37))
 
 
@@ -237,7 +237,7 @@ def test_a_worker_that_hangs_is_replaced_and_refused_when_it_wakes(talk: Talk):
         ((_, refused),) = talk.say(name(1), words)
         assert isinstance(refused, Refused)
         assert refused.code == 1
-    assert (talk.core.phase, talk.core.ledger.finished) == (RunPhase.RUNNING, [0, 0])
+    assert (talk.core.records.phase, talk.core.records.ledger.finished) == (RunPhase.RUNNING, [0, 0])
 
 
 def test_a_replacement_may_take_its_time_to_load(talk: Talk):
@@ -245,12 +245,12 @@ def test_a_replacement_may_take_its_time_to_load(talk: Talk):
     talk.assigned(b"new", replacement(1, 201))
     for _ in range(40):
         talk.say(name(0), report(0)), talk.after(1.0)
-    assert (talk.core.phase, talk.core.registry.missing) == (RunPhase.RUNNING, [])
+    assert (talk.core.records.phase, talk.core.records.registry.missing) == (RunPhase.RUNNING, [])
     talk.say(b"new", replacement(1, 201, incarnation=3, endpoint="ipc://new"))
     for _ in range(40):
         talk.say(name(0), report(0)), talk.after(1.0)
         talk.say(b"new", Report(3, 0, "waits for its snapshot to be read", 0.0, 0.0))
-    assert (talk.core.phase, talk.core.registry.missing) == (RunPhase.RUNNING, [])
+    assert (talk.core.records.phase, talk.core.records.registry.missing) == (RunPhase.RUNNING, [])
 
 
 def test_a_finished_worker_that_is_lost_has_to_finish_again(talk: Talk):
@@ -318,7 +318,7 @@ def test_a_spare_leaves_the_places_to_others_before_the_run_has_begun():
     ((_, standby),) = talk.say(b"spare", spare(1))
     assert standby == Standby("the run has not begun; a spare takes the place of a lost worker")
     talk.join(0), talk.join(1)
-    assert talk.core.phase is RunPhase.RUNNING
+    assert talk.core.records.phase is RunPhase.RUNNING
 
 
 def test_spares_are_called_in_turn_and_only_to_places_that_they_want(talk: Talk):
@@ -336,7 +336,7 @@ def test_a_spare_that_is_silent_is_not_called(talk: Talk):
     talk.say(b"spare", spare(1))
     talk.after(SILENCE)
     assert kill(talk, 1, 101) == []
-    assert talk.core.registry.missing == [1]
+    assert talk.core.records.registry.missing == [1]
 
 
 def test_a_spare_that_does_not_answer_its_call_loses_the_place_to_the_next(talk: Talk):
@@ -355,7 +355,7 @@ def test_a_spare_that_has_answered_may_take_its_time_to_load(talk: Talk):
     talk.say(b"spare", Report(3, 0, "waits for its model", 0.0, 0.0))
     for _ in range(40):
         talk.say(name(0), report(0)), talk.after(1.0)
-    assert talk.core.registry.missing == []
+    assert talk.core.records.registry.missing == []
 
 
 def test_loading_for_longer_than_a_lease_is_no_lack_of_progress_once_it_is_done(talk: Talk):
@@ -366,10 +366,10 @@ def test_loading_for_longer_than_a_lease_is_no_lack_of_progress_once_it_is_done(
     for _ in range(30):
         talk.say(name(0), report(0)), talk.after(1.0)
     talk.say(b"spare", msgspec.structs.replace(spare(1), endpoint="tcp://cloud:5555", incarnation=3))
-    assert talk.core.registry.members[1].introduced
+    assert talk.core.records.registry.members[1].introduced
     for _ in range(5):
         talk.say(name(0), report(0)), talk.say(b"spare", Report(3, 0, "1F0 of step 0", talk.now, 0.0)), talk.after(1.0)
-    assert talk.core.registry.missing == []
+    assert talk.core.records.registry.missing == []
 
 
 def test_a_spare_whose_call_got_lost_hears_it_again(talk: Talk):
@@ -400,14 +400,14 @@ def test_a_worker_that_was_started_again_before_its_loss_was_noticed_stands_by_a
     ((_, standby),) = talk.say(b"again", replacement(1, 101))
     assert isinstance(standby, Standby)
     assert talk.after(1.0) == [(b"again", Assigned("run-1", 1, 3, 0))]
-    assert "was restarted" in talk.core.events.infos[-2]
+    assert "was restarted" in talk.core.records.events.infos[-2]
 
 
 def test_a_worker_that_is_heard_is_not_pushed_out_by_another_of_its_name(talk: Talk):
     for _ in range(30):
         talk.say(name(0), report(0)), talk.say(name(1), report(1)), talk.say(b"again", replacement(1, 201))
         assert talk.after(0.3) == []
-    assert talk.core.registry.members[1].pid == 101
+    assert talk.core.records.registry.members[1].pid == 101
 
 
 def test_two_machines_that_claim_one_place_have_made_a_mistake(talk: Talk):
@@ -505,8 +505,8 @@ def test_a_restarted_broker_knows_checkpoint_snapshots_gaps_and_counts(talk: Tal
     talk.say(name(1), said(2, upto=37))
     kill(talk, 1, 101)
     again = Talk(talk.store, now=talk.now + 3.0, terms=REPLACING)
-    assert (again.core.phase, again.core.registry.missing) == (RunPhase.RUNNING, [1])
-    assert again.core.ledger.finished == [40, 20]
+    assert (again.core.records.phase, again.core.records.registry.missing) == (RunPhase.RUNNING, [1])
+    assert again.core.records.ledger.finished == [40, 20]
     given = again.assigned(b"new", replacement(1, 201))
     assert (given.index, given.step) == (1, 20)
     again.say(b"new", said(given.incarnation, upto=40, snapshots=[(1, 40)]))

@@ -92,9 +92,9 @@ def test_workers_that_are_at_work_go_on_where_they_are_under_new_incarnations(lo
     peers = Peers({index: (incarnations[index], f"ipc://{index}") for index in (0, 1)})
     assert (name(0), peers) in sends
     assert (name(1), Trim(40)) in sends
-    assert (lost.core.phase, lost.core.ledger.finished) == (RunPhase.RUNNING, [47, 47])
+    assert (lost.core.records.phase, lost.core.records.ledger.finished) == (RunPhase.RUNNING, [47, 47])
     assert lost.say(name(1), report(1, incarnations[1], 48)) == [(name(1), Heard(1))]
-    assert lost.core.ledger.losses == dict.fromkeys(range(0, 48, 10), 0.5)
+    assert lost.core.records.ledger.losses == dict.fromkeys(range(0, 48, 10), 0.5)
 
 
 def test_nothing_is_decided_before_everyone_has_had_a_lease_to_speak(lost: Talk):
@@ -116,7 +116,7 @@ def test_who_is_absent_is_placed_again_at_the_newest_step_of_which_all_snapshots
     given = assignments(lost.after(2.0))
     assert (given[b"new"].step, given[b"new"].keep) == (40, False)
     assert (given[name(0)].step, given[name(0)].keep) == (40, True)
-    assert lost.core.ledger.finished == [47, 40]
+    assert lost.core.records.ledger.finished == [47, 40]
 
 
 def test_who_is_behind_that_step_is_placed_again(lost: Talk):
@@ -178,7 +178,7 @@ def test_that_nobody_has_looked_yet_does_not_make_it_the_beginning(lost: Talk):
     assert lost.after(3 * LEASE) == []
     lost.say(b"again", msgspec.structs.replace(newcomer(0, 100), name="worker-0")), lost.say(b"new", newcomer(1, 201))
     lost.after(0.2)
-    assert lost.core.checkpoints.complete == 40
+    assert lost.core.records.checkpoints.complete == 40
 
 
 def test_if_nobody_comes_who_sees_them_the_run_is_given_up_naming_the_stage(lost: Talk):
@@ -193,7 +193,7 @@ def test_if_the_announced_checkpoint_is_nowhere_every_stage_goes_back(lost: Talk
     lost.say(name(0), remembering(0, 1, snapshots=[(0, 20), (0, 40), (1, 20)]))
     given = assignments(lost.after(LEASE + 0.2))
     assert name(0) not in given
-    assert lost.core.checkpoints.complete == 20
+    assert lost.core.records.checkpoints.complete == 20
     ((_, refused),) = lost.say(name(0), report(0, 1, 48))
     assert isinstance(refused, Refused)
 
@@ -212,7 +212,7 @@ def test_a_worker_that_missed_its_new_incarnation_hears_it_again(lost: Talk):
     given = assignments(lost.after(LEASE + 0.2))
     for words in (report(1, 2, 48), remembering(1, 2), Finished(2, {})):
         assert assignments(lost.say(name(1), words)) == {name(1): given[name(1)]}
-    assert lost.core.phase is RunPhase.RUNNING
+    assert lost.core.records.phase is RunPhase.RUNNING
 
 
 def test_a_broker_that_is_killed_again_knows_what_was_decided(lost: Talk):
@@ -221,7 +221,7 @@ def test_a_broker_that_is_killed_again_knows_what_was_decided(lost: Talk):
     again = Talk(lost.store, now=200.0, terms=REPLACING)
     assert again.say(name(0), report(0, given[name(0)].incarnation, 48)) == [(name(0), Heard(1))]
     assert assignments(again.say(name(1), report(1, 2, 48))) == {name(1): given[name(1)]}
-    assert again.core.checkpoints.complete == 40
+    assert again.core.records.checkpoints.complete == 40
 
 
 def test_a_broker_that_is_killed_while_it_asks_asks_again(lost: Talk):
@@ -247,7 +247,7 @@ def test_once_everyone_is_there_who_comes_from_before_is_a_zombie(lost: Talk):
     for index in (0, 1):
         given = lost.assigned(name(index), blind(index, 200 + index))
         lost.say(name(index), replace_hello(blind(index, 200 + index), given.incarnation))
-    assert lost.core.phase is RunPhase.RUNNING
+    assert lost.core.records.phase is RunPhase.RUNNING
     ((_, refused),) = lost.say(b"zombie", remembering(1, 2))
     assert isinstance(refused, Refused)
 
@@ -259,7 +259,7 @@ def replace_hello(said: Hello, incarnation: int) -> Hello:
 def test_a_worker_of_another_run_proves_nothing(lost: Talk):
     ((_, refused),) = lost.say(name(0), remembering(0, 1, run="yesterday"))
     assert isinstance(refused, Refused)
-    assert lost.core.state is not RunState.RECONCILING
+    assert lost.core.records.lifecycle.state is not RunState.RECONCILING
 
 
 def test_where_nobody_is_replaced_a_strange_incarnation_is_refused():
@@ -282,7 +282,7 @@ def test_an_old_store_is_noticed_by_an_incarnation_that_is_not_in_it():
     old.say(b"owner", remembering(1, 3, pid=301)), old.say(name(0), remembering(0, 1))
     given = assignments(old.after(LEASE + 0.2))
     assert given.keys() == {b"owner", name(0)}
-    assert old.core.registry.members[1].pid == 301
+    assert old.core.records.registry.members[1].pid == 301
 
 
 def test_an_old_store_that_names_only_zombies_is_noticed_though_they_have_spoken():
@@ -353,7 +353,7 @@ def test_a_disk_on_which_nothing_newer_is_shows_nothing(snapshots: list[tuple[in
     first = old.assigned(b"1", blind(1, 301))
     (again, *_) = old.say(b"1", beginning(1, first.incarnation, snapshots))
     assert again == (b"1", first)
-    assert old.core.state is not RunState.RECONCILING
+    assert old.core.records.lifecycle.state is not RunState.RECONCILING
 
 
 def test_why_says_that_the_broker_asks(lost: Talk):

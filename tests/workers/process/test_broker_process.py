@@ -48,7 +48,7 @@ from stageline.broker.coordinator.run import RunConfig
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
 from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.schedule import make_schedule
-from stageline.workers.process.broker_loop import serve_channel
+from stageline.workers.process.broker_process import serve_channel
 
 PATIENCE = 10_000  # milliseconds after which a test gives up waiting
 TERMS = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), lease=10.0, log_every=1)
@@ -261,7 +261,7 @@ def test_no_order_of_sentences_stops_the_core_and_all_it_says_can_be_sent(
         now += passes
         for _, said in [*broker.handle(sender, sentence, now), *broker.tick(now)]:  # type: ignore[arg-type]
             assert decode_from_broker(encode(said)) == said or "nan" in repr(said)
-        phases.append(broker.phase)
+        phases.append(broker.records.phase)
     over = [phase for phase in phases if phase in ("finished", "failed")]
     assert len(set(over)) <= 1
     assert phases[len(phases) - len(over) :] == over
@@ -348,7 +348,7 @@ from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.control.open import open_server
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.schedule import make_schedule
-from stageline.workers.process.broker_loop import serve_channel
+from stageline.workers.process.broker_process import serve_channel
 
 store = SqliteStore(pathlib.Path(sys.argv[1]))
 terms = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), 10.0, 1)

@@ -1,0 +1,154 @@
+"""All that the broker knows of its run, and which of it is stored when.
+
+A worker's incarnation and the complete checkpoint are decided together and stored in one write: a broker killed at any
+moment cannot leave an incarnation that begins at another step than its worker was told.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+import msgspec
+
+from stageline.broker.control.protocol import FromBroker
+from stageline.broker.ledger.ledger import Ledger
+from stageline.broker.membership.member import Member, MemberStatus
+from stageline.broker.membership.registry import Registry
+from stageline.broker.membership.replacements import Replacements
+from stageline.broker.membership.standby import StandbyWorkers
+from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
+from stageline.broker.recovery.lost_work import KEPT_LOSSES, LostAttempt, lost_attempts
+from stageline.broker.stores.base import Store, StoredRun
+
+from .run import RunConfig, RunFailure, RunOutcome, RunPhase
+from .run_state import RunEvent, RunLifecycle
+
+_FACT = "registry"
+_LOGGED = 20  # anomalies of one kind that become warnings; all are counted
+
+Outgoing = tuple[bytes, FromBroker]  # recipient, message
+
+
+class EventLog:
+    """Log lines since the reader last cleared them, and how often each kind of anomaly happened."""
+
+    def __init__(self) -> None:
+        self.infos: list[str] = []
+        self.warnings: list[str] = []
+        self.anomalies: Counter[str] = Counter()
+
+    def count(self, kind: str, line: str) -> None:
+        """Something unexpected and harmless happened: counted, and logged the first times."""
+        self.anomalies[kind] += 1
+        if self.anomalies[kind] <= _LOGGED:
+            self.warnings.append(line)
+
+
+class RunRecords:
+    """The state of the run with the id `run`. The coordinator's parts share it, and change it.
+
+    Times are seconds since the epoch.
+    """
+
+    def __init__(self, run: str, config: RunConfig, store: Store) -> None:
+        schedule = config.schedule
+        self.run = run
+        self.config = config
+        self.store = store
+        self.lifecycle = RunLifecycle()
+        self.outcome: RunOutcome | None = None
+        self.ledger = Ledger(schedule.stages, schedule.microbatches, config.log_every)
+        self.registry = Registry(schedule.placement, config.lease)
+        self.checkpoints = CheckpointTracker(schedule.stages)
+        self.replacements = Replacements()
+        self.lost_work: deque[LostAttempt] = deque(maxlen=KEPT_LOSSES)
+        self.standby = StandbyWorkers()
+        self.training_steps: int | None = None  # of the run, once a worker has loaded the data
+        self.metrics: dict[str, float] = {}
+        self.events = EventLog()
+        self.outgoing: list[Outgoing] = []  # messages that the present decision sends
+
+    @property
+    def phase(self) -> RunPhase:
+        """How far the run is, as users see it."""
+        if self.outcome is not None:
+            return self.outcome.phase
+        return RunPhase.RUNNING if self.registry.begun else RunPhase.WAITING
+
+    @property
+    def all_left(self) -> bool:
+        """Whether no worker has anything left to report."""
+        return all(member.status is not MemberStatus.PRESENT for member in self.registry.members.values())
+
+    @property
+    def trimmable(self) -> int:
+        """The step before which no worker, and no replacement, needs a message."""
+        return self.checkpoints.complete if self.config.snapshots else self.ledger.finished_floor
+
+    def broadcast(self, message: FromBroker) -> None:
+        """Sends `message` to every reachable worker with a place."""
+        self.outgoing += [(member.sender, message) for member in self.registry.reachable() if member.sender]
+
+    def lack_checkpoint(self, complete: int, member: Member | None) -> bool:
+        """Whether the records must be stale, since `member` was told that a newer checkpoint is `complete`."""
+        return self.config.restarts > 0 and member is not None and complete > self.checkpoints.complete
+
+    def fail(self, failure: RunFailure | None) -> None:
+        """The first failure ends the run; what follows from it does not replace it."""
+        if failure is not None and not self.lifecycle.over:
+            self.end(RunEvent.FAILURE, RunOutcome(RunPhase.FAILED, failure.reason, failure.code))
+
+    def end(self, event: RunEvent, outcome: RunOutcome) -> None:
+        """Ends the run, and stops all workers."""
+        self.lifecycle.move(event)
+        self.set_outcome(outcome)
+        self.events.infos.append(f"run {self.run} has {outcome.phase}: {outcome.reason}")
+        self.stop_workers(outcome)
+
+    def set_outcome(self, outcome: RunOutcome) -> None:
+        self.outcome = outcome
+        self.store.put("outcome", msgspec.to_builtins(outcome))
+
+    def stop_workers(self, outcome: RunOutcome) -> None:
+        self.broadcast(outcome.stop_message)
+        self.outgoing += [(contact.sender, outcome.stop_message) for contact in self.standby.values()]
+
+    def add_lost_work(self, members: Iterable[Member], why: str, now: float) -> None:
+        """The work of lost `members` after the complete checkpoint; call it while the ledger still has it."""
+        for member in members:
+            self.lost_work += lost_attempts(member, self.ledger, self.checkpoints.complete, why, now)
+
+    def go_back(self, stages: Iterable[int]) -> None:
+        """The stages, which have lost their workers, will begin at the complete checkpoint again."""
+        lost = list(stages)
+        self.checkpoints.forget(lost)
+        self.ledger.go_back(lost, self.checkpoints.complete)
+        self.store.go_back(lost, self.checkpoints.complete)
+        self.save()
+
+    def save(self) -> None:
+        """Stores which worker has which place, the checkpoints and the replacements, in one write."""
+        parts = {
+            "checkpoints": self.checkpoints.facts(),
+            "replacing": self.replacements.facts(),
+            "attempts": msgspec.to_builtins(list(self.lost_work)),
+        }
+        self.store.put(_FACT, {**self.registry.facts(), **parts})
+
+    def restore(self, stored: StoredRun, now: float) -> None:
+        """Continues from what a former broker has stored."""
+        self.ledger.restore(stored.finished, stored.losses)
+        self.registry.floor = self.unused_incarnation(now) if self.config.restarts else 0
+        if _FACT in stored.facts:
+            kept = stored.facts[_FACT]
+            self.registry.restore(kept, now)
+            self.checkpoints.restore(kept["checkpoints"])
+            self.ledger.reach(self.checkpoints.complete)  # a checkpoint found on the disks may be ahead of the records
+            self.replacements.restore(kept["replacing"], now)
+            self.lost_work += msgspec.convert(kept.get("attempts", []), list[LostAttempt])
+        if stored.facts.get("outcome"):
+            self.outcome = msgspec.convert(stored.facts["outcome"], RunOutcome)
+
+    @staticmethod
+    def unused_incarnation(now: float) -> int:
+        """An incarnation above all given out before `now`: no broker gives out one a millisecond."""
+        return int(now * 1000)
