@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.schedule.check import Timed
@@ -17,44 +15,25 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True)
 class Sheet:
-    """A timetable to draw. Its times are in seconds if `seconds` is set, else in the unit of a plan's costs."""
+    """A timetable to draw. Its times are in seconds if `seconds` is set, else in the unit of a plan's costs.
 
-    timed: Sequence[Timed]
-    seconds: bool
+    `rows` holds each worker's actions by start, without those that take no time; `stages` the stages of each worker
+    that have run; `shortest` is the duration of the shortest action.
+    """
 
-    @cached_property
-    def rows(self) -> list[list[Timed]]:
-        """Each worker's actions by start, without those that take no time."""
-        seen = sorted((each for each in self.timed if each.end > each.start), key=lambda each: each.start)
-        return [[each for each in seen if each.worker == worker] for worker in range(self._workers)]
-
-    @cached_property
-    def start(self) -> float:
-        return min((each.start for each in self.timed), default=0)
-
-    @cached_property
-    def span(self) -> float:
-        return max((each.end for each in self.timed), default=0) - self.start
-
-    @cached_property
-    def shortest(self) -> float:
-        """The duration of the shortest action."""
-        return min((each.end - each.start for row in self.rows for each in row), default=1)
-
-    @cached_property
-    def kinds(self) -> list[Kind]:
-        seen = {each.action.kind for row in self.rows for each in row}
-        return [kind for kind in Kind if kind in seen]
-
-    @cached_property
-    def stages(self) -> list[list[int]]:
-        """The stages of each worker that have run."""
-        return [
-            sorted({each.action.stage for each in self.timed if each.worker == worker})
-            for worker in range(self._workers)
-        ]
+    def __init__(self, timed: Sequence[Timed], *, seconds: bool) -> None:
+        self.seconds = seconds
+        workers = range(max((each.worker for each in timed), default=-1) + 1)
+        seen = sorted((each for each in timed if each.end > each.start), key=lambda each: each.start)
+        self.rows = [[each for each in seen if each.worker == worker] for worker in workers]
+        self.stages = [sorted({each.action.stage for each in timed if each.worker == worker}) for worker in workers]
+        self.kinds = [kind for kind in Kind if kind in {each.action.kind for each in seen}]
+        self.start = min((each.start for each in timed), default=0.0)
+        self.span = max((each.end for each in timed), default=0.0) - self.start
+        self.shortest = min((each.end - each.start for each in seen), default=1.0)
+        self._several_stages = any(len(stages) > 1 for stages in self.stages)
+        self._steps_of_one = all(each.action.microbatch == 0 for each in timed)
 
     def idle(self, worker: int) -> float:
         """The share of the span in which `worker` computes nothing."""
@@ -86,15 +65,3 @@ class Sheet:
             if self.span * factor >= 1:
                 return f"{time * factor:.4g} {unit}"
         return f"{time * 1e6:.4g} µs"
-
-    @cached_property
-    def _workers(self) -> int:
-        return max((each.worker for each in self.timed), default=-1) + 1
-
-    @cached_property
-    def _several_stages(self) -> bool:
-        return any(len(stages) > 1 for stages in self.stages)
-
-    @cached_property
-    def _steps_of_one(self) -> bool:
-        return all(each.action.microbatch == 0 for each in self.timed)

@@ -28,7 +28,7 @@ def draw_text(
     A cell that is too narrow for its label is filled with the pattern of its kind. Times are in seconds or
     in the unit of a plan's costs.
     """
-    sheet = Sheet(timed, seconds)
+    sheet = Sheet(timed, seconds=seconds)
     if not sheet.span:
         return "no action took any time"
     names = [f"worker {worker}  " for worker in range(len(sheet.rows))]
