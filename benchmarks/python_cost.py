@@ -20,7 +20,7 @@ from torch.nn.functional import mse_loss
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from stageline.pipeline.data.feed import cut
+from stageline.pipeline.data import cut
 from stageline.pipeline.numbering import message_place
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Stage, layer_seed

@@ -24,7 +24,6 @@ LADDER = {
     "pipeline/timetable": PURE,
     "pipeline/plan": PURE,
     "pipeline/stage": TENSORS,
-    "pipeline/data": TENSORS,
     "pipeline/model": DOING,
     "broker": PURE,
     "broker/codec": TENSORS,

@@ -8,12 +8,13 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stageline.pipeline.data.source import Source
+from stageline.pipeline.data import Source
 from stageline.pipeline.errors import ExitCode, StagelineError, describe_error
 from stageline.pipeline.plan import Plan
 
@@ -36,7 +37,10 @@ def load_object(reference: str, base: Path, key: str) -> Any:
         raise ModelRefused(f'{key} = "{reference}" names nothing. Write "file.py:name" or "package.module.name".')
     if name == "py":
         raise ModelRefused(f'{key} = "{reference}" is a file: write "{reference}:NAME" for a NAME in it.')
-    module = _load_file(base / where, key) if colon else _load_module(where, reference, key)
+    if colon:
+        module = _load_file(base / where, key)
+    else:
+        module = call(partial(importlib.import_module, where), f'{key} = "{reference}": cannot import {where}')
     if not hasattr(module, name):
         there = ", ".join(sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))[:12])
         raise ModelRefused(f'{key} = "{reference}": {where} has no {name!r}. It has: {there or "nothing to call"}.')
@@ -101,10 +105,3 @@ def _load_file(path: Path, key: str) -> ModuleType:
         del sys.modules[name]
         raise ModelRefused(f"{key}: {path} could not be loaded: {describe_error(error)}") from error
     return module
-
-
-def _load_module(dotted: str, reference: str, key: str) -> ModuleType:
-    try:
-        return importlib.import_module(dotted)
-    except (Exception, SystemExit) as error:  # importing runs user code, which may raise anything
-        raise ModelRefused(f'{key} = "{reference}": cannot import {dotted}: {describe_error(error)}') from error

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stageline.pipeline.data.source import Batch, DataError, Rows, Source, split_batch
+    from stageline.pipeline.data import Batch, DataError, Rows, Source, split_batch
     from stageline.pipeline.errors import GradientMismatch, LossNotScalar, StageError, StagelineError
     from stageline.pipeline.model.load import ModelRefused
     from stageline.pipeline.plan import Plan, PlanRefused, read_plan
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 _MODULES = {  # where each name is defined
-    "pipeline.data.source": ("Batch", "DataError", "Rows", "Source", "split_batch"),
+    "pipeline.data": ("Batch", "DataError", "Rows", "Source", "split_batch"),
     "pipeline.errors": ("GradientMismatch", "LossNotScalar", "StageError", "StagelineError"),
     "pipeline.model.load": ("ModelRefused",),
     "pipeline.plan": ("Plan", "PlanRefused", "read_plan"),

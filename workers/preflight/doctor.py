@@ -21,7 +21,7 @@ from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.errors import BrokerError
 from stageline.broker.network.bind import listening
 from stageline.broker.network.redis_connection import RedisLink
-from stageline.pipeline.data.source import DataError
+from stageline.pipeline.data import DataError
 from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.plan.addresses import masked

@@ -19,7 +19,7 @@ import torch
 from stageline.broker.control.protocol import Assigned, Failed, Goodbye
 from stageline.broker.errors import BrokerError, EndpointTaken
 from stageline.broker.queues.base import WorkerQueues
-from stageline.pipeline.data.source import DataError
+from stageline.pipeline.data import DataError
 from stageline.pipeline.errors import ExitCode, ForeignState
 from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused

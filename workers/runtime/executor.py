@@ -9,8 +9,7 @@ from operator import add
 
 from torch import Tensor
 
-from stageline.pipeline.data.feed import Feed, Microbatch
-from stageline.pipeline.data.source import DataError
+from stageline.pipeline.data import DataError, Feed, Microbatch
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import LOSS, Stage

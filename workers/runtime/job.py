@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.data.feed import Feed
+from stageline.pipeline.data import Feed
 from stageline.pipeline.model.cut import Segment, build_segments, first_trainable, make_stage
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.plan import Plan

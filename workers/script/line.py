@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
-from stageline.pipeline.data.feed import cut as cut_batch
+from stageline.pipeline.data import cut as cut_batch
 from stageline.pipeline.model.cut import cut_model, first_trainable
 from stageline.pipeline.numbering import message_number
 from stageline.pipeline.schedule import make_schedule

@@ -2,7 +2,7 @@
 
 import torch
 
-from stageline.pipeline.data.source import Rows
+from stageline.pipeline.data import Rows
 
 
 def batches(batch_size: int, seed: int) -> Rows:

@@ -1,4 +1,4 @@
-"""A batch depends on the seed and the step alone; microbatches are what torch.tensor_split makes of it."""
+"""A source gives batches that follow from seed and step; a feed cuts them into microbatches, then the held-out rows."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stageline.pipeline.data.source import DataError, Rows, rows, share, split_batch
+from stageline.pipeline.data import DataError, Feed, Rows, cut, rows, split_batch
 from stageline.pipeline.tree import Tree
 
 counts = st.integers(1, 40)
@@ -142,13 +142,54 @@ def test_more_microbatches_than_rows_leaves_the_last_ones_empty() -> None:
 def test_counted_losses_add_up_to_the_mean_over_the_batch(count: int, microbatches: int) -> None:
     batch = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
     counted = [
-        share(rows(piece), count) * piece.mean()
-        for piece in split_batch(batch, microbatches)
-        if isinstance(piece, Tensor) and rows(piece)
+        piece.share * piece.inputs.mean()
+        for piece in cut(batch, batch, microbatches)
+        if isinstance(piece.inputs, Tensor) and piece.rows
     ]
     torch.testing.assert_close(torch.stack(counted).sum(), batch.mean())
 
 
 def test_the_share_of_nothing_in_an_empty_batch_is_one() -> None:
-    assert share(0, 0) == 1
-    assert share(0, 5) == 0
+    assert [each.share for each in cut(torch.zeros(0), torch.zeros(0), 2)] == [1, 1]
+    assert [each.share for each in cut(torch.zeros(1), torch.zeros(1), 2)] == [1, 0]
+
+
+DATA = torch.arange(10)
+HELD_OUT = (torch.arange(100, 105), torch.arange(100, 105))
+
+
+def feed(steps: int = 3, held_out=HELD_OUT) -> Feed:
+    return Feed(Rows(DATA, DATA, 4, 0, shuffle=False, held_out=held_out), 2, steps, 4)
+
+
+def test_a_microbatch_knows_its_rows_and_its_share_of_the_batch():
+    one, other = feed().microbatch(2, 0), feed().microbatch(2, 1)
+    assert (one.inputs.tolist(), other.inputs.tolist()) == ([8], [9])
+    assert (one.rows, one.share) == (1, 0.5)
+    assert [each.rows for each in cut(torch.zeros(5), torch.zeros(5), 2)] == [3, 2]
+    assert [each.share for each in cut(torch.zeros(5), torch.zeros(5), 2)] == [0.6, 0.4]
+
+
+def test_held_out_rows_follow_the_training_steps_in_batches_of_the_same_size():
+    assert feed().evaluation == range(3, 5)
+    assert [feed().microbatch(4, microbatch).targets.tolist() for microbatch in range(2)] == [[104], []]
+
+
+def test_a_step_beyond_the_run_is_refused():
+    assert feed(held_out=None).evaluation == range(3, 3)
+    with pytest.raises(DataError, match="step 3 is beyond the run's 3 steps, and no rows are held out"):
+        feed(held_out=None).microbatch(3, 0)
+
+
+def test_an_error_of_the_users_source_is_named_with_its_line():
+    class Broken(Rows):
+        def batch(self, step: int):
+            raise KeyError("column")
+
+    with pytest.raises(DataError, match=r"batch\(1\) failed: KeyError: 'column' \(test_data\.py, line \d+\)"):
+        Feed(Broken(DATA, DATA, 4, 0), 2, 3, 4).microbatch(1, 0)
+
+
+def test_inputs_and_targets_must_have_the_same_rows():
+    with pytest.raises(DataError, match="common number of rows"):
+        cut(torch.zeros(4), torch.zeros(5), 2)

@@ -5,7 +5,8 @@
     2 microbatches                              [4 5][6 7]
 
 Stage 0 asks for the inputs of a step and the last stage for its targets, each from its own source: what a batch holds
-must follow from the seed and the step alone.
+must follow from the seed and the step alone. After the training batches a run's held-out rows follow, as evaluation
+steps.
 """
 
 from collections.abc import Iterator
@@ -13,10 +14,11 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Protocol, TypeAlias
 
+import msgspec
 import torch
 from torch import Tensor
 
-from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.errors import ExitCode, StagelineError, describe_error
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 
 Batch: TypeAlias = tuple[Tree, Tree]  # inputs, targets
@@ -94,6 +96,74 @@ class Rows:
         return torch.randperm(self._count, generator=torch.Generator().manual_seed(int.from_bytes(key, "little")))
 
 
+class Microbatch(msgspec.Struct, frozen=True):
+    """A slice of a batch.
+
+    `share` is the weight of its mean loss in the batch's: its fraction of the batch's rows, so that the weighted losses
+    add up to the batch's mean. It is 1 in an empty batch: gradients are zeros, and losses left out of every sum.
+    """
+
+    inputs: Tree
+    targets: Tree
+    rows: int
+    share: float
+
+
+class Feed:
+    """The microbatches of a run: of training steps 0 to `steps` - 1, then of as many evaluation steps as needed.
+
+    The batches of the last `keep` steps are cached: that many are in use at once on one worker.
+    """
+
+    def __init__(self, source: Source, microbatches: int, steps: int, batch_size: int, *, keep: int = 4) -> None:
+        self._source = source
+        self._microbatches = microbatches
+        self._steps = steps
+        self._batch_size = batch_size
+        self._held_out = source.held_out()
+        self.of_step = lru_cache(maxsize=keep)(self._cut)
+
+    @property
+    def evaluation(self) -> range:
+        """The evaluation steps: they follow the training steps; none if the source holds nothing back."""
+        count = 0 if self._held_out is None else -(-rows(self._held_out) // self._batch_size)
+        return range(self._steps, self._steps + count)
+
+    def microbatch(self, step: int, microbatch: int) -> Microbatch:
+        """Raises `DataError` if the source gives something that cannot be cut into microbatches."""
+        return self.of_step(step)[microbatch]
+
+    def _cut(self, step: int) -> list[Microbatch]:
+        return cut(*self._batch(step), self._microbatches)
+
+    def _batch(self, step: int) -> Batch:
+        if step < self._steps:
+            try:
+                inputs, targets = self._source.batch(step)
+            except Exception as error:  # user code may raise anything; the cause is chained
+                raise DataError(f"the data source's batch({step}) failed: {describe_error(error)}") from error
+            return inputs, targets
+        if self._held_out is None:
+            raise DataError(f"step {step} is beyond the run's {self._steps} steps, and no rows are held out")
+        start = (step - self._steps) * self._batch_size
+        here = slice(start, start + self._batch_size)
+        inputs, targets = self._held_out
+        return _slice(inputs, here), _slice(targets, here)
+
+
+def cut(inputs: Tree, targets: Tree, microbatches: int) -> list[Microbatch]:
+    """One batch as microbatches, rows split as `torch.tensor_split` does. Raises `DataError` if they disagree."""
+    total = rows((inputs, targets))
+    each, more = divmod(total, microbatches)
+    counts = [each + (number < more) for number in range(microbatches)]
+    return [
+        Microbatch(x, y, count, count / total if total else 1.0)
+        for x, y, count in zip(
+            split_batch(inputs, microbatches), split_batch(targets, microbatches), counts, strict=True
+        )
+    ]
+
+
 def rows(tree: Tree) -> int:
     """The number of rows (dimension 0) of all tensors of `tree`.
 
@@ -117,14 +187,6 @@ def split_batch(tree: Tree, microbatches: int) -> list[Tree]:
         return list(tree.tensor_split(microbatches))
     slices = [leaf.tensor_split(microbatches) for leaf in tensors(tree)]
     return [_refill(tree, iter(microbatch)) for microbatch in zip(*slices, strict=True)]
-
-
-def share(microbatch_rows: int, batch_rows: int) -> float:
-    """The weight of a microbatch's mean loss in its batch's, so that the weighted losses add up to the batch's mean.
-
-    1 for an empty batch: its gradients are zeros, and its loss is left out of every sum.
-    """
-    return microbatch_rows / batch_rows if batch_rows else 1.0
 
 
 def _slice(tree: Tree, here: slice) -> Tree:
