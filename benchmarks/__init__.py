@@ -1,1 +1,1 @@
-"""Measurements of what stageline claims, one file per claim; `python -m benchmarks` takes them all."""
+"""Benchmarks of stageline's performance claims, one file for each; `python -m benchmarks` runs them all."""

@@ -1,4 +1,4 @@
-"""Takes the measurements named, or all; a run of all of them writes docs/performance.md."""
+"""Runs the named benchmarks, or all; a run of all writes docs/performance.md."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +22,15 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
 
 @click.command()
 @click.argument("claims", nargs=-1, type=click.Choice(list(CLAIMS)))
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=1), help="Turns of every contestant.")
+@click.option(
+    "--rounds",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Rounds; in each, every contestant runs once.",
+)
 def main(claims: tuple[str, ...], rounds: int) -> None:
-    """Measure CLAIMS (default: all) and keep the figures in runs/bench/."""
+    """Measure CLAIMS (default: all) and write the figures to runs/bench/."""
     findings = {name: _take(name, rounds) for name in claims or CLAIMS}
     if not claims:
         (ROOT / "docs" / "performance.md").write_text(_page(list(findings.values()), rounds), encoding="utf-8")

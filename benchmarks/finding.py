@@ -1,4 +1,4 @@
-"""What a measurement found: tables for people, facts for programs, and where both are kept."""
+"""The result of a benchmark: tables for people, facts for programs, and the file that they are written to."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkResult:
-    """One claim's measurement. `about` says what was measured and how; `facts` are JSON-ready."""
+    """One claim's measurement. `about` describes what was measured and how; `facts` are JSON-ready."""
 
     title: str
     about: str

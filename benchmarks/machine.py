@@ -1,4 +1,4 @@
-"""What the figures depend on beside the code: processor, cores, versions."""
+"""The machine that figures were measured on: processor, cores, versions."""
 
 import os
 import platform

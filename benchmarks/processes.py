@@ -16,7 +16,7 @@ _CONTEXT.set_forkserver_preload(["torch.distributed.pipelining", "zmq"])
 def together(*tasks: Callable[[], R]) -> list[R]:
     """Run `tasks` at the same time, each in a process of its own, and return their results in order.
 
-    Whatever a task raises is raised here; its partners end by their own `PATIENCE`.
+    An exception of a task is raised here; its partners end after their own `PATIENCE`.
     """
     with ProcessPoolExecutor(len(tasks), mp_context=_CONTEXT) as pool:
         return [future.result() for future in [pool.submit(task) for task in tasks]]

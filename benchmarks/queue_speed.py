@@ -46,7 +46,7 @@ def measure(rounds: int) -> BenchmarkResult:
 
 @contextmanager
 def _address(scheme: str) -> Iterator[str]:
-    """Where two ends can meet: a socket file of their own, or a free loopback port."""
+    """An address for two ends: a socket file of their own, or a free loopback port."""
     match scheme:
         case "ipc":
             with tempfile.TemporaryDirectory() as folder:

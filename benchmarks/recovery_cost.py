@@ -1,7 +1,7 @@
-"""Claim: being able to lose any process costs a few percent, and memory that `stageline plan` has told before.
+"""Claim: recovery costs a few percent of the speed, and the memory that `stageline plan` estimates.
 
-The largest workload with recovery as it is by default (a snapshot every 20 steps, written beside the computing) and
-without; and the bytes of messages that the workers retained at most, beside the plan's figure.
+The largest workload with recovery as it is by default (a snapshot every 20 steps, written while the stages compute)
+and without; and the most bytes of messages that the workers retained, beside the plan's figure.
 """
 
 import os
@@ -20,11 +20,11 @@ ON, OFF = "recovery on", "recovery off"
 RECOVERY = {ON: "recovery.restarts=5", OFF: "recovery.restarts=0"}
 
 ABOUT = """\
-The largest of the workloads above, {steps} steps of which the last {timed} count: by then the process that stands ready
-for a loss has been loaded. With recovery on, as it is by default, each stage writes a snapshot every 20 steps. Both
-take turns; rates are steps per second as `min / median / max` over the rounds, the ratio is the median of those within
-each round. Retained are the bytes of messages that the workers have reported at most, together, and what
-`stageline plan` says before the run."""
+The largest of the workloads above, {steps} steps of which the last {timed} count: by then the process that is kept
+ready to replace a lost worker has been loaded. With recovery on, as it is by default, each stage writes a snapshot
+every 20 steps. Both take turns; rates are steps per second as `min / median / max` over the rounds, the ratio is the
+median of those within each round. Retained is the most that all workers together have reported, in bytes of messages,
+beside what `stageline plan` estimates."""
 
 
 def measure(rounds: int) -> BenchmarkResult:
@@ -32,14 +32,14 @@ def measure(rounds: int) -> BenchmarkResult:
     timings = alternate({name: partial(ours.train, workload, [key]) for name, key in RECOVERY.items()}, rounds)
     rates = {name: Spread(tuple(t.steps_per_second(workload.warm) for t in runs)) for name, runs in timings.items()}
     retained = {name: max(run.retained for run in runs) for name, runs in timings.items()}
-    told = {name: _told(workload, key) for name, key in RECOVERY.items()}
+    planned = {name: _planned(workload, key) for name, key in RECOVERY.items()}
     rows = tuple(
         (
             name,
             f"{rates[name].low:.3g} / {rates[name].middle:.3g} / {rates[name].high:.3g}",
             f"{(rates[name] / rates[OFF]).middle:.3f}",
             f"{retained[name] / 2**20:.1f}",
-            f"{told[name] / 2**20:.1f}",
+            f"{planned[name] / 2**20:.1f}",
         )
         for name in RECOVERY
     )
@@ -47,10 +47,10 @@ def measure(rounds: int) -> BenchmarkResult:
     facts = {"steps_per_second": {name: rate.rounds for name, rate in rates.items()}, "retained": retained}
     about = ABOUT.format(steps=workload.steps, timed=workload.timed)
     return BenchmarkResult(
-        "Recovery", about, (Table(str(workload), columns, rows),), {"recovery": facts | {"planned": told}}
+        "Recovery", about, (Table(str(workload), columns, rows),), {"recovery": facts | {"planned": planned}}
     )
 
 
-def _told(workload: Workload, key: str) -> int:
+def _planned(workload: Workload, key: str) -> int:
     plan = read_plan(ours.PLAN, sets=[*ours.settings(workload, "runs"), key], environment=os.environ)
     return sum(queue.retained for queue in estimate(plan).queues)

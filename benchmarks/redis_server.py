@@ -1,4 +1,4 @@
-"""A Valkey server of a measurement's own, on a unix socket, which keeps nothing on disk."""
+"""A Valkey server for one measurement, on a unix socket; it keeps nothing on disk."""
 
 import subprocess
 import tempfile
@@ -15,8 +15,8 @@ def running() -> Iterator[str]:
     """The url it listens at."""
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         path = Path(folder) / "socket"
-        words = ["--port", "0", "--unixsocket", str(path), "--dir", folder, "--save", "", "--appendonly", "no"]
-        with subprocess.Popen([str(get_binary_path()), *words], stdout=subprocess.DEVNULL) as server:
+        arguments = ["--port", "0", "--unixsocket", str(path), "--dir", folder, "--save", "", "--appendonly", "no"]
+        with subprocess.Popen([str(get_binary_path()), *arguments], stdout=subprocess.DEVNULL) as server:
             try:
                 _await(path, server)
                 yield f"unix://{path}"

@@ -1,4 +1,4 @@
-"""Claim: a queue over Redis costs little more than redis-py alone, which promises nothing."""
+"""Claim: a queue over Redis costs little more than redis-py alone, which guarantees nothing."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict

@@ -1,7 +1,6 @@
 """The protocol of every comparison: contestants take turns, and ratios are taken within a round.
 
-A B C, A B C, A B C: whatever else the machine does meanwhile meets all of them alike, so ratios hold where
-absolute figures drift.
+A B C, A B C, A B C: other load on the machine affects all of them alike, so ratios hold where absolute figures drift.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -37,6 +36,6 @@ class Spread:
 
 
 def alternate(contestants: Mapping[Name, Callable[[], R]], rounds: int) -> dict[Name, list[R]]:
-    """Let each contestant have its turn, `rounds` times over; the results of each, by round."""
+    """Runs each contestant once in each of `rounds` rounds; returns the results of each, by round."""
     turns = [{name: turn() for name, turn in contestants.items()} for _ in range(rounds)]
     return {name: [results[name] for results in turns] for name in contestants}

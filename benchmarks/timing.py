@@ -1,4 +1,4 @@
-"""What one trainer's run of a workload came to."""
+"""The timing of one trainer's run of a workload."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Timing:
     """When stage 0 ended each step, in seconds of one clock, the last step's loss, and the bytes retained at most.
 
-    Stage 0 is the last to end its part of a step, so its clock times the whole line.
+    Stage 0 is the last to end its part of a step, so its clock times the whole pipeline.
     """
 
     ends: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""How fast a wire is: a message there and back, one at a time, and a stream as fast as the receiver takes it.
+"""The speed of a wire: round trips one at a time, and a stream as fast as the receiver takes it.
 
 near   trip, trip, trip ...   stream, until one comes back
 far    sends each back        receives all, sends one back
@@ -19,7 +19,7 @@ from .wires.wire import Wire
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Messages of one size: `trips` there and back for the latency, `stream` one way for the rate."""
+    """Messages of one size: `trips` round trips for the latency, `stream` one way for the rate."""
 
     name: str
     nbytes: int
@@ -42,11 +42,11 @@ class Speed:
 
 Speeds = dict[str, list[Speed]]  # of each wire, by round
 Opener = Callable[[str, int, int], Wire]  # url, which end (0 or 1), bytes of a message
-Place = Callable[[], AbstractContextManager[str]]  # a url at which two ends can meet
+Place = Callable[[], AbstractContextManager[str]]  # a url for both ends
 
 
 def measure(wires: Mapping[str, Opener], place: Place, load: Load, rounds: int) -> Speeds:
-    """Each wire between two processes of its own, at a place of its own; wires take turns."""
+    """Measures each wire between two processes of its own, at a url of its own; wires take turns."""
     return alternate({name: partial(_race, opener, place, load) for name, opener in wires.items()}, rounds)
 
 

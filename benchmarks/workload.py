@@ -1,7 +1,7 @@
 """The work every trainer is measured on: pre-norm transformer encoder layers, mean squared error, plain SGD.
 
 Model, data and order of additions are the same for all, so all end a run with the same loss, and a trainer that
-skipped work would be seen.
+skips work is detected.
 """
 
 from collections.abc import Iterable, Sequence

@@ -5,7 +5,7 @@ the traces in each process:
 
     microbatch   in the worker of stage 1, main thread: from the turn that takes the activation of one microbatch (1F)
                  to the end of the turn that puts its gradient (1B)
-    heartbeat    in that worker, control thread: from a report to the broker's receipt for it; and in
+    heartbeat    in that worker, control thread: from a report to the broker's acknowledgement of it; and in
                  the broker, main thread: from the receiving of messages to the point where all have been handled
 """
 

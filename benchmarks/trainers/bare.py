@@ -1,7 +1,7 @@
 """The floor: a 1F1B loop written by hand for two stages over one ZeroMQ PAIR socket, and nothing else.
 
 Shapes are known in advance, so a message is the tensor's bytes, received into memory that is already a tensor.
-There is no header, no receipt, no retention, no seeding, no record, and no way to go on after a fault.
+There is no header, no receipt, no retention, no seeding, no record and no recovery.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""stageline as its users run it: a supervisor, a broker and two workers, processes of their own and all counted.
+"""stageline as its users run it: a supervisor, a broker and two workers, each a process, and all measured.
 
-When a step ended is what the broker's records of the run say; what was retained is what the workers reported.
+The end of each step is read from the broker's records; the retained bytes are those that the workers reported.
 """
 
 import os
@@ -32,7 +32,7 @@ def train(workload: Workload, sets: Sequence[str] = ()) -> Timing:
         sets = [*settings(workload, folder), *sets]
         launch = prepare_launch(read_plan(PLAN, sets=sets, environment=os.environ))
         peak = _Peak()
-        ended = run_launch(launch, [str(PLAN), *(word for each in sets for word in ("--set", each))], peak)
+        ended = run_launch(launch, [str(PLAN), *(argument for each in sets for argument in ("--set", each))], peak)
         if ended.result is None or ended.result.loss is None:
             raise TrainerFailed(f"{workload}: {ended.reason}")
         return Timing(_ends(launch), ended.result.loss, peak.bytes)
@@ -45,7 +45,7 @@ def train_over_redis(workload: Workload) -> Timing:
 
 
 class _Peak:
-    """The most that the workers have reported to retain together."""
+    """The most bytes that all workers together have reported to retain."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -55,7 +55,7 @@ class _Peak:
 
 
 def settings(workload: Workload, folder: str) -> list[str]:
-    """What the plan of `workload` says beside the file."""
+    """The keys of the plan that `workload` sets, as `--set` takes them."""
     return [
         f"run.dir={folder}",
         f"run.steps={workload.steps}",

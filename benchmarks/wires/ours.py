@@ -16,7 +16,7 @@ from ..processes import PATIENCE
 
 ROUND = 8  # messages after which those received are trimmed
 WINDOW = 16  # messages that may be on their way
-PARTING = 1.0  # seconds that the last message gets before the socket under it is closed
+LINGER = 1.0  # seconds that the last message gets before the socket under it is closed
 KEYS = (QueueKey(Flow.FORWARD, 1), QueueKey(Flow.BACKWARD, 0))
 TERMS = QueueOptions(microbatches=ROUND, windows=dict.fromkeys(KEYS, WINDOW), patience=PATIENCE)
 
@@ -49,7 +49,7 @@ class OurWire:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        until = monotonic() + PARTING
+        until = monotonic() + LINGER
         while self._out.depth().in_flight and (left := until - monotonic()) > 0:
             self._queues.pump(left)
         self._queues.close()

@@ -1,4 +1,4 @@
-"""What a wire under measurement can do."""
+"""The interface of a wire that is measured."""
 
 from types import TracebackType
 from typing import Protocol, Self
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Wire(Protocol):
-    """One end of a line between two processes that carries float32 vectors of one size."""
+    """One end of a connection between two processes that carries float32 vectors of one size."""
 
     def send(self, tensor: Tensor) -> None: ...
 

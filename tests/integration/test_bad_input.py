@@ -157,7 +157,7 @@ def test_a_port_in_use_is_named_with_who_has_it(workspace):
     assert f"cannot listen at tcp://127.0.0.1:{port}: it is in use by pid {os.getpid()}" in ended.stderr
 
 
-def test_a_broker_that_nobody_is_gives_exit_code_3(workspace, capsys):
+def test_an_address_without_a_broker_gives_exit_code_3(workspace, capsys):
     url = f"tcp://127.0.0.1:{free_port()}"
     assert run(["status", "--broker", url]) == 3
     assert f"no broker answered at {url}" in capsys.readouterr().err
@@ -272,14 +272,14 @@ def test_a_broker_that_waits_for_its_records_is_named_by_the_run(workspace):
     assert "waits for its records: Redis at redis://127.0.0.1:" in train.stderr
 
 
-def test_a_killed_supervisor_takes_everybody_along(workspace):
+def test_a_killed_supervisor_takes_all_its_processes_along(workspace):
     train = workspace.start("train", ".", "--set", "run.steps=1000000")
     until(train.stderr, "running")
     train.kill()
     train.wait()
     while workspace.processes():  # they notice by themselves; the test's time limit is the bound
         continue
-    for path in workspace.temporary.rglob("*"):  # nobody was left to clear the supervisor's folder
+    for path in workspace.temporary.rglob("*"):  # the supervisor, which clears its folder, was killed
         path.unlink() if not path.is_dir() else None
 
 

@@ -87,7 +87,7 @@ def undisturbed(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactor
 
 
 def older_than(run: WholeRun, newest: int) -> list[int]:
-    """The steps before, of which both stages have a snapshot: one, or two if nobody heard of the newest checkpoint."""
+    """The steps before, of which both stages have a snapshot: one, or two if the newest was never announced."""
     return [step for step in besides(run, newest) if step < newest]
 
 

@@ -1,4 +1,4 @@
-"""Workers that end without being killed: they hang in user code, are told to go, or wake up as zombies."""
+"""Workers that end without being killed: they hang in user code, get SIGTERM, or wake up after their replacement."""
 
 import json
 import os
@@ -29,7 +29,7 @@ sleep = _sleep
 def test_a_hang_that_holds_the_interpreter_is_named_within_the_lease_and_replaced(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    """Nobody killed a worker that hung so: its place stayed empty until the run was given up."""
+    """A worker that hung so was not killed: its place stayed empty until the run was given up."""
     plan = plan_in(tmp_path)
     with (plan.parent / "model.py").open("a") as file:
         file.write(HANGS)
@@ -45,7 +45,7 @@ def test_a_hang_that_holds_the_interpreter_is_named_within_the_lease_and_replace
 
 @pytest.mark.slow
 def test_a_hanging_worker_whose_place_a_spare_has_is_ended(fork_server: ForkServer, tmp_path: Path) -> None:
-    """Nobody looked at it any more once its place was taken, and it kept its memory until the run was over."""
+    """It was not watched any more once its place was taken, and kept its memory until the run was over."""
     plan = plan_in(tmp_path)
     with (plan.parent / "model.py").open("a") as file:
         file.write(HANGS)
@@ -71,7 +71,7 @@ def test_a_worker_that_is_told_to_go_is_replaced_like_one_that_is_killed(
     assert going.end()["facts"]["restarts"] == 1
 
 
-def test_a_worker_that_was_stopped_for_longer_than_its_lease_wakes_up_as_a_zombie(
+def test_a_worker_that_was_stopped_for_longer_than_its_lease_exits_when_it_wakes_up(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path)
@@ -86,12 +86,12 @@ def test_a_worker_that_was_stopped_for_longer_than_its_lease_wakes_up_as_a_zombi
     replacement = workspace.start(*work, "--index", "1")
     until(broker.stderr, "computes again")
     workers[1].send_signal(signal.SIGCONT)
-    _, last_words = workers[1].communicate()
+    _, errors = workers[1].communicate()
     assert workers[1].returncode == 1
-    assert "is not current" in last_words
+    assert "is not current" in errors
     until(broker.stderr, "has finished")
     assert [process.wait() for process in (workers[0], replacement)] == [0, 0]
-    broker.send_signal(signal.SIGTERM)  # it would stay for a while, for whoever asks how the run ended
+    broker.send_signal(signal.SIGTERM)  # it would stay for a while, to answer how the run ended
     assert broker.wait() == 0
     (result,) = tmp_path.glob("*/result.json")
     assert json.loads(result.read_text())["weights_sha256"] == expected(30)

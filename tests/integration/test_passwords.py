@@ -16,7 +16,7 @@ from stageline.workers.runs import folder as runs
 from support.redis_server import RedisServer
 from support.workspace import Workspace, until
 
-SECRET = "open-sesame"  # noqa: S105  # nobody's
+SECRET = "open-sesame"  # noqa: S105  # of no account
 URL = f"redis://trainer:{SECRET}@redis.example:6379/0"
 UNCLEAR = "redis://..."
 

@@ -56,7 +56,7 @@ class Party:
         for worker in self.workers:
             _, said = worker.communicate()
             assert worker.returncode == 0, said
-        self.broker.send_signal(signal.SIGTERM)  # it would stay for a while, for whoever asks how the run ended
+        self.broker.send_signal(signal.SIGTERM)  # it would stay for a while, to answer how the run ended
         _, said = self.broker.communicate()
         assert self.broker.returncode == 0, said
         result = json.loads((Path(self._workspace.folder) / "runs" / RUN / "result.json").read_text())

@@ -80,13 +80,13 @@ def test_the_run_ends_as_if_nothing_had_been_when_its_server_is(
     going.until_checkpoint(4)
     happens(server)
     assert going.digest() == expected(STEPS)
-    assert going.end()["facts"]["restarts"] == 0  # nobody computes a message, so nobody is late with one
+    assert going.end()["facts"]["restarts"] == 0  # no message is computed again, so none is late
 
 
 def test_a_server_that_forgot_and_a_producer_that_died_with_what_it_kept(
     fork_server: ForkServer, server: RedisServer, tmp_path: Path
 ) -> None:
-    """What nobody has any more is computed again, from the newest checkpoint on."""
+    """Messages that neither side keeps any more are computed again, from the newest checkpoint on."""
     plan, kill = plan_in(tmp_path), ("worker-0", 33)
     going = WholeRun(fork_server, plan, *_sets(server), kills=[kill])
     going.until(lambda entry: entry.what == "killed")

@@ -74,7 +74,7 @@ def test_train_goes_on_after_a_kill_with_the_same_bits(workspace, spares):
     assert (mine["weights_sha256"], mine["losses"]) == (theirs["weights_sha256"], theirs["losses"])
 
 
-def test_where_nobody_is_replaced_a_spare_is_refused(workspace, capsys):
+def test_without_restarts_a_spare_is_refused(workspace, capsys):
     for arguments in (("train", ".", "--spares", "1"), ("worker", ".", "--spare")):
         assert workspace.here(*arguments, "--set", "recovery.restarts=0") == 2
         assert "add --set recovery.restarts=5" in capsys.readouterr().err

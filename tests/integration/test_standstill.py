@@ -1,4 +1,4 @@
-"""A run in which nobody computes ends by itself, and says who waits for whom and where the queues are."""
+"""A run in which no worker computes ends by itself, and names which worker waits for which, and their queues."""
 
 import msgspec
 
@@ -25,7 +25,7 @@ def test_a_run_in_which_all_wait_for_ever_ends_and_names_the_queues():
     assert "worker 1 at ipc://1 on host desk" in stops[0].reason
 
 
-def test_a_worker_that_gets_on_begins_the_bound_anew():
+def test_a_worker_that_gets_on_restarts_the_bound():
     talk = Talk()
     for index in (0, 1):
         talk.join(index)
@@ -36,7 +36,7 @@ def test_a_worker_that_gets_on_begins_the_bound_anew():
     assert talk.status()["phase"] == "running"
 
 
-def test_nobody_waits_before_all_have_reported():
+def test_there_is_no_standstill_before_all_workers_have_reported():
     standstill = Standstill(lease=10.0)
     assert standstill.bound == BOUND
     assert standstill.lasts([], 5.0) == 0.0

@@ -1,4 +1,4 @@
-"""Somebody stops a run: the exit code says whether it can go on, and a run that can is taken up again."""
+"""A run is stopped: the exit code says whether it can go on, and a run that can is resumed."""
 
 import pytest
 
@@ -188,7 +188,7 @@ def test_a_run_that_goes_on_has_forgotten_its_end_also_when_the_broker_is_killed
     assert (after.core.records.outcome, after.core.records.registry.missing) == (None, [1])
 
 
-def test_who_is_left_from_before_is_a_zombie():
+def test_a_worker_from_before_the_restart_is_refused():
     talk = talk_at(37, snapshot=20)
     stop_of(talk)
     again = resumed(talk)
@@ -197,7 +197,7 @@ def test_who_is_left_from_before_is_a_zombie():
     assert again.core.records.ledger.finished == [20, 20]
 
 
-def test_losses_in_a_row_are_counted_anew_and_all_restarts_on():
+def test_losses_in_a_row_are_counted_from_zero_and_all_restarts_on():
     talk = talk_at(37, snapshot=20)
     talk.say(name(1), Goodbye(2, "the machine is wanted back"))
     stop_of(talk)

@@ -1,4 +1,4 @@
-"""A broker that was killed, and is started with `--resume` as containers are: whoever is still at work goes on."""
+"""A broker that was killed, and is started with `--resume` as containers are: workers that still run go on."""
 
 import msgspec
 import pytest
@@ -57,7 +57,7 @@ def test_workers_that_are_still_at_work_keep_their_places_and_what_they_have(tal
     assert again(talk, resume=False).core.records.lifecycle.state is not RunState.RECONNECTING
 
 
-def test_if_nobody_is_all_begin_anew_once_they_have_had_a_lease_to_say_so(talk):
+def test_if_no_worker_reconnects_within_a_lease_all_begin_again(talk):
     talk.after(9.0)
     assert talk.core.records.phase is RunPhase.RUNNING
     assert len(talk.core.records.registry.members) == 2
@@ -100,14 +100,14 @@ def test_one_that_is_at_work_goes_on_and_the_other_is_replaced_alone(talk):
     assert talk.core.records.registry.members[0].incarnation == 1
 
 
-def test_a_worker_that_says_hello_again_is_at_work_too(talk):
+def test_a_worker_that_registers_again_is_at_work_too(talk):
     talk.say(name(0), msgspec.structs.replace(hello(0, incarnation=1, endpoint="ipc://0"), memory=MEMORY))
     talk.after(0.2)
     assert talk.core.records.lifecycle.state is not RunState.RECONNECTING
 
 
-def test_who_has_stood_by_stands_by_until_those_who_had_the_places_are_heard_or_lost(talk):
-    """It comes from another machine, or without an index, and nobody can know yet whose place it might take."""
+def test_a_new_worker_stands_by_until_the_workers_before_it_have_reconnected_or_are_lost(talk):
+    """It comes from another machine, or without an index, and it is not known yet whose place it might take."""
     stranger = msgspec.structs.replace(hello(1), name="spot-7", host="elsewhere", claim=None)
     assert isinstance(talk.say(b"stranger", stranger)[0][1], Standby)
     talk.say(name(0), working(0))
@@ -125,7 +125,7 @@ def test_who_has_stood_by_stands_by_until_those_who_had_the_places_are_heard_or_
     assert talk.core.records.registry.members[1].name == "spot-7"
 
 
-def test_once_all_are_heard_another_is_told_that_there_is_no_place(talk):
+def test_once_all_have_reconnected_a_new_worker_is_refused(talk):
     for index in (0, 1):
         talk.say(name(index), working(index))
     talk.after(0.2)
@@ -133,7 +133,7 @@ def test_once_all_are_heard_another_is_told_that_there_is_no_place(talk):
     assert isinstance(talk.say(b"stranger", stranger)[0][1], Refused)
 
 
-def test_where_nobody_is_replaced_a_part_of_the_workers_is_of_no_use():
+def test_without_recovery_a_part_of_the_workers_is_of_no_use():
     before = Talk(MemoryStore(), terms=TERMS)
     for index in (0, 1):
         before.join(index)
@@ -186,7 +186,7 @@ def test_a_worker_that_knows_more_than_the_records_is_asked_like_everyone_and_th
     assert again(talk).core.records.phase is RunPhase.FINISHED
 
 
-def test_nobody_is_listened_for_if_the_run_was_stopped_or_the_broker_is_alone():
+def test_no_worker_is_waited_for_if_the_run_was_stopped_or_the_broker_is_alone():
     assert again(at_work(), alone=True).core.records.registry.members == {}
     stopped = at_work()
     stopped.say(b"me", StopRun("enough", 130))

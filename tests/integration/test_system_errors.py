@@ -88,6 +88,6 @@ def test_an_interrupted_doctor_leaves_nothing_behind(workspace):
 
 
 def test_a_worker_without_patience_asks_once(workspace):
-    ended = workspace.command("worker", ".", "--broker", f"ipc://{workspace.temporary}/nobody", "--patience", "0")
+    ended = workspace.command("worker", ".", "--broker", f"ipc://{workspace.temporary}/no-broker", "--patience", "0")
     assert ended.returncode == 3
     assert "no broker answered" in ended.stderr

@@ -61,7 +61,7 @@ def serve(core: Coordinator, url: str, on_bound: Callable[[str], None] = lambda 
 
 
 class BrokerPeer:
-    """Somebody's line to the broker."""
+    """A client's connection to the broker."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -297,7 +297,7 @@ def test_a_broker_that_leaves_lets_another_keep_the_path(tmp_path: Path, connect
     url, path = f"ipc://{tmp_path}/broker", tmp_path / "broker"
     with ExitStack() as second, ExitStack() as first:
         first.enter_context(served(core(), url))
-        path.unlink()  # by hand, say: nobody seems to be there
+        path.unlink()  # by hand, say: the address seems to be free
         second.enter_context(served(core(), url))
         first.close()
         assert connect(url).say(Ask("status")).hear_of(Answer)

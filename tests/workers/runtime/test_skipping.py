@@ -1,4 +1,4 @@
-"""A bad microbatch is left out by all stages as if it had never been, however often it comes and whoever is killed."""
+"""All stages leave a bad microbatch out as if it had never been, however often it comes, whichever worker is killed."""
 
 from pathlib import Path
 
