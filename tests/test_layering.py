@@ -60,9 +60,7 @@ LADDER = {
 DECIDING = {
     "broker/control/protocol.py": PURE,
     "broker/queues/base.py": TENSORS,
-    "broker/queues/credit.py": PURE,
-    "broker/queues/receiver.py": TENSORS,
-    "broker/queues/sender.py": TENSORS,
+    "broker/queues/delivery.py": TENSORS,
     "broker/queues/zeromq/requests.py": PURE,
     "workers/control/session.py": PURE,
     "workers/runtime/machine.py": PURE,

@@ -21,8 +21,15 @@ from urllib.parse import unquote
 import structlog
 
 from stageline.broker.errors import AddressUnusable, EndpointTaken
-from stageline.broker.network.redis_connection import Command, RedisAway, RedisLink, RedisRefusal, Unit, sound
-from stageline.broker.network.redis_requirements import RedisUnfit
+from stageline.broker.network.redis_connection import (
+    Command,
+    RedisAway,
+    RedisLink,
+    RedisRefusal,
+    RedisUnfit,
+    Unit,
+    sound,
+)
 
 from .channel import LARGEST, Envelope, Received
 

@@ -2,8 +2,11 @@
 
 redis-py makes the connection, with users, passwords and TLS from the URL. Its retries are off: a command whose answer
 was cut off may have been carried out, which only the caller can find out.
+
+A server can carry a run if it has version 6.2 or newer, and never evicts keys.
 """
 
+import re
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +15,13 @@ from typing import Any, TypeAlias
 
 import hiredis
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, Connection, UnixDomainSocketConnection, parse_url
+from redis.connection import (
+    AbstractConnection,
+    Connection,
+    PythonRespSerializer,
+    UnixDomainSocketConnection,
+    parse_url,
+)
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -28,8 +37,6 @@ from redis.retry import Retry
 from stageline.broker.errors import BrokerError
 from stageline.pipeline.plan.addresses import masked, unclear_password
 
-from .redis_requirements import INQUIRY, RedisUnfit, check_fitness
-
 Command: TypeAlias = tuple[bytes | memoryview, ...]
 Unit: TypeAlias = Sequence[Command]  # commands that are carried out together, or none of them
 
@@ -38,7 +45,11 @@ SILENCE = 10.0  # seconds without a byte, in or out, after which a connection co
 READ = 2**18  # bytes received at once
 UNCOPIED = 2**16  # bytes of an argument from which on it is sent without a copy
 
+OLDEST = (6, 2)  # knows XADD NOMKSTREAM and XTRIM MINID
+INQUIRY = ((b"INFO", b"server"), (b"INFO", b"memory"), (b"INFO", b"persistence"))
+
 _BEGIN, _END = (b"MULTI",), (b"EXEC",)
+_pack_large: Callable[..., list[Any]] = PythonRespSerializer(UNCOPIED, lambda argument: argument).pack
 _MISPLACED = (MovedError, AskError, ClusterCrossSlotError)
 
 
@@ -58,6 +69,10 @@ class RedisRefusal(BrokerError):
     """A Redis server did not carry out a command, and may do so later: it is full, or cannot write to its disk."""
 
 
+class RedisUnfit(BrokerError):
+    """A Redis server cannot be used as it is: its settings, its version or its access rules must change."""
+
+
 class RedisLink:
     """A connection to the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`. Connects when first used.
 
@@ -67,13 +82,8 @@ class RedisLink:
     def __init__(self, url: str) -> None:
         self.address = masked(url)
         self.warnings: tuple[str, ...] = ()
+        self.is_fit = False  # the connection is made, and its server was checked
         self._connection: Any = _connection(url, self.address)  # its methods have no types
-        self._fit = False
-
-    @property
-    def ready(self) -> bool:
-        """Whether the connection is made, and its server was checked."""
-        return self._fit
 
     def exchange(self, units: Sequence[Unit]) -> list[list[Any]]:
         """Carries out the units, each as a whole. The answers of each.
@@ -87,13 +97,13 @@ class RedisLink:
 
     def send(self, packed: Sequence[bytes | memoryview]) -> None:
         """Sends what `pack` made of some units; `receive` waits for the answers. Raises as `exchange` does."""
-        if not self._fit:
+        if not self.is_fit:
             self._begin()
         self._send(packed)
 
     def receive(self, units: Sequence[Unit]) -> list[list[Any]]:
         """The answers to the units that were sent before. Raises as `exchange` does."""
-        if not self._fit:
+        if not self.is_fit:
             raise RedisAway(f"the connection to Redis at {self.address} broke")
         return self._receive(units)
 
@@ -107,14 +117,14 @@ class RedisLink:
         self.warnings = check_fitness(self.address, sound(answers))
 
     def close(self) -> None:
-        self._fit = False
+        self.is_fit = False
         self._connection.disconnect()
 
     def _begin(self) -> None:
         self._send(pack([INQUIRY]))
         (answers,) = self._receive([INQUIRY])
         self.check(answers)
-        self._fit = True
+        self.is_fit = True
 
     def _send(self, packed: Sequence[bytes | memoryview]) -> None:
         with self._explained():
@@ -221,20 +231,39 @@ def pack(units: Sequence[Unit]) -> list[bytes | memoryview]:
     small: list[bytes] = []
     for unit in units:
         for command in unit if len(unit) == 1 else (_BEGIN, *unit, _END):
-            if max(map(len, command)) >= UNCOPIED:
-                _pack_large(command, small, chunks)
+            if max(map(len, command)) > UNCOPIED:
+                head, *middle, tail = _pack_large(*command)
+                chunks += [b"".join([*small, head]), *middle]
+                small = [tail]
             else:
                 small.append(hiredis.pack_command(command))  # type: ignore[arg-type]  # typed for one argument
     return [*chunks, b"".join(small)]
 
 
-def _pack_large(command: Command, small: list[bytes], chunks: list[bytes | memoryview]) -> None:
-    small.append(b"*%d\r\n" % len(command))
-    for argument in command:
-        small.append(b"$%d\r\n" % len(argument))
-        if len(argument) < UNCOPIED:
-            small.append(bytes(argument))
-        else:
-            chunks += [b"".join(small), argument]
-            small.clear()
-        small.append(b"\r\n")
+def check_fitness(address: str, answers: Sequence[object]) -> tuple[str, ...]:
+    """Warnings about the server at `address`, from its answers to `INQUIRY`. Raises `RedisUnfit`."""
+    facts = _facts(address, answers)
+    version = facts.get("redis_version", "unknown")
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST:
+        raise RedisUnfit(f"Redis at {address} is version {version}; queues need 6.2 or newer, or Valkey")
+    policy = facts.get("maxmemory_policy", "unknown")
+    if policy != "noeviction":
+        raise RedisUnfit(
+            f"Redis at {address} has maxmemory-policy {policy}: it would throw messages away when its memory is full. "
+            "Set it to noeviction, in redis.conf or by CONFIG SET maxmemory-policy noeviction"
+        )
+    if facts.get("aof_enabled") != "1":
+        return (
+            f"Redis at {address} has no append-only file: what it holds is gone when it restarts, and is added again "
+            "by the workers that still have it. Set appendonly to yes, in redis.conf or by CONFIG SET appendonly yes",
+        )
+    return ()
+
+
+def _facts(address: str, answers: Sequence[object]) -> dict[str, str]:
+    facts: dict[str, str] = {}
+    for answer in answers:
+        if not isinstance(answer, bytes):
+            raise RedisUnfit(f"Redis at {address} does not answer INFO: {answer!r}")
+        facts |= dict(re.findall(r"^(\w+):(.*?)\r?$", answer.decode("utf-8", "replace"), re.MULTILINE))
+    return facts

@@ -1,16 +1,19 @@
-"""The queue ends of one worker among several processes, whichever transport carries the messages between them."""
+"""What the queues of one worker among several processes share, whichever transport carries the messages."""
 
+import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 
-from stageline.broker.codec.message import LIMITS, Limits, Message
+from stageline.broker.codec.message import Message
 
 from .base import Inbound, Outbound, QueueKey
 from .log import SPILL, UNLIMITED, Log, RetentionBudget
-from .memory import MemoryQueue
+from .memory import MemoryQueue, MemoryQueues
 
-Look = Callable[[], Message | None]
-WaitFor = Callable[[Look, float], Message | None]
+ROOM_WAIT = 0.25  # seconds between two calls of `waiting` while a `put` waits for room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,64 +34,74 @@ class QueueOptions:
     spill_folder: str | None = None
     waiting: Callable[[str], None] = lambda reason: None
     patience: float = 60.0
-    limits: Limits = LIMITS
 
 
-class QueueEnds:
-    """Makes each end when it is first asked for; both ends of a queue that stays at this worker are in memory.
+class QueueEnds(ABC):
+    """Makes each end when it is first asked for; both ends of a queue that stays at this worker are in memory."""
 
-    `wait` is called when a `put` finds no room, with the reason and the time at which it began; it returns whether to
-    try again. `wait_for` serves the other queues until the function that it is given finds something, or for a number
-    of seconds.
-    """
-
-    def __init__(self, run: str, options: QueueOptions, wait: Callable[[str, float], bool], wait_for: WaitFor) -> None:
-        self._run = run
-        self._options = options
-        self._wait_for = wait_for
+    def __init__(self, run: str, incarnation: int, options: QueueOptions) -> None:
+        self.run = run
+        self.incarnation = incarnation
+        self.options = options
         spill_bytes = SPILL * options.retain_bytes if options.spill_bytes is None else options.spill_bytes
-        self._budget = RetentionBudget(options.retain_bytes, spill_bytes, options.spill_folder, wait)
+        self._budget = RetentionBudget(options.retain_bytes, spill_bytes, options.spill_folder, self._wait_for_room)
+        self._local = MemoryQueues(run, options.microbatches, self._budget)
         self._outbounds: dict[QueueKey, Outbound] = {}
         self._inbounds: dict[QueueKey, Inbound] = {}
-        self._locals: dict[QueueKey, MemoryQueue] = {}
 
-    def outbound(self, key: QueueKey, make: Callable[[Log], Outbound]) -> Outbound:
+    @abstractmethod
+    def wait_for(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
+        """What `look` finds; None after `timeout` seconds or a `ring`. Serves the other queues meanwhile."""
+
+    @abstractmethod
+    def _serve(self, seconds: float) -> None:
+        """Serves the other queues for so long: a `put` waits for room."""
+
+    @abstractmethod
+    def _new_outbound(self, log: Log) -> Outbound: ...
+
+    @abstractmethod
+    def _new_inbound(self, key: QueueKey, window: int) -> Inbound: ...
+
+    def outbound(self, key: QueueKey) -> Outbound:
         if key not in self._outbounds:
-            self._outbounds[key] = self._local(key) if key in self._options.local else make(self._log(key))
+            if key in self.options.local:
+                self._outbounds[key] = self._local.outbound(key)
+            else:
+                self._outbounds[key] = self._new_outbound(Log(self.run, key, self.options.microbatches, self._budget))
         return self._outbounds[key]
 
-    def inbound(self, key: QueueKey, make: Callable[[QueueKey, int], Inbound]) -> Inbound:
-        """`make` is given the queue and its window. Raises `ValueError` if there is none."""
+    def inbound(self, key: QueueKey) -> Inbound:
+        """Raises `ValueError` if there is no window for the queue."""
+        windows = self.options.windows
         if key not in self._inbounds:
-            self._inbounds[key] = self._new_inbound(key, make)
+            if key in self.options.local:
+                self._inbounds[key] = LocalInbound(self._local.inbound(key), self.wait_for)
+            elif key in windows:
+                self._inbounds[key] = self._new_inbound(key, windows[key])
+            else:
+                raise ValueError(f"no window is given for {key}; there is one for {', '.join(map(str, windows))}")
         return self._inbounds[key]
 
     def close(self) -> None:
-        for queue in self._locals.values():
-            queue.close()
+        self._local.close()
         self._budget.spill.close()
 
-    def _new_inbound(self, key: QueueKey, make: Callable[[QueueKey, int], Inbound]) -> Inbound:
-        if key in self._options.local:
-            return LocalInbound(self._local(key), self._wait_for)
-        windows = self._options.windows
-        if key not in windows:
-            raise ValueError(f"no window is given for {key}; there is one for {', '.join(map(str, windows))}")
-        return make(key, windows[key])
-
-    def _local(self, key: QueueKey) -> MemoryQueue:
-        if key not in self._locals:
-            self._locals[key] = MemoryQueue(self._log(key), self._options.microbatches)
-        return self._locals[key]
-
-    def _log(self, key: QueueKey) -> Log:
-        return Log(self._run, key, self._options.microbatches, self._budget, self._options.limits)
+    def _wait_for_room(self, reason: str, since: float) -> bool:
+        """Serves the queues for a while. False if a `put` that began at `since` has waited long enough."""
+        self.options.waiting(reason)
+        if monotonic() - since >= self.options.patience:
+            return False
+        self._serve(ROOM_WAIT)
+        return True
 
 
 class LocalInbound:
     """The consumer's end of a queue that begins at the same worker: it serves the other queues while it waits."""
 
-    def __init__(self, queue: MemoryQueue, wait_for: WaitFor) -> None:
+    def __init__(
+        self, queue: MemoryQueue, wait_for: Callable[[Callable[[], Message | None], float], Message | None]
+    ) -> None:
         self.key = queue.key
         self.rewind = queue.rewind
         self._queue = queue
@@ -99,3 +112,27 @@ class LocalInbound:
         if message is None and timeout > 0:
             return self._wait_for(lambda: self._queue.take(0), timeout)
         return message
+
+
+class Wakeup:
+    """Wakes the one thread that waits for queues: the descriptor `fd` is readable from `ring` until `silence`."""
+
+    def __init__(self) -> None:
+        self._receiving, self._sending = socket.socketpair()
+        self._receiving.setblocking(False)
+        self._sending.setblocking(False)
+        self.fd = self._receiving.fileno()
+
+    def ring(self) -> None:
+        """For any thread, and for signal handlers. Never blocks, never fails; after `close` it does nothing."""
+        with suppress(OSError):
+            self._sending.send(b"!")
+
+    def silence(self) -> None:
+        with suppress(BlockingIOError):
+            while self._receiving.recv(4096):
+                pass
+
+    def close(self) -> None:
+        self._sending.close()
+        self._receiving.close()

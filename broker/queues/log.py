@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 from torch import Tensor
 
-from stageline.broker.codec.message import LIMITS, Frame, Limits, Message, decode, encode, fingerprint, read_header
+from stageline.broker.codec.message import Frame, Header, Message, decode, encode, fingerprint, read_header
 from stageline.broker.errors import Disagreement, Overwritten, QueueFull, QueueGap
 from stageline.pipeline.numbering import message_number, message_place
 from stageline.pipeline.tree import Tree, tensors
@@ -88,9 +88,7 @@ class _RetainedMessage(msgspec.Struct):
 class Log:
     """The retained messages of one queue of `run`; those before `first` were trimmed, `end` comes next."""
 
-    def __init__(
-        self, run: str, key: QueueKey, microbatches: int, budget: RetentionBudget, limits: Limits = LIMITS
-    ) -> None:
+    def __init__(self, run: str, key: QueueKey, microbatches: int, budget: RetentionBudget) -> None:
         self.run = run
         self.key = key
         self.first = 0
@@ -98,7 +96,6 @@ class Log:
         self.bytes = 0
         self._microbatches = microbatches
         self._budget = budget
-        self._limits = limits
         self._kept: dict[int, _RetainedMessage] = {}
         self._in_memory = 0  # the lowest number that may still be in memory
         self._empty = True  # no message was ever put
@@ -115,9 +112,9 @@ class Log:
         number = self._number(message)
         if number < self.first:
             return None
-        frames = encode(message, limits=self._limits)
+        frames = encode(message)
         if number in self._kept:
-            self._compare(number, frames[0])
+            self.check_same(number, read_header(frames[0]), "was put twice with different bits")
             return None
         self._check_order(number)
         self._keep(number, message, frames, now)
@@ -128,9 +125,16 @@ class Log:
         kept = self._kept[number]
         if kept.slot is not None:
             return self._budget.spill.read(kept.slot)
-        if kept.seal is not None and kept.seal.is_broken:
-            raise self._overwritten(number)
+        self._check_seal(number, kept)
         return kept.frames
+
+    def check_same(self, number: int, header: Header, how: str) -> None:
+        """Raises `Disagreement`, which says `how`, if retained message `number` has other bits than `header`'s."""
+        if fingerprint(header) != fingerprint(read_header(self.frames(number)[0])):
+            raise Disagreement(
+                f"{self.name(number)} {how}: what computed it was not deterministic. See that all operations are, and "
+                "that software, hardware type and thread count are the same wherever the stage runs"
+            )
 
     def trim(self, step: int) -> None:
         """Forgets the messages before `step`. Raises `Overwritten` if a tensor of one has been written to."""
@@ -148,7 +152,7 @@ class Log:
     def peek(self, limit: int) -> list[Message]:
         """The first `limit` retained messages, decoded into memory of their own."""
         numbers = range(self.first, self.end)[: max(0, limit)] if self._kept else ()
-        return [decode(self.frames(number), limits=self._limits) for number in numbers]
+        return [decode(self.frames(number)) for number in numbers]
 
     def name(self, number: int) -> str:
         """Message `number`, for people."""
@@ -156,9 +160,7 @@ class Log:
         return f"message {number} of {self.key} (step {step}, microbatch {microbatch})"
 
     def close(self) -> None:
-        """Forgets everything, without checking the seals."""
-        for kept in self._kept.values():
-            self._release(kept)
+        """Forgets everything, without checking the seals. The budget is not used any more."""
         self._kept.clear()
 
     def _number(self, message: Message) -> int:
@@ -167,14 +169,6 @@ class Log:
         if message.microbatch >= self._microbatches:
             raise ValueError(f"a {message.identity} was put where a step has {self._microbatches} microbatches")
         return message_number(message.step, message.microbatch, self._microbatches)
-
-    def _compare(self, number: int, header: Frame) -> None:
-        first = fingerprint(read_header(self.frames(number)[0], limits=self._limits))
-        if fingerprint(read_header(header, limits=self._limits)) != first:
-            raise Disagreement(
-                f"{self.name(number)} was put twice with different bits: what computed it was not deterministic. "
-                "See that all its operations are, and that software, hardware type and thread count are the same"
-            )
 
     def _check_order(self, number: int) -> None:
         if self._empty and number % self._microbatches == 0:  # a replacement begins at the step it was placed at
@@ -221,27 +215,23 @@ class Log:
             self._spill(number, new)
 
     def _spill(self, number: int, kept: _RetainedMessage) -> None:
-        if kept.seal is not None and kept.seal.is_broken:
-            raise self._overwritten(number)
+        self._check_seal(number, kept)
         kept.slot = self._budget.spill.write(kept.frames)
         kept.frames, kept.seal = [], None
 
     def _forget(self, number: int) -> None:
         kept = self._kept[number]
-        if kept.seal is not None and kept.seal.is_broken:
-            raise self._overwritten(number)
+        self._check_seal(number, kept)
         del self._kept[number]
         self.bytes -= kept.size
-        self._release(kept)
-
-    def _release(self, kept: _RetainedMessage) -> None:
         if kept.slot is None:
             self._budget.used -= kept.size
         else:
             self._budget.spill.forget(kept.slot)
 
-    def _overwritten(self, number: int) -> Overwritten:
-        return Overwritten(
-            f"a tensor of {self.name(number)} was written to in place after it was put, and its message may be "
-            "needed again as it was: let the stage's output be a tensor of its own (.clone() it)"
-        )
+    def _check_seal(self, number: int, kept: _RetainedMessage) -> None:
+        if kept.seal is not None and kept.seal.is_broken:
+            raise Overwritten(
+                f"a tensor of {self.name(number)} was written to in place after it was put, and its message may be "
+                "needed again as it was: let the stage's output be a tensor of its own (.clone() it)"
+            )

@@ -9,27 +9,26 @@ from stageline.broker.codec.message import Message, decode
 from stageline.broker.errors import QueueClosed
 
 from .base import Depth, QueueKey
-from .credit import Retention
-from .log import UNLIMITED, Log, RetentionBudget
+from .delivery import Retention
+from .log import Log, RetentionBudget
 
 
 class MemoryQueues:
-    """All queues of a run whose workers share this process and this object.
+    """All queues of a run whose workers share this process and this object; `budget` is for all of them together."""
 
-    `retain_bytes` is what the queues may retain in memory together; beyond it, `QueueFull`.
-    """
-
-    def __init__(self, run: str, microbatches: int, retain_bytes: int = UNLIMITED) -> None:
+    def __init__(self, run: str, microbatches: int, budget: RetentionBudget | None = None) -> None:
         self._run = run
         self._microbatches = microbatches
-        self._budget = RetentionBudget(retain_bytes, disk=0)
+        self._budget = budget or RetentionBudget()
         self._queues: dict[QueueKey, MemoryQueue] = {}
 
     def outbound(self, key: QueueKey) -> "MemoryQueue":
-        return self._queue(key)
+        if key not in self._queues:
+            log = Log(self._run, key, self._microbatches, self._budget)
+            self._queues[key] = MemoryQueue(log, self._microbatches)
+        return self._queues[key]
 
-    def inbound(self, key: QueueKey) -> "MemoryQueue":
-        return self._queue(key)
+    inbound = outbound
 
     def pump(self, timeout: float) -> None:
         """Nothing to do: a message that was put can be taken."""
@@ -37,12 +36,6 @@ class MemoryQueues:
     def close(self) -> None:
         for queue in self._queues.values():
             queue.close()
-
-    def _queue(self, key: QueueKey) -> "MemoryQueue":
-        if key not in self._queues:
-            log = Log(self._run, key, self._microbatches, self._budget)
-            self._queues[key] = MemoryQueue(log, self._microbatches)
-        return self._queues[key]
 
 
 class MemoryQueue:
@@ -77,11 +70,13 @@ class MemoryQueue:
 
     def take(self, timeout: float) -> Message | None:
         with self._changed:
-            self._check_open()
             if not self._changed.wait_for(lambda: self._closed or self._log.end > self._next, timeout):
                 return None
             self._check_open()
-            return self._take()
+            Retention(self._log.first, self._log.end).check_holds(self.key, self._next)
+            message = decode(self._log.frames(self._next))
+            self._next += 1
+            return message
 
     def rewind(self, step: int) -> None:
         with self._changed:
@@ -92,12 +87,6 @@ class MemoryQueue:
             self._closed = True
             self._log.close()
             self._changed.notify_all()
-
-    def _take(self) -> Message:
-        Retention(self._log.first, self._log.end).check_holds(self.key, self._next)
-        message = decode(self._log.frames(self._next))
-        self._next += 1
-        return message
 
     def _check_open(self) -> None:
         if self._closed:

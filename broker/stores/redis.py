@@ -18,8 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from stageline.broker.control.protocol import StepRecord
-from stageline.broker.network.redis_connection import Command, RedisAway, RedisLink, RedisRefusal, sound
-from stageline.broker.network.redis_requirements import RedisUnfit
+from stageline.broker.network.redis_connection import Command, RedisAway, RedisLink, RedisRefusal, RedisUnfit, sound
 
 from .base import KEPT_STEPS, Fact, StoredRun, StoreUnusable
 

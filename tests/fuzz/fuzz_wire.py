@@ -23,13 +23,12 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.codec.message import encode as frames_of
     from stageline.broker.control.protocol import Report, Stop, decode_from_broker, decode_to_broker, encode
     from stageline.broker.errors import BadMessage
-    from stageline.broker.queues.redis.announcements import read_credit
+    from stageline.broker.queues.redis.entries import read_credit
     from stageline.broker.queues.zeromq.requests import (
         CreditRequest,
         RetentionReply,
         pack,
-        unpack_reply,
-        unpack_request,
+        unpack,
     )
 
 KEPT = Path("runs") / "fuzz"
@@ -50,9 +49,9 @@ def header(data: bytes) -> None:
 
 def request(data: bytes) -> None:
     frame = zlib.crc32(data).to_bytes(4, "little") + data
-    for unpack in (unpack_request, unpack_reply):
+    for kind in (CreditRequest, RetentionReply):
         with contextlib.suppress(BadMessage):
-            unpack(frame)
+            unpack(frame, kind)
 
 
 def announcement(data: bytes) -> None:

@@ -12,10 +12,9 @@ from simulation.network import Connection
 from simulation.process import SimulatedProcess, VirtualWakeup
 from stageline.broker.codec.message import Frame, Message, assemble, check_run, fingerprint, read_header
 from stageline.broker.queues.base import Depth, QueueKey
+from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import QueueEnds, QueueOptions
 from stageline.broker.queues.log import Log
-from stageline.broker.queues.receiver import Receiver
-from stageline.broker.queues.sender import Sender
 from stageline.broker.queues.zeromq.requests import CreditRequest, Requester, RetentionReply, reply_to
 from stageline.pipeline.numbering import message_number
 
@@ -34,7 +33,7 @@ class Peer:
     connection: Connection | None = None
 
 
-class SimulatedQueues:
+class SimulatedQueues(QueueEnds):
     """`WorkerQueues` of `process`, which others find at `endpoint`."""
 
     trouble = None
@@ -47,15 +46,13 @@ class SimulatedQueues:
         incarnation: int,
         options: QueueOptions,
     ) -> None:
+        super().__init__(RUN, incarnation, options)
         self.process = process
         self.endpoint = endpoint
         self.wakeup = VirtualWakeup(process)
         self.ring = self.wakeup.set
         self.received: deque[tuple[Connection, Item]] = deque()
-        self.microbatches = options.microbatches
         self._environment = environment
-        self._incarnation = incarnation
-        self._ends = QueueEnds(RUN, options, lambda reason, since: True, self.wait_for)
         self._senders: dict[QueueKey, Sender] = {}
         self._requesters: dict[QueueKey, Requester] = {}
         self._peers: dict[str, Peer] = {}
@@ -64,15 +61,10 @@ class SimulatedQueues:
         self._others: dict[Connection, SimulatedQueues] = {}
         environment.bound[endpoint] = self
 
-    def outbound(self, key: QueueKey) -> "SimulatedOutbound":
-        return self._ends.outbound(key, self._new_outbound)
-
-    def inbound(self, key: QueueKey) -> "SimulatedInbound":
-        return self._ends.inbound(key, self._new_inbound)
-
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
         for key, endpoint in peers.items():
-            requester = self.inbound(key).requester
+            self.inbound(key)
+            requester = self._requesters[key]
             for peer in self._peers.values():
                 peer.requesters.pop(key, None)
             self._peers.setdefault(endpoint, Peer(endpoint)).requesters[key] = requester
@@ -96,9 +88,6 @@ class SimulatedQueues:
             if message is not None or self.process.clock.now >= deadline:
                 return message
             self.wakeup.wait(left)
-
-    def close(self) -> None:
-        self._ends.close()
 
     def arrive(self, connection: Connection, item: Item) -> None:
         self.received.append((connection, item))
@@ -124,7 +113,7 @@ class SimulatedQueues:
             assert sender.route is not None
             connection = self._connections[sender.route]
             if connection.broken:
-                sender.lose_route()
+                sender.route = None
                 return
             self._send(connection, (sender.frames(number)[0], number >= sender.received))
             sender.mark_sent(number)
@@ -164,7 +153,7 @@ class SimulatedQueues:
         header = read_header(frame)
         check_run(header, RUN)
         requester = self._requester(connection, QueueKey(header.flow, header.stage))
-        number, marks = message_number(header.step, header.microbatch, self.microbatches), fingerprint(header)
+        number, marks = message_number(header.step, header.microbatch, self.options.microbatches), fingerprint(header)
         if requester is not None and requester.receiver.accepts(number, marks, whole=whole):
             requester.receiver.accept(assemble(header, []), marks)
             requester.postpone(self.process.clock.now)
@@ -194,12 +183,15 @@ class SimulatedQueues:
         arrive = partial(other.arrive, connection, item)
         self._environment.network.carry(connection, other.process, arrive, doubtful=True)
 
+    def _serve(self, seconds: float) -> None:
+        """Never needed: memory for messages is never full here."""
+
     def _new_outbound(self, log: Log) -> "SimulatedOutbound":
         self._senders[log.key] = Sender(log)
         return SimulatedOutbound(self, self._senders[log.key])
 
     def _new_inbound(self, key: QueueKey, window: int) -> "SimulatedInbound":
-        self._requesters[key] = Requester(RUN, self._incarnation, Receiver(key, window))
+        self._requesters[key] = Requester(RUN, self.incarnation, Receiver(key, window))
         return SimulatedInbound(self, self._requesters[key])
 
 
@@ -233,4 +225,4 @@ class SimulatedInbound:
         return self._queues.wait_for(lambda: receiver.pop() if receiver.ready else None, timeout)
 
     def rewind(self, step: int) -> None:
-        self.requester.rewind(step * self._queues.microbatches)
+        self.requester.rewind(step * self._queues.options.microbatches)

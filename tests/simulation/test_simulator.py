@@ -26,8 +26,8 @@ from stageline.broker.coordinator.restart import Restart
 from stageline.broker.ledger.ledger import Ledger
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
+from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.log import Log
-from stageline.broker.queues.receiver import Receiver
 from stageline.broker.queues.zeromq.requests import CreditRequest, Requester
 from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
 from stageline.workers.checkpoint.snapshot import Snapshot

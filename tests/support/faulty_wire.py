@@ -16,16 +16,15 @@ import torch
 from stageline.broker.codec.message import Flow, Message, allocate, assemble, fingerprint, read_header
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
-from stageline.broker.queues.receiver import Receiver
-from stageline.broker.queues.sender import Sender
 from stageline.broker.queues.zeromq.requests import (
     CreditRequest,
     Requester,
+    RetentionReply,
     pack,
     reply_to,
-    unpack_reply,
-    unpack_request,
+    unpack,
 )
 from stageline.pipeline.numbering import message_number, message_place
 
@@ -180,7 +179,7 @@ class WireWorld:
 
     def _producer_receives(self, frames: list[bytes], connection: int) -> None:
         try:
-            request = unpack_request(frames[0])
+            request = unpack(frames[0], CreditRequest)
         except BadMessage:
             return
         self.sender.update(request.to_credit(), connection.to_bytes(4, "little"))
@@ -193,7 +192,7 @@ class WireWorld:
             if frames[0]:
                 self._message(frames)
             else:
-                self.requester.receive(unpack_reply(frames[1]))
+                self.requester.receive(unpack(frames[1], RetentionReply))
         except BadMessage:
             self.receiver.lose()
 

@@ -11,6 +11,7 @@ import torch
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.log import RetentionBudget
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.broker.queues.redis.queues import RedisQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
@@ -88,7 +89,7 @@ def wait_for(look: Callable[[], Found | None]) -> Found:
 
 
 def memory_line(folder: Path, *, microbatches: int = 4, window: int = 8, retain_bytes: int = 2**40) -> QueuePair:
-    queues = MemoryQueues(RUN, microbatches, retain_bytes)
+    queues = MemoryQueues(RUN, microbatches, RetentionBudget(retain_bytes))
     return QueuePair(queues, queues, microbatches)
 
 

@@ -181,14 +181,13 @@ def _clear_queues(records: RunRecords, url: str) -> None:
     """Removes a finished run's queues from their server. Those of a stopped run are needed to go on with it."""
     if not url.startswith(REDIS) or records.phase is not RunPhase.FINISHED:
         return
-    from stageline.broker.queues.redis.inspector import QueueInspector  # takes time to load
+    from stageline.broker.queues.redis.queues import forget  # takes time to load
 
     if not records.all_left:  # a worker that still runs could put again what it keeps
         log.warning("the queues stay at the server", address=masked(url), reason="not every worker has exited")
         return
     try:
-        with closing(QueueInspector(url, records.run)) as inspector:
-            inspector.forget()
+        forget(url, records.run)
     except BrokerError as error:
         log.warning("the queues stay at the server", address=masked(url), reason=str(error))
 

@@ -1,4 +1,4 @@
-"""One queue as it lies in Redis: its keys, and the ids and fields of its entries.
+"""One queue as it lies in Redis: its keys, the ids and fields of its entries, and what its ends announce.
 
     stageline:{RUN}:layout            string   "1 M": the version of all this, and how many microbatches a step has
     stageline:{RUN}:forward-1         stream   the messages to stage 1 that may still be needed
@@ -16,19 +16,26 @@
 
 Ids come from the place in the run, so that a message that is added twice is one message. The entries of a message are
 added together or not at all. Nothing is trimmed by length, only by number. `{RUN}` keeps the keys of a run on one node.
+
+The server refuses an id that is not beyond the newest: a worker that has been replaced gets an error, and sees the
+incarnation that replaced it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from stageline.broker.codec.checksum import crc32
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
-from stageline.broker.network.redis_connection import Command
+from stageline.broker.network.redis_connection import Command, sound
 from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.delivery import Credit, Retention, check_current
 
 LAYOUT = 1
 PIECE = 2**20  # bytes of tensors in an entry; larger and smaller ones are slower (measured, 64 KiB to 16 MiB)
+
+_NOTHING = -1  # the entry's number for "no message is missing"
 
 
 class EntryId(NamedTuple):
@@ -46,7 +53,6 @@ class StreamEntry:
     """Part of a message; the last part has its header."""
 
     id: EntryId
-    milliseconds: int
     data: tuple[bytes, ...]
     header: bytes | None
 
@@ -68,12 +74,9 @@ def prefix(run: str) -> str:
     return f"stageline:{{{run}}}:"
 
 
-def layout_key(run: str) -> bytes:
-    return f"{prefix(run)}layout".encode()
-
-
-def layout_value(microbatches: int) -> bytes:
-    return b"%d %d" % (LAYOUT, microbatches)
+def layout(run: str, microbatches: int) -> tuple[bytes, bytes]:
+    """The key of a run's layout, and its value."""
+    return f"{prefix(run)}layout".encode(), b"%d %d" % (LAYOUT, microbatches)
 
 
 def additions(key: bytes, number: int, frames: Sequence[Frame], milliseconds: int) -> list[Command]:
@@ -95,20 +98,37 @@ def creating(command: Command) -> Command:
     return command[:2] + command[3:]
 
 
-def read_entry(raw: Any) -> StreamEntry:
-    """Raises `BadMessage` for an entry that is malformed."""
+def last_entry(key: bytes, number: int | None = None) -> Command:
+    """The command that asks for the last entry of a stream, or of message `number` in it."""
+    ends = (b"+", b"-") if number is None else 2 * (b"%d" % number,)
+    return (b"XREVRANGE", key, *ends, b"COUNT", b"1")
+
+
+def read_entry(raw: Any) -> StreamEntry | None:
+    """None for an entry that is malformed."""
     try:
-        id_text, [_, time, *fields] = raw
+        id_text, [_, _, *fields] = raw
         header = fields[-1] if fields[-2:-1] == [b"h"] else None
-        data = tuple(fields[1 : None if header is None else -2 : 2])
-        return StreamEntry(read_id(id_text), int(time), data, header)
-    except (TypeError, ValueError) as error:
-        raise BadMessage(f"an entry of a stream is not part of a message: {error}") from error
+        return StreamEntry(read_id(id_text), tuple(fields[1 : None if header is None else -2 : 2]), header)
+    except (TypeError, ValueError):
+        return None
 
 
 def read_id(text: bytes) -> EntryId:
     number, _, place = text.partition(b"-")
     return EntryId(int(number), int(place))
+
+
+def read_credit(raw: Any) -> Credit:
+    """A consumer's announcement. Raises `BadMessage` if it is malformed or damaged."""
+    entry_id, (received, limit, missing) = _read_announcement(raw, 3)
+    return Credit(*entry_id, received, limit, None if missing == _NOTHING else missing)
+
+
+def read_retention(raw: Any) -> tuple[EntryId, Retention]:
+    """A producer's announcement and its id. Raises `BadMessage` if it is malformed or damaged."""
+    entry_id, (first, sent) = _read_announcement(raw, 2)
+    return entry_id, Retention(first, sent)
 
 
 def pour(data: Sequence[bytes], buffers: Sequence[memoryview]) -> None:
@@ -125,6 +145,66 @@ def pour(data: Sequence[bytes], buffers: Sequence[memoryview]) -> None:
             content = content[count:]
             if count < len(buffer):
                 rest.append(buffer[count:])
+
+
+class Announcer:
+    """Announces for one end, in the stream `key`. `duty` is what only one incarnation does: "forward-1 is taken".
+
+    `must_announce`: what was announced last is not in the stream, or may not be. `look` is the command that shows
+    whether it is; `check` gets the answer.
+    """
+
+    def __init__(self, key: bytes, duty: str, incarnation: int) -> None:
+        self.look = last_entry(key)
+        self.must_announce = True
+        self._key = key
+        self._duty = duty
+        self._incarnation = incarnation
+        self._serial = 0
+        self._is_garbled = False
+
+    def announce(self, *numbers: int | None) -> list[Command]:
+        """The commands that replace the announcement in the stream. `check` gets their answers."""
+        self._serial += 1
+        self.must_announce = False
+        entry_id = EntryId(self._incarnation, self._serial)
+        text = b" ".join(b"%d" % (_NOTHING if number is None else number) for number in numbers)
+        fields = (b"says", text, b"check", _checksum(entry_id, text))
+        clear: list[Command] = [(b"DEL", self._key)] if self._is_garbled else []
+        return [*clear, (b"XADD", self._key, b"MINID", b"=", bytes(entry_id), bytes(entry_id), *fields), self.look]
+
+    def check(self, answers: Sequence[Any]) -> None:
+        """The last of `answers` is what is in the stream. Raises `Fenced` if that is a newer incarnation's."""
+        (found,) = sound(list(answers[-1:]))
+        try:
+            there = _read_announcement(found[0])[0] if found else EntryId(0, 0)
+            self._is_garbled = False
+        except BadMessage:
+            self.must_announce = self._is_garbled = True
+            return
+        check_current(self._duty, there.number, self._incarnation)
+        if there != (self._incarnation, self._serial):
+            self._serial = max(self._serial, there.place if there.number == self._incarnation else 0)
+            self.must_announce = True
+
+
+def _read_announcement(raw: Any, count: int | None = None) -> tuple[EntryId, list[int]]:
+    """The id and the numbers, `count` of them if that is given."""
+    try:
+        id_text, [_, text, _, check] = raw
+        entry_id, numbers = read_id(id_text), [int(number) for number in text.split()]
+        sane = check == _checksum(entry_id, text)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadMessage(f"an entry of a stream is not an announcement: {error}") from error
+    if not sane or len(numbers) != (count or len(numbers)):
+        raise BadMessage(
+            "an announcement is damaged: its CRC-32 does not match, or it has not as many numbers as it must"
+        )
+    return entry_id, numbers
+
+
+def _checksum(entry_id: EntryId, text: bytes) -> bytes:
+    return b"%d" % crc32(bytes(entry_id) + b" " + text)
 
 
 def _parts(frames: Sequence[Frame]) -> list[list[memoryview]]:

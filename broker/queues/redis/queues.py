@@ -9,35 +9,48 @@ The server keeps every message until it is trimmed, and so does its producer, wh
 """
 
 import select
-import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from time import monotonic
-from typing import TypeVar
 
 from stageline.broker.codec.message import Message
 from stageline.broker.errors import QueueClosed
 from stageline.broker.network.redis_connection import RedisLink
-from stageline.broker.queues.base import Depth, Inbound, Outbound, QueueKey, Trouble
-from stageline.broker.queues.ends import QueueEnds, QueueOptions
+from stageline.broker.queues.base import Depth, QueueKey, Trouble
+from stageline.broker.queues.delivery import Receiver, Sender
+from stageline.broker.queues.ends import QueueEnds, QueueOptions, Wakeup
 from stageline.broker.queues.log import Log
-from stageline.broker.queues.receiver import Receiver
-from stageline.broker.queues.sender import Sender
-from stageline.broker.queues.wakeup import Wakeup
 from stageline.pipeline.plan.addresses import masked
 
+from .entries import layout, prefix
 from .receiver_thread import ReceiverThread
-from .sender_thread import SenderThread
+from .sender_thread import SenderThread, SharedEnds
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter
 
-ROOM_WAIT = 0.25  # seconds between two calls of `waiting` while a `put` waits for room
 LINGER = 1.0  # seconds that closing waits for what is on its way out
 JOIN_TIMEOUT = 2.0  # seconds that closing waits for the threads
 
-_Found = TypeVar("_Found")
+
+def forget(url: str, run: str) -> None:
+    """Removes the queues of `run` from the server at `url`. The broker's records stay, if they are there too.
+
+    Raises `RedisAway`, `RedisRefusal` and `RedisUnfit`.
+    """
+    pattern = "".join(f"\\{sign}" if sign in "*?[]^\\" else sign for sign in prefix(run)).encode() + b"*"
+    records = f"{prefix(run)}store:".encode()
+    found: set[bytes] = set()
+    cursor = b""
+    with closing(RedisLink(url)) as link:
+        while cursor != b"0":
+            cursor, keys = link.ask(b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", b"1000")
+            found.update(keys)
+        for key in found:
+            if not key.startswith(records):
+                link.ask(b"UNLINK", key)
 
 
-class RedisQueues:
+class RedisQueues(QueueEnds):
     """All queue ends of one worker, over the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`.
 
     A server that cannot be reached is waited for, at the start for the options' `patience`, later without end;
@@ -48,32 +61,22 @@ class RedisQueues:
     """
 
     def __init__(self, run: str, incarnation: int, url: str, options: QueueOptions, *, since: int = 0) -> None:
+        super().__init__(run, incarnation, options)
         self.endpoint = masked(url)
-        self._run = run
-        self._incarnation = incarnation
-        self._options = options
         self._since = since
-        self._ends = QueueEnds(run, options, self._wait_for_room, self.wait_for)
-        self._failure: Exception | None = None
         self._rung = self._is_waiting = self._closed = False
-        self.changed = threading.Condition()
-        self._links = RedisLink(url), RedisLink(url)
+        self._shared = SharedEnds()
+        self.changed = self._shared.changed
+        links = RedisLink(url), RedisLink(url)
         self._wakeup = Wakeup()
         self._poll = select.poll()
-        self._poll.register(self._wakeup.fileno(), select.POLLIN)
-        self._sender = SenderThread(self._links[0], self.changed, run, options.microbatches, options.patience)
+        self._poll.register(self._wakeup.fd, select.POLLIN)
+        layout_entry = layout(run, options.microbatches)
+        self._sender = SenderThread(links[0], self._shared, self._wake, layout_entry, options.patience)
         self.kick = self._sender.kick
-        self._receiver = ReceiverThread(self._links[1], self.changed, self._sender.kick, self._wake)
-        duties = {"sender": self._sender.run, "receiver": self._receiver.run}
-        self._threads = [
-            self._start(name, work, link) for (name, work), link in zip(duties.items(), self._links, strict=True)
-        ]
-
-    def outbound(self, key: QueueKey) -> Outbound:
-        return self._ends.outbound(key, self._new_outbound)
-
-    def inbound(self, key: QueueKey) -> Inbound:
-        return self._ends.inbound(key, self._new_inbound)
+        self._receiver = ReceiverThread(links[1], self._shared, self._wake, self.kick)
+        self._sender.start()
+        self._receiver.start()
 
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
         """Nothing to do: all workers connect to the server."""
@@ -85,8 +88,8 @@ class RedisQueues:
 
     @property
     def forgotten(self) -> int:
-        """How many messages of this worker the server had and forgot; they were added again."""
-        return sum(writer.forgotten for writer in self._sender.writers)
+        """How many messages of this worker were added to the server again, since it had forgotten some."""
+        return sum(writer.forgotten for writer in self._shared.writers)
 
     def ring(self) -> None:
         """Ends the wait of `take` or `pump`. For any thread, and for signal handlers."""
@@ -102,7 +105,7 @@ class RedisQueues:
     def flush(self, timeout: float) -> bool:
         """Waits until the server has all that may be sent to it now. False if it has not after `timeout` seconds."""
         with self.changed:
-            return self.changed.wait_for(lambda: self._sender.is_settled or self._failure is not None, timeout)
+            return self.changed.wait_for(lambda: self._sender.is_settled or self._shared.failure is not None, timeout)
 
     def close(self) -> None:
         """Waits a second at most for what is on its way out."""
@@ -111,24 +114,21 @@ class RedisQueues:
         if self.trouble is None:
             self.flush(LINGER)
         self._closed = True
-        with self.changed:
-            self._sender.closing = self._receiver.closing = True
-            self.changed.notify_all()
-        self._links[1].close()  # the receiver thread waits there for an answer
-        for thread in self._threads:
-            thread.join(JOIN_TIMEOUT)
-        self._ends.close()
+        self._shared.close()
+        self._receiver.link.close()  # the thread waits there for an answer
+        self._sender.join(JOIN_TIMEOUT)
+        self._receiver.join(JOIN_TIMEOUT)
+        super().close()
         self._wakeup.close()
 
     def check_open(self) -> None:
         """Raises the error that ended a thread, `QueueClosed` after `close`."""
         if self._closed:
-            raise QueueClosed(f"the queues of incarnation {self._incarnation} in run {self._run!r} are closed")
-        if self._failure is not None:
-            raise self._failure
+            raise QueueClosed(f"the queues of incarnation {self.incarnation} in run {self.run!r} are closed")
+        if self._shared.failure is not None:
+            raise self._shared.failure
 
-    def wait_for(self, look: Callable[[], _Found | None], timeout: float) -> _Found | None:
-        """What `look` finds; None after `timeout` seconds or a `ring`."""
+    def wait_for(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
         until = monotonic() + timeout
         self._is_waiting = True
         try:
@@ -148,49 +148,24 @@ class RedisQueues:
         if self._is_waiting:
             self._wakeup.ring()
 
-    def _start(self, name: str, work: Callable[[], None], link: RedisLink) -> threading.Thread:
-        thread = threading.Thread(target=self._guard, args=(work, link), name=f"redis {name}", daemon=True)
-        thread.start()
-        return thread
-
-    def _guard(self, work: Callable[[], None], link: RedisLink) -> None:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - it is raised where the queues are used
-            with self.changed:
-                self._failure = error
-                self._sender.closing = self._receiver.closing = True
-                self.changed.notify_all()
-            self._wake()
-        finally:
-            link.close()
-
-    def _wait_for_room(self, reason: str, since: float) -> bool:
-        """Lets the threads work for a while. False if a `put` that began at `since` has waited long enough."""
-        self._options.waiting(reason)
-        if monotonic() - since >= self._options.patience:
-            return False
-        self.changed.wait(ROOM_WAIT)
+    def _serve(self, seconds: float) -> None:
+        self.changed.wait(seconds)  # which `put` holds
         self.check_open()
-        return True
 
     def _new_outbound(self, log: Log) -> "RedisOutbound":
-        writer = StreamWriter(Sender(log), self._incarnation)
+        writer = StreamWriter(Sender(log), self.incarnation)
         with self.changed:
-            self._sender.writers.append(writer)
-            self._receiver.writers.append(writer)
+            self._shared.writers.append(writer)
             self.kick()
         return RedisOutbound(self, writer)
 
     def _new_inbound(self, key: QueueKey, window: int) -> "RedisInbound":
-        microbatches, limits = self._options.microbatches, self._options.limits
         receiver = Receiver(key, window)
-        reader = StreamReader(self._run, receiver, self._incarnation, microbatches, limits, self._since)
+        reader = StreamReader(self.run, receiver, self.incarnation, self.options.microbatches, self._since)
         with self.changed:
-            self._sender.readers.append(reader)
-            self._receiver.readers.append(reader)
+            self._shared.readers.append(reader)
             self.kick()
-        return RedisInbound(self, reader, microbatches)
+        return RedisInbound(self, reader)
 
 
 class RedisOutbound:
@@ -224,11 +199,10 @@ class RedisOutbound:
 class RedisInbound:
     """The consumer's end."""
 
-    def __init__(self, queues: RedisQueues, reader: StreamReader, microbatches: int) -> None:
+    def __init__(self, queues: RedisQueues, reader: StreamReader) -> None:
         self.key = reader.receiver.key
         self._queues = queues
         self._reader = reader
-        self._microbatches = microbatches
 
     def take(self, timeout: float) -> Message | None:
         self._queues.check_open()
@@ -236,12 +210,12 @@ class RedisInbound:
 
     def rewind(self, step: int) -> None:
         with self._queues.changed:
-            self._reader.rewind(step * self._microbatches)
+            self._reader.rewind(step * self._queues.options.microbatches)
             self._queues.kick()
 
     def _look(self) -> Message | None:
         with self._queues.changed:
             message = self._reader.pop()
-            if self._reader.must_announce:
+            if self._reader.receiver.must_report:
                 self._queues.kick()
             return message

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from stageline.broker.codec.message import (
-    LIMITS,
-    Limits,
     Message,
     allocate,
     assemble,
@@ -18,14 +16,12 @@ from stageline.broker.codec.message import (
     fingerprint,
     read_header,
 )
-from stageline.broker.errors import BadMessage, ForeignMessage, QueueGap
+from stageline.broker.errors import ForeignMessage, QueueGap
 from stageline.broker.network.redis_connection import Exchange
-from stageline.broker.queues.credit import Retention
-from stageline.broker.queues.receiver import Receiver
+from stageline.broker.queues.delivery import Receiver, Retention
 from stageline.pipeline.numbering import message_number
 
-from .announcements import Announcer, credit_numbers
-from .entries import EntryId, Keys, StreamEntry, pour, read_entry
+from .entries import Announcer, EntryId, Keys, StreamEntry, pour, read_entry
 
 AGAIN = 0.1  # seconds before what was passed over or damaged is read again
 IN_VAIN = 3  # times that the same message was read without success, after which it is announced as missing
@@ -54,7 +50,6 @@ class StreamReader:
         receiver: Receiver,
         incarnation: int,
         microbatches: int,
-        limits: Limits = LIMITS,
         since: int = 0,
     ) -> None:
         self.receiver = receiver
@@ -66,7 +61,6 @@ class StreamReader:
         self._announcer = Announcer(self.keys.taken, f"{receiver.key} is taken", incarnation)
         self._run = run
         self._microbatches = microbatches
-        self._limits = limits
         self._since = since
         self._announced = 0  # all messages before it were announced as taken
         self._turn = 0  # counts rewinds and rereadings: what was read before them is dropped
@@ -91,22 +85,19 @@ class StreamReader:
             raise self.gap
         return None
 
-    @property
-    def room(self) -> int:
-        """How many messages may still be read ahead."""
-        return self.receiver.room if self.is_started else 0
-
     def position(self, now: float) -> tuple[int, EntryId] | None:
         """A mark to give to `read` with what comes, and after which entry to go on reading; None: not now."""
-        readable = self.room > 0 and now >= self._resume_at and self.gap is None
+        readable = self.is_started and self.receiver.room > 0 and now >= self._resume_at and self.gap is None
         return (self._turn, self._after) if readable else None
 
     def read(self, turn: int, raw: Sequence[Any], now: float) -> list[WholeMessage]:
         """Takes in entries that were read. The whole messages among them, to be decoded by `decode`."""
         whole: list[WholeMessage] = []
+        if not raw:
+            self.has_doubts = self.is_started and not self.receiver.ready
         if turn != self._turn:
             return whole
-        for entry in map(_entry, raw):
+        for entry in map(read_entry, raw):
             expected = self.receiver.next + len(whole), len(self._parts) + 1
             if entry is None or entry.id != expected:
                 if not whole:  # else first take in what came before it
@@ -114,7 +105,7 @@ class StreamReader:
                 break
             self._after = entry.id
             self._parts.append(entry)
-            self.largest = max(self.largest // 2, sum(map(len, entry.data)))
+            self.largest = max(1, self.largest // 2, sum(map(len, entry.data)))
             if entry.header is not None:
                 data = tuple([piece for part in self._parts for piece in part.data])
                 whole.append(WholeMessage(entry.id.number, turn, entry.header, data))
@@ -126,7 +117,7 @@ class StreamReader:
 
         Needs no lock.
         """
-        header = read_header(whole.header, limits=self._limits)
+        header = read_header(whole.header)
         check_run(header, self._run)
         key, number = self.receiver.key, message_number(header.step, header.microbatch, self._microbatches)
         if (header.flow, header.stage, number) != (key.flow, key.stage, whole.number):
@@ -152,10 +143,6 @@ class StreamReader:
             self.receiver.count_damage(reason)
             self._read_again(now)
 
-    def note_silence(self) -> None:
-        """No entry has come for a while."""
-        self.has_doubts = self.is_started and not self.receiver.ready
-
     def update(self, entry_id: EntryId, retention: Retention, *, nothing: bool) -> None:
         """Takes in the producer's announcement. `nothing` was read after that, so what it has sent is not there.
 
@@ -170,22 +157,16 @@ class StreamReader:
         except QueueGap as gap:
             self.gap = gap
 
-    @property
-    def must_announce(self) -> bool:
-        return self.receiver.must_report
-
     def next_exchange(self, *, idle: bool) -> Exchange | None:
         """What to announce, if anything. `idle`: check whether the announcement is still there."""
-        stale = self.receiver.taken != self._announced or self.receiver.missing is not None
-        if self.receiver.must_report or self._announcer.must_announce or (idle and stale):
-            return Exchange(self._announcer.announce(*self._credit()), self._announcer.check)
-        return Exchange([self._announcer.look()], self._announcer.check) if idle else None
-
-    def _credit(self) -> tuple[int, int, int]:
-        taken, limit = self.receiver.taken, self.receiver.limit
-        self._announced = taken
-        self.receiver.mark_reported(limit)
-        return credit_numbers(taken, limit, self.receiver.missing)
+        receiver = self.receiver
+        stale = receiver.taken != self._announced or receiver.missing is not None
+        if receiver.must_report or self._announcer.must_announce or (idle and stale):
+            self._announced = receiver.taken
+            receiver.mark_reported(receiver.limit)
+            commands = self._announcer.announce(receiver.taken, receiver.limit, receiver.missing)
+            return Exchange(commands, self._announcer.check)
+        return Exchange([self._announcer.look], self._announcer.check) if idle else None
 
     def _is_next(self, whole: WholeMessage) -> bool:
         return whole.turn == self._turn and whole.number == self.receiver.next
@@ -208,11 +189,3 @@ class StreamReader:
         self._turn += 1
         self._after = EntryId(self.receiver.next, 0)
         self._parts.clear()
-
-
-def _entry(raw: Any) -> StreamEntry | None:
-    """None: malformed or damaged."""
-    try:
-        return read_entry(raw)
-    except BadMessage:
-        return None

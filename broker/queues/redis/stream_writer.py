@@ -14,18 +14,17 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from stageline.broker.codec.message import Frame, Header, fingerprint, read_header
-from stageline.broker.errors import BadMessage, Disagreement, ForeignMessage
+from stageline.broker.codec.message import Frame, Header, read_header
+from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.network.redis_connection import Command, Exchange, sound
-from stageline.broker.queues.credit import Credit, Retention
-from stageline.broker.queues.sender import Sender
+from stageline.broker.queues.delivery import Credit, Retention, Sender
 
-from .announcements import Announcer
-from .entries import Keys, additions, creating, read_entry, read_id
+from .entries import Announcer, Keys, additions, creating, last_entry, read_entry, read_id
 
 BATCH_BYTES = 4 * 2**20  # of the messages in one transaction; at least one message
 BATCH_MESSAGES = 64  # in one transaction
 
+_FOREIGN_BITS = "lies in Redis with different bits, put there by another incarnation"
 _PASSED = "equal or smaller"  # what the server answers to an id that is not beyond its last
 
 
@@ -53,7 +52,7 @@ class StreamWriter:
         self._announcer.must_announce = True
 
     def update(self, credit: Credit) -> None:
-        """Takes in what the consumer announces."""
+        """Takes in what the consumer announces. What it misses is a hole in the stream, which is then filled again."""
         if self.sender.update(credit) and credit.missing is not None and credit.missing >= self.log.first:
             self._has_hole = True
 
@@ -76,7 +75,7 @@ class StreamWriter:
             return Exchange(self._announcer.announce(*retention), self._announcer.check)
         if due is not None:
             return self._compare() if self.sender.sent <= self._newest else self._add(milliseconds)
-        return Exchange([(b"XLEN", self.keys.entries), self._announcer.look()], self._check) if idle else None
+        return Exchange([(b"XLEN", self.keys.entries), self._announcer.look], self._check) if idle else None
 
     @property
     def is_settled(self) -> bool:
@@ -86,8 +85,7 @@ class StreamWriter:
 
     def _look(self) -> Exchange:
         key = self.keys.entries
-        newest: Command = (b"XREVRANGE", key, b"+", b"-", b"COUNT", b"1")
-        return Exchange([(b"EXISTS", key), (b"XLEN", key), newest, self._announcer.look()], self._looked)
+        return Exchange([(b"EXISTS", key), (b"XLEN", key), last_entry(key), self._announcer.look], self._looked)
 
     def _looked(self, answers: list[Any]) -> None:
         exists, length, newest, _ = sound(answers)
@@ -146,7 +144,7 @@ class StreamWriter:
     def _compare(self) -> Exchange:
         numbers, _ = self._batch()
         numbers = numbers[: self._newest + 1 - numbers.start]
-        unit = [_last_entry(self.keys.entries, number) for number in numbers]
+        unit = [last_entry(self.keys.entries, number) for number in numbers]
         return Exchange(unit, partial(self._compared, numbers))
 
     def _compared(self, numbers: range, answers: list[Any]) -> None:
@@ -156,16 +154,10 @@ class StreamWriter:
                 self._has_hole = True
                 return
             if number in self._retained(numbers):
-                self._check_same(number, header)
+                self.log.check_same(
+                    number, header, "lies in Redis with different bits, put there by another incarnation"
+                )
             self.sender.sent = number + 1
-
-    def _check_same(self, number: int, header: Header) -> None:
-        if fingerprint(header) != fingerprint(read_header(self.log.frames(number)[0])):
-            raise Disagreement(
-                f"{self.log.name(number)} lies in Redis with different bits, put there by another incarnation: what "
-                "computed it was not deterministic. See that all operations are, and that software, hardware type and "
-                "thread count are the same wherever the stage runs"
-            )
 
     def _begin_again(self) -> Exchange:
         self._announced = Retention(self.log.first, self.log.first)
@@ -197,7 +189,7 @@ class StreamWriter:
     def _batch(self) -> tuple[range, list[list[Frame]]]:
         """The messages of the next transaction."""
         sent = self.sender.sent
-        numbers = range(sent, min(self.sender.batch_end, sent + BATCH_MESSAGES))
+        numbers = range(sent, min(self.log.end, self.sender.limit, sent + BATCH_MESSAGES))
         batch: list[list[Frame]] = []
         size = 0
         for number in numbers:
@@ -209,15 +201,11 @@ class StreamWriter:
         return numbers[: len(batch)], batch
 
 
-def _last_entry(key: bytes, number: int) -> Command:
-    return (b"XREVRANGE", key, b"%d" % number, b"%d" % number, b"COUNT", b"1")
-
-
 def _header(found: list[Any]) -> Header | None:
     """The header in what was found of a message; None if the message is not whole."""
+    entry = read_entry(found[0]) if found else None
     try:
-        text = read_entry(found[0]).header if found else None
-        return read_header(text) if text else None
+        return read_header(entry.header) if entry and entry.header else None
     except ForeignMessage:
         raise
     except BadMessage:

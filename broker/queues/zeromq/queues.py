@@ -14,30 +14,23 @@ A worker that waits for one message serves all its queues meanwhile: it may be w
 import math
 from collections.abc import Callable, Mapping
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 import zmq
 
 from stageline.broker.codec.message import Message
 from stageline.broker.errors import EndpointTaken, QueueClosed
-from stageline.broker.queues.base import Depth, Inbound, Outbound, QueueKey, Trouble
-from stageline.broker.queues.ends import QueueEnds, QueueOptions
+from stageline.broker.queues.base import Depth, QueueKey, Trouble
+from stageline.broker.queues.delivery import Receiver, Sender
+from stageline.broker.queues.ends import QueueEnds, QueueOptions, Wakeup
 from stageline.broker.queues.log import Log
-from stageline.broker.queues.receiver import Receiver
-from stageline.broker.queues.sender import Sender
-from stageline.broker.queues.wakeup import Wakeup
 
-from .dealer import Dealer
+from .connection import Context
 from .requests import Requester
-from .router import Router
-from .socket_options import Context
-
-ROOM_WAIT = 0.25  # seconds between two calls of `waiting` while a `put` waits for room
-
-_Found = TypeVar("_Found")
+from .sockets import Dealer, Router
 
 
-class ZeroMQQueues:
+class ZeroMQQueues(QueueEnds):
     """All queue ends of one worker; other workers connect to its producers at `endpoint`.
 
     `bind_url`: `ipc:///path` or `tcp://host:port`, port 0 for any that is free.
@@ -46,25 +39,21 @@ class ZeroMQQueues:
     """
 
     def __init__(self, run: str, incarnation: int, bind_url: str, options: QueueOptions) -> None:
-        self._run = run
-        self._incarnation = incarnation
-        self._options = options
-        self._closed = False
+        super().__init__(run, incarnation, options)
         self.trouble: Trouble | None = None  # always: no server stands between workers
+        self._closed = False
         self._hwm = 2 * sum(options.windows.values()) + 16  # a resend may double what is on its way
         self._dealers: dict[str, Dealer] = {}
         self._wakeup = Wakeup()
-        self._wakeup_socket = self._wakeup.fileno()
+        self.ring = self._wakeup.ring  # ends the wait of `take` or `pump`
         self._context: Context = zmq.Context()
-        self._router = self._bind(bind_url)
-        self.endpoint = self._router.endpoint
-        self._ends = QueueEnds(run, options, self._wait_for_room, self.wait_for)
-
-    def outbound(self, key: QueueKey) -> Outbound:
-        return self._ends.outbound(key, self._new_outbound)
-
-    def inbound(self, key: QueueKey) -> Inbound:
-        return self._ends.inbound(key, self._new_inbound)
+        try:
+            self.router = Router(self._context, bind_url, run, self._hwm)
+        except EndpointTaken:
+            self._context.destroy(0)
+            self._wakeup.close()
+            raise
+        self.endpoint = self.router.endpoint
 
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
         """Takes each of these queues from the producer at its endpoint, from now on."""
@@ -72,23 +61,19 @@ class ZeroMQQueues:
             end = self.inbound(key)
             if isinstance(end, ZeroMQInbound):
                 for other in self._dealers.values():
-                    other.remove(end.requester)
+                    other.requesters.pop(key, None)
                 end.dealer = self._dealer(endpoint)
                 end.dealer.add(end.requester)
         for endpoint in [endpoint for endpoint, dealer in self._dealers.items() if not dealer.requesters]:
             self._dealers.pop(endpoint).close()
         self._send_requests()
 
-    def ring(self) -> None:
-        """Ends the wait of `take` or `pump`. For any thread, and for signal handlers."""
-        self._wakeup.ring()
-
     def pump(self, timeout: float) -> None:
         self.check_open()
         if timeout > 0:
-            self.poll(monotonic() + timeout)
+            self._poll(monotonic() + timeout)
         else:
-            self._router.serve()
+            self.router.serve()
 
     def close(self) -> None:
         """Waits a second at most for what is on its way out."""
@@ -97,68 +82,49 @@ class ZeroMQQueues:
         self._closed = True
         for dealer in self._dealers.values():
             dealer.close()
-        self._router.close()
+        self.router.socket.close()
         self._context.term()
         self._wakeup.close()
-        self._ends.close()
+        super().close()
 
     def check_open(self) -> None:
         """Raises `QueueClosed` after `close`."""
         if self._closed:
-            raise QueueClosed(f"the queues of incarnation {self._incarnation} in run {self._run!r} are closed")
+            raise QueueClosed(f"the queues of incarnation {self.incarnation} in run {self.run!r} are closed")
 
-    def wait_for(self, look: Callable[[], _Found | None], timeout: float) -> _Found | None:
-        """What `look` finds; None after `timeout` seconds or a `ring`."""
+    def wait_for(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
         until = monotonic() + timeout
         while True:
-            rung = self.poll(until)
+            rung = self._poll(until)
             found = look()
             if found is not None or rung or monotonic() >= until:
                 return found
 
-    def wait_at(self, dealer: Dealer, receiver: Receiver, timeout: float) -> Message | None:
-        """The next message of `receiver`; None after `timeout` seconds or a `ring`.
-
-        While no message is waiting to be sent, it is enough to wait at one socket: one system call, not several.
-        """
-        if not self._router.is_behind:
-            message = dealer.take(receiver, wait=True)
-            if message is not None:
-                return message
-        return self.wait_for(lambda: dealer.take(receiver), timeout)
-
-    def poll(self, until: float) -> bool:
-        """Waits until something arrives, or until the time `until`, and takes it in. True if `ring` was called."""
+    def _poll(self, until: float) -> bool:
+        """Waits until something arrives, a request is to be repeated, or the time `until`, and takes in what has
+        arrived. True if `ring` was called."""
         self._send_requests()
-        ready: dict[Any, int] = dict(zmq.zmq_poll(self._watched(), self._milliseconds(until)))
-        if self._router.socket in ready:
-            self._router.serve()
+        dealers = self._dealers.values()
+        watched: list[tuple[Any, int]] = [(self.router.socket, zmq.POLLIN), (self._wakeup.fd, zmq.POLLIN)]
+        watched += [(dealer.socket, dealer.events) for dealer in dealers]
+        due = min([until, *[dealer.due for dealer in dealers]])
+        ready: dict[Any, int] = dict(zmq.zmq_poll(watched, max(0, math.ceil((due - monotonic()) * 1000))))
+        if self.router.socket in ready:
+            self.router.serve()
         now = monotonic()
-        for dealer in self._dealers.values():
+        for dealer in dealers:
             if ready.get(dealer.socket, 0) & zmq.POLLIN:
                 dealer.receive(now)  # only one, so that it can be taken at once; the next turn receives the rest
-        if self._wakeup_socket not in ready:
+        if self._wakeup.fd not in ready:
             return False
         self._wakeup.silence()
         return True
 
-    def _bind(self, url: str) -> Router:
-        try:
-            return Router(self._context, url, self._run, self._hwm)
-        except EndpointTaken:
-            self._context.destroy(0)
-            self._wakeup.close()
-            raise
-
     def _dealer(self, endpoint: str) -> Dealer:
         if endpoint not in self._dealers:
+            microbatches = self.options.microbatches
             self._dealers[endpoint] = Dealer(
-                self._context,
-                endpoint,
-                self._run,
-                microbatches=self._options.microbatches,
-                hwm=self._hwm,
-                limits=self._options.limits,
+                self._context, endpoint, self.run, microbatches=microbatches, hwm=self._hwm
             )
         return self._dealers[endpoint]
 
@@ -167,75 +133,60 @@ class ZeroMQQueues:
         for dealer in self._dealers.values():
             dealer.send_requests(now)
 
-    def _watched(self) -> list[tuple[Any, int]]:
-        dealers = [(dealer.socket, dealer.events) for dealer in self._dealers.values()]
-        return [(self._router.socket, zmq.POLLIN), (self._wakeup_socket, zmq.POLLIN), *dealers]
-
-    def _milliseconds(self, until: float) -> int:
-        """Until the time `until`, or until a dealer has a request to repeat."""
-        due = min([until, *[dealer.due for dealer in self._dealers.values()]])
-        return max(0, math.ceil((due - monotonic()) * 1000))
-
-    def _wait_for_room(self, reason: str, since: float) -> bool:
-        """Serves the other queues for a while. False if a `put` that began at `since` has waited long enough."""
-        self._options.waiting(reason)
-        self.poll(monotonic() + ROOM_WAIT)
-        return monotonic() - since < self._options.patience
+    def _serve(self, seconds: float) -> None:
+        self._poll(monotonic() + seconds)
 
     def _new_outbound(self, log: Log) -> "ZeroMQOutbound":
         sender = Sender(log)
-        self._router.add(sender)
-        return ZeroMQOutbound(self, self._router, sender)
+        self.router.add(sender)
+        return ZeroMQOutbound(self, sender)
 
     def _new_inbound(self, key: QueueKey, window: int) -> "ZeroMQInbound":
-        requester = Requester(self._run, self._incarnation, Receiver(key, window))
-        return ZeroMQInbound(self, requester, self._options.microbatches)
+        return ZeroMQInbound(self, Requester(self.run, self.incarnation, Receiver(key, window)))
 
 
 class ZeroMQOutbound:
     """The producer's end: it sends at once what the consumer has granted, and the rest when that grants more."""
 
-    def __init__(self, queues: ZeroMQQueues, router: Router, sender: Sender) -> None:
+    def __init__(self, queues: ZeroMQQueues, sender: Sender) -> None:
         self.key = sender.log.key
+        self.trim = sender.log.trim
+        self.peek = sender.log.peek
         self._queues = queues
         self._sender = sender
-        self._router = router
 
     def put(self, message: Message) -> None:
         self._queues.check_open()
         self._sender.log.put(message, monotonic())
-        self._router.flush(self._sender)
+        self._queues.router.flush(self._sender)
         if self._sender.is_behind:
-            self._router.serve()
-
-    def trim(self, step: int) -> None:
-        self._sender.log.trim(step)
+            self._queues.router.serve()
 
     def depth(self) -> Depth:
         return self._sender.depth(monotonic())
-
-    def peek(self, limit: int) -> list[Message]:
-        return self._sender.log.peek(limit)
 
 
 class ZeroMQInbound:
     """The consumer's end, over `dealer` once the endpoint of the producer is known."""
 
-    def __init__(self, queues: ZeroMQQueues, requester: Requester, microbatches: int) -> None:
+    def __init__(self, queues: ZeroMQQueues, requester: Requester) -> None:
         self.key = requester.receiver.key
         self.requester = requester
         self.dealer: Dealer | None = None
-        self._receiver = requester.receiver
         self._queues = queues
-        self._microbatches = microbatches
 
     def take(self, timeout: float) -> Message | None:
+        dealer, receiver = self.dealer, self.requester.receiver
         self._queues.check_open()
-        if self.dealer is None:
+        if dealer is None:
             return self._queues.wait_for(lambda: None, timeout) if timeout > 0 else None
-        if timeout > 0 and not self._receiver.ready:
-            return self._queues.wait_at(self.dealer, self._receiver, timeout)
-        return self.dealer.take(self._receiver)
+        if timeout <= 0 or receiver.ready:
+            return dealer.take(receiver)
+        if not self._queues.router.is_behind:  # then it is enough to wait at one socket: one system call, not several
+            message = dealer.take(receiver, wait=True)
+            if message is not None:
+                return message
+        return self._queues.wait_for(lambda: dealer.take(receiver), timeout)
 
     def rewind(self, step: int) -> None:
-        self.requester.rewind(step * self._microbatches)
+        self.requester.rewind(step * self._queues.options.microbatches)

@@ -15,9 +15,7 @@ from stageline.broker.codec.message import Flow
 from stageline.broker.codec.tensors import Count
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.credit import Credit, Retention, check_current
-from stageline.broker.queues.receiver import Receiver
-from stageline.broker.queues.sender import Sender
+from stageline.broker.queues.delivery import Credit, Receiver, Retention, Sender, check_current
 
 VERSION = 1
 
@@ -60,8 +58,6 @@ class RetentionReply(_Request, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_request = msgspec.msgpack.Decoder(CreditRequest)
-_decode_reply = msgspec.msgpack.Decoder(RetentionReply)
 _VERSION = bytes([VERSION])
 _AnyRequest = TypeVar("_AnyRequest", CreditRequest, RetentionReply)
 
@@ -70,14 +66,20 @@ def pack(request: CreditRequest | RetentionReply) -> bytes:
     return sealed(_VERSION + _encode(request))
 
 
-def unpack_request(frame: bytes) -> CreditRequest:
+def unpack(frame: bytes, kind: type[_AnyRequest]) -> _AnyRequest:
     """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it has another version."""
-    return _unpack(frame, _decode_request)
-
-
-def unpack_reply(frame: bytes) -> RetentionReply:
-    """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it has another version."""
-    return _unpack(frame, _decode_reply)
+    body = checked(frame)
+    if not body:
+        raise BadMessage("a request between queue ends is damaged: its CRC-32 does not match")
+    if body[0] != VERSION:
+        raise ForeignMessage(
+            f"the other end of a queue has version {body[0]} of its requests, this one {VERSION}; "
+            "install the same version of stageline on every machine"
+        )
+    try:
+        return msgspec.msgpack.decode(body[1:], type=kind)
+    except ValueError as error:  # msgspec's own errors, and invalid UTF-8
+        raise BadMessage(f"a request between queue ends is malformed: {error}") from error
 
 
 def reply_to(request: CreditRequest, sender: Sender) -> RetentionReply:
@@ -155,18 +157,3 @@ class Requester:
         check_current(f"{self.receiver.key} is taken", reply.incarnation, self._incarnation)
         if reply.serial >= self._resent and self.receiver.was_sent(Retention(reply.first, reply.sent)):
             self.receiver.lose()
-
-
-def _unpack(frame: bytes, decoder: "msgspec.msgpack.Decoder[_AnyRequest]") -> _AnyRequest:
-    body = checked(frame)
-    if not body:
-        raise BadMessage("a request between queue ends is damaged: its CRC-32 does not match")
-    if body[0] != VERSION:
-        raise ForeignMessage(
-            f"the other end of a queue has version {body[0]} of its requests, this one {VERSION}; "
-            "install the same version of stageline on every machine"
-        )
-    try:
-        return decoder.decode(body[1:])
-    except ValueError as error:  # msgspec's own errors, and invalid UTF-8
-        raise BadMessage(f"a request between queue ends is malformed: {error}") from error

@@ -17,7 +17,7 @@ from stageline.broker.control import redis_channel as through_redis
 from stageline.broker.control.channel import ClientChannel, ServerChannel
 from stageline.broker.control.open import open_client, open_server
 from stageline.broker.errors import AddressUnusable, EndpointTaken
-from stageline.broker.network.redis_requirements import RedisUnfit
+from stageline.broker.network.redis_connection import RedisUnfit
 from support.redis_server import RedisServer, shared_server
 
 BROKER = """

@@ -6,8 +6,7 @@ import torch
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import BadMessage, Disagreement, QueueGap
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.credit import Retention
-from stageline.broker.queues.receiver import REMEMBERED, TOO_OFTEN, Receiver
+from stageline.broker.queues.delivery import REMEMBERED, TOO_OFTEN, Receiver, Retention
 
 KEY = QueueKey(Flow.BACKWARD, 2)
 

@@ -5,9 +5,8 @@ import torch
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.credit import Credit, Retention
+from stageline.broker.queues.delivery import Credit, Retention, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
-from stageline.broker.queues.sender import Sender
 
 KEY = QueueKey(Flow.BACKWARD, 2)
 
@@ -57,7 +56,7 @@ def test_a_lost_connection_is_not_used_until_credit_comes_again() -> None:
     end = sender(6)
     end.update(credit(1, 0, 4), b"a")
     sent_by(end)
-    end.lose_route()
+    end.route = None
     assert sent_by(end) == []
     end.update(credit(2, 1, 3), b"a")
     assert sent_by(end) == [(1, 2), (2, 2)]

@@ -18,15 +18,13 @@ import torch
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import BadMessage, Disagreement, Fenced, Overwritten, QueueFull, QueueGap
 from stageline.broker.network import redis_connection
-from stageline.broker.network.redis_connection import RedisAway, RedisLink
-from stageline.broker.network.redis_requirements import RedisUnfit, check_fitness
+from stageline.broker.network.redis_connection import RedisAway, RedisLink, RedisUnfit, check_fitness
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis import queues as queues_module
 from stageline.broker.queues.redis import sender_thread as sender_module
 from stageline.broker.queues.redis.entries import PIECE
-from stageline.broker.queues.redis.inspector import QueueInspector
-from stageline.broker.queues.redis.queues import RedisQueues
+from stageline.broker.queues.redis.queues import RedisQueues, forget
 from support.paths import importing_tests
 from support.proxy import Flip, Proxy
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
@@ -793,27 +791,7 @@ def test_a_bug_in_a_thread_is_not_kept_quiet(stack: ExitStack, monkeypatch: pyte
 # From outside
 
 
-def test_an_inspector_sees_queues_and_disturbs_nothing(stack: ExitStack) -> None:
-    url = shared_server().own_database()
-    line = line_at(stack, url, windows={KEY: 100})
-    tensors = payloads(9, 400_000)
-    put_all(line, tensors)
-    take_all(line, tensors[:5])
-    inspector = stack.enter_context(closing(QueueInspector(url, RUN)))
-    line.outbound.trim(1)
-    line.settle()
-    assert inspector.keys() == [KEY]
-    depth = wait_for(lambda: found if (found := inspector.depth(KEY)).ready == 4 else None)
-    assert (depth.in_flight, depth.retained) == (0, 5)
-    assert 5 * 1_600_000 < depth.bytes < 6 * 1_600_000
-    assert 0 <= depth.oldest < 100
-    peeked = inspector.peek(KEY, 3)
-    assert [message.sequence for message in peeked] == [4, 5, 6]
-    assert all(torch.equal(message.payload, tensors[message.sequence]) for message in peeked)
-    take_all(line, tensors[5:])
-
-
-def test_an_inspector_sees_only_its_own_run_and_forgets_it(stack: ExitStack) -> None:
+def test_only_the_queues_of_the_run_that_is_named_are_forgotten(stack: ExitStack) -> None:
     server = shared_server()
     number = server.own_number()
     client = stack.enter_context(closing(server.client(number)))
@@ -824,9 +802,5 @@ def test_an_inspector_sees_only_its_own_run_and_forgets_it(stack: ExitStack) -> 
         assert queues.flush(20)
         queues.close()
     before = set(client.keys())
-    inspector = stack.enter_context(closing(QueueInspector(server.url_of(number), "a*")))
-    assert inspector.keys() == []
-    assert inspector.depth(KEY).retained == 0
-    assert inspector.peek(KEY, 5) == []
-    inspector.forget()
+    forget(server.url_of(number), "a*")
     assert set(client.keys()) == {key for key in before if key.startswith(b"stageline:{ab}:")} != before

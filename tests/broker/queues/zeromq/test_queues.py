@@ -20,10 +20,8 @@ from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import EndpointTaken, Fenced, ForeignMessage
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.zeromq import dealer as dealer_module
-from stageline.broker.queues.zeromq import requests
-from stageline.broker.queues.zeromq import socket_options as options_module
-from stageline.broker.queues.zeromq.handshake import Handshake
+from stageline.broker.queues.zeromq import connection, requests, sockets
+from stageline.broker.queues.zeromq.connection import Handshake
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from support.paths import importing_tests
 from support.proxy import Flip, Proxy
@@ -165,7 +163,7 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing(stack: ExitStack
 def test_a_damaged_byte_is_never_accepted_and_asked_for_again(
     stack: ExitStack, hasty: None, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(dealer_module, "UNANSWERED", 0.5)  # a damaged length can leave a connection stuck
+    monkeypatch.setattr(sockets, "UNANSWERED", 0.5)  # a damaged length can leave a connection stuck
     dice = random.Random(seed)
     producer, consumer = worker(stack, 1), worker(stack, 2)
     proxy = stack.enter_context(Proxy(producer.endpoint))
@@ -191,7 +189,7 @@ def proxied(stack: ExitStack) -> tuple[QueuePair, Proxy, Callable[[], None]]:
 def test_a_connection_without_any_answer_is_made_anew(
     stack: ExitStack, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dealer_module, "UNANSWERED", 0.2)
+    monkeypatch.setattr(sockets, "UNANSWERED", 0.2)
     line, proxy, connect = proxied(stack)
     connect()
     line.put(0, 1)
@@ -224,9 +222,9 @@ def once(proxy: Proxy, garbage: bytes) -> None:
 @pytest.fixture
 def nobody_else_hangs_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only `Handshake` can end a connection without a handshake, and soon."""
-    monkeypatch.setattr(options_module, "HANDSHAKE_TIMEOUT", 600_000)
-    monkeypatch.setattr(dealer_module, "UNANSWERED", 600.0)
-    monkeypatch.setattr(dealer_module, "NO_HANDSHAKE", 0.2)
+    monkeypatch.setitem(connection.COMMON_OPTIONS, zmq.HANDSHAKE_IVL, 600_000)
+    monkeypatch.setattr(sockets, "UNANSWERED", 600.0)
+    monkeypatch.setattr(sockets, "NO_HANDSHAKE", 0.2)
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)

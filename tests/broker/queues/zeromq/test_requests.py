@@ -1,17 +1,13 @@
 """What the two ends of a queue send to each other beside its messages: the bytes, and when they are sent again."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import BadMessage, Fenced, ForeignMessage, QueueGap
 from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.credit import Credit
+from stageline.broker.queues.delivery import Credit, Receiver, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
-from stageline.broker.queues.receiver import Receiver
-from stageline.broker.queues.sender import Sender
 from stageline.broker.queues.zeromq import requests
 from stageline.broker.queues.zeromq.requests import (
     FIRST_PAUSE,
@@ -21,8 +17,7 @@ from stageline.broker.queues.zeromq.requests import (
     RetentionReply,
     pack,
     reply_to,
-    unpack_reply,
-    unpack_request,
+    unpack,
 )
 
 KEY = QueueKey(Flow.BACKWARD, 2)
@@ -184,33 +179,31 @@ def test_requests_have_these_bytes(request_: CreditRequest | RetentionReply, fra
 
 
 def test_requests_arrive_as_they_were_sent() -> None:
-    assert unpack_request(pack(REQUESTS[0])) == REQUESTS[0]
-    assert unpack_reply(pack(REQUESTS[1])) == REQUESTS[1]
+    assert unpack(pack(REQUESTS[0]), CreditRequest) == REQUESTS[0]
+    assert unpack(pack(REQUESTS[1]), RetentionReply) == REQUESTS[1]
 
 
-@pytest.mark.parametrize(("request_", "unpack"), [(REQUESTS[0], unpack_request), (REQUESTS[1], unpack_reply)])
-def test_no_damaged_request_is_accepted(
-    request_: CreditRequest | RetentionReply, unpack: Callable[[bytes], object]
-) -> None:
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_no_damaged_request_is_accepted(request_: CreditRequest | RetentionReply) -> None:
     frame = pack(request_)
     for place in range(len(frame)):
         for bit in range(8):
             damaged = bytearray(frame)
             damaged[place] ^= 1 << bit
             with pytest.raises(BadMessage):
-                unpack(bytes(damaged))
+                unpack(bytes(damaged), type(request_))
     for length in range(len(frame)):
         with pytest.raises(BadMessage):
-            unpack(frame[:length])
+            unpack(frame[:length], type(request_))
 
 
 def test_a_request_of_another_version_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "_VERSION", b"\x02")
     frame = pack(REQUESTS[0])
     with pytest.raises(ForeignMessage, match="has version 2 of its requests, this one 1"):
-        unpack_request(frame)
+        unpack(frame, CreditRequest)
 
 
 def test_a_request_with_impossible_numbers_is_refused() -> None:
     with pytest.raises(BadMessage, match="malformed"):
-        unpack_request(pack(credit_request(1, -1, 4)))
+        unpack(pack(credit_request(1, -1, 4)), CreditRequest)

@@ -1,35 +1,136 @@
-"""The consuming side over ZeroMQ: one DEALER to one producing worker, shared by the receivers of all its queues.
+"""The two sockets of a worker's queues: a ROUTER for all its senders, a DEALER for each worker that it consumes from.
 
-What arrives damaged or out of turn is dropped and requested again. The connection itself is replaced when requests stay
-unanswered for long, and soon if the other end does not speak ZeroMQ.
+A ROUTER gives every connection an identity of its own, which is how a sender notices that its consumer uses a new one.
+It never blocks: what cannot be sent now stays due. What arrives at a DEALER damaged or out of turn is dropped and
+requested again. Its connection is replaced when requests stay unanswered for long, and soon if the other end does not
+speak ZeroMQ.
 """
 
+import errno
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import monotonic
 
 import zmq
 
-from stageline.broker.codec.message import Flow, Limits, Message, check_run, complete, fingerprint, read_header
+from stageline.broker.codec.message import Flow, Frame, Message, check_run, complete, fingerprint, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
-from stageline.broker.queues.receiver import TOO_OFTEN, Receiver
+from stageline.broker.network.bind import bind
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.delivery import TOO_OFTEN, Receiver, Sender
 from stageline.pipeline.numbering import message_number
 
-from . import socket_options as options
-from .handshake import Handshake
-from .requests import CreditRequest, Requester, pack, unpack_reply
+from .connection import Context, Handshake, Socket, open_socket
+from .requests import CreditRequest, Requester, RetentionReply, pack, reply_to, unpack
 
+# Bytes of a frame from which on its memory is handed over and not copied. To give memory back, pyzmq wakes a thread of
+# its own, which costs as much as copying half a megabyte (measured over ipc and tcp, 16 KB to 16 MB).
+ZERO_COPY = 2**19
+EARLY = 64  # requests for queues that have no sender yet which are kept for it
 UNANSWERED = 30.0  # seconds without any answer after which a connection is replaced; doubles up to LONGEST_UNANSWERED
 LONGEST_UNANSWERED = 600.0
 NO_HANDSHAKE = 3.0  # seconds without ZeroMQ's handshake after which a connection is replaced
 CHECK = 0.5  # seconds between two checks of a connection that brings no answer
+
 _NOBLOCK = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+class Router:
+    """Serves the senders given to `add` at `url`; `endpoint` is where to connect to.
+
+    `hwm` is how many messages may wait for one connection.
+    """
+
+    def __init__(self, context: Context, url: str, run: str, hwm: int) -> None:
+        self._run = run
+        self._senders: dict[QueueKey, Sender] = {}
+        self._early: dict[QueueKey, tuple[bytes, CreditRequest]] = {}
+        self.socket = open_socket(context, zmq.ROUTER, hwm)
+        self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
+        self._send_frame: Callable[..., object] = super(zmq.Socket, self.socket).send  # the bare one, for every frame
+        self.endpoint = bind(self.socket, url)
+
+    def add(self, sender: Sender) -> None:
+        key = sender.log.key
+        self._senders[key] = sender
+        if key in self._early:
+            self._answer(sender, *self._early.pop(key))
+
+    def serve(self) -> None:
+        """Receives every request that has arrived, and sends everything that is due."""
+        while int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            route, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            self._receive(route, b"".join(frames))
+        for sender in self._senders.values():
+            self.flush(sender)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are messages that have not been sent."""
+        return any(sender.is_behind for sender in self._senders.values())
+
+    def flush(self, sender: Sender) -> None:
+        """Sends what is due, as far as the connection takes it."""
+        number = sender.due()
+        while number is not None and self._send_message(sender, number):
+            number = sender.mark_sent(number)
+
+    def _send_message(self, sender: Sender, number: int) -> bool:
+        """False if the connection takes nothing now or is gone."""
+        frames = sender.frames(number)
+        try:
+            self._send(sender.route, frames)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            sender.route = None
+            return False
+        return True
+
+    def _send(self, route: bytes | None, frames: Sequence[Frame]) -> None:
+        send = self._send_frame
+        send(route, _NOBLOCK_MORE)  # fails if the rest could not be sent
+        for frame in frames[:-1]:
+            send(frame, _NOBLOCK_MORE, copy=len(frame) < ZERO_COPY)
+        send(frames[-1], _NOBLOCK, copy=len(frames[-1]) < ZERO_COPY)
+
+    def _receive(self, route: bytes, frame: bytes) -> None:
+        try:
+            request = unpack(frame, CreditRequest)
+        except ForeignMessage:
+            self._introduce(route)
+            return
+        except BadMessage:  # damaged; the consumer will repeat it
+            return
+        if request.run != self._run:
+            self._introduce(route)
+        elif request.key in self._senders:
+            self._answer(self._senders[request.key], route, request)
+        elif len(self._early) < EARLY:
+            self._early[request.key] = route, request
+
+    def _answer(self, sender: Sender, route: bytes, request: CreditRequest) -> None:
+        sender.update(request.to_credit(), route)
+        self.flush(sender)
+        if request.ask:
+            self._reply(route, reply_to(request, sender))
+
+    def _introduce(self, route: bytes) -> None:
+        """Lets a consumer of another run or version find out which run and version this is."""
+        self._reply(route, RetentionReply(self._run, Flow.FORWARD, 0, 0, 0, 0, 0))
+
+    def _reply(self, route: bytes, reply: RetentionReply) -> None:
+        with suppress(zmq.ZMQError):  # if the connection is gone or full, the consumer repeats its request
+            self._send(route, [b"", pack(reply)])
 
 
 class Dealer:
     """Serves the requesters given to `add` from the producers at `endpoint`. Times are monotonic, in seconds."""
 
-    def __init__(
-        self, context: options.Context, endpoint: str, run: str, *, microbatches: int, hwm: int, limits: Limits
-    ) -> None:
+    def __init__(self, context: Context, endpoint: str, run: str, *, microbatches: int, hwm: int) -> None:
         self.endpoint = endpoint
         self.requesters: dict[tuple[Flow, int], Requester] = {}  # by their queues' keys
         self._blocked = False  # there is a request to send, and no connection yet
@@ -37,7 +138,6 @@ class Dealer:
         self._run = run
         self._microbatches = microbatches
         self._hwm = hwm
-        self._limits = limits
         self._damages = 0
         self._unanswered = 0.0  # since when a request has had, or could have, no answer; 0: all are answered
         self._patience = UNANSWERED
@@ -47,9 +147,6 @@ class Dealer:
     def add(self, requester: Requester) -> None:
         self.requesters[requester.receiver.key] = requester
         requester.introduce()
-
-    def remove(self, requester: Requester) -> None:
-        self.requesters.pop(requester.receiver.key, None)
 
     def take(self, receiver: Receiver, *, wait: bool = False) -> Message | None:
         """The next message of the receiver, or None. With `wait`, blocks up to `SOLE_WAIT` ms."""
@@ -126,21 +223,18 @@ class Dealer:
         if request.ask or self._blocked:
             self._unanswered = self._unanswered or now
 
-    def _connect(self) -> options.Socket:
-        socket = self._context.socket(zmq.DEALER)
-        options.for_dealer(socket, self._hwm, self._limits.message_bytes)
+    def _connect(self) -> Socket:
+        socket = open_socket(self._context, zmq.DEALER, self._hwm)
         self._handshake = Handshake(self._context, socket)
         socket.connect(self.endpoint)
         return socket
 
     def _check_connection(self, now: float) -> None:
-        if self._handshake.fails(now, NO_HANDSHAKE):
-            self._reconnect()
-        elif now - self._unanswered > self._patience:
+        """Replaces the connection if it seems to be of no use any more."""
+        if not self._handshake.fails(now, NO_HANDSHAKE):
+            if now - self._unanswered <= self._patience:
+                return
             self._patience = min(2 * self._patience, LONGEST_UNANSWERED)
-            self._reconnect()
-
-    def _reconnect(self) -> None:
         self.close()
         self.socket = self._connect()
         self._unanswered = 0.0
@@ -148,7 +242,7 @@ class Dealer:
             requester.introduce()
 
     def _receive_message(self, frames: list[memoryview], now: float) -> None:
-        header = read_header(frames[0], limits=self._limits)
+        header = read_header(frames[0])
         if header.run != self._run:
             check_run(header, self._run)
         requester = self.requesters.get((header.flow, header.stage))
@@ -174,7 +268,7 @@ class Dealer:
             requester.postpone(now)
 
     def _receive_reply(self, frame: bytes) -> None:
-        reply = unpack_reply(frame)
+        reply = unpack(frame, RetentionReply)
         if reply.run != self._run:
             raise ForeignMessage(
                 f"the worker at {self.endpoint} belongs to run {reply.run!r}, this one to run {self._run!r}; "

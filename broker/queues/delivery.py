@@ -1,0 +1,257 @@
+"""The two ends of a queue without their transport: what is sent next, what is accepted, and what they report.
+
+The producer's `Sender` sends what the newest credit allows, from its own log, in order:
+
+    retained   first ──────── received ──────── sent ──────── limit ──────── end
+               arrived        on its way        may be sent   waits for credit
+
+The consumer's `Receiver` accepts only the next message (go-back-N):
+
+    number < next    a duplicate: its bits are compared with those that were accepted, then it is dropped
+    number = next    accepted, kept in `ready` until it is taken
+    number > next    dropped: the next message was lost, and everything from there on is reported missing
+
+    consumer ── Credit ────> producer     what has arrived, and what may be sent
+    producer ── Retention ─> consumer     what can still be had, and what has been sent
+
+Numbers are absolute ("may be sent what is before number c"), so that a report may be lost, repeated or late: the newest
+one is complete in itself.
+"""
+
+from collections import deque
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from stageline.broker.codec.message import Frame, Message
+from stageline.broker.errors import BadMessage, Disagreement, Fenced, QueueGap
+
+from .base import Depth, QueueKey
+from .log import Log
+
+REMEMBERED = 4096  # accepted messages whose fingerprints are kept for comparison with duplicates
+TOO_OFTEN = 8  # times that the same message may arrive damaged
+
+
+class Credit(NamedTuple):
+    """Report number `serial` of the consumer with this incarnation: the highest pair of both holds.
+
+    It has all messages before `received`, and those before `limit` may be sent. What was sent from `missing` on is
+    lost (None: nothing is).
+    """
+
+    incarnation: int
+    serial: int
+    received: int
+    limit: int
+    missing: int | None = None
+
+
+class Retention(NamedTuple):
+    """The producer holds its messages from `first` on, and has sent those before `sent`."""
+
+    first: int
+    sent: int
+
+    def check_holds(self, key: QueueKey, number: int) -> None:
+        """Raises `QueueGap` if message `number` of queue `key` is no longer held."""
+        if number < self.first:
+            raise QueueGap(
+                f"message {number} of {key} cannot be had any more: its producer keeps messages from {self.first} on. "
+                "The stage was resumed from before the newest complete checkpoint"
+            )
+
+
+def check_current(duty: str, newest: int, own: int) -> None:
+    """Raises `Fenced` if the worker of incarnation `own` was replaced by `newest` in its `duty`, "X is taken"."""
+    if newest > own:
+        raise Fenced(f"{duty} by incarnation {newest} now; this worker is incarnation {own} and must stop")
+
+
+class Sender:
+    """Decides for one `log`. All messages before `sent` were sent, or need not be; those before `received` have
+    arrived; those before `limit` may be sent.
+
+    `route` is the connection that the newest credit came over; None while the consumer cannot be reached.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.route: bytes | None = None
+        self.sent = 0
+        self.newest = (0, 0)  # incarnation and serial of the newest credit
+        self.received = 0
+        self.limit = 0
+
+    def update(self, credit: Credit, route: bytes = b"") -> bool:
+        """Takes in what the consumer reports over `route`. False if a newer report has overruled it.
+
+        Over a new connection everything that has not arrived is sent again: what the old one held is lost with it.
+        """
+        stamp = credit.incarnation, credit.serial
+        if stamp <= self.newest:
+            return False
+        self.newest = stamp
+        if credit.missing is not None and credit.missing >= self.log.first:
+            self.resend(credit.missing)
+        if route != self.route:
+            self.resend(credit.received)
+        self.route = route
+        self.received, self.limit = credit.received, credit.limit
+        return True
+
+    def resend(self, number: int) -> None:
+        """Messages from `number` on must be sent again, those that are still retained."""
+        self.sent = max(min(self.sent, number), self.log.first)
+
+    def due(self) -> int | None:
+        """The number of the message to send now, None if there is none; `mark_sent` moves on."""
+        log = self.log
+        if self.sent < log.first:
+            self.sent = log.first
+        return self.sent if self.sent < log.end and self.sent < self.limit and self.route is not None else None
+
+    def frames(self, number: int) -> list[Frame]:
+        """The frames to send of message `number`: only the header if the consumer has it.
+
+        A replacement puts its predecessor's messages again, and the consumer compares their checksums with those that
+        it got before.
+        """
+        frames = self.log.frames(number)
+        return frames[:1] if number < self.received else frames
+
+    def mark_sent(self, number: int) -> int | None:
+        """The number of the message to send after it, as `due`."""
+        self.sent = number + 1
+        return self.due() if self.sent < self.log.end else None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are messages that have not been sent."""
+        return self.sent < self.log.end
+
+    @property
+    def retention(self) -> Retention:
+        return Retention(self.log.first, self.sent)
+
+    def depth(self, now: float) -> Depth:
+        """`now` in seconds, on the clock of `Log.put`."""
+        log = self.log
+        sent = max(self.sent, log.first)
+        return Depth(
+            ready=max(0, log.end - max(sent, self.received)),
+            in_flight=max(0, sent - max(self.received, log.first)),
+            retained=len(log),
+            bytes=log.bytes,
+            oldest=log.oldest(now),
+        )
+
+
+class Receiver:
+    """Decides for queue `key`. `ready` holds accepted messages that have not been taken yet, at most `window`: credit
+    lets the producer stay so far ahead of what is taken, and is renewed once half is used up.
+
+    `must_report`: the producer should get a new credit now. `missing`: the message last reported missing, until it
+    arrives. `resend`: the report that it is missing has not been sent yet.
+    """
+
+    def __init__(self, key: QueueKey, window: int) -> None:
+        self.key = key
+        self.next = 0
+        self.ready: deque[Message] = deque()
+        self.must_report = True
+        self.missing: int | None = None
+        self.resend = False
+        self.failures = 0  # times in a row that the next message was not usable
+        self._window = window
+        self._granted = 0
+        self._fingerprints: dict[int, Hashable] = {}
+
+    @property
+    def taken(self) -> int:
+        """All messages before it have been taken."""
+        return self.next - len(self.ready)
+
+    @property
+    def room(self) -> int:
+        """How many messages `ready` has room for."""
+        return self._window - len(self.ready)
+
+    @property
+    def limit(self) -> int:
+        """The producer may send the messages before it."""
+        return self.taken + self._window
+
+    def accepts(self, number: int, fingerprint: Hashable, *, whole: bool = True) -> bool:
+        """Whether message `number` is the next one; `whole` says whether its tensors came with it.
+
+        Raises `Disagreement` if it has arrived before with other bits.
+        """
+        if number == self.next and whole and number not in self._fingerprints:
+            return True
+        if self._fingerprints.get(number, fingerprint) != fingerprint:
+            raise Disagreement(
+                f"message {number} of {self.key} came twice with different bits: what computed it was not "
+                "deterministic. See that all operations are, and that software, hardware type and thread count are "
+                "the same wherever the stage runs"
+            )
+        if number == self.next and whole:
+            return True
+        if number >= self.next:
+            self.miss()
+        elif whole:
+            self.must_report = True  # the producer does not know what has arrived
+        return False
+
+    def accept(self, message: Message, fingerprint: Hashable) -> None:
+        """The next message has arrived, whole and undamaged."""
+        self._fingerprints[self.next] = fingerprint
+        if len(self._fingerprints) > REMEMBERED:
+            del self._fingerprints[next(iter(self._fingerprints))]
+        self.ready.append(message)
+        self.next += 1
+        self.failures = 0
+        self.missing = None
+
+    def count_damage(self, reason: str) -> None:
+        """The next message arrived damaged. Raises `BadMessage` if that has happened too often in a row."""
+        self.failures += 1
+        if self.failures > TOO_OFTEN:
+            raise BadMessage(
+                f"message {self.next} of {self.key} arrived damaged {self.failures} times in a row: {reason}. "
+                "Look at the network and the memory of the machines on the way"
+            )
+
+    def pop(self) -> Message:
+        """The first message of `ready`, which counts as taken from now on."""
+        message = self.ready.popleft()
+        if 2 * (self._granted - self.next + len(self.ready)) <= self._window:
+            self.must_report = True
+        return message
+
+    def rewind(self, number: int) -> None:
+        """Message `number` is the next one to accept."""
+        self.ready.clear()
+        self.next = number
+        self.failures = 0
+        self.missing = None
+        self.must_report = True
+
+    def miss(self) -> None:
+        """The next message was lost. It is reported once; the transport repeats the report while it does not come."""
+        if self.missing != self.next:
+            self.lose()
+
+    def lose(self) -> None:
+        """What was sent from the next message on is lost: report it, also if it was reported before."""
+        self.missing = self.next
+        self.must_report = self.resend = True
+
+    def mark_reported(self, limit: int) -> None:
+        """A credit that goes up to `limit`, and says what is missing, was sent."""
+        self._granted = limit
+        self.must_report = self.resend = False
+
+    def was_sent(self, retention: Retention) -> bool:
+        """Whether the producer has sent the next message. Raises `QueueGap` if it no longer holds that."""
+        retention.check_holds(self.key, self.next)
+        return retention.sent > self.next
