@@ -53,7 +53,8 @@ class StreamWriter:
 
     def update(self, credit: Credit) -> None:
         """Takes in what the consumer announces. What it misses is a hole in the stream, which is then filled again."""
-        if self.sender.update(credit) and credit.missing is not None and credit.missing >= self.log.first:
+        is_newer = self.sender.update(credit._replace(missing=None))
+        if is_newer and credit.missing is not None and credit.missing >= self.log.first:
             self._has_hole = True
 
     def next_exchange(self, milliseconds: int, *, idle: bool) -> Exchange | None:
