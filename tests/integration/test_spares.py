@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from stageline.broker.control.protocol import (
+    CONTROL_VERSION,
     Assigned,
     Hello,
     Refused,
@@ -21,7 +22,7 @@ from stageline.broker.control.protocol import (
 )
 from stageline.workers.control.client import Client
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.session import TurnedAway, WorkerIdentity
+from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.runs import folder as runs
 from support import reference
 from support.paths import EXAMPLES
@@ -102,7 +103,7 @@ def test_one_that_is_called_says_so_at_once_since_loading_may_take_longer_than_a
 def test_one_that_stands_by_in_a_resumed_run_leaves_if_the_others_do_not_come(tmp_path):
     control, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     waits = Standby("it waits for worker 1 (stage 1)", "run", 20)
-    with broker.answering([waits]), pytest.raises(TurnedAway, match=r"stage 1.*no worker came") as left:
+    with broker.answering([waits]), pytest.raises(Stopped, match=r"stage 1.*no worker came") as left:
         control.join(1.5, workers_timeout=0.0)
     control.close()
     assert left.value.code == 69
@@ -111,14 +112,14 @@ def test_one_that_stands_by_in_a_resumed_run_leaves_if_the_others_do_not_come(tm
 @pytest.mark.parametrize("farewell", [Stop("all steps are done", 0), Refused("the run is over", 1)])
 def test_one_that_stands_by_leaves_with_the_run(tmp_path, farewell):
     control, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
-    with broker.answering([Standby("no place is free"), farewell]), pytest.raises(TurnedAway) as left:
+    with broker.answering([Standby("no place is free"), farewell]), pytest.raises(Stopped) as left:
         control.join(1.5)
     control.close()
     assert left.value.code == farewell.code
 
 
 def introduction() -> WorkerIdentity:
-    return WorkerIdentity("d" * 64, "spare-1", "desk", 1, None, {}, spare=True)
+    return WorkerIdentity(Hello(CONTROL_VERSION, "d" * 64, "spare-1", "host", 1, "", spare=True))
 
 
 class Broker:

@@ -14,7 +14,7 @@ from simulation.environment import LOG_EVERY, PLAN, RUN, Environment
 from simulation.network import Connection
 from simulation.process import SimulatedProcess, VirtualWakeup
 from simulation.queues import SimulatedQueues
-from stageline.broker.control.protocol import Assigned, FromBroker, Refused, encode
+from stageline.broker.control.protocol import CONTROL_VERSION, Assigned, FromBroker, Hello, Refused, encode
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.ends import QueueOptions
 from stageline.workers.checkpoint.directory import SnapshotFailed
@@ -65,7 +65,8 @@ class SimulatedWorker(SimulatedProcess):
         self.sleep(self._environment.soon(STARTING))
         view = SnapshotView(self._environment.disk, self._environment.scenario.sees(self.name.claim))
         name, spare = self.name, self.name.claim is None
-        identity = WorkerIdentity(PLAN, name.name, name.host, name.pid, name.claim, {}, view, spare=spare)
+        base = Hello(CONTROL_VERSION, PLAN, name.name, name.host, name.pid, "", name.claim, spare=spare)
+        identity = WorkerIdentity(base, view)
         open_channel = partial(SimulatedChannel, self, self._environment)
         control = ControlThread(
             "simulated", identity, open_channel=open_channel, clock=self, spawn=self.spawn, exit_process=self.end

@@ -1,4 +1,4 @@
-"""The process that `launch/prefork.py` keeps ready: it loads what a worker needs, then waits for its command."""
+"""The process that `launch/children.py` keeps ready: it loads what a worker needs, then waits for its command."""
 
 import os
 import sys
@@ -6,9 +6,8 @@ import sys
 import click
 import msgspec
 
-from stageline.workers.launch.prefork import PreparedCommand
-from stageline.workers.process.warmup import warm_up_device
-from stageline.workers.process.worker_process import run_worker  # noqa: F401  # what the command loads
+from stageline.workers.launch.children import PreparedCommand
+from stageline.workers.process.worker_process import warm_up_device
 
 from .app import run, stageline
 

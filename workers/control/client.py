@@ -1,7 +1,6 @@
 """Asks the broker: one question, one answer, within a bound."""
 
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from stageline.broker.control.open import open_client
@@ -40,10 +39,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._channel.close()
 
     def ask(self, what: str, timeout: float = 3.0, **of: str) -> dict[str, Any]:

@@ -20,12 +20,14 @@ import structlog
 from stageline.broker.control.channel import ClientChannel
 from stageline.broker.control.open import open_client
 from stageline.broker.control.protocol import (
+    WAITS,
     Assigned,
     Failed,
     Finished,
     FromBroker,
     Goodbye,
     Refused,
+    Report,
     Standby,
     Stop,
     ToBroker,
@@ -38,7 +40,7 @@ from stageline.pipeline.plan.addresses import masked
 from stageline.workers.runtime.loop import Clock, WorkerLoop
 
 from .client import BrokerUnreachable
-from .session import BEAT, JOIN, Joining, Session, Stopped, TurnedAway, WorkerIdentity, acknowledgement
+from .session import BEAT, JOIN, Joining, Session, Stopped, WorkerIdentity
 
 log = structlog.get_logger()
 
@@ -89,34 +91,42 @@ class ControlThread:
         self._closing = False
         self._thread: RunningThread | None = None
         self._session: Session | None = None
-        self._reason = ""  # why this worker has no place yet
         self._dismissed: tuple[float, Stop | Refused] | None = None  # when the broker first ended this worker's work
 
     def join(self, timeout: float, *, workers_timeout: float = float("inf")) -> Assigned:
         """The broker's assignment; stands by for it as long as the broker says so.
 
-        Raises `BrokerUnreachable` if no broker answers for `timeout` seconds, `TurnedAway` if it refuses, or ends the
-        run, or if a run that is resumed lacks other workers for `workers_timeout` seconds, and `Stopped` if the parent
-        process is gone.
+        Raises `BrokerUnreachable` if no broker answers for `timeout` seconds, `Stopped` if it refuses, or ends the
+        run, if a run that is resumed lacks other workers for `workers_timeout` seconds, or if the parent process is
+        gone.
         """
         now = self._clock.monotonic
-        joining, begun, deadline = Joining(self._identity), now(), now() + timeout
+        joining, begun, deadline, reason = Joining(self._identity), now(), now() + timeout, ""
         while now() < deadline:
             self._demand_parent()
             self._send(joining.hello())
             for message in self._messages(min(deadline, now() + JOIN), lambda: joining.urgent):
                 assigned = joining.receive(message)
                 if assigned is not None:
-                    self._send(acknowledgement(assigned, self._clock.time()))
+                    # It may take longer than a lease until this worker has loaded what it needs and reports regularly.
+                    doing, since = f"{WAITS} for its queues and its model", self._clock.time()
+                    self._send(Report(assigned.incarnation, 0, doing, since=since, idle=1.0))
                     return assigned
                 if isinstance(message, Standby):
                     deadline = now() + timeout
-                    self._log_standby(message.reason)
+                    if message.reason != reason:
+                        reason = message.reason
+                        log.info("standing by", reason=reason)
                     if message.step and now() - begun > workers_timeout:
-                        raise TurnedAway(
+                        raise Stopped(
                             f"{message.reason}, and no worker came within {workers_timeout:g} s", ExitCode.NO_WORKER
                         )
-        raise self._no_broker(timeout)
+        if self._channel.trouble:
+            raise BrokerUnreachable(f"no broker can be reached within {timeout:g} s: {self._channel.trouble}")
+        raise BrokerUnreachable(
+            f"no broker answered at {masked(self._url)} within {timeout:g} s. "
+            f"Start one with `stageline broker`, or name another with --broker."
+        )
 
     def start(
         self, assigned: Assigned, endpoint: str, loop: WorkerLoop, *, steps: int, ring: Callable[[], None]
@@ -152,7 +162,7 @@ class ControlThread:
     def wait_until_confirmed(self, timeout: float) -> None:
         """Waits until the broker has confirmed all finished steps and snapshots, `timeout` seconds at most."""
         deadline = self._clock.monotonic() + timeout
-        while self._session and not self._session.all_confirmed and self._clock.monotonic() < deadline:
+        while self._session and not self._session.reporter.all_confirmed and self._clock.monotonic() < deadline:
             self._clock.sleep(BEAT / 4)
 
     def close(self) -> None:
@@ -219,16 +229,3 @@ class ControlThread:
             if frame := self._channel.receive(left):
                 with suppress(BadMessage):
                     yield decode_from_broker(frame)
-
-    def _log_standby(self, reason: str) -> None:
-        if reason != self._reason:
-            self._reason = reason
-            log.info("standing by", reason=reason)
-
-    def _no_broker(self, timeout: float) -> BrokerUnreachable:
-        if self._channel.trouble:
-            return BrokerUnreachable(f"no broker can be reached within {timeout:g} s: {self._channel.trouble}")
-        return BrokerUnreachable(
-            f"no broker answered at {masked(self._url)} within {timeout:g} s. "
-            f"Start one with `stageline broker`, or name another with --broker."
-        )

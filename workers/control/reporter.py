@@ -8,10 +8,15 @@ from stageline.broker.control.protocol import WAITS, Event, Report, StepRecord, 
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.broker.queues.base import Trouble
 from stageline.pipeline.schedule import Kind
-from stageline.workers.runtime.progress import Done, Progress
+from stageline.workers.runtime.program import Instruction
+from stageline.workers.runtime.progress import Progress
 
 AGAIN = 1.0  # seconds without confirmation after which finished steps and snapshots are sent again
 MOST = 2000  # finished steps in one report, so that a broker that comes back is not swamped
+_STATES = {  # of a microbatch, from an action's start and from its end on
+    Kind.FORWARD: (MicrobatchState.FORWARD, MicrobatchState.STASHED),
+    Kind.BACKWARD: (MicrobatchState.BACKWARD, MicrobatchState.DONE),
+}
 
 
 class Reporter:
@@ -23,7 +28,7 @@ class Reporter:
 
     def __init__(self, progress: Progress, incarnation: int, steps: int, clock: Callable[[], float] = time) -> None:
         self._progress = progress
-        self._incarnation = incarnation
+        self.incarnation = incarnation
         self._steps = steps
         self._clock = clock
         self._number = 0
@@ -51,16 +56,12 @@ class Reporter:
     def confirmed(self, number: int) -> None:
         """The broker has stored the report of this number."""
         if number == self._number:
-            self.confirmed_all()
-
-    def confirmed_all(self) -> None:
-        """The broker has stored every report so far."""
-        self._records.clear()
-        self._snapshots.clear()
+            self._records.clear()
+            self._snapshots.clear()
 
     def resend_all(self, incarnation: int) -> None:
         """There may be another broker, whose records are old, or lost: sends all that it must know of this worker."""
-        self._incarnation = incarnation
+        self.incarnation = incarnation
         self._resent = deque(self._progress.records(self._steps))
         self._snapshots = sorted({*self._snapshots, *self._progress.written})
         self._sent = float("-inf")
@@ -76,7 +77,7 @@ class Reporter:
         depths, progress.depths_wanted = progress.depths, True
         trouble = progress.queues.trouble if progress.queues is not None else None
         return Report(
-            incarnation=self._incarnation,
+            incarnation=self.incarnation,
             number=number,
             actions=progress.actions,
             now=self._doing(trouble),
@@ -137,21 +138,14 @@ class Reporter:
     def _events(self) -> list[Event]:
         """The states that the open steps' microbatches entered: by actions that are done, and by the current one."""
         progress = self._progress
-        done = [event for stage in list(progress.open.values()) for each in list(stage) for event in _entered(each)]
-        instruction = progress.instruction
-        if instruction is None or progress.waits or instruction.action.kind is Kind.UPDATE:
-            return done
-        begun = MicrobatchState.FORWARD if instruction.action.kind is Kind.FORWARD else MicrobatchState.BACKWARD
-        action = instruction.action
-        return [*done, Event(action.stage, instruction.step, action.microbatch, begun, progress.since)]
-
-
-def _entered(done: Done) -> list[Event]:
-    action, step = done.instruction.action, done.instruction.step
-    states = {
-        Kind.FORWARD: (MicrobatchState.FORWARD, MicrobatchState.STASHED),
-        Kind.BACKWARD: (MicrobatchState.BACKWARD, MicrobatchState.DONE),
-    }
-    times = (done.start, done.end)
-    entered = zip(states.get(action.kind, ()), times, strict=False)
-    return [Event(action.stage, step, action.microbatch, state, at) for state, at in entered]
+        stages = [list(stage) for stage in list(progress.open.values())]  # the loop goes on meanwhile
+        actions: list[tuple[Instruction, tuple[float, ...]]] = [
+            (done.instruction, (done.start, done.end)) for stage in stages for done in stage
+        ]
+        if progress.instruction is not None and not progress.waits:
+            actions.append((progress.instruction, (progress.since,)))
+        return [
+            Event(instruction.action.stage, instruction.step, instruction.action.microbatch, state, at)
+            for instruction, times in actions
+            for state, at in zip(_STATES.get(instruction.action.kind, ()), times, strict=False)
+        ]

@@ -14,8 +14,6 @@ from typing import Protocol
 import msgspec
 
 from stageline.broker.control.protocol import (
-    CONTROL_VERSION,
-    WAITS,
     Assigned,
     Failed,
     Finished,
@@ -25,7 +23,6 @@ from stageline.broker.control.protocol import (
     Hello,
     Inspection,
     Refused,
-    Report,
     Standby,
     Stop,
     ToBroker,
@@ -49,10 +46,6 @@ class Stopped(Exception):
         self.told = told
 
 
-class TurnedAway(Stopped):
-    """The broker refuses this worker a place, or ends the run before it had one."""
-
-
 class SnapshotInventory(Protocol):
     """What a worker finds of a run's snapshots."""
 
@@ -71,41 +64,16 @@ class SnapshotInventory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """How a worker introduces itself, see `Hello`. `disk`: None in a run whose workers are not replaced."""
+    """How a worker introduces itself: `base` has what is the same in each of its Hellos. `disk`: None in a run whose
+    workers are not replaced."""
 
-    plan: str
-    name: str
-    host: str
-    pid: int
-    claim: int | None
-    settings: dict[str, object]
+    base: Hello
     disk: SnapshotInventory | None = None
-    spare: bool = False
 
-    def hello(
-        self,
-        *,
-        run: str = "",
-        endpoint: str = "",
-        incarnation: int = 0,
-        inspection: Inspection | None = None,
-    ) -> Hello:
-        """`run`: the run's id, if that is known; then it can be told which snapshots are the run's."""
-        return Hello(
-            CONTROL_VERSION,
-            self.plan,
-            self.name,
-            self.host,
-            self.pid,
-            endpoint,
-            self.claim,
-            incarnation,
-            self.settings,
-            self.spare and not endpoint,
-            None,
-            self.disk.snapshots(run) if run and self.disk is not None else None,
-            inspection,
-        )
+    def hello(self, run: str, **changes: object) -> Hello:
+        """`run`: the run's id, "" if it is not known; then it is not known either which snapshots are the run's."""
+        snapshots = self.disk.snapshots(run) if run and self.disk is not None else None
+        return msgspec.structs.replace(self.base, snapshots=snapshots, **changes)
 
 
 class Joining:
@@ -122,10 +90,10 @@ class Joining:
     def hello(self) -> Hello:
         """What to send now, and every JOIN seconds."""
         self.urgent = False
-        return self._identity.hello(run=self._run, incarnation=self._declined, inspection=self._inspection)
+        return self._identity.hello(self._run, incarnation=self._declined, inspection=self._inspection)
 
     def receive(self, message: FromBroker) -> Assigned | None:
-        """The place, if there is one now. Raises `TurnedAway`."""
+        """The place, if there is one now. Raises `Stopped`."""
         match message:
             case Assigned() as assigned:
                 return self._consider(assigned)
@@ -133,7 +101,7 @@ class Joining:
                 self._run, self._declined = run, 0
                 self._inspect(step)
             case Refused(reason, code) | Stop(reason, code):
-                raise TurnedAway(reason, code)
+                raise Stopped(reason, code)
         return None
 
     def _consider(self, assigned: Assigned) -> Assigned | None:
@@ -152,15 +120,9 @@ class Joining:
         disk, last = self._identity.disk, self._inspection
         if disk is None or not step or (last is not None and last.step == step):
             return
-        self._inspection = disk.inspect(self._run, step, self._identity.claim)
+        self._inspection = disk.inspect(self._run, step, self._identity.base.claim)
         self._inspected = max(self._inspected, step)
         self.urgent = True
-
-
-def acknowledgement(assigned: Assigned, now: float) -> Report:
-    """What a worker sends as soon as it is given a place, at `now` (seconds since the epoch): it may take longer than
-    a lease until it has loaded what it needs and reports regularly."""
-    return Report(assigned.incarnation, 0, f"{WAITS} for its queues and its model", since=now, idle=1.0)
 
 
 class Session:
@@ -188,27 +150,17 @@ class Session:
         self._assigned = assigned
         self._endpoint = endpoint
         self._progress = progress
-        self._reporter = Reporter(progress, assigned.incarnation, steps, clock)
+        self.reporter = Reporter(progress, assigned.incarnation, steps, clock)
         self._known = False  # whether the broker has answered the Hello that was sent over this connection
         self._hello_sent = float("-inf")
         self._outbox = outbox
         self._finished: Finished | None = None
 
-    @property
-    def incarnation(self) -> int:
-        """The worker's own: another one than it was assigned first if the broker has lost its records since."""
-        return self._assigned.incarnation
-
-    @property
-    def all_confirmed(self) -> bool:
-        """Whether the broker has stored all finished steps and snapshots."""
-        return self._reporter.all_confirmed
-
     def reconnected(self) -> None:
         """There is a new connection, perhaps to another broker, which knows neither this worker nor its endpoint; and
         the last messages of the former one may be lost. A new Hello is answered with the endpoints of the peers."""
         self._known = False
-        self._reporter.resend_all(self.incarnation)
+        self.reporter.resend_all(self.reporter.incarnation)
 
     def due(self, now: float) -> Iterator[ToBroker]:
         """What to send in this beat."""
@@ -218,9 +170,9 @@ class Session:
             self._hello_sent = now
             yield self._hello()
         yield from self.unsent()
-        yield self._reporter.report(now)
-        if self._finished is not None and self.all_confirmed:
-            yield msgspec.structs.replace(self._finished, incarnation=self.incarnation)
+        yield self.reporter.report(now)
+        if self._finished is not None and self.reporter.all_confirmed:
+            yield msgspec.structs.replace(self._finished, incarnation=self.reporter.incarnation)
 
     def unsent(self) -> Iterator[ToBroker]:
         """What is left to be sent if there is no other beat."""
@@ -229,14 +181,14 @@ class Session:
             if isinstance(message, Finished):
                 self._finished = message
             else:
-                yield msgspec.structs.replace(message, incarnation=self.incarnation)
+                yield msgspec.structs.replace(message, incarnation=self.reporter.incarnation)
 
     def receive(self, message: FromBroker, now: float) -> FromBroker | None:
         """The broker's message, if it is a command for the compute loop."""
         self.last_received = now
         match message:
             case Heard(number):
-                self._reporter.confirmed(number)
+                self.reporter.confirmed(number)
             case Assigned():
                 self._known = True
                 self._keep_place(message)
@@ -246,14 +198,14 @@ class Session:
 
     def _keep_place(self, assigned: Assigned) -> None:
         """The broker had lost its records: the worker continues under a new incarnation."""
-        if assigned.keep and assigned.incarnation > self.incarnation:
-            self._assigned = assigned
-            self._reporter.resend_all(assigned.incarnation)
+        if assigned.keep and assigned.incarnation > self.reporter.incarnation:
+            self.reporter.resend_all(assigned.incarnation)
 
     def _hello(self) -> Hello:
         run, index = self._assigned.run, self._assigned.index
         # First the disk, then the memory: the loop goes on meanwhile, and must not seem to be behind its snapshots.
-        hello = self._identity.hello(run=run, endpoint=self._endpoint, incarnation=self.incarnation)
+        incarnation = self.reporter.incarnation
+        hello = self._identity.hello(run, endpoint=self._endpoint, incarnation=incarnation, spare=False)
         if self._identity.disk is None:
             return hello
         return msgspec.structs.replace(hello, memory=self._progress.memory(run, index))

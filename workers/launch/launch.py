@@ -18,8 +18,7 @@ from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_o
 from stageline.workers.runs.store import measured_timetable
 from stageline.workers.runtime.job import prepare
 
-from .children import LocalRun, Spawn
-from .prefork import Prefork
+from .children import LocalRun, Prefork
 from .supervisor import supervise
 
 IN_MEMORY = "memory://"
@@ -92,14 +91,11 @@ def _outcome(launch: Launch, arguments: Sequence[str], on_status: Callable[[Fact
     plan = launch.plan
     if plan.queues.url != IN_MEMORY:
         with Prefork() as prefork:
-            return supervise(_local(launch, arguments, prefork), _preforking(prefork, launch, on_status))
+            recovers, resumes, spares = plan.recovery.on, launch.resumes, launch.spares
+            local = LocalRun(arguments, len(plan.workers), launch.folder, recovers, prefork, resumes, spares)
+            return supervise(local, _preforking(prefork, launch, on_status))
     with Signals(once=True) as signals:
         return run_memory(prepare(plan), launch.run, launch.folder, on_status, lambda: signals.count > 0)
-
-
-def _local(launch: Launch, arguments: Sequence[str], spawn: Spawn) -> LocalRun:
-    recovers, workers = launch.plan.recovery.on, len(launch.plan.workers)
-    return LocalRun(arguments, workers, launch.folder, recovers, spawn, launch.resumes, launch.spares)
 
 
 def _preforking(prefork: Prefork, launch: Launch, on_status: Callable[[Facts], None]) -> Callable[[Facts], None]:

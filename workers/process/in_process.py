@@ -12,7 +12,7 @@ from time import monotonic, time
 
 import torch
 
-from stageline.broker.control.protocol import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, ToBroker, Trim
+from stageline.broker.control.protocol import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, Trim
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig
 from stageline.broker.errors import BrokerError
@@ -63,9 +63,8 @@ class _Place:
     """One worker of the plan, and how it reports."""
 
     sender: bytes
-    incarnation: int
     executor: Executor
-    worker: WorkerLoop
+    loop: WorkerLoop
     reporter: Reporter
 
 
@@ -92,19 +91,20 @@ class _Local:
                     raise InProcessInterrupted
             return worker.finished
 
-        take_turns([place.worker for place in self._places], until)
+        take_turns([place.loop for place in self._places], until)
         self._report()
 
     def explain(self, error: ComputeFailed) -> str:
         """Why the run stops, with its bad microbatch kept."""
         stage = error.culprit.action.stage if error.culprit is not None else 0
         place = self._places[self._job.schedule.owner(stage)]
-        run, incarnation = self._coordinator.records.run, place.incarnation
+        run, incarnation = self._coordinator.records.run, place.reporter.incarnation
         return record_failure(self._job, place.executor, self._queues, error, run, incarnation)
 
     def finish(self, folder: Path) -> LaunchOutcome:
         for place in self._places:
-            self._send(place, Finished(place.incarnation, save_weights(place.executor.stages, folder)))
+            finished = Finished(place.reporter.incarnation, save_weights(place.executor.stages, folder))
+            self._coordinator.handle(place.sender, finished, time())
         facts = self.status()
         return LaunchOutcome(int(facts["code"] or 0), str(facts["reason"]), facts)
 
@@ -126,20 +126,15 @@ class _Local:
         )
         executor = job.executor(job.schedule.placement[index], self._decisions)
         run = self._coordinator.records.run
-        worker = WorkerLoop(job.program, index, executor, self._queues, run=run, incarnation=incarnation)
-        return _Place(sender, incarnation, executor, worker, Reporter(worker.progress, incarnation, job.steps))
+        loop = WorkerLoop(job.program, index, executor, self._queues, run=run, incarnation=incarnation)
+        return _Place(sender, executor, loop, Reporter(loop.progress, incarnation, job.steps))
 
     def _report(self) -> None:
         for place in self._places:
-            self._send(place, place.reporter.report(monotonic()))
+            report = place.reporter.report(monotonic())
+            self._coordinator.handle(place.sender, report, time())
+            place.reporter.confirmed(report.number)
         for _, message in self._coordinator.tick(time()):
             if isinstance(message, Trim):
-                self._trim(message.step)
-
-    def _trim(self, step: int) -> None:
-        for key in self._job.program.queues:
-            self._queues.outbound(key).trim(min(step, self._job.program.steps_of(key)))
-
-    def _send(self, place: _Place, message: ToBroker) -> None:
-        self._coordinator.handle(place.sender, message, time())
-        place.reporter.confirmed_all()
+                for key in self._job.program.queues:
+                    self._queues.outbound(key).trim(min(message.step, self._job.program.steps_of(key)))

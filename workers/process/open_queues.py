@@ -4,9 +4,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import zmq
@@ -18,9 +16,6 @@ from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.errors import StagelineError
 from stageline.workers.runtime.job import Job
-
-if TYPE_CHECKING:
-    from stageline.broker.queues.redis.queues import RedisQueues
 
 _REDIS_PORT = 6379  # where an address names none
 # What a worker that `train` started adds to the folder for temporary files: the run's folder, its own in it, a socket.
@@ -38,26 +33,19 @@ def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[s
     Raises `BrokerError`: the address is taken, the server cannot be reached or is not fit.
     """
     url = job.plan.queues.url
-    return _kind(url, assigned)(
-        assigned.run,
-        assigned.incarnation,
-        f"ipc://{folder}/queues" if url.startswith("ipc://") else url,
-        QueueOptions(
-            microbatches=job.schedule.microbatches,
-            windows=job.windows(),
-            local=job.program.local(assigned.index),
-            retain_bytes=job.plan.queues.retain_bytes,
-            waiting=waiting,
-        ),
+    options = QueueOptions(
+        microbatches=job.schedule.microbatches,
+        windows=job.windows(),
+        local=job.program.local(assigned.index),
+        retain_bytes=job.plan.queues.retain_bytes,
+        waiting=waiting,
     )
+    if url.startswith(REDIS):
+        from stageline.broker.queues.redis.queues import RedisQueues  # takes time to load
 
-
-def _kind(url: str, assigned: Assigned) -> "Callable[..., RedisQueues | ZeroMQQueues]":
-    if not url.startswith(REDIS):
-        return ZeroMQQueues
-    from stageline.broker.queues.redis.queues import RedisQueues  # takes time to load
-
-    return partial(RedisQueues, since=assigned.since)
+        return RedisQueues(assigned.run, assigned.incarnation, url, options, since=assigned.since)
+    bound = f"ipc://{folder}/queues" if url.startswith("ipc://") else url
+    return ZeroMQQueues(assigned.run, assigned.incarnation, bound, options)
 
 
 def reachable(endpoint: str, broker: str) -> str:

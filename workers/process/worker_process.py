@@ -8,15 +8,16 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import structlog
 import torch
+from torch import nn
 
-from stageline.broker.control.protocol import Assigned, Failed, Goodbye
+from stageline.broker.control.protocol import CONTROL_VERSION, Assigned, Failed, Goodbye, Hello
 from stageline.broker.errors import BrokerError, EndpointTaken
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.data import DataError
@@ -30,7 +31,7 @@ from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
-from stageline.workers.control.session import Stopped, TurnedAway, WorkerIdentity
+from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.replay.recorder import (
     RecordingExecutor,
     RecordingHooks,
@@ -47,12 +48,14 @@ from stageline.workers.runtime.skipping import SkipLog
 
 from .open_queues import open_queues, reachable
 from .signals import Signals, exit_at_once
-from .warmup import warm_up
 
 RESUME_AS_A_WHOLE = (
     "The other stages do not go back for one of them: resume the run as a whole (--resume), and all begin at an older "
     "checkpoint, if there is one that is not damaged"
 )
+
+EVENTS: dict[int, str] = {ExitCode.REFUSED: "refused", ExitCode.NO_BROKER: "no broker"}
+EXPECTED = (ComputeFailed, DataError, BrokerError, SnapshotFailed, SnapshotDamaged, ForeignState)
 
 log = structlog.get_logger()
 
@@ -84,19 +87,14 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
     """
     try:
         return _run(plan, options)
-    except (PlanRefused, ModelRefused, DataError) as error:
-        log.error("refused", reason=str(error))
-        return ExitCode.REFUSED
-    except BrokerUnreachable as error:
-        log.error("no broker", reason=str(error))
-        return ExitCode.NO_BROKER
     except Stopped as stop:
         (log.info if stop.code == ExitCode.OK else log.error)("stopped", reason=str(stop))
         return stop.code
-    except (ComputeFailed, BrokerError, SnapshotFailed, SnapshotDamaged, ForeignState) as error:
+    except (PlanRefused, ModelRefused, BrokerUnreachable, *EXPECTED) as error:
+        event = EVENTS.get(error.exit_code, "failed")
         # A traceback helps where the user's own code raised; every other expected error explains itself.
-        log.error("failed", reason=str(error), exc_info=error.__cause__ if isinstance(error, ComputeFailed) else None)
-        return ExitCode.FAILED
+        log.error(event, reason=str(error), exc_info=error.__cause__ if isinstance(error, ComputeFailed) else None)
+        return error.exit_code
 
 
 def _run(plan: Plan, options: WorkerOptions) -> int:
@@ -107,7 +105,7 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     try:
         assigned = control.join(options.broker_timeout, workers_timeout=options.workers_timeout)
         if assigned.index >= len(job.plan.workers):
-            raise TurnedAway(
+            raise Stopped(
                 f"the broker gave place {assigned.index} of a plan with {len(job.plan.workers)} workers",
                 ExitCode.FAILED,
             )
@@ -182,16 +180,14 @@ def failures_reported(
 def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tuple[str, int]:
     """Why a worker ends, for people, and its exit code."""
     match error:
-        case ComputeFailed():
-            return explain(error), ExitCode.FAILED
-        case SnapshotDamaged():
-            return f"{error}. {RESUME_AS_A_WHOLE}", ExitCode.FAILED
         case Stopped():
             return str(error), error.code
-        case DataError():
-            return str(error), ExitCode.REFUSED
-        case BrokerError() | SnapshotFailed() | ForeignState():
-            return str(error), ExitCode.FAILED
+        case ComputeFailed():
+            return explain(error), error.exit_code
+        case SnapshotDamaged():
+            return f"{error}. {RESUME_AS_A_WHOLE}", error.exit_code
+        case DataError() | BrokerError() | SnapshotFailed() | ForeignState():
+            return str(error), error.exit_code
         case _:
             return f"a bug in stageline: {type(error).__name__}: {error}", ExitCode.FAILED
 
@@ -226,5 +222,28 @@ def _hooks(
 
 def _identity(plan: Plan, options: WorkerOptions) -> WorkerIdentity:
     disk = LocalSnapshots(plan) if plan.recovery.on else None
-    host, settings = socket.gethostname(), plan.as_mapping()
-    return WorkerIdentity(plan.digest(), options.name, host, os.getpid(), options.claim, settings, disk, options.spare)
+    who = options.name, socket.gethostname(), os.getpid(), ""
+    base = Hello(CONTROL_VERSION, plan.digest(), *who, options.claim, settings=plan.as_mapping(), spare=options.spare)
+    return WorkerIdentity(base, disk)
+
+
+def warm_up(plan: Plan, worker: int | None) -> None:
+    """Prepares this process to compute as `worker` of the plan, or as any.
+
+    The first step of the first optimizer loads torch's compiler, which takes seconds; the first forward and backward
+    on a device start its libraries. A device that this machine lacks is skipped.
+    """
+    mine = plan.workers if worker is None else plan.workers[worker : worker + 1]
+    torch.set_num_threads(mine[0].threads if mine else 1)
+    for device in sorted({each.device for each in mine}):
+        with suppress(RuntimeError, AssertionError):  # torch asserts that it was built for the device
+            warm_up_device(device)
+
+
+def warm_up_device(device: str) -> None:
+    """One step of a small layer there."""
+    layer = nn.Linear(8, 8, device=device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    layer(torch.zeros(2, 8, device=device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()

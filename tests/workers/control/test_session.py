@@ -5,6 +5,7 @@ from collections import deque
 import pytest
 
 from stageline.broker.control.protocol import (
+    CONTROL_VERSION,
     Assigned,
     Failed,
     Finished,
@@ -19,13 +20,14 @@ from stageline.broker.control.protocol import (
     Stop,
     ToBroker,
 )
-from stageline.workers.control.session import AGAIN, UNANSWERED, Joining, Session, TurnedAway, WorkerIdentity
+from stageline.workers.control.session import AGAIN, UNANSWERED, Joining, Session, Stopped, WorkerIdentity
 from stageline.workers.runtime.progress import Progress
 from support.conversation import PLAN
 
 RUN = "run-1"
 PLACE = Assigned(RUN, 0, 7, 20)
 FINISHED = Finished(7, {})
+BASE = Hello(CONTROL_VERSION, PLAN, "worker-0", "host", 100, "", 0)
 
 
 Outbox = deque[Failed | Finished | Goodbye]
@@ -56,7 +58,7 @@ class Folder:
 
 
 def identity(*steps: int, folder: Folder | None = None) -> WorkerIdentity:
-    return WorkerIdentity(PLAN, "worker-0", "host", 100, 0, {}, folder or Folder(*steps))
+    return WorkerIdentity(BASE, folder or Folder(*steps))
 
 
 def new_session(identity: WorkerIdentity, progress: Progress, outbox: Outbox) -> Session:
@@ -87,7 +89,7 @@ def session(progress: Progress, outbox: Outbox) -> Session:
     list(session.due(0.0))
     session.receive(PLACE, 0.5)
     session.receive(Heard(1), 1.0)
-    assert session.all_confirmed
+    assert session.reporter.all_confirmed
     return session
 
 
@@ -163,7 +165,7 @@ def test_a_place_that_begins_with_a_deleted_snapshot_is_not_taken_and_the_broker
 
 @pytest.mark.parametrize("message", [Refused("another plan", 78), Stop("the run is over", 1)], ids=str)
 def test_a_worker_that_is_refused_exits_with_the_given_code(message):
-    with pytest.raises(TurnedAway) as turned:
+    with pytest.raises(Stopped) as turned:
         Joining(identity()).receive(message)
     assert turned.value.code == message.code
 
@@ -188,7 +190,7 @@ def test_hello_holds_what_a_broker_may_have_lost(session, progress):
 
 
 def test_without_recovery_hello_holds_nothing_that_a_broker_may_have_lost(progress):
-    plain = WorkerIdentity(PLAN, "worker-0", "host", 100, 0, {})
+    plain = WorkerIdentity(BASE)
     hello, _ = new_session(plain, progress, deque()).due(0.0)
     assert (hello.memory, hello.snapshots) == (None, None)
 
@@ -199,9 +201,9 @@ def test_another_broker_receives_again_how_far_the_stage_is_and_the_losses_that_
     assert {record.step: record.loss for record in report.steps} == {0: 0.9, 10: 0.8, 20: 0.7, 21: 0.6}
     assert report.snapshots == [(0, 22)]
     session.receive(Heard(1), 1.1)  # what the former broker had still to send
-    assert not session.all_confirmed
+    assert not session.reporter.all_confirmed
     session.receive(Heard(report.number), 1.1)
-    assert session.all_confirmed
+    assert session.reporter.all_confirmed
 
 
 def test_hello_is_repeated_to_a_broker_that_does_not_answer_reports(session):
@@ -212,7 +214,7 @@ def test_hello_is_repeated_to_a_broker_that_does_not_answer_reports(session):
 def test_a_new_incarnation_is_taken_and_everything_sent_again_under_it(session, outbox):
     outbox.append(FINISHED)
     assert session.receive(Assigned(RUN, 0, 5, 20, keep=True), 1.0) is None
-    assert session.incarnation == 7
+    assert session.reporter.incarnation == 7
     session.receive(Assigned(RUN, 0, 9, 20, keep=True), 1.0)
     (report,) = session.due(1.0)
     assert (report.incarnation, len(report.steps)) == (9, 4)

@@ -1,4 +1,4 @@
-"""The processes of a local run, played by records of what they were asked to do."""
+"""The processes of a local run: records of what they were asked to do stand for all but the prepared one."""
 
 import signal
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TextIO
 import pytest
 
 from stageline.workers.launch import children as module
-from stageline.workers.launch.children import Children, LocalRun
+from stageline.workers.launch.children import Children, LocalRun, Prefork
 
 
 class FakeProcess:
@@ -76,3 +76,20 @@ def test_the_last_log_line_says_what_went_wrong_or_where_the_log_is(tmp_path):
         assert started.last_log_line("worker-0") == "started as worker"
         (tmp_path / "worker-0.log").write_text("")
         assert started.last_log_line("worker-0") == f"nothing is in its log, {tmp_path}/worker-0.log"
+
+
+def test_the_prepared_process_becomes_the_worker_that_is_started_next(tmp_path):
+    with Prefork() as prefork, (tmp_path / "log").open("a") as log:
+        prefork.fill()
+        used = prefork(["worker", "--help"], log)
+        assert used.wait(60) == 0
+        assert "stageline.workers.cli.prepared" in used.args
+        prefork.fill()
+        killed = prefork._ready
+        killed.kill(), killed.wait()
+        other = prefork(["worker", "--help"], log)
+        assert other.wait(60) == 0
+        prefork.fill()
+        unused = prefork._ready
+    assert unused.returncode == -signal.SIGKILL
+    assert (tmp_path / "log").read_text().count("Usage: stageline worker") == 2
