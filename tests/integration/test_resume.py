@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 from contextlib import closing
 from pathlib import Path
@@ -34,6 +35,9 @@ def test_an_interrupted_run_goes_on_where_it_was(workspace, capsys):
     _, errors = train.communicate()
     assert train.returncode == 75, errors
     assert "steps is saved" in errors
+    (run,) = workspace.runs()
+    arguments = shlex.join((".", *STEPS, *RECOVERY))
+    assert f"Go on with: stageline train {arguments} --resume {run.name}\n" in errors
     assert "failed" not in errors
     assert workspace.here("train", ".", "--resume", *STEPS, *RECOVERY, "--set", "run.steps=501") == 78
     assert "run.steps: 501 here, 500 there" in capsys.readouterr().err

@@ -6,14 +6,19 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 import msgspec
 
 from stageline.broker.control.protocol import RunId
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import addresses
 from stageline.pipeline.plan.addresses import masked
+from stageline.workers.runs import folder as runs
+
+from .errors import CommandFailed
 
 if TYPE_CHECKING:  # imports pydantic
     from stageline.pipeline.plan import Plan
@@ -52,8 +57,10 @@ def address(*, dials: bool) -> Callback:
 
 
 def run_id(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """The callback of an option that takes the id of a run, or "": it becomes the name of a folder."""
+    """The callback of an option that takes a run: its id, which is the name of its folder, the folder, or ""."""
     try:
+        if value and runs.is_run(Path(value)):
+            return Path(value).resolve().name
         return msgspec.convert(value, RunId) if value else value
     except msgspec.ValidationError:
         wanted = "letters, digits and - _ . with a letter or digit first, 200 at most"
@@ -81,6 +88,12 @@ broker = click.option(
     "--broker", callback=address(dials=True), metavar="URL", help="The broker's address. Default: found from WHERE."
 )
 parent = click.option("--parent", type=int, default=0, hidden=True, help="Exit when this process has ended.")
+
+
+def require_existence(where: str) -> None:
+    """Raises `CommandFailed` if `where`, the folder of a run or a plan, does not exist."""
+    if not Path(where).exists():
+        raise CommandFailed(f"{where} does not exist: name the folder of a run, or a plan", ExitCode.REFUSED)
 
 
 def plan_of(config: str, sets: Sequence[str]) -> "Plan":

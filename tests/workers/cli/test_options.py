@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from stageline.workers.cli import options
+from stageline.workers.runs import folder as runs
 
 
 @click.command()
@@ -28,6 +29,15 @@ def command(**values: object) -> None:
 )
 def test_a_good_value_is_taken_as_it_is(arguments):
     assert CliRunner().invoke(command, arguments).output == f"{arguments[1]}\n"
+
+
+def test_a_run_is_named_by_its_id_or_its_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / "digits-1"
+    folder.mkdir(parents=True)
+    (folder / runs.PLAN).write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for written in ("digits-1", "runs/digits-1", "runs/digits-1/", str(folder)):
+        assert CliRunner().invoke(command, ["--run", written]).output == "digits-1\n"
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ def _address(where: str | None) -> str:
         return url
     if runs.is_run(Path(where)):
         raise BrokerUnreachable(_why_unreachable(Path(where)))
+    options.require_existence(where)
     from stageline.pipeline.plan import read_plan  # imports pydantic
 
     return read_plan(where, environment=os.environ).broker.url
@@ -152,7 +153,7 @@ def _why_unreachable(folder: Path) -> str:
 
 def _show_status(facts: Facts) -> None:
     click.echo(_headline(facts))
-    columns = ("worker", "stages", "is", "process", "heard", "idle", "actions", "does now")
+    columns = ("worker", "stages", "is", "process", "reported", "idle", "actions", "now")
     show("workers", columns, [_worker_row(worker) for worker in facts["workers"]])
 
 

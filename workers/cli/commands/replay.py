@@ -36,6 +36,7 @@ def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch:
     from stageline.workers.runs import folder as runs
 
     if not runs.is_run(folder):
+        options.require_existence(where)
         plan = options.plan_of(where, sets)
         folder = runs.newest(plan)
     from stageline.workers.replay.replay import ReplayTarget

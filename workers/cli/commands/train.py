@@ -1,11 +1,13 @@
 """`stageline train`: trains a plan on this machine, in one terminal."""
 
+import shlex
 from collections.abc import Sequence
 
 import click
 import msgspec
 
 from stageline.pipeline import timetable
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.cli import options
 from stageline.workers.cli.display.tables import counted, summary
@@ -53,6 +55,10 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
     if left_out := len(list(launch.folder.glob("skipped/stage-*/*"))):
         were = counted(left_out, "microbatch was", "microbatches were")
         click.echo(f"stageline: {were} left out: {launch.folder / 'skipped'} says why", err=True)
+    if ended.code == ExitCode.SAVED:
+        shown = options.plan_arguments(config, options.without_passwords(sets))
+        again = shlex.join(("stageline", "train", *shown, "--resume", launch.run))
+        raise CommandFailed(f"{ended.reason}. Go on with: {again}\nThe logs are in {launch.folder}", ended.code)
     if ended.result is None:
         raise CommandFailed(f"{ended.reason}\nThe logs are in {launch.folder}", ended.code)
     if as_json:

@@ -20,6 +20,13 @@ def test_without_arguments_the_newest_run_is_looked_at_even_if_it_is_over(worksp
         assert f"run {workspace.runs()[0].name} has finished" in capsys.readouterr().err
 
 
+def test_a_folder_that_does_not_exist_is_named_by_every_command_that_reads_one(workspace, capsys):
+    place = ("--stage", "0", "--step", "0", "--microbatch", "0")
+    for words in (("status",), ("queue", "ls"), ("why",), ("story", "1/0"), ("replay",)):
+        assert workspace.here(*words, "runs/small-7", *(place if words == ("replay",) else ())) == 78
+        assert capsys.readouterr().err.startswith("stageline: runs/small-7 does not exist: name the folder of a run")
+
+
 def test_every_attempt_has_a_row_and_the_last_counts():
     found = {
         "stage": 1,
