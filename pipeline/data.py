@@ -134,21 +134,18 @@ class Feed:
         return self.of_step(step)[microbatch]
 
     def _cut(self, step: int) -> list[Microbatch]:
-        return cut(*self._batch(step), self._microbatches)
-
-    def _batch(self, step: int) -> Batch:
         if step < self._steps:
             try:
                 inputs, targets = self._source.batch(step)
             except Exception as error:  # user code may raise anything; the cause is chained
                 raise DataError(f"the data source's batch({step}) failed: {describe_error(error)}") from error
-            return inputs, targets
-        if self._held_out is None:
+        elif self._held_out is None:
             raise DataError(f"step {step} is beyond the run's {self._steps} steps, and no rows are held out")
-        start = (step - self._steps) * self._batch_size
-        here = slice(start, start + self._batch_size)
-        inputs, targets = self._held_out
-        return _slice(inputs, here), _slice(targets, here)
+        else:
+            start = (step - self._steps) * self._batch_size
+            here = slice(start, start + self._batch_size)
+            inputs, targets = (_slice(each, here) for each in self._held_out)
+        return cut(inputs, targets, self._microbatches)
 
 
 def cut(inputs: Tree, targets: Tree, microbatches: int) -> list[Microbatch]:

@@ -68,7 +68,10 @@ class Accepts:
         found = error.errors(include_url=False, include_input=False)
         if reasons := [str(each["ctx"]["error"]) for each in found if each["type"] == "value_error"]:
             return f"; {reasons[0]}"
-        if all(_is_about_type(each["type"], value) for each in found):
+        if all(
+            each["type"].endswith("_type") or (each["type"] == "literal_error" and not isinstance(value, str))
+            for each in found
+        ):
             return f", this is {name_of(value)}"
         near = nearest(value, self.names) if isinstance(value, str) else ""
         return f"; {near}" if near else ""
@@ -129,10 +132,6 @@ def _matching(pattern: str, what: str) -> Accepts:
 
 def _either(names: Sequence[str]) -> str:
     return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
-
-
-def _is_about_type(kind: str, value: object) -> bool:
-    return kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str))
 
 
 def _checked_address(schemes: Mapping[str, str], names: Collection[str], url: str) -> str:

@@ -303,13 +303,9 @@ class PlanTables(Section):
 
     def with_known_stages(self) -> Self:
         """`with_stages`, if the number of stages is given, or follows from the cut."""
-        match self.model.cut, self.model.stages:
-            case _, int(stages):
-                return self.with_stages(stages)
-            case tuple(cut), None:
-                return self.with_stages(len(cut) + 1)
-            case _:
-                return self
+        cut = self.model.cut
+        stages = self.model.stages or (len(cut) + 1 if isinstance(cut, tuple) else None)
+        return self if stages is None else self.with_stages(stages)
 
 
 def section(table: str) -> type[Section]:

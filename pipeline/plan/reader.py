@@ -74,19 +74,15 @@ def _plan(
 ) -> Plan:
     name = str(file or "")
     path = None if file is None else file.absolute()
+    folder = "" if path is None else path.parent.name
+    run_name = re.sub(r"\W+", "-", folder).strip("-") or "run"  # the folder's name, as far as it makes one
+    default = Setting(("run", "name"), run_name, "default")
     written = [Setting(key, value, "file", place(name, lines, key)) for key, value in leaves(tables)]
     typed = [_from_set(argument) for argument in sets]
-    settings = _merged(
-        [*written, *_from_environment(environment), *(each for each in typed if isinstance(each, Setting))]
-    )
+    chosen = [each for each in typed if isinstance(each, Setting)]
     errors = [each for each in typed if isinstance(each, PlanError)]
-    return Given(settings, name, lines).plan(path, _run_name(path), errors)
-
-
-def _run_name(path: Path | None) -> str:
-    """The run's default name: that of the plan's folder, as far as it makes a name."""
-    folder = "" if path is None else path.parent.name
-    return re.sub(r"\W+", "-", folder).strip("-") or "run"
+    settings = _merged([default, *written, *_from_environment(environment), *chosen])
+    return Given(settings, name, lines).plan(path, errors)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:

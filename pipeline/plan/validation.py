@@ -47,9 +47,12 @@ class Given:
     name: str
     lines: Mapping[Key, int]
 
-    def plan(self, file: Path | None, run_name: str, errors: Iterable[PlanError] = ()) -> Plan:
-        """The plan, called `run_name` unless it has a name. Raises `PlanRefused` with `errors` and all others."""
-        tables = self._tables(run_name)
+    def plan(self, file: Path | None, errors: Iterable[PlanError] = ()) -> Plan:
+        """The plan read from `file`. Raises `PlanRefused` with `errors` and all others."""
+        tables = {
+            **{name: {} for name in _REQUIRED},
+            **nested((key, setting.value) for key, setting in self.settings.items()),
+        }
         faults = self._faults(tables)
         sound = _sound_part(tables, faults).with_known_stages()
         plan = Plan.model_construct(**dict(sound), file=file)
@@ -65,16 +68,6 @@ class Given:
         set_by = {dotted(key): setting.origin for key, setting in self.settings.items()}
         origins = {key: set_by.get(key, "default") for key in values}
         return plan.model_copy(update={"origins": origins})
-
-    def _tables(self, run_name: str) -> dict[str, Any]:
-        tables = {
-            **{name: {} for name in _REQUIRED},
-            "run": {},
-            **nested((key, setting.value) for key, setting in self.settings.items()),
-        }
-        if isinstance(tables["run"], Mapping):
-            tables["run"] = {"name": run_name, **tables["run"]}
-        return tables
 
     def _faults(self, tables: dict[str, Any]) -> dict[Key, KeyFault]:
         """All keys that are refused. Changes `tables` where typed text only looked like something else: run.name=7."""

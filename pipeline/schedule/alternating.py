@@ -37,17 +37,13 @@ def eager(stages: int) -> list[int]:
 def alternate(stage: int, numbers: range, warm_up: int, first_trainable: int) -> Iterator[Turn]:
     """The turns of `stage` over `numbers`: `warm_up` forwards, then forward and backward in turn, then the remaining
     backwards. A stage below `first_trainable` runs no backward."""
-    if stage < first_trainable:
-        return (Turn(Kind.FORWARD, stage, number) for number in numbers)
-    return _warm_up_and_alternate(stage, numbers, min(warm_up, len(numbers)))
-
-
-def _warm_up_and_alternate(stage: int, numbers: range, warm_up: int) -> Iterator[Turn]:
+    trains = stage >= first_trainable
+    warm_up = min(warm_up, len(numbers))
     for place, number in enumerate(numbers):
         yield Turn(Kind.FORWARD, stage, number)
-        if place >= warm_up:
+        if trains and place >= warm_up:
             yield Turn(Kind.BACKWARD, stage, numbers[place - warm_up])
-    for number in numbers[len(numbers) - warm_up :]:
+    for number in numbers[len(numbers) - warm_up :] if trains else ():
         yield Turn(Kind.BACKWARD, stage, number)
 
 
@@ -76,11 +72,6 @@ def checked_window(shape: Shape, window: Sequence[int] | None) -> Sequence[int]:
     for stage, in_flight in enumerate(window):
         if in_flight < 1:
             raise shape.refused(f"the window of stage {stage} is {in_flight}; nothing moves with less than 1 in flight")
-    _check_deadlock(shape, window)
-    return window
-
-
-def _check_deadlock(shape: Shape, window: Sequence[int]) -> None:
     reached = [min(shape.microbatches, in_flight) for in_flight in window]
     for stage, (here, beyond) in enumerate(pairwise(reached)):
         if stage >= shape.first_trainable and here < beyond:
@@ -88,3 +79,4 @@ def _check_deadlock(shape: Shape, window: Sequence[int]) -> None:
                 f"stage {stage} would wait for a gradient with {here} in flight, and stage {stage + 1} for {beyond} "
                 f"before it sends one; raise the window of stage {stage} to {beyond}, or lower the next one's"
             )
+    return window

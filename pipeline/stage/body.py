@@ -1,6 +1,6 @@
 """The layers of a stage as one module, whose parameters and buffers go by the unsplit model's names outside of it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,6 @@ class Body(nn.ModuleList):
 
     def forward(self, run: Callable[[], Tree]) -> Tree:
         return run()
-
-    def run_with(self, weights: Weights, run: Callable[[], Tree]) -> Tree:
-        """Returns `run()`, called while `weights`, by their names in here, replace the layers' own."""
-        output: Tree = torch.func.functional_call(self, dict(weights), (run,))
-        return output
 
     def weights(self) -> dict[str, Tensor]:
         """The layers' state dicts as one, by unsplit names. The tensors are the layers' own, not copies."""
@@ -65,24 +60,17 @@ class Body(nn.ModuleList):
 
         A layer may have replaced its buffer by one of another shape, or have had none yet when it was made.
         """
-        for name, module, key in self._buffer_places():
-            if name in named:
-                _set_buffer(module, key, named[name], self.device)
-
-    def _buffer_places(self) -> Iterator[tuple[str, nn.Module, str]]:
         for path, module in self.named_modules():
-            for key in module._buffers:
-                yield self._unsplit(f"{path}.{key}"), module, key
+            for key, old in module._buffers.items():
+                value = named.get(self._unsplit(f"{path}.{key}"))
+                if value is None:
+                    continue
+                if old is not None and old.shape == value.shape and old.dtype == value.dtype:
+                    # Unseen by autograd, as BatchNorm writes its statistics: graphs that hold the buffer stay valid.
+                    old.data.copy_(value)
+                else:
+                    module._buffers[key] = copied(value).to(self.device)
 
     def _unsplit(self, name: str) -> str:
         position, _, rest = name.partition(".")
         return f"{self.names[int(position)]}.{rest}"
-
-
-def _set_buffer(module: nn.Module, key: str, value: Tensor, device: torch.device) -> None:
-    old = module._buffers[key]
-    if old is not None and old.shape == value.shape and old.dtype == value.dtype:
-        # Unseen by autograd, as BatchNorm writes its statistics: graphs that hold the buffer stay valid.
-        old.data.copy_(value)
-    else:
-        module._buffers[key] = copied(value).to(device)

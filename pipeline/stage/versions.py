@@ -9,6 +9,7 @@ An update changes parameters in place, so every forward between two updates runs
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from stageline.pipeline.tree import Tree
@@ -53,7 +54,8 @@ class Versions:
         are: those hold its changes already.
         """
         buffers = {name: copied(buffer) for name, buffer in version.buffers.items()} if version.rerun else {}
-        return self._body.run_with({**version.weights, **buffers}, forward)
+        output: Tree = torch.func.functional_call(self._body, {**version.weights, **buffers}, (forward,))
+        return output
 
     def collect(self, version: Version) -> None:
         """Moves the gradients from the version's weights, where backward leaves them, to the parameters."""

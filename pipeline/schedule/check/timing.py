@@ -84,7 +84,12 @@ class _Pipeline:
         self._schedule = schedule
         self._costs = costs
         self.queues = {
-            name: _TimedQueue(number, _latency(schedule, costs, hop), windows.get(name))
+            name: _TimedQueue(
+                number,
+                # A message within a worker takes no time.
+                latency=0 if schedule.owner(hop) == schedule.owner(hop + 1) else costs.latency[hop],
+                window=windows.get(name),
+            )
             for number, (name, hop) in enumerate(hops(schedule).items())
         }
         self._workers = [
@@ -171,8 +176,3 @@ def _check_fit(schedule: Schedule, costs: Costs, windows: Mapping[str, int]) -> 
             raise ValueError(f"there is a window for {name}, and the only queues are: {', '.join(queues) or 'none'}")
         if window < 1:
             raise ValueError(f"the window of {name} is {window}; nothing moves with less than 1")
-
-
-def _latency(schedule: Schedule, costs: Costs, hop: int) -> float:
-    """The time that a message takes over `hop`: none if one worker owns both its ends."""
-    return 0 if schedule.owner(hop) == schedule.owner(hop + 1) else costs.latency[hop]
