@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.stage.stage import LrSchedulerFactory, Stage
+from stageline.pipeline.stage.stage import Stage
 
 from .load import ModelRefused, base_folder, call, load_function, load_object
 
@@ -81,7 +81,12 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
 
     Raises `ModelRefused`.
     """
-    optimizer = load_object(plan.optimizer.factory, base_folder(plan), "optimizer.factory")
+    base = base_folder(plan)
+    optimizer = load_object(plan.optimizer.factory, base, "optimizer.factory")
+    lr_scheduler = None
+    if plan.lr_scheduler is not None:
+        factory = load_object(plan.lr_scheduler.factory, base, "lr_scheduler.factory")
+        lr_scheduler = partial(factory, **plan.lr_scheduler.options)
     return call(  # type: ignore[no-any-return]  # `call` returns a Stage
         Stage,
         "optimizer",
@@ -91,18 +96,11 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
         names=part.names,
         seed=plan.run.seed,
         optimizer=partial(optimizer, **plan.optimizer.options),
-        lr_scheduler=_lr_scheduler(plan),
-        loss=load_function(plan.model.loss, base_folder(plan), "model.loss") if last else None,
+        lr_scheduler=lr_scheduler,
+        loss=load_function(plan.model.loss, base, "model.loss") if last else None,
         device=device,
         stash_weights=stash_weights,
     )
-
-
-def _lr_scheduler(plan: Plan) -> LrSchedulerFactory | None:
-    if plan.lr_scheduler is None:
-        return None
-    factory = load_object(plan.lr_scheduler.factory, base_folder(plan), "lr_scheduler.factory")
-    return partial(factory, **plan.lr_scheduler.options)
 
 
 def _layers_of(model: Any) -> tuple[list[str], list[nn.Module]]:

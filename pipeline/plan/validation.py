@@ -32,14 +32,6 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyFault:
-    """What is wrong with a key, and its value, None where the key itself is the trouble."""
-
-    reason: str
-    value: object = None
-
-
-@dataclass(frozen=True, slots=True)
 class Given:
     """The settings that hold. `name` is how errors call the plan file, "" if there is none; `lines` places its keys."""
 
@@ -54,53 +46,84 @@ class Given:
             **nested((key, setting.value) for key, setting in self.settings.items()),
         }
         faults = self._faults(tables)
-        sound = _sound_part(tables, faults).with_known_stages()
+        sound = self._sound_part(tables, faults).with_known_stages()
         plan = Plan.model_construct(**dict(sound), file=file)
         values = flat(plan.as_mapping())
-        disagreements = problems(plan, [dotted(key) for key in faults])
-        found = [
-            *errors,
-            *(self._error(key, fault) for key, fault in faults.items()),
-            *(self._error(tuple(p.key.split(".")), KeyFault(p.reason, values.get(p.key))) for p in disagreements),
+        disagreements = [
+            self._error(tuple(problem.key.split(".")), problem.reason, values.get(problem.key))
+            for problem in problems(plan, [dotted(key) for key in faults])
         ]
-        if found:
+        if found := [*errors, *faults.values(), *disagreements]:
             raise PlanRefused(found)
         set_by = {dotted(key): setting.origin for key, setting in self.settings.items()}
         origins = {key: set_by.get(key, "default") for key in values}
         return plan.model_copy(update={"origins": origins})
 
-    def _faults(self, tables: dict[str, Any]) -> dict[Key, KeyFault]:
+    def _faults(self, tables: dict[str, Any]) -> dict[Key, PlanError]:
         """All keys that are refused. Changes `tables` where typed text only looked like something else: run.name=7."""
-        faults = _invalid(tables)
-        texts = {key: text for key, fault in faults.items() if (text := self._as_text(key, fault)) is not None}
+        faults = self._invalid(tables)
+        texts = {key: text for key in faults if (text := self._as_text(key)) is not None}
         for key, text in texts.items():
             _table_around(tables, key)[key[-1]] = text
-        still = _invalid(tables) if texts else faults
-        return {key: fault for key, fault in faults.items() if key in still} | _misnumbered(tables)
+        still = self._invalid(tables) if texts else faults
+        return {key: fault for key, fault in faults.items() if key in still} | self._misnumbered(tables)
 
-    def _as_text(self, key: Key, fault: KeyFault) -> str | None:
+    def _as_text(self, key: Key) -> str | None:
+        if (setting := self.settings.get(key)) is None or len(key) == 1:
+            return None
         # As an argument, nan or inf would be taken as text, which no factory knows what to do with.
-        number = isinstance(fault.value, float) and not math.isfinite(fault.value)
-        taken = key in self.settings and not (number and key[-1] not in section(key[0]).model_fields)
-        return self.settings[key].text if taken else None
+        number = isinstance(setting.value, float) and not math.isfinite(setting.value)
+        return None if number and key[-1] not in section(key[0]).model_fields else setting.text
 
-    def _error(self, key: Key, fault: KeyFault) -> PlanError:
-        value = "" if fault.value is None else shown(fault.value)
-        return PlanError(dotted(key), fault.reason, self._where(key), value)
+    def _invalid(self, tables: Mapping[str, Any]) -> dict[Key, PlanError]:
+        """What the models refuse, by key."""
+        try:
+            PlanTables.model_validate(tables)
+        except ValidationError as error:
+            found = [(_key(each["loc"], tables), each) for each in error.errors(include_url=False)]
+            return {key: self._fault(key, each) for key, each in found}
+        return {}
 
-    def _where(self, key: Key) -> str:
+    def _fault(self, key: Key, error: ErrorDetails) -> PlanError:
+        match error["type"]:
+            case "missing":
+                what = next(each.what for each in _field(key).metadata if isinstance(each, Accepts))
+                return self._error(key, f"missing; {what} is wanted")
+            case "extra_forbidden" if len(key) == 1:
+                hint = nearest(key[0], PlanTables.model_fields) or f"there are {', '.join(PlanTables.model_fields)}"
+                return self._error(key, f"there is no such table; {hint}")
+            case "extra_forbidden":
+                return self._error(key, f"there is no such key; {_meant(key)}")
+            case "value_error":
+                return self._error(key, str(error["ctx"]["error"]), error["input"])
+            case _:  # not a table
+                header = "workers.0" if key == ("workers",) else dotted(key)
+                return self._error(key, f"this is a table: write [{header}], and its keys below", error["input"])
+
+    def _misnumbered(self, tables: Mapping[str, Any]) -> dict[Key, PlanError]:
+        workers = tables.get("workers", {})
+        if not isinstance(workers, Mapping):
+            return {}
+        numbers = [str(number) for number in range(len(workers))]
+        if set(numbers) == set(workers):
+            return {}
+        wanted = ", ".join(f"[workers.{number}]" for number in numbers)
+        return {("workers",): self._error(("workers",), f"workers are numbered from 0 without gaps: {wanted}")}
+
+    def _sound_part(self, tables: dict[str, Any], faults: Iterable[Key]) -> PlanTables:
+        """`tables` without what is refused. Where that was required an example stands in for it: no check reads it."""
+        for key in faults:
+            _table_around(tables, key).pop(key[-1], None)
+        tables = {**{name: {} for name in _REQUIRED}, **tables}
+        for key in self._invalid(tables):
+            _table_around(tables, key)[key[-1]] = next(iter(_field(key).examples or ()))
+        return PlanTables.model_validate(tables)
+
+    def _error(self, key: Key, reason: str, value: object = None) -> PlanError:
+        """`value` is None where the key itself is the trouble."""
         inside = (setting.where for name, setting in self.settings.items() if name[: len(key)] == key)
-        return next(inside, place(self.name, self.lines, key))
-
-
-def _invalid(tables: Mapping[str, Any]) -> dict[Key, KeyFault]:
-    """What the models refuse, by key."""
-    try:
-        PlanTables.model_validate(tables)
-    except ValidationError as error:
-        found = [(_key(each["loc"], tables), each) for each in error.errors(include_url=False)]
-        return {key: _fault(key, each) for key, each in found}
-    return {}
+        where = next(inside, place(self.name, self.lines, key))
+        return PlanError(dotted(key), reason, where, "" if value is None else shown(value))
 
 
 def _key(loc: tuple[int | str, ...], tables: Mapping[str, Any]) -> Key:
@@ -109,23 +132,6 @@ def _key(loc: tuple[int | str, ...], tables: Mapping[str, Any]) -> Key:
             return ("workers", by_number(tables["workers"])[place], *map(str, rest))
         case _:
             return tuple(map(str, loc))
-
-
-def _fault(key: Key, error: ErrorDetails) -> KeyFault:
-    match error["type"]:
-        case "missing":
-            what = next(each.what for each in _field(key).metadata if isinstance(each, Accepts))
-            return KeyFault(f"missing; {what} is wanted")
-        case "extra_forbidden" if len(key) == 1:
-            hint = nearest(key[0], PlanTables.model_fields) or f"there are {', '.join(PlanTables.model_fields)}"
-            return KeyFault(f"there is no such table; {hint}")
-        case "extra_forbidden":
-            return KeyFault(f"there is no such key; {_meant(key)}")
-        case "value_error":
-            return KeyFault(str(error["ctx"]["error"]), error["input"])
-        case _:  # not a table
-            header = "workers.0" if key == ("workers",) else dotted(key)
-            return KeyFault(f"this is a table: write [{header}], and its keys below", error["input"])
 
 
 def _field(key: Key) -> FieldInfo:
@@ -143,26 +149,6 @@ def _meant(key: Key) -> str:
     if "options" in known:
         return f"arguments for the factory go into [{dotted(path)}.options]"
     return f"there are {', '.join(known)}"
-
-
-def _misnumbered(tables: Mapping[str, Any]) -> dict[Key, KeyFault]:
-    workers = tables.get("workers", {})
-    if not isinstance(workers, Mapping):
-        return {}
-    numbers = [str(number) for number in range(len(workers))]
-    wanted = ", ".join(f"[workers.{number}]" for number in numbers)
-    fault = KeyFault(f"workers are numbered from 0 without gaps: {wanted}")
-    return {} if set(numbers) == set(workers) else {("workers",): fault}
-
-
-def _sound_part(tables: dict[str, Any], faults: Iterable[Key]) -> PlanTables:
-    """`tables` without what is refused. Where that was required an example stands in for it: no check reads it."""
-    for key in faults:
-        _table_around(tables, key).pop(key[-1], None)
-    tables = {**{name: {} for name in _REQUIRED}, **tables}
-    for key in _invalid(tables):
-        _table_around(tables, key)[key[-1]] = next(iter(_field(key).examples or ()))
-    return PlanTables.model_validate(tables)
 
 
 def _table_around(tables: dict[str, Any], key: Key) -> dict[str, Any]:

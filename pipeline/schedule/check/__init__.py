@@ -4,8 +4,7 @@ May import `schedule`. Read `verdict.py` first.
 """
 
 from .complete import Disordered, Incomplete, UnsoundSchedule
-from .costs import Costs
-from .timing import Deadlock, Timed
+from .timing import Costs, Deadlock, Timed
 from .verdict import Verdict, check_schedule
 
 __all__ = ["Costs", "Deadlock", "Disordered", "Incomplete", "Timed", "UnsoundSchedule", "Verdict", "check_schedule"]

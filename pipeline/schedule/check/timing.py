@@ -1,4 +1,5 @@
-"""Simulates a schedule's workers: when does every action start, and does any worker wait for ever?
+"""Simulates a schedule's workers, given what actions and messages cost: when does each action start, and does any
+worker wait for ever?
 
 Each worker runs its list in order. It waits for the message that an action takes and, if the queue of the result has a
 window, for room in it. The result does not depend on the order in which the workers are visited.
@@ -6,13 +7,63 @@ window, for room in it. The result does not depend on the order in which the wor
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
-from stageline.pipeline.schedule import Action, Schedule
+from stageline.pipeline.schedule import Action, Kind, Schedule
 from stageline.pipeline.schedule.queues import consumer_of, hops, inbound, needed, outbound
 
 from .complete import UnsoundSchedule
-from .costs import Costs
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Times, all in one unit: of each stage's actions for one microbatch, and of a message over each hop.
+
+    A backward takes as long as its two halves, `input` and `weight`. `latency[h]` is the one-way latency between stages
+    h and h+1; between two stages of one worker there is none, whatever its value.
+    """
+
+    forward: tuple[float, ...]
+    input: tuple[float, ...]
+    weight: tuple[float, ...]
+    update: tuple[float, ...]
+    latency: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` unless all are for the same stages."""
+        lengths = [len(each) for each in (self.forward, self.input, self.weight, self.update)]
+        if set(lengths) != {self.stages} or len(self.latency) != max(0, self.stages - 1):
+            raise ValueError(
+                f"costs are needed for every stage, and latencies for one hop less; forward, input, weight and update "
+                f"have {lengths}, latency has {len(self.latency)}"
+            )
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return len(self.forward)
+
+    @classmethod
+    def even(
+        cls, stages: int, *, forward: float = 1, backward: float = 2, update: float = 0, latency: float = 0
+    ) -> Self:
+        """The same times for every stage and every hop; the halves of a backward take equally long."""
+        half = (backward / 2,) * stages
+        return cls((forward,) * stages, half, half, (update,) * stages, (latency,) * (stages - 1))
+
+    def of(self, action: Action) -> float:
+        """The time that `action` takes."""
+        match action.kind:
+            case Kind.FORWARD:
+                return self.forward[action.stage]
+            case Kind.BACKWARD:
+                return self.input[action.stage] + self.weight[action.stage]
+            case Kind.INPUT:
+                return self.input[action.stage]
+            case Kind.WEIGHT:
+                return self.weight[action.stage]
+            case Kind.UPDATE:
+                return self.update[action.stage]
 
 
 class Deadlock(UnsoundSchedule):

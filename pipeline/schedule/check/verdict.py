@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from stageline.pipeline.schedule import Kind, Schedule
 
 from .complete import Program, check_complete, check_order
-from .costs import Costs
-from .timing import Timed, simulate
+from .timing import Costs, Timed, simulate
 
 
 @dataclass(frozen=True, slots=True)
