@@ -65,7 +65,7 @@ def trained_in_containers(killed: str | None = None) -> Facts:
 
 
 def kill(containers: Containers, victim: str) -> None:
-    """Some steps after the beginning. If it is the broker, nobody may lose its place for it."""
+    """Some steps after the beginning. If it is the broker, no worker may lose its place for it."""
     before = wait_until(containers, lambda status: status["finished_floor"] >= KILLED_AFTER)
     containers.kill(victim)
     if victim == "broker":

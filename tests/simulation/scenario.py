@@ -37,7 +37,7 @@ class PlannedFault(StrEnum):
     HANG = "a worker hangs in an action"
     PARTITION = "a host is cut off"
     CUT = "a connection is cut"
-    RESUME = "everybody is gone, and the run is resumed"
+    RESUME = "all processes are killed, and the run is resumed"
 
 
 _TAMPERING = {
@@ -61,7 +61,7 @@ class Injection:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """`every`: steps between snapshots. `lease`, `disk` (a snapshot's mean time) in seconds. `contained`: the workers
-    run in containers, restarted under the same process number, and nobody tells the broker that they exited."""
+    run in containers, restarted under the same process number, and the broker is not told that they exited."""
 
     seed: int
     schedule: Schedule

@@ -36,7 +36,7 @@ from support.paths import importing_tests
 
 CHUNK = 200  # seeds
 EVERY_CHUNK_HAS = {*PlannedFault, "drop", "repeat", "overtake", "late messages", "lost messages", "exit unheard",
-                   "a zombie is fenced", "a spare takes a place",
+                   "a replaced worker is refused", "a spare takes a place",
                    "a worker goes on though the records are lost", "a checkpoint is damaged",
                    CONTINUES, STARTS_OVER}  # fmt: skip
 
@@ -171,12 +171,12 @@ def test_snapshots_that_are_deleted_before_a_newer_checkpoint_is_announced_are_m
     assert "not on the disk" in first_wrong()
 
 
-def test_a_resumed_run_whose_snapshots_nobody_reads_first_begins_at_a_damaged_checkpoint(monkeypatch):
+def test_without_reading_snapshots_first_a_resumed_run_begins_at_a_damaged_checkpoint(monkeypatch):
     monkeypatch.setattr(Restart, "_starts_at_checkpoint", lambda restart: False)
     assert "has no snapshot of step" in first_wrong()
 
 
-def test_a_zombie_whose_reports_count_ruins_the_run(monkeypatch):
+def test_a_replaced_worker_whose_reports_count_ruins_the_run(monkeypatch):
     free, current = Registry.free, Registry.current
     lost: dict[int, int] = {}
 
@@ -230,7 +230,7 @@ def test_a_broker_with_old_records_that_heeds_no_newer_checkpoint_ruins_the_run(
     assert first_wrong(having(PlannedFault.OLD_RECORDS)) != "nothing"
 
 
-def test_incarnations_that_are_handed_out_twice_let_a_zombie_speak_for_its_successor(monkeypatch):
+def test_incarnations_that_are_handed_out_twice_let_a_replaced_worker_send_for_its_successor(monkeypatch):
     monkeypatch.setattr(RunRecords, "unused_incarnation", staticmethod(lambda now: 0))
     assert first_wrong(having(PlannedFault.LOSE_RECORDS, PlannedFault.PARTITION)) != "nothing"
 

@@ -230,6 +230,6 @@ class SimulatedChannel:
     def _count(self, message: FromBroker) -> None:
         fired, incarnation = self._environment.fired, self.process.incarnation
         if incarnation:
-            fired["a zombie is fenced"] += isinstance(message, Refused)
+            fired["a replaced worker is refused"] += isinstance(message, Refused)
             newer = isinstance(message, Assigned) and message.keep and message.incarnation > incarnation
             fired["a worker goes on though the records are lost"] += newer

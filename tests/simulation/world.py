@@ -57,7 +57,7 @@ class World:
         self._complete = 0  # as announced by a broker with these records
         self._ever = 0  # likewise by any broker: older ones have been deleted since
         self._newest = 0  # incarnation
-        self._resumes = False  # whoever starts the next broker wants the run to go on as a whole
+        self._resumes = False  # the next broker is started with --resume
         self._start_broker()
 
     @property
@@ -81,7 +81,7 @@ class World:
         self._judge()
 
     def lose_records(self) -> None:
-        """The broker dies, and the next one knows nothing: checkpoints begin anew if nobody else is left, too."""
+        """The broker dies, and the next one knows nothing: the run begins again from its start if no worker is left either."""
         if self.broker.alive:
             self.broker.end(-9)
             self.store, self._complete = FragileStore(), 0
@@ -193,8 +193,8 @@ class World:
             raise self.environment.wrong
         now = self.environment.clock.now
         if now - self._last_injection > LONGEST:
-            everybody = "\n".join(map(str, self.workers))
-            raise Wrong(f"no end in sight: {self.broker.why()}\n{everybody}")
+            workers = "\n".join(map(str, self.workers))
+            raise Wrong(f"no end in sight: {self.broker.why()}\n{workers}")
 
     def _judge(self) -> None:
         expected = undisturbed(self.scenario.schedule, self.scenario.steps)
@@ -212,7 +212,7 @@ class World:
         self.store.fuse = 0
         run_of(self.store, PLAN, RUN, resume=True)
         if Coordinator(self._terms, self.store, RUN, self.environment.clock.now).records.phase is not RunPhase.FINISHED:
-            raise Wrong("the run has finished, and is begun again if somebody resumes it")
+            raise Wrong("the run has finished, and a resume begins it again")
 
     def _watch(self, sends: list[Outgoing]) -> None:
         """What the broker announces is on the disk, and never goes back while its records are not tampered with."""

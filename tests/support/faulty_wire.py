@@ -34,7 +34,7 @@ MICROBATCHES = 4
 
 
 def value(number: int) -> torch.Tensor:
-    """What message `number` holds, whoever computes it."""
+    """What message `number` holds."""
     return torch.arange(number, number + 5, dtype=torch.float64)
 
 

@@ -73,7 +73,7 @@ class Proxy:
     def _join(self, client: socket.socket) -> None:
         try:
             server = socket.create_connection(self._target)
-        except OSError:  # nobody is there
+        except OSError:  # nothing listens there
             client.close()
             return
         with self._lock:

@@ -66,7 +66,7 @@ class RedisServer:
         self.process.send_signal(signal.SIGCONT)
 
     def own_number(self) -> int:
-        """The number of a database that nobody else has."""
+        """The number of a database that no other test has."""
         return next(self._databases)
 
     def url_of(self, database: int) -> str:
