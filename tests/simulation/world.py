@@ -81,7 +81,7 @@ class World:
         self._judge()
 
     def lose_records(self) -> None:
-        """The broker dies, and the next one knows nothing: the run begins again from its start if no worker is left either."""
+        """The broker dies, and the next one knows nothing: the run starts over if no worker is left either."""
         if self.broker.alive:
             self.broker.end(-9)
             self.store, self._complete = FragileStore(), 0
