@@ -436,12 +436,20 @@ def test_what_was_spilled_to_the_disk_is_sent_again(stack: ExitStack, tmp_path: 
 
 def test_what_a_full_connection_does_not_take_is_sent_later(stack: ExitStack) -> None:
     producer = worker(stack, 1, windows={})  # with room for few messages on a connection
-    line = line_of(producer, worker(stack, 2, windows={KEY: 400}))
+    consumer = worker(stack, 2, windows={KEY: 400})
+    passing = threading.Event()
+    passing.set()
+    proxy = stack.enter_context(Proxy(producer.endpoint))
+    proxy.change = lambda data: data if passing.wait(60) else b""
+    consumer.connect({KEY: proxy.endpoint})
+    line = QueuePair(producer, consumer, 4)
     line.settle()
+    passing.clear()
     payload = torch.randn(50_000)
     for number in range(400):
         line.outbound.put(line.message(number, payload))
     assert 0 < line.outbound.depth().ready < 400
+    passing.set()
     assert line.take_numbers(400) == list(range(400))
 
 
