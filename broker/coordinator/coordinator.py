@@ -169,7 +169,8 @@ class Coordinator:
         illegal = found.illegal
         if report.snapshots or (report.steps and records.checkpoints.candidates):
             illegal += self._record_snapshots(report, member)
-            self._shutdown.update_outcome()
+            if records.outcome is not None:
+                self._shutdown.update_outcome(records.outcome)
         for error in illegal:
             records.events.count("illegal", f"{member.label} reports what cannot be: {error}")
         if report.actions and member.index in records.replacements.pending:

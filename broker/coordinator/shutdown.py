@@ -68,10 +68,9 @@ class Shutdown:
         outcome = RunOutcome(RunPhase.FAILED, reason, code, at_step_end=request.at_step_end, step=last_step)
         records.end(RunEvent.STOP_DUE, outcome)
 
-    def update_outcome(self) -> None:
+    def update_outcome(self, outcome: RunOutcome) -> None:
         """Workers of a stopped run may have completed a newer checkpoint."""
-        outcome = self._records.outcome
-        if outcome is None or self.request is None or not self._decided:
+        if self.request is None or not self._decided:
             return
         reason, code = self._reason(self.request)
         updated = msgspec.structs.replace(outcome, reason=reason, code=code)

@@ -5,7 +5,7 @@ lost ──(may be replaced)──────────> its place is empty �
 """
 
 from stageline.broker.control.protocol import Exited, Goodbye
-from stageline.broker.diagnosis.explain import Diagnosis, Prospect, diagnose
+from stageline.broker.diagnosis.explain import Diagnosis, diagnose
 from stageline.broker.diagnosis.failure_report import failure_report
 from stageline.broker.diagnosis.wait_graph import ClusterState
 from stageline.broker.membership.failure_detector import Standstill, WorkerLoss, describe_exit
@@ -69,9 +69,17 @@ class Supervision:
     def diagnose(self, now: float, worker: int | None = None) -> Diagnosis:
         """Why the run waits, or why `worker` does."""
         records, config = self._records, self._records.config
-        pending = records.replacements.pending
-        cluster = ClusterState(config.schedule, records.registry.members, pending, records.ledger, now)
-        return diagnose(cluster, Prospect(config.lease, config.patience, config.restarts > 0), worker)
+        cluster = ClusterState(
+            config.schedule,
+            records.registry.members,
+            records.replacements.pending,
+            records.ledger,
+            now,
+            config.lease,
+            config.patience,
+            replaces=config.restarts > 0,
+        )
+        return diagnose(cluster, worker)
 
     def _lose(self, loss: WorkerLoss, now: float) -> RunFailure | None:
         """Before the run starts, a lost worker with unknown exit status only frees its place."""

@@ -10,18 +10,9 @@ from dataclasses import dataclass
 from stageline.broker.membership.failure_detector import describe_exit, silence_limit
 from stageline.broker.membership.member import Member, stages_label, worker_label
 
-from .wait_graph import ClusterState, RootCause, WaitChain, WaitEdge, follow, held, longest_chain, silence
+from .wait_graph import ClusterState, RootCause, WaitChain, WaitEdge, follow, is_computed, longest_chain, silence
 
 _MESSAGES = {"forward": "the activation", "backward": "the gradient", "target": "the targets"}
-
-
-@dataclass(frozen=True, slots=True)
-class Prospect:
-    """What happens to a worker that makes no progress. Times in seconds."""
-
-    lease: float
-    patience: float  # how long an empty place waits for a replacement
-    replaces: bool  # whether lost workers are replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +24,13 @@ class Diagnosis:
     action: str
 
 
-def diagnose(cluster: ClusterState, prospect: Prospect, worker: int | None = None) -> Diagnosis:
+def diagnose(cluster: ClusterState, worker: int | None = None) -> Diagnosis:
     """Why the run waits, or why worker `worker` does."""
     chain = longest_chain(cluster) if worker is None else follow(cluster, worker)
-    return Diagnosis(chain, describe(cluster, chain), _action(cluster, chain, prospect))
+    return Diagnosis(chain, _text(cluster, chain), _action(cluster, chain))
 
 
-def describe(cluster: ClusterState, chain: WaitChain) -> str:
+def _text(cluster: ClusterState, chain: WaitChain) -> str:
     """As text, without a full stop."""
     if not chain.edges:
         return f"{_subject(cluster, chain)} {_predicate(cluster, chain)}"
@@ -133,7 +124,7 @@ def _missing(cluster: ClusterState, index: int) -> str:
 
 def _doing(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
     seconds = max(0.0, cluster.now - member.activity_since)
-    if chain.last is not None and held(cluster, chain.last) is not None:
+    if chain.edges and is_computed(cluster, chain.edges[-1]):
         return f"took it {seconds:.0f} s ago"
     return f"began {member.report.now if member.report else 'nothing'} {seconds:.0f} s ago"
 
@@ -150,17 +141,17 @@ def _last_report(member: Member) -> str:
     return f'it last reported: "{member.report.now}"{where}'
 
 
-def _action(cluster: ClusterState, chain: WaitChain, prospect: Prospect) -> str:
+def _action(cluster: ClusterState, chain: WaitChain) -> str:
     member = cluster.members.get(chain.index) if chain.index is not None else None
     if chain.harmless:
         return "nothing: the run makes progress"
     match chain.cause:
         case RootCause.MISSING:
-            return _start(cluster, chain, prospect)
+            return _start(cluster, chain)
         case RootCause.STUCK | RootCause.SILENT if member is not None:
-            return f"check process {member.pid} on {member.host}; {_verdict(cluster, chain, member, prospect)}"
+            return f"check process {member.pid} on {member.host}; {_verdict(cluster, chain, member)}"
         case RootCause.STARTING if member is not None and not member.sender:
-            left = max(0.0, silence_limit(member, prospect.lease) - silence(cluster, member))
+            left = max(0.0, silence_limit(member, cluster.lease) - silence(cluster, member))
             return f"wait: it reconnects, or is declared lost in {left:.0f} s"
         case RootCause.STARTING:
             return "wait: it is loading its model"
@@ -186,17 +177,17 @@ def _action(cluster: ClusterState, chain: WaitChain, prospect: Prospect) -> str:
             return "nothing: the run makes progress"
 
 
-def _start(cluster: ClusterState, chain: WaitChain, prospect: Prospect) -> str:
+def _start(cluster: ClusterState, chain: WaitChain) -> str:
     replacement = cluster.replacements.get(chain.index) if chain.index is not None else None
     start = f"start `stageline worker CONFIG --broker URL --index {chain.index}`"
     if replacement is None:
         return start
-    left = max(0.0, prospect.patience - (cluster.now - replacement.awaited))
+    left = max(0.0, cluster.patience - (cluster.now - replacement.awaited))
     return f"{start}; the run is given up if none joins within {left:.0f} s"
 
 
-def _verdict(cluster: ClusterState, chain: WaitChain, member: Member, prospect: Prospect) -> str:
+def _verdict(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
     since = member.last_seen if chain.cause is RootCause.SILENT else member.last_progress
-    left = max(0.0, prospect.lease - (cluster.now - since))
-    what = "it is replaced" if prospect.replaces else "the run ends"
-    return f"it is declared lost in {left:.0f} s, and {what} (recovery.lease is {prospect.lease:g} s)"
+    left = max(0.0, cluster.lease - (cluster.now - since))
+    what = "it is replaced" if cluster.replaces else "the run ends"
+    return f"it is declared lost in {left:.0f} s, and {what} (recovery.lease is {cluster.lease:g} s)"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stageline.broker.control.protocol import Report, Wait
-from stageline.broker.ledger.ledger import Ledger, LedgerEntry, MicrobatchPosition, MicrobatchState
+from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.replacements import Replacement
 from stageline.pipeline.numbering import message_place
@@ -41,13 +41,20 @@ class RootCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What the broker knows of the workers at `now` (seconds since the epoch); `members`, `replacements` by index."""
+    """What the broker knows of the workers at `now` (seconds since the epoch); `members`, `replacements` by index.
+
+    A worker that makes no progress is lost after `lease` seconds, and then replaced if `replaces`. The run is given up
+    when a place has been empty for `patience` seconds.
+    """
 
     schedule: Schedule
     members: Mapping[int, Member]
     replacements: Mapping[int, Replacement]
     ledger: Ledger
     now: float
+    lease: float
+    patience: float
+    replaces: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +84,6 @@ class WaitChain:
     edges: tuple[WaitEdge, ...]
     cause: RootCause
     index: int | None
-
-    @property
-    def last(self) -> WaitEdge | None:
-        return self.edges[-1] if self.edges else None
 
     @property
     def harmless(self) -> bool:
@@ -127,13 +130,10 @@ def silence(cluster: ClusterState, member: Member) -> float:
     return max(0.0, cluster.now - member.last_seen)
 
 
-def held(cluster: ClusterState, edge: WaitEdge) -> LedgerEntry | None:
-    """The awaited microbatch, if the stage that should deliver it is computing it."""
-    if edge.source is None or edge.room:
-        return None
-    entry = cluster.ledger.entry(MicrobatchPosition(edge.source, edge.step, edge.microbatch))
+def is_computed(cluster: ClusterState, edge: WaitEdge) -> bool:
+    """Whether the stage that should deliver the awaited microbatch is computing it."""
     computing = MicrobatchState.FORWARD if edge.flow == "forward" else MicrobatchState.BACKWARD
-    return entry if entry.state is computing else None
+    return _state_at_source(cluster, edge) is computing
 
 
 def _is_cut_off(cluster: ClusterState) -> bool:
@@ -209,9 +209,14 @@ def _producer(cluster: ClusterState, flow: str, stage: int) -> int | None:
 def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
     """Whether the producer has put the message. One that is gone does not count: its replacement puts it again."""
     member = cluster.members.get(owner)
-    if edge.source is None or edge.room or member is None or is_silent(cluster, member):
-        return False
-    return cluster.ledger.entry(MicrobatchPosition(edge.source, edge.step, edge.microbatch)).state in _SENT[edge.flow]
+    return member is not None and not is_silent(cluster, member) and _state_at_source(cluster, edge) in _SENT[edge.flow]
+
+
+def _state_at_source(cluster: ClusterState, edge: WaitEdge) -> MicrobatchState | None:
+    """How far the stage is with the awaited microbatch that should deliver it; None if no stage should."""
+    if edge.source is None or edge.room:
+        return None
+    return cluster.ledger.entry(MicrobatchPosition(edge.source, edge.step, edge.microbatch)).state
 
 
 def _cause(cluster: ClusterState, index: int) -> RootCause:

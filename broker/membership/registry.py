@@ -8,6 +8,7 @@ It has no clock: `now` is seconds since the epoch.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,11 @@ from stageline.pipeline.schedule import Placement
 from .failure_detector import WorkerLoss, loss_of
 from .member import Member, stages_label
 from .standby import Contact
+
+# What a store keeps of a member.
+_STORED = (
+    "index", "incarnation", "name", "host", "pid", "endpoint", "introduced", "aware", "start", "life", "former",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -137,10 +143,7 @@ class Registry:
 
     def facts(self) -> dict[str, object]:
         """What is stored for `restore`, as JSON's own types."""
-        kept = [
-            msgspec.to_builtins(msgspec.convert(member, _StoredMember, from_attributes=True))
-            for member in self._in_order()
-        ]
+        kept = [{name: getattr(member, name) for name in _STORED} for member in self._in_order()]
         return {"incarnation": self.incarnation, "since": self.since, "begun": self.begun, "members": kept}
 
     def restore(self, facts: Mapping[str, object], now: float) -> None:
@@ -148,10 +151,9 @@ class Registry:
         self.recorded = self.incarnation = msgspec.convert(facts["incarnation"], int)
         self.since = msgspec.convert(facts.get("since", 0), int)
         self.begun = msgspec.convert(facts["begun"], bool)
-        for kept in msgspec.convert(facts["members"], list[_StoredMember]):
-            stages = self.placement[kept.index]
-            member = Member(stages=stages, last_seen=now, last_progress=now, **msgspec.structs.asdict(kept))
-            self.members[kept.index] = member
+        for kept in msgspec.convert(facts["members"], list[dict[str, Any]]):
+            stages = self.placement[kept["index"]]
+            self.members[kept["index"]] = Member(stages=stages, last_seen=now, last_progress=now, **kept)
 
     def _in_order(self) -> Iterator[Member]:
         return (self.members[index] for index in sorted(self.members))
@@ -175,7 +177,9 @@ class Registry:
 
     def _free_index(self, hello: Hello, now: float) -> int | Refused:
         if hello.claim is None:
-            fit = [index for index in self.missing if self._has_snapshots_of(index, hello)]
+            # In a resumed run, a place to begin at with snapshots that it has verified; else any.
+            read = set(hello.inspection.stages) if hello.inspection is not None else set()
+            fit = [index for index in self.missing if read.issuperset(self.placement[index])]
             return next(iter(fit or self.missing), Refused(self._full(), code=ExitCode.FAILED))
         if hello.claim >= len(self.placement):
             return Refused(
@@ -184,10 +188,6 @@ class Registry:
             )
         owner = self.members.get(hello.claim)
         return hello.claim if owner is None else Refused(self._claimed(owner, now), code=ExitCode.FAILED)
-
-    def _has_snapshots_of(self, index: int, hello: Hello) -> bool:
-        """Whether it has verified the snapshots to begin with there, in a resumed run."""
-        return hello.inspection is not None and set(self.placement[index]) <= set(hello.inspection.stages)
 
     def _full(self) -> str:
         owners = ", ".join(f"{member.index} is {member.process}" for member in self._in_order())
@@ -223,19 +223,3 @@ class Registry:
             last_progress=now,
         )
         return self.members[index]
-
-
-class _StoredMember(msgspec.Struct, frozen=True):
-    """What a store keeps of a `Member`."""
-
-    index: int
-    incarnation: int
-    name: str
-    host: str
-    pid: int
-    endpoint: str
-    introduced: bool
-    aware: bool
-    start: int
-    life: int
-    former: int
