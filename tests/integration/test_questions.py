@@ -7,7 +7,7 @@ import pytest
 
 from stageline.workers.cli.app import run
 from stageline.workers.control.client import Client
-from support.conversation import Talk, name, report
+from support.conversation import Conversation, name, report
 from support.workspace import free_port, until
 
 
@@ -56,10 +56,10 @@ def test_a_finished_runs_folder_tells_its_result_when_no_broker_is_left(workspac
 
 
 def test_the_status_of_a_run_shows_a_metric_that_is_no_finite_number(monkeypatch, capsys):
-    talk = Talk()
+    talk = Conversation()
     for index in range(2):
         talk.join(index)
-    talk.say(name(1), report(1, metrics={"accuracy": 0.5, "lost": float("nan")}))
+    talk.send(name(1), report(1, metrics={"accuracy": 0.5, "lost": float("nan")}))
     monkeypatch.setattr("stageline.workers.cli.commands.queries.Client.ask", lambda *query, **of: talk.status())
     assert run(["status", "--broker", "ipc://asked"]) == 0
     assert capsys.readouterr().out.splitlines()[2:4] == ["  accuracy 0.5", "  lost nan"]

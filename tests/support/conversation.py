@@ -1,4 +1,4 @@
-"""Conversations with the broker's core, told without sockets or clocks: who says what when, and what is said back."""
+"""Conversations with the coordinator without sockets or clocks: messages in, messages out, and the time given."""
 
 import json
 import struct
@@ -33,9 +33,11 @@ TERMS = RunConfig("digits", PLAN, SETTINGS, SCHEDULE, lease=10.0, log_every=10)
 SNAPSHOTS = replace(TERMS, restarts=2, snapshots=True)
 WAITING = "waits for forward-1 message 0"
 
+Sends = list[tuple[bytes, FromBroker]]
 
-class Talk:
-    """A core, the time, and workers 0 and 1 by the names of their places."""
+
+class Conversation:
+    """A coordinator, the time, and workers 0 and 1 by the names of their places."""
 
     def __init__(self, store: Store | None = None, now: float | None = None, terms: RunConfig = TERMS) -> None:
         # Where workers may be replaced, incarnations count from the time on: from 0, so that they are 1, 2, 3, ...
@@ -43,10 +45,10 @@ class Talk:
         self.store = store or MemoryStore()
         self.core = Coordinator(terms, self.store, run_of(self.store, PLAN, "run-1"), self.now)
 
-    def say(self, sender: bytes, sentence: ToBroker) -> list[tuple[bytes, FromBroker]]:
-        return self.core.handle(sender, sentence, self.now)
+    def send(self, sender: bytes, message: ToBroker) -> Sends:
+        return self.core.handle(sender, message, self.now)
 
-    def after(self, seconds: float) -> list[tuple[bytes, FromBroker]]:
+    def after(self, seconds: float) -> Sends:
         """Time passes in small turns, as in a broker that is not overloaded."""
         sends, end = [], self.now + seconds
         while self.now < end:
@@ -55,21 +57,21 @@ class Talk:
         return sends
 
     def status(self, **of: str) -> dict[str, object]:
-        ((_, answer),) = self.say(b"me", Ask("status", of))
+        ((_, answer),) = self.send(b"me", Ask("status", of))
         assert isinstance(answer, Answer)
         assert answer.schema == "status/1"
         json.dumps(answer.facts, allow_nan=False)
         return answer.facts
 
-    def assigned(self, sender: bytes, said: Hello) -> Assigned:
-        """Says hello and is given a place."""
-        answers = [sentence for recipient, sentence in self.say(sender, said) if recipient == sender]
+    def assigned(self, sender: bytes, hello: Hello) -> Assigned:
+        """Registers and gets a place."""
+        answers = [message for recipient, message in self.send(sender, hello) if recipient == sender]
         assert isinstance(answers[0], Assigned)
         return answers[0]
 
-    def join(self, index: int) -> list[tuple[bytes, FromBroker]]:
-        self.say(name(index), hello(index))
-        return self.say(name(index), hello(index, incarnation=index + 1, endpoint=f"ipc://{index}"))
+    def join(self, index: int) -> Sends:
+        self.send(name(index), hello(index))
+        return self.send(name(index), hello(index, incarnation=index + 1, endpoint=f"ipc://{index}"))
 
 
 def name(index: int) -> bytes:

@@ -27,7 +27,7 @@ from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.schedule import make_schedule
-from support.conversation import PLAN, TERMS, Talk
+from support.conversation import PLAN, TERMS, Conversation
 
 PLACEMENT = ((0, 2), (1,))
 STAGES = 3
@@ -127,7 +127,7 @@ class Orders(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.store = MemoryStore()
-        self.talk = Talk(self.store, terms=ENDLESS)
+        self.talk = Conversation(self.store, terms=ENDLESS)
         self.processes: list[ModelProcess] = []
         self.owners: dict[int, ModelProcess] = {}  # by incarnation
         self.complete = 0
@@ -150,7 +150,7 @@ class Orders(RuleBasedStateMachine):
         self.say_hello(self.processes[-1], lost)
 
     def say_hello(self, process: ModelProcess, lost: bool = False) -> None:
-        self.tell(self.talk.say(process.sender, process.hello(self.disk())), lost)
+        self.tell(self.talk.send(process.sender, process.hello(self.disk())), lost)
 
     def tell(self, sends: list[tuple[bytes, FromBroker]], lost: bool = False) -> None:
         """The broker's words arrive, or do not; either way they were said."""
@@ -219,7 +219,7 @@ class Orders(RuleBasedStateMachine):
     def speak(self, process: ModelProcess, *, records: bool = True, snapshots: bool = True) -> None:
         """A zombie may speak too: nothing comes of it."""
         zombie, before = not self.is_current(process), self.decided()
-        sends = self.talk.say(process.sender, process.report(records=records, snapshots=snapshots))
+        sends = self.talk.send(process.sender, process.report(records=records, snapshots=snapshots))
         if zombie:
             assert self.decided() == before
             assert [type(sentence) for _, sentence in sends] in ([Refused], [], *RENEWED)
@@ -232,7 +232,7 @@ class Orders(RuleBasedStateMachine):
         process.alive = False
         assert process.assigned is not None
         if seen:
-            self.tell(self.talk.say(process.sender, Exited(process.assigned.index, process.pid, -9)))
+            self.tell(self.talk.send(process.sender, Exited(process.assigned.index, process.pid, -9)))
 
     @precondition(lambda self: self.placed())
     @rule(data=st.data())
@@ -240,7 +240,7 @@ class Orders(RuleBasedStateMachine):
         process = data.draw(st.sampled_from(self.placed()))
         assert process.assigned is not None
         process.alive = False
-        self.tell(self.talk.say(process.sender, Exited(process.assigned.index, process.pid, -9)))
+        self.tell(self.talk.send(process.sender, Exited(process.assigned.index, process.pid, -9)))
         self.tell(self.talk.after(0.5))
         self.start(process.assigned.index)
         self.say_hello(self.processes[-1])
@@ -257,7 +257,7 @@ class Orders(RuleBasedStateMachine):
 
     @rule(now_and_then=st.booleans())
     def the_broker_is_killed_and_started_again(self, now_and_then: bool) -> None:
-        self.talk = Talk(self.store, now=self.talk.now + 1.0, terms=ENDLESS)
+        self.talk = Conversation(self.store, now=self.talk.now + 1.0, terms=ENDLESS)
         self.informed = self.lossless  # what it had heard of a loss of its records is gone with it
         self.check_checkpoint()
         for process in self.placed() if not self.lossless else ():
@@ -272,7 +272,7 @@ class Orders(RuleBasedStateMachine):
         """The broker begins with nothing, or with what it knew some time ago; its workers notice that it is back."""
         old = self.backups[backup % len(self.backups)] if backup is not None and self.backups else MemoryStore()
         self.store = copy.deepcopy(old)
-        self.talk = Talk(self.store, now=self.talk.now + 3.0, terms=ENDLESS)
+        self.talk = Conversation(self.store, now=self.talk.now + 3.0, terms=ENDLESS)
         self.complete = 0
         self.lossless = self.informed = False
         alive = [each for each in self.processes if each.alive]
@@ -321,7 +321,7 @@ class Orders(RuleBasedStateMachine):
 
     @invariant()
     def what_is_stored_is_what_was_decided(self) -> None:
-        again = Talk(self.store, now=self.talk.now, terms=ENDLESS).core.records
+        again = Conversation(self.store, now=self.talk.now, terms=ENDLESS).core.records
         assert again.checkpoints.facts() == self.talk.core.records.checkpoints.facts()
         assert again.registry.incarnation == self.talk.core.records.registry.incarnation
 

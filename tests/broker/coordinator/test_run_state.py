@@ -10,7 +10,7 @@ from stageline.broker.control.protocol import Exited, Failed, Memory, StopRun
 from stageline.broker.coordinator.run import run_of
 from stageline.broker.coordinator.run_state import OVER, TRANSITIONS, IllegalRunEvent, RunEvent, RunLifecycle, RunState
 from stageline.broker.stores.memory import MemoryStore
-from support.conversation import PLAN, SNAPSHOTS, Talk, finished, having_read, hello, name, report, steps
+from support.conversation import PLAN, SNAPSHOTS, Conversation, finished, having_read, hello, name, report, steps
 
 S, E = RunState, RunEvent
 Step = tuple[RunState, RunEvent]
@@ -30,104 +30,104 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     return taken
 
 
-def running(store: MemoryStore | None = None, *, reported: int = 0) -> Talk:
+def running(store: MemoryStore | None = None, *, reported: int = 0) -> Conversation:
     """Both workers are there; with `reported` steps, checkpoint 20 is complete."""
-    talk = Talk(store, terms=SNAPSHOTS)
+    talk = Conversation(store, terms=SNAPSHOTS)
     for index in (0, 1):
         talk.join(index)
     for index in (0, 1) if reported else ():
-        talk.say(name(index), report(index, steps=steps(index, *range(reported)), snapshots=[(index, 20)]))
+        talk.send(name(index), report(index, steps=steps(index, *range(reported)), snapshots=[(index, 20)]))
     return talk
 
 
-def restarted(talk: Talk, **how: bool) -> Talk:
+def restarted(talk: Conversation, **how: bool) -> Conversation:
     """Another broker on the same store, some seconds later."""
     run_of(talk.store, PLAN, "run-1", **how)
-    return Talk(talk.store, now=talk.now + 5.0, terms=SNAPSHOTS)
+    return Conversation(talk.store, now=talk.now + 5.0, terms=SNAPSHOTS)
 
 
-def reconnecting() -> Talk:
+def reconnecting() -> Conversation:
     return restarted(running(reported=25), resume=True)
 
 
-def choosing() -> Talk:
+def choosing() -> Conversation:
     return restarted(running(reported=25), resume=True, alone=True)
 
 
-def lose_records(talk: Talk) -> None:
+def lose_records(talk: Conversation) -> None:
     """A worker knows of a run that the records do not."""
     memory = Memory("run-1", 0, 60, 61)
     known = msgspec.structs.replace(hello(0), incarnation=10**9, memory=memory, snapshots=[(0, 60), (1, 60)])
-    talk.say(name(0), known)
+    talk.send(name(0), known)
 
 
-def show_newer_checkpoint(talk: Talk) -> None:
+def show_newer_checkpoint(talk: Conversation) -> None:
     """A worker that the records know was told of a checkpoint that they do not know."""
-    talk.say(name(0), report(0, complete=60))
+    talk.send(name(0), report(0, complete=60))
 
 
-def reconciling() -> Talk:
+def reconciling() -> Conversation:
     talk = running()
     show_newer_checkpoint(talk)
     return talk
 
 
-def remember(talk: Talk, index: int) -> None:
+def remember(talk: Conversation, index: int) -> None:
     """Worker `index` says how far it is, and which snapshots it has."""
     said = hello(index, incarnation=index + 1, endpoint=f"ipc://{index}")
     known = Memory("run-1", index, 60, 61)
-    talk.say(name(index), msgspec.structs.replace(said, memory=known, snapshots=[(index, 60)]))
+    talk.send(name(index), msgspec.structs.replace(said, memory=known, snapshots=[(index, 60)]))
 
 
-def reconcile(talk: Talk) -> None:
+def reconcile(talk: Conversation) -> None:
     remember(talk, 0), remember(talk, 1)
     talk.after(11.0)
 
 
-def stop(talk: Talk, *, at_step_end: bool = False) -> None:
-    talk.say(b"train", StopRun("enough", 130, at_step_end=at_step_end))
+def stop(talk: Conversation, *, at_step_end: bool = False) -> None:
+    talk.send(b"train", StopRun("enough", 130, at_step_end=at_step_end))
 
 
-def stopping() -> Talk:
+def stopping() -> Conversation:
     talk = running()
     stop(talk, at_step_end=True)
     return talk
 
 
-def finish(talk: Talk) -> None:
+def finish(talk: Conversation) -> None:
     for index in (0, 1):
-        talk.say(name(index), finished(index))
+        talk.send(name(index), finished(index))
 
 
-def fail(talk: Talk) -> None:
-    talk.say(name(1), Failed(2, "out of memory", 1))
+def fail(talk: Conversation) -> None:
+    talk.send(name(1), Failed(2, "out of memory", 1))
 
 
-def refuse_to_start(talk: Talk) -> None:
+def refuse_to_start(talk: Conversation) -> None:
     """A process that was to take an empty place ends, as it always would."""
-    talk.say(b"supervisor", Exited(1, 999, 78))
+    talk.send(b"supervisor", Exited(1, 999, 78))
 
 
-def all_reconnect(talk: Talk) -> None:
+def all_reconnect(talk: Conversation) -> None:
     for index in (0, 1):
-        talk.say(name(index), hello(index, incarnation=index + 1, endpoint=f"ipc://{index}"))
+        talk.send(name(index), hello(index, incarnation=index + 1, endpoint=f"ipc://{index}"))
     talk.after(0.2)
 
 
-def none_reconnects(talk: Talk) -> None:
+def none_reconnects(talk: Conversation) -> None:
     talk.after(11.0)
 
 
-def verify(talk: Talk) -> None:
+def verify(talk: Conversation) -> None:
     for index in (0, 1):
-        talk.say(name(index), having_read(index, 20))
+        talk.send(name(index), having_read(index, 20))
     talk.after(0.2)
 
 
 def end_unintroduced() -> None:
-    talk = Talk(terms=SNAPSHOTS)
+    talk = Conversation(terms=SNAPSHOTS)
     for index in (0, 1):
-        talk.say(name(index), hello(index))
+        talk.send(name(index), hello(index))
     finish(talk)
 
 
@@ -135,13 +135,13 @@ def resume_without_records() -> None:
     """Nothing is known, and the disks have checkpoint 20."""
     store = MemoryStore()
     run_of(store, PLAN, "run-1", resume=True)
-    talk = Talk(store, now=100.0, terms=SNAPSHOTS)
+    talk = Conversation(store, now=100.0, terms=SNAPSHOTS)
     for index in (0, 1):
-        talk.say(name(index), msgspec.structs.replace(hello(index), snapshots=[(index, 20)]))
+        talk.send(name(index), msgspec.structs.replace(hello(index), snapshots=[(index, 20)]))
     talk.after(0.2)
 
 
-def ends(ended: Talk) -> None:
+def ends(ended: Conversation) -> None:
     """The end is stored; then the broker is dismissed, twice."""
     restarted(ended)
     stop(ended), stop(ended)
@@ -155,10 +155,10 @@ CONVERSATIONS: dict[str, Callable[[], object]] = {
     "a run finishes before its stop is due": lambda: finish(stopping()),
     "a run fails before its stop is due": lambda: fail(stopping()),
     "records are lost before a stop is due": lambda: (talk := stopping(), show_newer_checkpoint(talk), reconcile(talk)),
-    "a run is stopped before it began": lambda: stop(Talk(terms=SNAPSHOTS)),
-    "a process cannot start": lambda: refuse_to_start(Talk(terms=SNAPSHOTS)),
+    "a run is stopped before it began": lambda: stop(Conversation(terms=SNAPSHOTS)),
+    "a process cannot start": lambda: refuse_to_start(Conversation(terms=SNAPSHOTS)),
     "workers without endpoints finish": end_unintroduced,
-    "records are lost before all have joined": lambda: lose_records(Talk(terms=SNAPSHOTS)),
+    "records are lost before all have joined": lambda: lose_records(Conversation(terms=SNAPSHOTS)),
     "lost records are reconciled": lambda: reconcile(reconciling()),
     "a run is stopped while it is reconciled": lambda: stop(reconciling()),
     "no worker knows the other snapshots": lambda: (talk := reconciling(), remember(talk, 0), talk.after(61.0)),
@@ -221,7 +221,7 @@ def test_a_stop_that_was_requested_before_the_records_were_lost_is_not_forgotten
 
 
 def test_records_cannot_be_lost_after_the_end():
-    talk = Talk(terms=replace(SNAPSHOTS, restarts=2))
+    talk = Conversation(terms=replace(SNAPSHOTS, restarts=2))
     stop(talk)
     lose_records(talk)
     assert talk.core.records.lifecycle.state is S.STOPPED

@@ -22,7 +22,7 @@ from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
 from stageline.broker.recovery.resume import CheckpointPoll, ResumePoint
 from stageline.broker.stores.memory import MemoryStore
-from support.conversation import PLAN, SNAPSHOTS, Talk, having_read, hello, name, steps
+from support.conversation import PLAN, SNAPSHOTS, Conversation, having_read, hello, name, steps
 
 BOTH = ((0,), (1,))
 DAMAGE = "the snapshot stage-1/step-40 cannot be used: weights.safetensors is missing"
@@ -110,16 +110,16 @@ def test_a_snapshot_that_nobody_has_is_named_by_its_stage():
 
 
 @pytest.fixture
-def talk() -> Talk:
+def talk() -> Conversation:
     """A run whose checkpoint 40 was complete when its processes were gone, and that is resumed."""
-    before = Talk(terms=SNAPSHOTS)
+    before = Conversation(terms=SNAPSHOTS)
     for index in (0, 1):
         before.join(index)
         more = {"snapshots": [(index, 20), (index, 40)], "steps": steps(index, *range(47), loss=0.5), "number": 1}
-        before.say(name(index), Report(index + 1, 9, "computes", 0.0, 0.0, **more))
+        before.send(name(index), Report(index + 1, 9, "computes", 0.0, 0.0, **more))
     assert before.status()["checkpoint"] == 40
     assert run_of(before.store, PLAN, "run-2", resume=True, alone=True) == "run-1"
-    return Talk(before.store, now=200.0, terms=SNAPSHOTS)
+    return Conversation(before.store, now=200.0, terms=SNAPSHOTS)
 
 
 def question(sends: list[tuple[bytes, FromBroker]]) -> Standby:
@@ -129,15 +129,15 @@ def question(sends: list[tuple[bytes, FromBroker]]) -> Standby:
 
 
 def test_nobody_is_given_a_place_before_everybody_has_read_its_snapshots(talk):
-    first = question(talk.say(name(0), hello(0)))
+    first = question(talk.send(name(0), hello(0)))
     assert (first.run, first.step) == ("run-1", 40)
     assert talk.after(1.0) == []
-    assert question(talk.say(name(0), having_read(0, 40))).step == 40
+    assert question(talk.send(name(0), having_read(0, 40))).step == 40
     talk.after(0.5)
     assert talk.status()["missing"] == [1]
-    assert question(talk.say(name(0), having_read(0, 40))).reason.endswith("it waits for worker 1 (stage 1)")
+    assert question(talk.send(name(0), having_read(0, 40))).reason.endswith("it waits for worker 1 (stage 1)")
     assert talk.core.records.registry.members == {}
-    ((_, why),) = talk.say(b"me", Ask("why"))
+    ((_, why),) = talk.send(b"me", Ask("why"))
     assert isinstance(why, Answer)
     assert why.facts["text"] == (
         "the run continues when all workers have verified their snapshots of step 40; it waits for worker 1 (stage 1)"
@@ -146,20 +146,20 @@ def test_nobody_is_given_a_place_before_everybody_has_read_its_snapshots(talk):
 
 def test_with_nothing_damaged_the_run_begins_at_the_newest_checkpoint(talk):
     for index in (0, 1):
-        talk.say(name(index), having_read(index, 40))
+        talk.send(name(index), having_read(index, 40))
     talk.after(0.1)
     given = [talk.assigned(name(index), having_read(index, 40)) for index in (0, 1)]
     assert [each.step for each in given] == [40, 40]
     assert (talk.status()["damaged"], talk.core.records.events.warnings) == ([], [])
 
 
-def fall_back(talk: Talk) -> None:
-    talk.say(name(0), having_read(0, 40, there=[20]))
-    talk.say(name(1), having_read(1, 40, DAMAGE, there=[20]))
+def fall_back(talk: Conversation) -> None:
+    talk.send(name(0), having_read(0, 40, there=[20]))
+    talk.send(name(1), having_read(1, 40, DAMAGE, there=[20]))
     assert talk.after(0.1) == []
-    assert [question(talk.say(name(index), having_read(index, 40))).step for index in (0, 1)] == [20, 20]
+    assert [question(talk.send(name(index), having_read(index, 40))).step for index in (0, 1)] == [20, 20]
     for index in (0, 1):
-        talk.say(name(index), having_read(index, 20))
+        talk.send(name(index), having_read(index, 20))
     talk.after(0.1)
 
 
@@ -178,38 +178,38 @@ def test_a_damaged_checkpoint_is_named_and_all_stages_begin_at_the_older_one_und
 
 
 def test_the_records_catch_up_with_a_newer_checkpoint_that_the_run_begins_at(talk):
-    talk.say(name(0), having_read(0, 40, there=[60]))
-    talk.say(name(1), having_read(1, 40, DAMAGE, there=[60]))
+    talk.send(name(0), having_read(0, 40, there=[60]))
+    talk.send(name(1), having_read(1, 40, DAMAGE, there=[60]))
     talk.after(0.1)
     for index in (0, 1):
-        talk.say(name(index), having_read(index, 60))
+        talk.send(name(index), having_read(index, 60))
     talk.after(0.1)
     given = [talk.assigned(name(index), having_read(index, 60)) for index in (0, 1)]
     assert [each.step for each in given] == [60, 60]
     assert talk.status()["damaged"] == [DAMAGE, "checkpoint 40 cannot be used: the run begins at checkpoint 60 instead"]
-    again = Talk(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
+    again = Conversation(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
     assert (again.core.records.checkpoints.complete, again.core.records.ledger.finished) == (60, [60, 60])
 
 
 def test_what_was_decided_is_stored_before_anybody_is_told(talk):
     fall_back(talk)
-    again = Talk(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
+    again = Conversation(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
     assert again.core.records.checkpoints.complete == 20
-    assert question(again.say(name(0), hello(0))).step == 20  # nobody had a place: the roll is called again
+    assert question(again.send(name(0), hello(0))).step == 20  # nobody had a place: the roll is called again
     assert again.core.records.ledger.finished == [20, 20]
 
 
 def test_a_broker_that_dies_when_places_were_given_does_not_ask_again(talk):
     fall_back(talk)
     given = talk.assigned(name(0), having_read(0, 20))
-    again = Talk(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
+    again = Conversation(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
     assert again.assigned(name(0), having_read(0, 20)) == given
     assert again.assigned(name(1), hello(1)).step == 20
 
 
 def test_without_an_older_checkpoint_the_run_ends_and_names_what_is_damaged(talk):
-    talk.say(name(0), having_read(0, 40, there=[20]))
-    talk.say(name(1), having_read(1, 40, DAMAGE))
+    talk.send(name(0), having_read(0, 40, there=[20]))
+    talk.send(name(1), having_read(1, 40, DAMAGE))
     stops = [sentence for _, sentence in talk.after(0.1) if isinstance(sentence, Stop)]
     assert [stop.code for stop in stops] == [1, 1]
     assert DAMAGE in stops[0].reason
@@ -217,46 +217,46 @@ def test_without_an_older_checkpoint_the_run_ends_and_names_what_is_damaged(talk
 
 
 def test_who_was_at_work_before_is_refused_and_a_spare_waits(talk):
-    ((_, refused),) = talk.say(name(0), msgspec.structs.replace(hello(0), incarnation=1))
+    ((_, refused),) = talk.send(name(0), msgspec.structs.replace(hello(0), incarnation=1))
     assert isinstance(refused, Refused)
-    ((_, refused),) = talk.say(name(0), hello(9))
+    ((_, refused),) = talk.send(name(0), hello(9))
     assert isinstance(refused, Refused)
     assert "there is no worker 9" in refused.reason
     spare = msgspec.structs.replace(hello(0), claim=None, spare=True)
-    assert question(talk.say(b"spare", spare)).step == 0
+    assert question(talk.send(b"spare", spare)).step == 0
     assert talk.status()["missing"] == [0, 1]
 
 
 def test_who_has_not_been_heard_of_lately_is_not_there(talk):
-    talk.say(name(0), having_read(0, 40))
+    talk.send(name(0), having_read(0, 40))
     talk.after(5.0)
-    talk.say(name(1), having_read(1, 40))
+    talk.send(name(1), having_read(1, 40))
     talk.after(0.1)
     assert talk.status()["missing"] == [0]
 
 
 def test_a_worker_that_knows_more_than_the_records_ends_the_roll_call(talk):
     memory = Memory("run-1", 0, 60, 61)
-    talk.say(name(0), msgspec.structs.replace(hello(0), incarnation=10**9, memory=memory, snapshots=[(0, 60)]))
+    talk.send(name(0), msgspec.structs.replace(hello(0), incarnation=10**9, memory=memory, snapshots=[(0, 60)]))
     assert talk.core.records.lifecycle.state is RunState.RECONCILING
     assert talk.core.records.lifecycle.state is not RunState.CHOOSING_CHECKPOINT
 
 
 def test_a_run_without_a_complete_checkpoint_begins_at_once():
     store = MemoryStore()
-    Talk(store, terms=SNAPSHOTS).join(0)
+    Conversation(store, terms=SNAPSHOTS).join(0)
     run_of(store, PLAN, "run-2", resume=True, alone=True)
-    again = Talk(store, now=200.0, terms=SNAPSHOTS)
+    again = Conversation(store, now=200.0, terms=SNAPSHOTS)
     assert isinstance(again.assigned(name(0), hello(0)), Assigned)
 
 
 def test_a_run_without_records_waits_ten_minutes_for_who_has_its_snapshots_and_a_spare_is_nobody():
     store = MemoryStore()
     run_of(store, PLAN, "run-1", resume=True)
-    talk = Talk(store, now=200.0, terms=SNAPSHOTS)
+    talk = Conversation(store, now=200.0, terms=SNAPSHOTS)
     spare = msgspec.structs.replace(hello(1), claim=None, spare=True, snapshots=[])
-    talk.say(name(0), msgspec.structs.replace(hello(0), snapshots=[(0, 20)]))
-    talk.say(name(1), spare)
+    talk.send(name(0), msgspec.structs.replace(hello(0), snapshots=[(0, 20)]))
+    talk.send(name(1), spare)
     talk.after(599.0)
     assert talk.core.records.phase is RunPhase.WAITING
     talk.after(2.0)

@@ -7,14 +7,14 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import OtherRun, RunConfig, RunPhase, run_of
 from stageline.broker.coordinator.shutdown import DELAY
 from stageline.broker.stores.memory import MemoryStore
-from support.conversation import PLAN, SNAPSHOTS, TERMS, Talk, finished, having_read, name, steps
+from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, name, steps
 
 INTERRUPT = StopRun("interrupted", 130, at_step_end=True)
 
 
-def talk_at(done: int, *, snapshot: int = 0, terms: RunConfig = SNAPSHOTS) -> Talk:
+def talk_at(done: int, *, snapshot: int = 0, terms: RunConfig = SNAPSHOTS) -> Conversation:
     """Both stages have finished the steps before `done`, and have a snapshot of step `snapshot`."""
-    talk = Talk(terms=terms)
+    talk = Conversation(terms=terms)
     for index in (0, 1):
         talk.join(index)
     tell(talk, done, snapshot)
@@ -23,21 +23,21 @@ def talk_at(done: int, *, snapshot: int = 0, terms: RunConfig = SNAPSHOTS) -> Ta
     return talk
 
 
-def tell(talk: Talk, done: int, snapshot: int = 0) -> None:
+def tell(talk: Conversation, done: int, snapshot: int = 0) -> None:
     for index in (0, 1):
         snapshots = [(index, snapshot)] if snapshot else []
         records = steps(index, *range(done), loss=0.5)
-        talk.say(name(index), Report(index + 1, 7, "computes", 0.0, 0.0, records, number=1, snapshots=snapshots))
+        talk.send(name(index), Report(index + 1, 7, "computes", 0.0, 0.0, records, number=1, snapshots=snapshots))
 
 
-def stop_of(talk: Talk, said: StopRun = INTERRUPT) -> Stop:
-    first, *_ = [sentence for _, sentence in talk.say(b"train", said) if isinstance(sentence, Stop)]
+def stop_of(talk: Conversation, said: StopRun = INTERRUPT) -> Stop:
+    first, *_ = [sentence for _, sentence in talk.send(b"train", said) if isinstance(sentence, Stop)]
     return first
 
 
-def resumed(talk: Talk) -> Talk:
+def resumed(talk: Conversation) -> Conversation:
     assert run_of(talk.store, PLAN, "run-2", resume=True, alone=True) == "run-1"
-    return Talk(talk.store, now=talk.now + 100.0, terms=SNAPSHOTS)
+    return Conversation(talk.store, now=talk.now + 100.0, terms=SNAPSHOTS)
 
 
 def test_a_run_with_a_checkpoint_can_go_on_and_says_from_where():
@@ -68,7 +68,7 @@ def test_a_checkpoint_that_workers_leave_behind_makes_the_outcome_better():
 
 def test_a_failure_is_not_made_better():
     talk = talk_at(7)
-    talk.say(name(1), Goodbye(2, "told")), talk.say(b"supervisor", Exited(1, 9, 78))
+    talk.send(name(1), Goodbye(2, "told")), talk.send(b"supervisor", Exited(1, 9, 78))
     before = talk.core.records.outcome
     tell(talk, 8, snapshot=8)
     assert talk.core.records.outcome == before is not None
@@ -77,12 +77,12 @@ def test_a_failure_is_not_made_better():
 # Stages run ahead of each other: told to finish "the step", each would stop after another one.
 
 
-def runs_on(talk: Talk, first: int, last: int, seconds: float) -> None:
+def runs_on(talk: Conversation, first: int, last: int, seconds: float) -> None:
     """Stage 0 begins the steps up to `last`, evenly over the time, and tells ten times a second."""
     beats = round(seconds * 10)
     for beat in range(1, beats + 1):
         done = first + (last - first) * beat // beats
-        talk.say(name(0), Report(1, done, "computes", 0.0, 0.0, steps(0, *range(done))))
+        talk.send(name(0), Report(1, done, "computes", 0.0, 0.0, steps(0, *range(done))))
         talk.after(0.1)
 
 
@@ -101,13 +101,13 @@ def test_a_slow_run_stops_after_the_step_that_has_begun():
 def test_no_run_stops_after_its_end():
     talk = talk_at(5)
     runs_on(talk, 5, 25, 2.0)
-    talk.say(name(0), Report(1, 7, "computes", 0.0, 0.0, training_steps=30))
+    talk.send(name(0), Report(1, 7, "computes", 0.0, 0.0, training_steps=30))
     assert stop_of(talk).step == 30
 
 
 def test_a_run_that_has_just_begun_is_watched_for_a_moment_before_the_step_is_named():
     talk = talk_at(0)
-    assert talk.say(b"train", INTERRUPT) == []
+    assert talk.send(b"train", INTERRUPT) == []
     runs_on(talk, 0, 20, 0.4)
     assert talk.status()["code"] == 130
     stop = stop_of(talk)  # asked again
@@ -117,19 +117,19 @@ def test_a_run_that_has_just_begun_is_watched_for_a_moment_before_the_step_is_na
 
 def test_a_run_that_does_not_move_is_not_watched_for_long():
     talk = talk_at(0)
-    assert talk.say(b"train", INTERRUPT) == []
+    assert talk.send(b"train", INTERRUPT) == []
     (stop, _) = [sentence for _, sentence in talk.after(DELAY + 0.1) if isinstance(sentence, Stop)]
     assert stop.step == 0
 
 
 def test_who_is_in_a_hurry_does_not_wait_for_the_watching():
     talk = talk_at(0)
-    talk.say(b"train", INTERRUPT)
+    talk.send(b"train", INTERRUPT)
     assert stop_of(talk, StopRun("interrupted", 130)).step is None
 
 
 def test_a_run_that_waits_for_its_workers_stops_at_once():
-    talk = Talk(terms=SNAPSHOTS)
+    talk = Conversation(terms=SNAPSHOTS)
     talk.join(0)
     assert stop_of(talk).code == 130
 
@@ -161,7 +161,7 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_under_new_incarnations():
     )
     assert again.core.records.ledger.finished == [20, 20]
     for index in (0, 1):
-        again.say(name(index), having_read(index, 20))
+        again.send(name(index), having_read(index, 20))
     again.after(0.1)
     given = [again.assigned(name(index), having_read(index, 20)) for index in (0, 1)]
     assert [(each.index, each.step) for each in given] == [(0, 20), (1, 20)]
@@ -181,10 +181,10 @@ def test_a_run_that_goes_on_has_forgotten_its_end_also_when_the_broker_is_killed
     stop_of(talk)
     again = resumed(talk)
     for index in (0, 1):
-        again.say(name(index), having_read(index, 20))
+        again.send(name(index), having_read(index, 20))
     again.after(0.1)
-    again.say(name(0), having_read(0, 20))
-    after = Talk(talk.store, now=talk.now + 200.0, terms=SNAPSHOTS)
+    again.send(name(0), having_read(0, 20))
+    after = Conversation(talk.store, now=talk.now + 200.0, terms=SNAPSHOTS)
     assert (after.core.records.outcome, after.core.records.registry.missing) == (None, [1])
 
 
@@ -192,14 +192,14 @@ def test_a_worker_from_before_the_restart_is_refused():
     talk = talk_at(37, snapshot=20)
     stop_of(talk)
     again = resumed(talk)
-    ((_, refused),) = again.say(name(0), Report(1, 9, "computes", 0.0, 0.0, steps(0, 50)))
+    ((_, refused),) = again.send(name(0), Report(1, 9, "computes", 0.0, 0.0, steps(0, 50)))
     assert isinstance(refused, Refused)
     assert again.core.records.ledger.finished == [20, 20]
 
 
 def test_losses_in_a_row_are_counted_from_zero_and_all_restarts_on():
     talk = talk_at(37, snapshot=20)
-    talk.say(name(1), Goodbye(2, "the machine is wanted back"))
+    talk.send(name(1), Goodbye(2, "the machine is wanted back"))
     stop_of(talk)
     again = resumed(talk)
     assert (again.status()["recovering"], again.status()["restarts"], again.core.records.replacements.in_a_row[1]) == (
@@ -211,7 +211,7 @@ def test_losses_in_a_row_are_counted_from_zero_and_all_restarts_on():
 
 def test_a_finished_run_stays_finished():
     talk = talk_at(37)
-    talk.say(name(0), finished(0)), talk.say(name(1), finished(1))
+    talk.send(name(0), finished(0)), talk.send(name(1), finished(1))
     assert resumed(talk).core.records.phase is RunPhase.FINISHED
 
 

@@ -7,38 +7,38 @@ from stageline.broker.control.protocol import Answer, Ask, Assigned, Memory, Ref
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.memory import MemoryStore
-from support.conversation import PLAN, SNAPSHOTS, TERMS, Talk, finished, having_read, hello, name, steps
+from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, hello, name, steps
 
 MEMORY = Memory("run-1", 0, 40, 47)
 
 
-def at_work(store: MemoryStore | None = None) -> Talk:
+def at_work(store: MemoryStore | None = None) -> Conversation:
     """Checkpoint 40 is complete, and both workers are at step 47."""
-    talk = Talk(store, terms=SNAPSHOTS)
+    talk = Conversation(store, terms=SNAPSHOTS)
     for index in (0, 1):
         talk.join(index)
         more = {"snapshots": [(index, 20), (index, 40)], "steps": steps(index, *range(47), loss=0.5), "number": 1}
-        talk.say(name(index), Report(index + 1, 9, "computes", 0.0, 0.0, **more))
+        talk.send(name(index), Report(index + 1, 9, "computes", 0.0, 0.0, **more))
     return talk
 
 
 @pytest.fixture
-def talk() -> Talk:
+def talk() -> Conversation:
     before = at_work()
     assert run_of(before.store, PLAN, "run-1", resume=True) == "run-1"
-    return Talk(before.store, now=200.0, terms=SNAPSHOTS)
+    return Conversation(before.store, now=200.0, terms=SNAPSHOTS)
 
 
-def why(talk: Talk) -> dict[str, object]:
-    ((_, answer),) = talk.say(b"me", Ask("why"))
+def why(talk: Conversation) -> dict[str, object]:
+    ((_, answer),) = talk.send(b"me", Ask("why"))
     assert isinstance(answer, Answer)
     return {name: answer.facts[name] for name in ("text", "action")}
 
 
-def again(talk: Talk, *, resume: bool = True, alone: bool = False) -> Talk:
+def again(talk: Conversation, *, resume: bool = True, alone: bool = False) -> Conversation:
     """The broker is killed and started again."""
     run_of(talk.store, PLAN, "run-1", resume=resume, alone=alone)
-    return Talk(talk.store, now=talk.now + 5.0, terms=talk.core.records.config)
+    return Conversation(talk.store, now=talk.now + 5.0, terms=talk.core.records.config)
 
 
 def working(index: int, turn: int = 0) -> Report:
@@ -47,9 +47,9 @@ def working(index: int, turn: int = 0) -> Report:
 
 def test_workers_that_are_still_at_work_keep_their_places_and_what_they_have(talk):
     assert talk.after(0.5) == []
-    talk.say(name(0), Report(1, 12, "computes", 0.0, 0.0, steps=steps(0, 47), number=2))
+    talk.send(name(0), Report(1, 12, "computes", 0.0, 0.0, steps=steps(0, 47), number=2))
     talk.after(0.5)
-    talk.say(name(1), Report(2, 12, "computes", 0.0, 0.0, steps=steps(1, 47, loss=0.5), number=2))
+    talk.send(name(1), Report(2, 12, "computes", 0.0, 0.0, steps=steps(1, 47, loss=0.5), number=2))
     talk.after(0.5)
     assert talk.core.records.ledger.finished == [48, 48]
     assert [member.incarnation for member in talk.core.records.registry.reachable()] == [1, 2]
@@ -69,7 +69,7 @@ def test_if_no_worker_reconnects_within_a_lease_all_begin_again(talk):
 
 def test_workers_that_were_started_again_are_known_by_their_names_and_wait_two_seconds(talk):
     for index in (0, 1):
-        ((_, said),) = talk.say(name(index), msgspec.structs.replace(hello(index), pid=7))
+        ((_, said),) = talk.send(name(index), msgspec.structs.replace(hello(index), pid=7))
         assert isinstance(said, Standby)
         assert "waiting up to 10 s for running workers to reconnect (a minute if they were loading)" in said.reason
         assert said.reason.endswith("if none does, all begin at checkpoint 40")
@@ -78,30 +78,30 @@ def test_workers_that_were_started_again_are_known_by_their_names_and_wait_two_s
     assert {worker["standing"] for worker in talk.status()["workers"]} == {"unheard"}
     talk.after(2.5)
     for index in (0, 1):
-        ((_, said),) = talk.say(name(index), msgspec.structs.replace(hello(index), pid=7))
+        ((_, said),) = talk.send(name(index), msgspec.structs.replace(hello(index), pid=7))
         assert isinstance(said, Standby)
         assert said.step == 40
     sends = []
     for index in (0, 1):
-        talk.say(name(index), msgspec.structs.replace(having_read(index, 40), pid=7))
+        talk.send(name(index), msgspec.structs.replace(having_read(index, 40), pid=7))
     talk.after(0.2)
     for index in (0, 1):
-        sends += talk.say(name(index), msgspec.structs.replace(having_read(index, 40), pid=7))
+        sends += talk.send(name(index), msgspec.structs.replace(having_read(index, 40), pid=7))
     assert [said.step for _, said in sends if isinstance(said, Assigned)] == [40, 40]
 
 
 def test_one_that_is_at_work_goes_on_and_the_other_is_replaced_alone(talk):
-    assert isinstance(talk.say(name(1), msgspec.structs.replace(hello(1), pid=7))[0][1], Standby)
-    talk.say(name(0), Report(1, 12, "computes", 0.0, 0.0, steps=steps(0, 47), number=2))
+    assert isinstance(talk.send(name(1), msgspec.structs.replace(hello(1), pid=7))[0][1], Standby)
+    talk.send(name(0), Report(1, 12, "computes", 0.0, 0.0, steps=steps(0, 47), number=2))
     talk.after(2.5)
-    talk.say(name(0), Report(1, 13, "computes", 0.0, 0.0, number=3))
+    talk.send(name(0), Report(1, 13, "computes", 0.0, 0.0, number=3))
     assert talk.assigned(name(1), msgspec.structs.replace(hello(1), pid=7)).step == 40
     assert talk.core.records.ledger.finished == [48, 40]
     assert talk.core.records.registry.members[0].incarnation == 1
 
 
 def test_a_worker_that_registers_again_is_at_work_too(talk):
-    talk.say(name(0), msgspec.structs.replace(hello(0, incarnation=1, endpoint="ipc://0"), memory=MEMORY))
+    talk.send(name(0), msgspec.structs.replace(hello(0, incarnation=1, endpoint="ipc://0"), memory=MEMORY))
     talk.after(0.2)
     assert talk.core.records.lifecycle.state is not RunState.RECONNECTING
 
@@ -109,51 +109,51 @@ def test_a_worker_that_registers_again_is_at_work_too(talk):
 def test_a_new_worker_stands_by_until_the_workers_before_it_have_reconnected_or_are_lost(talk):
     """It comes from another machine, or without an index, and it is not known yet whose place it might take."""
     stranger = msgspec.structs.replace(hello(1), name="spot-7", host="elsewhere", claim=None)
-    assert isinstance(talk.say(b"stranger", stranger)[0][1], Standby)
-    talk.say(name(0), working(0))
+    assert isinstance(talk.send(b"stranger", stranger)[0][1], Standby)
+    talk.send(name(0), working(0))
     talk.after(0.2)
-    ((_, said),) = talk.say(b"stranger", stranger)
+    ((_, said),) = talk.send(b"stranger", stranger)
     assert isinstance(said, Standby)
     assert "it has not reconnected yet" in str(why(talk)["text"])
     assert why(talk)["action"] == "wait: it reconnects, or is declared lost in 10 s"
     for turn in range(12):
         sends = talk.after(1.0)
-        talk.say(name(0), working(0, turn))
+        talk.send(name(0), working(0, turn))
         if any(isinstance(sentence, Assigned) and to == b"stranger" for to, sentence in sends):
             break
-        talk.say(b"stranger", stranger)
+        talk.send(b"stranger", stranger)
     assert talk.core.records.registry.members[1].name == "spot-7"
 
 
 def test_once_all_have_reconnected_a_new_worker_is_refused(talk):
     for index in (0, 1):
-        talk.say(name(index), working(index))
+        talk.send(name(index), working(index))
     talk.after(0.2)
     stranger = msgspec.structs.replace(hello(1), name="spot-7", host="elsewhere")
-    assert isinstance(talk.say(b"stranger", stranger)[0][1], Refused)
+    assert isinstance(talk.send(b"stranger", stranger)[0][1], Refused)
 
 
 def test_without_recovery_a_part_of_the_workers_is_of_no_use():
-    before = Talk(MemoryStore(), terms=TERMS)
+    before = Conversation(MemoryStore(), terms=TERMS)
     for index in (0, 1):
         before.join(index)
     talk = again(before)
-    talk.say(name(0), working(0))
+    talk.send(name(0), working(0))
     talk.after(0.2)
     assert talk.core.records.lifecycle.state is RunState.RECONNECTING
-    talk.say(name(1), working(1))
+    talk.send(name(1), working(1))
     talk.after(0.2)
     assert [member.incarnation for member in talk.core.records.registry.reachable()] == [1, 2]
     talk = again(talk)
     for turn in range(12):
-        talk.say(name(0), working(0, turn))
+        talk.send(name(0), working(0, turn))
         talk.after(1.0)
     assert (talk.core.records.registry.members, talk.core.records.phase) == ({}, RunPhase.WAITING)
 
 
 @pytest.mark.parametrize("at_step_end", [False, True])
 def test_it_can_be_stopped_meanwhile_and_stays_stopped(talk, at_step_end: bool):
-    talk.say(b"me", StopRun("enough", 130, at_step_end))
+    talk.send(b"me", StopRun("enough", 130, at_step_end))
     talk.after(2.0)
     assert talk.core.records.outcome is not None
     assert (talk.core.records.phase, talk.core.records.outcome.code) == (RunPhase.FAILED, 75)
@@ -165,7 +165,7 @@ def test_it_can_be_stopped_meanwhile_and_stays_stopped(talk, at_step_end: bool):
 
 def test_a_run_that_ends_before_it_was_known_who_is_at_work_has_ended(talk):
     for index in (0, 1):
-        talk.say(name(index), finished(index))
+        talk.send(name(index), finished(index))
     assert talk.core.records.phase is RunPhase.FINISHED
     for resume in (False, True):
         assert again(talk, resume=resume).core.records.phase is RunPhase.FINISHED
@@ -176,12 +176,12 @@ def test_a_worker_that_knows_more_than_the_records_is_asked_like_everyone_and_th
         knows = Memory("run-1", index, 60, 61)
         both = [(0, 60), (1, 60)]
         said = msgspec.structs.replace(hello(index), incarnation=10**9 + index, memory=knows, snapshots=both)
-        talk.say(name(index), said)
+        talk.send(name(index), said)
     assert talk.core.records.lifecycle.state is RunState.RECONCILING
     assert talk.core.records.lifecycle.state is not RunState.RECONNECTING
     talk.after(11.0)
     for index, member in enumerate(talk.core.records.registry.reachable()):
-        talk.say(name(index), msgspec.structs.replace(finished(index), incarnation=member.incarnation))
+        talk.send(name(index), msgspec.structs.replace(finished(index), incarnation=member.incarnation))
     assert talk.core.records.phase is RunPhase.FINISHED
     assert again(talk).core.records.phase is RunPhase.FINISHED
 
@@ -189,14 +189,14 @@ def test_a_worker_that_knows_more_than_the_records_is_asked_like_everyone_and_th
 def test_no_worker_is_waited_for_if_the_run_was_stopped_or_the_broker_is_alone():
     assert again(at_work(), alone=True).core.records.registry.members == {}
     stopped = at_work()
-    stopped.say(b"me", StopRun("enough", 130))
+    stopped.send(b"me", StopRun("enough", 130))
     assert again(stopped).core.records.registry.members == {}
 
 
 def test_a_broker_that_is_killed_while_it_listens_is_followed_by_one_that_listens_unless_it_is_alone(talk):
     listening = again(talk)
     assert listening.core.records.lifecycle.state is RunState.RECONNECTING
-    listening.say(name(0), working(0))
+    listening.send(name(0), working(0))
     listening.after(0.1)
     assert listening.core.records.lifecycle.state is not RunState.RECONNECTING
     assert again(again(listening), alone=True).core.records.registry.members == {}

@@ -1,0 +1,47 @@
+"""Control messages survive the wire; what is damaged, or of another version, is told apart."""
+
+import pytest
+
+from stageline.broker.codec.checksum import sealed
+from stageline.broker.control.protocol import (
+    Assigned,
+    Exited,
+    Report,
+    Stop,
+    decode_from_broker,
+    decode_to_broker,
+    encode,
+)
+from stageline.broker.errors import BadMessage, ForeignMessage
+
+
+@pytest.mark.parametrize("message", [Exited(1, 101, -9), Report(3, 40, "1F3 of step 7", since=1.5, idle=0.25)], ids=str)
+def test_a_message_to_the_broker_arrives_as_it_was(message: Exited | Report):
+    assert decode_to_broker(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message", [Assigned("run-1", 0, 7, 20), Stop("interrupted", 75, at_step_end=True, step=9)], ids=str
+)
+def test_a_message_from_the_broker_arrives_as_it_was(message: Assigned | Stop):
+    assert decode_from_broker(encode(message)) == message
+
+
+def test_each_flipped_bit_makes_a_message_bad():
+    frame = encode(Exited(1, 101, -9))
+    for place in range(len(frame)):
+        damaged = bytearray(frame)
+        damaged[place] ^= 1
+        with pytest.raises(BadMessage, match="damaged"):
+            decode_to_broker(bytes(damaged))
+
+
+@pytest.mark.parametrize("body", [b"", b"\x80", encode(Stop("", 0))[4:]], ids=["empty", "no tag", "from the broker"])
+def test_an_intact_frame_that_is_no_message_is_foreign(body: bytes):
+    with pytest.raises(ForeignMessage, match="control protocol version 3"):
+        decode_to_broker(sealed(body))
+
+
+def test_a_worker_waits_while_it_has_nothing_to_compute():
+    assert Report(1, 0, "waits for forward-1 message 40", since=0.0, idle=1.0).waiting
+    assert not Report(1, 0, "1F3 of step 7", since=0.0, idle=0.0).waiting

@@ -1,0 +1,103 @@
+"""What commands are answered."""
+
+import pytest
+
+from stageline.broker.control.protocol import (
+    Answer,
+    Ask,
+    Event,
+    Refused,
+)
+from support.conversation import Conversation, name, report, steps
+
+
+@pytest.fixture
+def talk() -> Conversation:
+    """A run that has just begun: both workers are there."""
+    talk = Conversation()
+    talk.join(0), talk.join(1)
+    return talk
+
+
+def test_status_names_run_workers_and_progress(talk: Conversation):
+    talk.send(name(0), report(0, actions=18, steps=steps(0, 0, 1), metrics={"accuracy": 0.5, "bad": float("-inf")}))
+    talk.send(name(1), report(1, now="1F3 of step 1", steps=steps(1, 0, loss=0.25), training_steps=100))
+    talk.now += 2.0
+    status = talk.status()
+    assert (status["run"], status["name"], status["phase"], status["missing"]) == ("run-1", "digits", "running", [])
+    assert (status["finished"], status["finished_floor"], status["training_steps"]) == ([2, 1], 1, 100)
+    assert (status["last_loss"], status["losses"]) == ({"step": 0, "loss": 0.25}, {"0": 0.25})
+    assert status["metrics"] == {"accuracy": 0.5, "bad": "-inf"}
+    assert status["workers"][1] == {
+        "index": 1,
+        "stages": [1],
+        "standing": "present",
+        "name": "worker-1",
+        "host": "desk",
+        "pid": 101,
+        "endpoint": "ipc://1",
+        "incarnation": 2,
+        "life": 1,
+        "heard": 2.0,
+        "now": "1F3 of step 1",
+        "trouble": "",
+        "since": 999.0,
+        "idle": 0.25,
+        "layer": "",
+        "actions": 0,
+        "retained_bytes": 0,
+    }
+
+
+def test_status_tells_the_losses_from_a_step_on(talk: Conversation):
+    talk.send(name(1), report(1, steps=[record for step in range(41) for record in steps(1, step, loss=float(step))]))
+    assert talk.status(losses_from="20")["losses"] == {"20": 20.0, "30": 30.0, "40": 40.0}
+
+
+def test_a_missing_worker_is_in_the_status():
+    assert Conversation().status()["workers"] == [
+        {"index": 0, "stages": [0], "standing": "missing"},
+        {"index": 1, "stages": [1], "standing": "missing"},
+    ]
+
+
+def test_queues_are_told_as_each_end_sees_them(talk: Conversation):
+    talk.send(name(0), report(0, queues={"forward-1": [1, 2, 3, 4096, 0.5]}))
+    ((_, answer),) = talk.send(b"me", Ask("queues"))
+    row = {"queue": "forward-1", "worker": 0, "ready": 1, "in_flight": 2, "retained": 3, "bytes": 4096, "oldest": 0.5}
+    assert answer == Answer("queues/1", {"run": "run-1", "queues": [row]})
+
+
+def test_the_story_of_a_microbatch_joins_records_and_open_steps(talk: Conversation):
+    talk.send(name(0), report(0, events=[Event(0, 7, 2, "stashed", 1002.0)]))
+    talk.send(name(1), report(1, steps=steps(1, 7)))
+    ((_, answer),) = talk.send(b"me", Ask("story", {"step": "7", "microbatch": "2"}))
+    assert isinstance(answer, Answer)
+    assert answer.schema == "story/1"
+    stashed, done = answer.facts["stages"]
+    holder = {"name": "worker-0", "life": 1, "incarnation": 1}
+    assert stashed == {
+        "stage": 0, "worker": 0, "attempts": [], "state": "stashed", "since": 1002.0, "holder": holder, "actions": []
+    }  # fmt: skip
+    assert (done["state"], done["since"]) == ("done", 17.0)
+    assert done["actions"] == [  # the last stage runs F0 B0 F1 B1 F2 B2 F3 B3 U, each action a second long from 0 on
+        {"action": "1F2", "start": 8.0, "end": 9.0},
+        {"action": "1B2", "start": 10.0, "end": 11.0},
+        {"action": "1U", "start": 16.0, "end": 17.0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (Ask("weather"), "no answer to 'weather'; ask for status, queues, story, why"),
+        (Ask("story"), "step must be a number from 0 on, not ''"),
+        (Ask("story", {"step": "1", "microbatch": "four"}), "microbatch must be a number from 0 on, not 'four'"),
+        (Ask("story", {"step": "1", "microbatch": "4"}), "there is no microbatch 4: a step has 4"),
+    ],
+)
+def test_a_question_without_an_answer_is_refused_saying_what_can_be_asked(talk: Conversation, ask: Ask, words: str):
+    ((_, refused),) = talk.send(b"me", ask)
+    assert isinstance(refused, Refused)
+    assert words in refused.reason
+    assert refused.code == 2

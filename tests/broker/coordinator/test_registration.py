@@ -1,0 +1,99 @@
+"""Which workers get a place, and what all of them are sent."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from stageline.broker.control.protocol import (
+    CONTROL_VERSION,
+    Assigned,
+    Hello,
+    Peers,
+    Refused,
+)
+from stageline.broker.coordinator.run import RunPhase
+from support.conversation import PLAN, SETTINGS, TERMS, Conversation, hello, name
+
+
+@pytest.fixture
+def talk() -> Conversation:
+    """A run that has just begun: both workers are there."""
+    talk = Conversation()
+    talk.join(0), talk.join(1)
+    return talk
+
+
+def test_workers_are_assigned_and_hear_of_each_other_when_all_are_there():
+    talk = Conversation()
+    assert talk.send(b"a", hello(0)) == [(b"a", Assigned("run-1", 0, 1, 0))]
+    assert talk.join(1)[1:] == []
+    assert talk.core.records.phase is RunPhase.WAITING
+    peers = Peers({0: (1, "ipc://a"), 1: (2, "ipc://1")})
+    sends = talk.send(b"a", hello(0, incarnation=1, endpoint="ipc://a"))
+    assert sends == [(b"a", Assigned("run-1", 0, 1, 0)), (b"a", peers), (name(1), peers)]
+    assert talk.core.records.phase is RunPhase.RUNNING
+
+
+def test_who_says_hello_again_hears_again_where_the_others_are(talk: Conversation):
+    sends = talk.send(b"new socket", hello(1, incarnation=2, endpoint="ipc://1"))
+    assert sends[1:] == [(b"new socket", Peers({0: (1, "ipc://0"), 1: (2, "ipc://1")}))]
+
+
+def test_a_worker_that_names_its_endpoint_at_once_need_not_say_it_again():
+    talk = Conversation()
+    for index in (0, 1):
+        talk.send(name(index), hello(index, endpoint="memory://"))
+    assert talk.core.records.phase is RunPhase.RUNNING
+
+
+def test_an_incarnation_is_stored_before_it_is_handed_out():
+    talk = Conversation()
+    ((_, assigned),) = talk.send(b"a", hello(0))
+    assert isinstance(assigned, Assigned)
+    assert talk.store.load().facts["registry"]["incarnation"] == assigned.incarnation
+
+
+def test_another_control_version_is_refused_naming_both():
+    ((_, refused),) = Conversation().send(b"a", hello(0, version=7))
+    assert isinstance(refused, Refused)
+    assert "uses control protocol version 7, the broker version 3" in refused.reason
+
+
+def test_a_worker_that_writes_no_snapshots_is_refused_where_the_others_do():
+    """Its stages would have none, no checkpoint would ever be complete, and nobody would know."""
+    settings = {"recovery": {"restarts": 0, "snapshot_every": 20}}
+    other = Hello(CONTROL_VERSION, PLAN, "desk-2", "desk", 1, "", settings=settings)
+    ((_, refused),) = Conversation(terms=replace(TERMS, restarts=5, snapshots=True)).send(b"a", other)
+    assert isinstance(refused, Refused)
+    assert refused.code == 78
+    assert "desk-2 has recovery.restarts = 0, the broker has 5" in refused.reason
+
+
+def test_another_plan_is_refused_naming_what_differs():
+    other = Hello(
+        CONTROL_VERSION, "e" * 64, "desk-2", "desk", 1, "", settings={"schedule": {"name": "1f1b", "microbatches": 8}}
+    )
+    ((_, refused),) = Conversation().send(b"a", other)
+    assert isinstance(refused, Refused)
+    assert refused.code == 78
+    assert "desk-2 has another plan than the broker: schedule.microbatches: 8 here, 4 there" in refused.reason
+
+
+@pytest.mark.parametrize("settings", [{}, {"a": [{b"\xff": 1}]}, {"schedule": SETTINGS["schedule"]}])
+def test_another_plan_whose_difference_cannot_be_told_is_refused_by_digest(settings: dict[str, object]):
+    ((_, refused),) = Conversation().send(
+        b"a", Hello(CONTROL_VERSION, "e" * 64, "desk-2", "desk", 1, "", settings=settings)
+    )
+    assert isinstance(refused, Refused)
+    assert "its digest is eeeeeeeeeeee, the broker's dddddddddddd" in refused.reason
+
+
+def test_queues_on_sockets_of_one_machine_are_refused_on_two():
+    talk = Conversation()
+    talk.join(0)
+    talk.send(name(1), msgspec.structs.replace(hello(1), host="laptop"))
+    said = talk.send(name(1), msgspec.structs.replace(hello(1, incarnation=2, endpoint="ipc://1"), host="laptop"))
+    (refusal,) = [sentence for _, sentence in said if isinstance(sentence, Refused)]
+    assert refusal.code == 78
+    assert "set queues.url to tcp://" in refusal.reason

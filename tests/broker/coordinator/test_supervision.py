@@ -1,0 +1,176 @@
+"""Lost workers: which are replaced, and which losses end the run."""
+
+import pytest
+
+from stageline.broker.control.protocol import (
+    Assigned,
+    Event,
+    Exited,
+    Failed,
+    FromBroker,
+    Goodbye,
+    Stop,
+)
+from stageline.broker.coordinator.run import RunPhase
+from stageline.broker.membership.failure_detector import EXIT_GRACE
+from support.conversation import WAITING, Conversation, hello, name, report
+from support.replacements import Sends, kill, reach, replacement, said, stops, talk_of
+
+
+@pytest.fixture
+def talk() -> Conversation:
+    return talk_of()
+
+
+@pytest.mark.parametrize("status", [2, 78])
+def test_a_process_that_would_fail_again_ends_the_run(talk: Conversation, status: int):
+    (stop,) = stops(kill(talk, 1, 101, status))
+    assert stop.code == status
+    assert "exited with status" in stop.reason
+
+
+def test_a_worker_that_says_it_failed_ends_the_run(talk: Conversation):
+    (stop,) = stops(talk.send(name(1), Failed(2, "the loss of microbatch 3 of step 7 is nan", 1)))
+    assert stop.reason == "worker 1 (stage 1) failed: the loss of microbatch 3 of step 7 is nan"
+
+
+def lose_again(talk: Conversation, times: int) -> Sends:
+    """Worker 1 is killed, replaced, killed again, ..."""
+    sends, pid = kill(talk, 1, 101), 101
+    for pid in range(201, 200 + times):
+        talk.assigned(b"new", replacement(1, pid))
+        sends += kill(talk, 1, pid)
+    return sends
+
+
+def test_a_worker_that_is_lost_again_and_again_without_a_newer_checkpoint_ends_the_run(talk: Conversation):
+    reach(talk, 20)
+    assert stops(lose_again(talk, 2)) == []
+    talk.assigned(b"new", replacement(1, 301))
+    (stop,) = stops(kill(talk, 1, 301))
+    assert stop.reason == (
+        "worker 1 (stage 1), worker-1 (pid 301, host desk), was killed by SIGKILL. It had sent no report. "
+        "It was replaced 2 times since checkpoint 20 (recovery.restarts is 2)"
+    )
+    assert stop.code == 1
+
+
+def test_a_newer_checkpoint_begins_the_count_anew(talk: Conversation):
+    lose_again(talk, 2)
+    talk.assigned(b"new", replacement(1, 301))
+    talk.send(name(0), said(1, stage=0, upto=20, snapshots=[(0, 20)]))
+    talk.send(b"new", said(4, upto=20, snapshots=[(1, 20)]))
+    assert stops(kill(talk, 1, 301)) == []
+    assert talk.status()["restarts"] == 3
+
+
+def test_processes_that_end_before_they_join_are_counted_too(talk: Conversation):
+    kill(talk, 1, 101)
+    assert stops(talk.send(b"supervisor", Exited(1, 101, -9))) == []  # told twice, died once
+    assert stops(talk.send(b"supervisor", Exited(1, 201, 1))) == []
+    (stop,) = stops(talk.send(b"supervisor", Exited(1, 202, 1)))
+    assert stop.reason == "worker 1 (stage 1) exited with status 1 before it joined; see its own output"
+
+
+def test_a_process_that_ends_before_it_joins_as_it_always_will_ends_the_run_at_once(talk: Conversation):
+    kill(talk, 1, 101)
+    (stop,) = stops(talk.send(b"supervisor", Exited(1, 201, 78)))
+    assert stop.code == 78
+
+
+def test_a_run_whose_lost_worker_nobody_replaces_is_given_up_naming_it(talk: Conversation):
+    kill(talk, 1, 101)
+    sends: Sends = []
+    while not stops(sends):
+        talk.send(name(0), report(0))
+        sends = talk.after(1.0)
+    (stop,) = stops(sends)
+    assert stop.code == 69
+    assert stop.reason.startswith(
+        "no replacement joined within 60 s for worker 1 (stage 1): stage 1 (worker 1) was lost 60 s ago "
+        "and has not been replaced: worker 1 (stage 1), worker-1 (pid 101, host desk), was killed by SIGKILL. "
+        "It had sent no report"
+    )
+
+
+# Where no worker can be replaced
+
+
+@pytest.fixture
+def final() -> Conversation:
+    """A run that has just begun, in which no worker can be replaced."""
+    talk = Conversation()
+    talk.join(0), talk.join(1)
+    return talk
+
+
+def reason(sends: list[tuple[bytes, FromBroker]], to: bytes) -> str:
+    (stop,) = [sentence for recipient, sentence in sends if recipient == to]
+    assert isinstance(stop, Stop)
+    return stop.reason
+
+
+def test_a_silent_worker_ends_the_run_naming_what_it_held(final: Conversation):
+    held = [Event(1, 118, 2, "stashed", 1000.0), Event(1, 118, 3, "forward", 1000.2)]
+    final.send(name(1), report(1, actions=7, now="1F3 of step 118", events=held))
+    sends = []
+    while not sends:
+        final.send(name(0), report(0))
+        sends = final.after(0.1)
+    assert [recipient for recipient, _ in sends] == [name(0)]
+    assert reason(sends, name(0)) == (
+        "worker 1 (stage 1), worker-1 (pid 101, host desk), was silent for 10.0 s (recovery.lease is 10 s). "
+        "It held 1F3 of step 118 since 9.8 s; microbatch 2 of step 118, stashed at stage 1"
+    )
+    assert (final.core.records.phase, final.status()["code"]) == (RunPhase.FAILED, 1)
+
+
+def test_a_killed_process_ends_the_run_naming_its_signal(final: Conversation):
+    final.send(name(1), report(1))
+    assert final.send(b"supervisor", Exited(1, 101, -9)) == []
+    why = reason(final.after(EXIT_GRACE + 0.2), name(0))
+    assert why == (
+        "worker 1 (stage 1), worker-1 (pid 101, host desk), was killed by SIGKILL. "
+        f'It last reported: "{WAITING}" since 1.0 s'
+    )
+
+
+def test_a_processs_last_words_say_more_than_its_exit(final: Conversation):
+    final.send(b"supervisor", Exited(1, 101, 1))
+    sends = final.send(name(1), Failed(2, "the loss is not a scalar: it has shape (4,)", 78))
+    assert sends == [(name(0), Stop("worker 1 (stage 1) failed: the loss is not a scalar: it has shape (4,)", 78))]
+    assert final.after(1.0) == []
+
+
+def test_the_exit_of_a_former_process_is_no_news(final: Conversation):
+    final.send(b"supervisor", Exited(1, 55, 1))
+    assert final.after(1.0) == []
+    assert final.core.records.phase is RunPhase.RUNNING
+
+
+def test_a_process_that_exits_before_it_joined_ends_the_run_with_its_code():
+    talk = Conversation()
+    talk.join(0)
+    sends = talk.send(b"supervisor", Exited(1, 101, 78))
+    words = "worker 1 (stage 1) exited with status 78 before it joined; see its own output"
+    assert sends == [(name(0), Stop(words, 78))]
+
+
+def test_the_first_cause_stays(final: Conversation):
+    final.send(name(1), Failed(2, "out of memory", 1))
+    final.send(name(0), Failed(1, "stopped", 1))
+    assert final.status()["reason"] == "worker 1 (stage 1) failed: out of memory"
+
+
+def test_a_worker_that_leaves_before_the_run_is_over_ends_it(final: Conversation):
+    sends = final.send(name(1), Goodbye(2, "interrupted"))
+    assert reason(sends, name(0)).startswith("worker 1 (stage 1), worker-1 (pid 101, host desk), left: interrupted.")
+
+
+def test_while_the_run_waits_a_lost_worker_only_leaves_its_place():
+    talk = Conversation()
+    talk.join(0)
+    assert talk.after(10.5) == []
+    assert (talk.core.records.phase, talk.status()["missing"]) == (RunPhase.WAITING, [0, 1])
+    ((_, assigned), *_) = talk.send(b"b", hello(0))
+    assert assigned == Assigned("run-1", 0, 2, 0)

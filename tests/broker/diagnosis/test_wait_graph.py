@@ -1,0 +1,178 @@
+"""Chains of waiting workers, from one that lacks a message to the root."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stageline.broker.control.protocol import (
+    Event,
+    Report,
+    StepRecord,
+    Wait,
+)
+from stageline.broker.diagnosis.wait_graph import LATE, QUIET
+from stageline.pipeline.schedule import make_schedule
+from support.conversation import TERMS, Conversation
+from support.worker_line import M, WorkerLine, computing, hang
+
+
+@pytest.fixture
+def line() -> WorkerLine:
+    return WorkerLine()
+
+
+def test_what_another_action_holds_up_is_named_by_that_action(line: WorkerLine):
+    line.waits(1, "backward-1", 7, 5)
+    line.says(2, "2F7 of step 7", events=(computing(2, 7, 7, "forward"),))
+    line.passes(2.0)
+    text = str(line.why(stage="1")["text"])
+    assert text.endswith("(worker w2, life 1), which began 2F7 of step 7 2 s ago and has made no progress since")
+
+
+def test_a_message_that_was_put_and_does_not_arrive_is_on_its_way(line: WorkerLine):
+    line.waits(1, "forward-1", 7, 5, action="1F5")
+    line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))
+    line.passes(3.0)
+    facts = line.why(stage="1")
+    assert facts["text"] == (
+        "stage 1 waits for the activation of step 7 microbatch 5 from stage 0 (worker w0, life 1), "
+        "which has put it; it has not arrived for 3.0 s"
+    )
+    assert facts["root"]["cause"] == "on its way"  # type: ignore[index]
+
+
+def test_what_a_dead_worker_had_put_it_has_to_put_again(line: WorkerLine):
+    line.waits(1, "forward-1", 7, 5, action="1F5")
+    line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))
+    line.passes(0.5)
+    line.passes(QUIET + 1, 0)
+    assert line.why(stage="1")["root"]["cause"] == "silent"  # type: ignore[index]
+
+
+def test_a_circle_is_called_one(line: WorkerLine):
+    line.waits(1, "forward-1", 7, 5), line.waits(0, "backward-0", 7, 1)
+    line.passes(2.0)
+    facts = line.why(stage="1")
+    assert facts["root"]["cause"] == "circle"  # type: ignore[index]
+    assert "a checked schedule cannot deadlock" in str(facts["action"])
+
+
+def test_a_message_that_does_not_arrive_makes_no_circle(line: WorkerLine):
+    """When a Redis server was gone, each of two workers waited for the other: that was called a circle."""
+    line.says(0, "0F5 of step 7", events=(computing(0, 7, 5, "stashed"),))
+    line.passes(0.5)
+    line.waits(1, "forward-1", 7, 5), line.waits(0, "backward-0", 7, 5)
+    line.passes(3.0)
+    for stage in ("0", "1"):
+        assert line.why(stage=stage)["root"]["cause"] == "on its way"  # type: ignore[index]
+
+
+def test_reports_of_different_moments_make_no_circle(line: WorkerLine):
+    """In a run of quick steps each of two workers was seen waiting for what the other had put a moment before: it was
+    called a circle, to be reported."""
+    line.waits(1, "forward-1", 7, 5), line.waits(0, "backward-0", 7, 1)
+    line.passes(0.5)
+    facts = line.why(stage="1")
+    assert "circle" not in str(facts["text"])
+    assert facts["action"] == "nothing: the run makes progress"
+
+
+@pytest.mark.parametrize(("index", "queue", "what"), [(0, "forward-0", "activation"), (3, "target-3", "targets")])
+def test_batches_that_do_not_come_are_the_sources(line: WorkerLine, index: int, queue: str, what: str):
+    line.waits(index, queue, 7, 5)
+    line.passes(2.0)
+    facts = line.why(stage=str(index))
+    assert facts["text"] == f"stage {index} waits for the {what} of step 7 microbatch 5 from the data source"
+    assert facts["root"] == {"cause": "source", "worker": None}
+
+
+def test_when_nobody_is_heard_it_is_the_broker(line: WorkerLine):
+    hang(line, 0, 1, 2, 3)
+    facts = line.why()
+    assert facts["text"] == "the broker has received no report for 4 s"
+    assert "the workers keep training without it" in str(facts["action"])
+
+
+def test_a_message_may_be_on_its_way_for_a_moment(line: WorkerLine):
+    line.waits(1, "forward-1", 7, 5, action="1F5")
+    line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))
+    line.passes(0.5)
+    assert line.core._supervision.diagnose(line.now, 1).chain.harmless
+    line.passes(LATE)
+    assert not line.core._supervision.diagnose(line.now, 1).chain.harmless
+
+
+def test_a_worker_with_several_stages_may_need_another_one_first():
+    talk = Conversation(terms=replace(TERMS, schedule=make_schedule("1f1b", ((0, 2), (1,)), M)))
+    for index in (0, 1):
+        talk.join(index)
+    wait = Wait("backward-0", 7 * M + 1, "0B1", 7, 0.0)
+    talk.send(b"a", Report(1, 5, "waits for backward-0", 0.0, 0.0, waits=[wait]))
+    talk.send(b"b", Report(2, 5, "waits", 0.0, 0.0, waits=[Wait("backward-1", 7 * M + 3, "1B3", 7, 0.0)]))
+    text = talk.core._supervision.diagnose(talk.now, 1).text
+    assert text.startswith(
+        "stage 1 waits for the gradient of step 7 microbatch 3 from stage 2 (worker-0, life 1), "
+        "whose worker first runs 0B1 of stage 0, which waits for the gradient of step 7 microbatch 1 from stage 1"
+    )
+
+
+def test_a_wait_for_room_leads_to_the_stage_that_does_not_get_on(line: WorkerLine):
+    """It was taken for a hang: the worker that waited was the one to be given up."""
+    line.lacks_room(1, "forward-2", 7, 5), line.waits(0, "backward-0", 7, 0)
+    line.says(2, "2F1 of step 7", events=(computing(2, 7, 1, "forward"),), layer="layers.3")
+    line.waits(3, "forward-3", 7, 1, action="3F1")
+    line.passes(4.0)
+    assert line.why(stage="0")["text"] == (
+        "stage 0 waits for the gradient of step 7 microbatch 0 from stage 1 (worker w1, life 1), "
+        "which waits for room in forward-2 until stage 2 (worker w2, life 1) makes progress, "
+        "which began 2F1 of step 7 4 s ago and has made no progress since; it is in layers.3"
+    )
+    facts = line.why(stage="1")
+    assert [(lack["stage"], lack["source"], lack["room"]) for lack in facts["chain"]] == [(1, 2, True)]  # type: ignore[attr-defined]
+    assert facts["root"]["cause"] == "stuck"  # type: ignore[index]
+
+
+def test_room_waits_for_whoever_has_finished_least_not_for_who_takes(line: WorkerLine):
+    for stage in (0, 1, 2):
+        line.has_finished(stage, 6)
+    line.lacks_room(1, "forward-2", 7, 5), line.waits(2, "forward-2", 7, 5, action="2F5")
+    line.says(3, "3B7 of step 6", events=(computing(3, 6, 7, "backward"),))
+    line.passes(3.0)
+    assert str(line.why(stage="2")["text"]).endswith(
+        "from stage 1 (worker w1, life 1), which waits for room in forward-2 until stage 3 (worker w3, "
+        "life 1) makes progress, which began 3B7 of step 6 3 s ago and has made no progress since"
+    )
+
+
+def test_a_circle_that_room_would_break_says_how_to_make_some(line: WorkerLine):
+    line.lacks_room(1, "forward-2", 7, 5), line.waits(2, "forward-2", 7, 5, action="2F5")
+    line.waits(0, "backward-0", 7, 0), line.waits(3, "forward-3", 7, 5, action="3F5")
+    line.passes(3.0)
+    facts = line.why(stage="1")
+    assert facts["root"]["cause"] == "circle"  # type: ignore[index]
+    assert "a larger queues.retain_bytes" in str(facts["action"])
+
+
+_QUEUES = st.sampled_from(["forward-0", "forward-2", "backward-1", "target-3", "backward-9", "x", "forward-", "-1"])
+_WAITS = st.builds(Wait, _QUEUES, st.integers(0, 99), st.just("1F3"), st.integers(0, 9), st.just(0.0), st.booleans())
+_STATES = st.sampled_from(["forward", "stashed", "backward", "done"])
+
+
+@given(st.data())
+def test_whatever_is_reported_there_is_an_answer(data: st.DataObject):
+    line = WorkerLine(restarts=1, snapshots=True)
+    for index in range(4):
+        waits = data.draw(st.lists(_WAITS, max_size=1))
+        event = Event(index, data.draw(st.integers(0, 9)), data.draw(st.integers(0, 7)), data.draw(_STATES), 1000.0)
+        trouble = data.draw(st.sampled_from(["", "Redis is away"]))
+        line.says(index, data.draw(st.sampled_from(["1F3", "waits"])), *waits, events=(event,), trouble=trouble)
+        if data.draw(st.booleans()):
+            line.saying[index] = Report(index + 1, 9, "1U", 0.0, 0.0, [StepRecord(index, 3, b"")])
+    line.passes(1.0)
+    silent = data.draw(st.sets(st.integers(0, 3)))
+    line.passes(data.draw(st.sampled_from([0.0, 2.0, 12.0])), *silent)
+    facts = line.why()
+    assert facts["text"]
+    assert facts["action"]

@@ -1,0 +1,151 @@
+"""Spares and restarted workers stand by until a place is free: first come, first served."""
+
+import msgspec
+import pytest
+
+from stageline.broker.control.protocol import (
+    CONTROL_VERSION,
+    WAITS,
+    Assigned,
+    Hello,
+    Refused,
+    Report,
+    Standby,
+    Stop,
+    StopRun,
+)
+from stageline.broker.coordinator.run import RunPhase
+from stageline.broker.membership.standby import SILENCE
+from support.conversation import TERMS, Conversation, name, report
+from support.replacements import REPLACING, Sends, kill, reach, replacement, talk_of
+
+
+@pytest.fixture
+def talk() -> Conversation:
+    return talk_of()
+
+
+def spare(pid: int, *, claim: int | None = None, name: str = "spare") -> Hello:
+    return Hello(CONTROL_VERSION, "d" * 64, name, "cloud", pid, "", claim, spare=True)
+
+
+def test_a_spare_stands_by_until_a_worker_is_lost_and_is_called_at_once(talk: Conversation):
+    ((_, standby),) = talk.send(b"spare", spare(1))
+    assert isinstance(standby, Standby)
+    assert standby.reason.startswith("all 2 workers of the plan have joined")
+    reach(talk, 20)
+    told = [sentence for recipient, sentence in kill(talk, 1, 101) if recipient == b"spare"]
+    assert told[0] == Assigned("run-1", 1, 3, 20)
+    assert talk.status()["spares"] == []
+
+
+def test_a_spare_leaves_the_places_to_others_before_the_run_has_begun():
+    talk = Conversation(terms=REPLACING)
+    ((_, standby),) = talk.send(b"spare", spare(1))
+    assert standby == Standby("the run has not begun; a spare takes the place of a lost worker")
+    talk.join(0), talk.join(1)
+    assert talk.core.records.phase is RunPhase.RUNNING
+
+
+def test_spares_are_called_in_turn_and_only_to_places_that_they_want(talk: Conversation):
+    talk.send(b"a", spare(1, claim=0)), talk.send(b"b", spare(2)), talk.send(b"c", spare(3))
+    talk.send(b"b", spare(2))
+    assert talk.status()["spares"] == [
+        {"name": "spare", "host": "cloud", "pid": pid, "heard": 0.0} for pid in (1, 2, 3)
+    ]
+    assert [to for to, sentence in kill(talk, 1, 101) if isinstance(sentence, Assigned)] == [b"b"]
+    talk.send(b"a", spare(1, claim=0)), talk.send(b"c", spare(3))
+    assert [to for to, sentence in kill(talk, 0, 100) if isinstance(sentence, Assigned)] == [b"a"]
+
+
+def test_a_spare_that_is_silent_is_not_called(talk: Conversation):
+    talk.send(b"spare", spare(1))
+    talk.after(SILENCE)
+    assert kill(talk, 1, 101) == []
+    assert talk.core.records.registry.missing == [1]
+
+
+def test_a_spare_that_does_not_answer_its_call_loses_the_place_to_the_next(talk: Conversation):
+    talk.send(b"dead", spare(1))
+    kill(talk, 1, 101)
+    sends: Sends = []
+    while not sends:
+        talk.send(name(0), report(0)), talk.send(b"next", spare(2))
+        sends = talk.after(0.5)
+    assert sends == [(b"next", Assigned("run-1", 1, 4, 0))]
+
+
+def test_a_spare_that_has_answered_may_take_its_time_to_load(talk: Conversation):
+    talk.send(b"spare", spare(1))
+    kill(talk, 1, 101)
+    talk.send(b"spare", Report(3, 0, "waits for its model", 0.0, 0.0))
+    for _ in range(40):
+        talk.send(name(0), report(0)), talk.after(1.0)
+    assert talk.core.records.registry.missing == []
+
+
+def test_loading_for_longer_than_a_lease_is_no_lack_of_progress_once_it_is_done(talk: Conversation):
+    """What a worker says at once after its call counted as its last progress: it was lost as soon as it was ready."""
+    talk.send(b"spare", spare(1))
+    kill(talk, 1, 101)
+    talk.send(b"spare", Report(3, 0, f"{WAITS} for its queues and its model", since=talk.now, idle=1.0))
+    for _ in range(30):
+        talk.send(name(0), report(0)), talk.after(1.0)
+    talk.send(b"spare", msgspec.structs.replace(spare(1), endpoint="tcp://cloud:5555", incarnation=3))
+    assert talk.core.records.registry.members[1].introduced
+    for _ in range(5):
+        (
+            talk.send(name(0), report(0)),
+            talk.send(b"spare", Report(3, 0, "1F0 of step 0", talk.now, 0.0)),
+            talk.after(1.0),
+        )
+    assert talk.core.records.registry.missing == []
+
+
+def test_a_spare_whose_call_got_lost_hears_it_again(talk: Conversation):
+    talk.send(b"spare", spare(1))
+    kill(talk, 1, 101)
+    assert talk.assigned(b"spare", spare(1)) == Assigned("run-1", 1, 3, 0)
+
+
+def test_a_spare_hears_of_the_end(talk: Conversation):
+    talk.send(b"spare", spare(1))
+    stop = Stop("enough; nothing is saved yet", 130)
+    assert (b"spare", stop) in talk.send(b"train", StopRun("enough", 130))
+    assert talk.send(b"late", spare(2)) == [(b"late", stop)]
+
+
+def test_where_nobody_may_be_replaced_there_are_no_spares():
+    talk = talk_of(terms=TERMS)
+    ((_, refused),) = talk.send(b"spare", spare(1))
+    assert isinstance(refused, Refused)
+
+
+def test_a_worker_that_was_started_again_before_its_loss_was_noticed_stands_by_and_soon_has_its_place(
+    talk: Conversation,
+):
+    talk.after(1.5)
+    talk.send(name(0), report(0))
+    ((_, standby),) = talk.send(b"again", replacement(1, 101))
+    assert isinstance(standby, Standby)
+    assert talk.after(1.0) == [(b"again", Assigned("run-1", 1, 3, 0))]
+    assert "was restarted" in talk.core.records.events.infos[-2]
+
+
+def test_a_worker_that_is_heard_is_not_pushed_out_by_another_of_its_name(talk: Conversation):
+    for _ in range(30):
+        talk.send(name(0), report(0)), talk.send(name(1), report(1)), talk.send(b"again", replacement(1, 201))
+        assert talk.after(0.3) == []
+    assert talk.core.records.registry.members[1].pid == 101
+
+
+def test_two_machines_that_claim_one_place_have_made_a_mistake(talk: Conversation):
+    ((_, refused),) = talk.send(b"other", Hello(CONTROL_VERSION, "d" * 64, "worker-1", "laptop", 7, "", 1))
+    assert isinstance(refused, Refused)
+
+
+def test_a_worker_that_comes_back_after_its_place_was_given_away_stands_by(talk: Conversation):
+    talk.send(b"spare", spare(1))
+    kill(talk, 1, 101)
+    ((_, standby),) = talk.send(b"back", replacement(1, 201))
+    assert isinstance(standby, Standby)

@@ -1,0 +1,92 @@
+"""When a checkpoint is complete, and what of a lost worker does not count."""
+
+import pytest
+
+from stageline.broker.control.protocol import (
+    Refused,
+    Trim,
+)
+from support.conversation import TERMS, Conversation, hello, name
+from support.replacements import kill, reach, replacement, said, talk_of, trims
+
+
+@pytest.fixture
+def talk() -> Conversation:
+    return talk_of()
+
+
+def test_a_checkpoint_is_announced_when_every_stage_has_its_snapshot(talk: Conversation):
+    talk.send(name(0), said(1, stage=0, upto=20, snapshots=[(0, 20)]))
+    talk.send(name(1), said(2, upto=20))
+    assert trims(talk.after(1.0)) == []
+    talk.send(name(1), said(2, upto=20, snapshots=[(1, 20)]))
+    assert trims(talk.after(1.0)) == [20]
+    assert talk.status()["checkpoint"] == 20
+
+
+def test_a_checkpoint_waits_for_the_losses_before_it(talk: Conversation):
+    talk.send(name(0), said(1, stage=0, upto=20, snapshots=[(0, 20)]))
+    talk.send(name(1), said(2, upto=19, snapshots=[(1, 20)]))
+    assert trims(talk.after(1.0)) == []
+    talk.send(name(1), said(2, upto=20))
+    assert trims(talk.after(1.0)) == [20]
+
+
+def test_a_checkpoint_is_stored_before_it_is_announced(talk: Conversation):
+    reach(talk, 20)
+    kept = talk.store.load().facts["registry"]["checkpoints"]
+    assert kept == {"complete": 20, "newer": [[], []]}
+
+
+def test_the_newest_step_that_all_have_is_complete_whatever_came_in_between(talk: Conversation):
+    talk.send(name(0), said(1, stage=0, upto=60, snapshots=[(0, 20), (0, 60), (0, 40)]))
+    talk.send(name(1), said(2, upto=40, snapshots=[(1, 40)]))
+    assert trims(talk.after(1.0)) == [40]
+    talk.send(name(1), said(2, upto=60, snapshots=[(1, 20), (1, 60)]))
+    assert trims(talk.after(1.0)) == [60]
+
+
+def test_a_snapshot_of_a_stage_that_is_not_the_workers_counts_for_nothing(talk: Conversation):
+    talk.send(name(0), said(1, stage=0, upto=20, snapshots=[(0, 20), (1, 20)]))
+    talk.send(name(1), said(2, upto=20))
+    assert trims(talk.after(1.0)) == []
+    assert talk.status()["oddities"] == {"illegal": 1}
+
+
+def test_a_checkpoint_that_was_missed_is_told_with_the_next_hello(talk: Conversation):
+    reach(talk, 20)
+    talk.after(1.0)
+    sends = talk.send(b"new socket", hello(1, incarnation=2, endpoint="ipc://1"))
+    assert sends[-1] == (b"new socket", Trim(20))
+
+
+def test_without_snapshots_queues_are_trimmed_to_what_all_have_finished():
+    talk = talk_of(terms=TERMS)
+    reach(talk, 20)
+    assert trims(talk.after(1.0)) == [20]
+    talk.send(name(0), said(1, stage=0, upto=23)), talk.send(name(1), said(2, upto=22))
+    assert trims(talk.after(1.0)) == [22]
+    assert talk.status()["checkpoint"] is None
+
+
+def test_what_a_lost_worker_had_completes_no_checkpoint_of_its_replacement(talk: Conversation):
+    talk.send(name(1), said(2, upto=20, snapshots=[(1, 20)]))
+    kill(talk, 1, 101)
+    talk.assigned(b"new", replacement(1, 201))
+    talk.send(name(0), said(1, stage=0, upto=20, snapshots=[(0, 20)]))
+    assert trims(talk.after(1.0)) == []
+    talk.send(b"new", said(3, upto=20))
+    assert trims(talk.after(1.0)) == []
+    talk.send(b"new", said(3, upto=20, snapshots=[(1, 20)]))
+    assert trims(talk.after(1.0)) == [20]
+
+
+def test_a_zombies_snapshot_completes_nothing(talk: Conversation):
+    kill(talk, 1, 101)
+    talk.assigned(b"new", replacement(1, 201))
+    talk.send(name(0), said(1, stage=0, upto=20, snapshots=[(0, 20)]))
+    ((_, refused),) = talk.send(name(1), said(2, upto=20, snapshots=[(1, 20)]))
+    assert isinstance(refused, Refused)
+    assert refused.code == 1
+    assert trims(talk.after(1.0)) == []
+    assert talk.core.records.ledger.finished == [20, 0]

@@ -1,0 +1,50 @@
+"""Attempts on a microbatch that were lost with their worker."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from stageline.broker.control.protocol import (
+    Answer,
+    Ask,
+    Event,
+)
+from stageline.broker.coordinator.coordinator import Coordinator
+from support.conversation import Conversation, name
+from support.replacements import REPLACING, kill, reach, replacement, said, talk_of
+
+
+@pytest.fixture
+def talk() -> Conversation:
+    return talk_of()
+
+
+def attempts(talk: Conversation, step: int, microbatch: int, stage: int = 1) -> list[dict[str, Any]]:
+    """What `story` tells of computing that came to nothing."""
+    ((_, told),) = talk.send(b"me", Ask("story", {"step": str(step), "microbatch": str(microbatch)}))
+    assert isinstance(told, Answer)
+    return told.facts["stages"][stage]["attempts"]  # type: ignore[index, no-any-return, call-overload]
+
+
+def test_the_story_of_a_microbatch_tells_the_attempts_that_were_lost(talk: Conversation):
+    reach(talk, 20)
+    begun = [Event(1, 22, 0, "done", talk.now), Event(1, 22, 1, "forward", talk.now)]
+    talk.send(name(1), msgspec.structs.replace(said(2, stage=1, upto=22), events=begun))
+    kill(talk, 1, 101)
+    assert [attempts(talk, *place) for place in [(19, 0), (22, 2), (23, 0)]] == [[], [], []]
+    assert attempts(talk, 21, 0, stage=0) == []
+    assert [attempts(talk, *place)[0]["state"] for place in [(20, 0), (21, 3), (22, 0), (22, 1)]] == [
+        "done",
+        "done",
+        "done",
+        "forward",
+    ]
+    talk.assigned(b"new", replacement(1, 201))
+    talk.send(b"new", msgspec.structs.replace(said(3, stage=1, upto=21), events=[Event(1, 22, 1, "forward", talk.now)]))
+    kill(talk, 1, 201, status=3)
+    [first, second] = attempts(talk, 22, 1)
+    assert (first["name"], first["life"], first["why"]) == ("worker-1", 1, "was killed by SIGKILL")
+    assert (second["name"], second["life"], second["why"]) == ("worker-1", 2, "exited with status 3")
+    talk.core = Coordinator(REPLACING, talk.store, "run-1", talk.now)
+    assert attempts(talk, 22, 1) == [first, second]

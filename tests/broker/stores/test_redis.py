@@ -1,0 +1,32 @@
+"""The store in a Redis server: its one owner, and a server that is away."""
+
+from contextlib import closing
+
+import pytest
+
+from stageline.broker.control.protocol import StepRecord
+from stageline.broker.stores.base import StoreUnusable
+from stageline.broker.stores.redis import RedisStore
+from support.redis_server import shared_server
+
+
+def record(stage: int, step: int) -> StepRecord:
+    return StepRecord(stage, step, f"times of {stage}/{step}".encode())
+
+
+def test_of_two_brokers_the_one_that_wrote_first_later_stops():
+    url = shared_server().own_database()
+    with closing(RedisStore(url, "run")) as one, closing(RedisStore(url, "run")) as other:
+        one.put("run", {"id": "a"})
+        assert other.load().facts == {"run": {"id": "a"}}
+        one.put("run", {"id": "b"})  # whoever only looks takes nothing over
+        other.put("run", {"id": "c"})
+        with pytest.raises(StoreUnusable, match="another broker has taken over"):
+            one.put("run", {"id": "d"})
+
+
+def test_a_server_that_is_away_is_told_of_while_it_is_waited_for():
+    heard: list[str] = []
+    with pytest.raises(StoreUnusable, match="cannot be reached"):
+        RedisStore("redis://127.0.0.1:1/0", "run", patience=0.1, waiting=heard.append)
+    assert "Connection refused" in heard[0]

@@ -1,0 +1,63 @@
+"""The SQLite file: what a killed process leaves in it, and who may open it."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stageline.broker.control.protocol import StepRecord
+from stageline.broker.stores.base import StoredRun, StoreUnusable
+from stageline.broker.stores.sqlite import SqliteStore
+
+
+def record(stage: int, step: int) -> StepRecord:
+    return StepRecord(stage, step, f"times of {stage}/{step}".encode())
+
+
+def test_what_sqlite_has_kept_outlives_a_killed_process(tmp_path: Path):
+    path = tmp_path / "broker.sqlite"
+    lines = [
+        "import os, pathlib, signal",
+        "from stageline.broker.control.protocol import StepRecord",
+        "from stageline.broker.stores.sqlite import SqliteStore",
+        f"store = SqliteStore(pathlib.Path({str(path)!r}))",
+        "store.append([StepRecord(1, 4, b'times')], {4: 0.25})",
+        "store.put('run', {'id': 'a'})",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+    ]
+    assert subprocess.run([sys.executable, "-c", "\n".join(lines)], check=False).returncode == -signal.SIGKILL
+    store = SqliteStore(path)
+    assert store.load() == StoredRun({"run": {"id": "a"}}, {1: 5}, {4: 0.25})
+    assert store.record(1, 4) == StepRecord(1, 4, b"times")
+    store.close()
+
+
+def test_two_brokers_cannot_have_one_file(tmp_path: Path):
+    store = SqliteStore(tmp_path / "broker.sqlite")
+    with pytest.raises(StoreUnusable, match=r"broker\.sqlite: database is locked"):
+        SqliteStore(tmp_path / "broker.sqlite")
+    store.close()
+
+
+def test_a_file_that_is_not_a_store_is_named(tmp_path: Path):
+    (tmp_path / "broker.sqlite").write_text("a shopping list, long enough not to pass for an empty database file\n" * 9)
+    with pytest.raises(StoreUnusable, match=r"broker\.sqlite: file is not a database. Move it away, and resume"):
+        SqliteStore(tmp_path / "broker.sqlite")
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path):
+    with pytest.raises(StoreUnusable, match=r"nowhere/broker\.sqlite: unable to open"):
+        SqliteStore(tmp_path / "nowhere" / "broker.sqlite")
+
+
+def test_a_store_of_another_format_is_left_alone(tmp_path: Path):
+    path = tmp_path / "broker.sqlite"
+    SqliteStore(path).close()
+    subprocess.run(
+        [sys.executable, "-c", f"import sqlite3; sqlite3.connect({str(path)!r}).execute('PRAGMA user_version = 9')"],
+        check=True,
+    )
+    with pytest.raises(StoreUnusable, match="has format 9, this version reads format 1"):
+        SqliteStore(path)

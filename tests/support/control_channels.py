@@ -1,0 +1,41 @@
+"""A broker's control channel in another process, and what both ends receive."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from stageline.broker.control.channel import ClientChannel, ServerChannel
+
+PATIENCE = 10.0  # seconds in which what a test waits for arrives
+
+
+def received(server: ServerChannel, count: int = 1) -> list[tuple[bytes, bytes | None]]:
+    """The messages that arrive until there are `count`."""
+    found: list[tuple[bytes, bytes | None]] = []
+    until = monotonic() + PATIENCE
+    while len(found) < count and monotonic() < until:
+        found += server.receive(0.1) or []
+    return found
+
+
+def send(client: ClientChannel, message: bytes) -> None:
+    until = monotonic() + PATIENCE
+    while not client.send(message):
+        assert monotonic() < until, "there is no broker"
+
+
+@contextmanager
+def at_work(server: ServerChannel) -> Iterator[None]:
+    """A broker that takes its messages in the background."""
+    done = threading.Event()
+
+    def listen() -> None:
+        while not done.is_set():
+            server.receive(0.05)
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    yield
+    done.set()
+    listener.join()
