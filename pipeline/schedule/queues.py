@@ -37,15 +37,3 @@ def outbound(action: Action) -> str:
             return f"backward-{action.stage - 1}" if action.stage else ""
         case _:
             return ""
-
-
-def needed(action: Action) -> tuple[str, int]:
-    """What `action` takes, "activation" or "gradient", and the stage that sends it."""
-    if action.kind is Kind.FORWARD:
-        return "activation", action.stage - 1
-    return "gradient", action.stage + 1
-
-
-def consumer_of(action: Action) -> int:
-    """The stage that takes the result of `action`."""
-    return action.stage + 1 if action.kind is Kind.FORWARD else action.stage - 1

@@ -7,7 +7,6 @@ worker 1     F0 B0███ F1 B1███        33%
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.schedule.check import Timed
@@ -33,7 +32,7 @@ def draw_text(
         return "no action took any time"
     names = [f"worker {worker}  " for worker in range(len(sheet.rows))]
     margin = max(map(len, names))
-    columns = _columns(sheet, _WIDEST if width is None else max(1, width - margin - len(_IDLE)))
+    columns = _Columns(sheet, _WIDEST if width is None else max(1, width - margin - len(_IDLE)))
     fills = _ASCII if ascii_only else _UNICODE
     rows = [_row(sheet, row, columns, fills) for row in sheet.rows]
     return "\n".join(
@@ -51,27 +50,24 @@ def draw_text(
 _IDLE = "idle"  # above the shares
 
 
-@dataclass(frozen=True, slots=True)
 class _Columns:
-    """Turns times into columns. `gap` is the number of free columns at the end of a cell."""
+    """Turns times into columns. `gap` is the number of free columns at the end of a cell.
 
-    start: float
-    per_time: float
-    number: int
-    gap: int
+    The shortest action gets its label and a gap, else its label, else one column, else what `room` leaves it.
+    """
+
+    def __init__(self, sheet: Sheet, room: int) -> None:
+        label = max(len(sheet.label(each)) for row in sheet.rows for each in row)
+        widest = room / sheet.span * sheet.shortest
+        shortest = next((wanted for wanted in (label + 1, label, 1) if wanted <= widest), widest)
+        self._start = sheet.start
+        self._per_time = shortest / sheet.shortest
+        self.number = round(sheet.span * self._per_time)
+        self.gap = int(shortest != label)
 
     def of(self, time: float) -> int:
         """The column of a time. Halves are rounded up, so that actions of one length have one width anywhere."""
-        return math.floor((time - self.start) * self.per_time + 0.5 + 1e-6)
-
-
-def _columns(sheet: Sheet, room: int) -> _Columns:
-    """Scales the shortest action to its label and a gap, else to its label, else to one column, else to the width."""
-    label = max(len(sheet.label(each)) for row in sheet.rows for each in row)
-    widest = room / sheet.span * sheet.shortest
-    shortest = next((wanted for wanted in (label + 1, label, 1) if wanted <= widest), widest)
-    per_time = shortest / sheet.shortest
-    return _Columns(sheet.start, per_time, round(sheet.span * per_time), gap=int(shortest != label))
+        return math.floor((time - self._start) * self._per_time + 0.5 + 1e-6)
 
 
 def _row(sheet: Sheet, row: Sequence[Timed], columns: _Columns, fills: dict[Kind, str]) -> str:

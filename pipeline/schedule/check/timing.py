@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
 
 from stageline.pipeline.schedule import Action, Kind, Schedule
-from stageline.pipeline.schedule.queues import consumer_of, hops, inbound, needed, outbound
+from stageline.pipeline.schedule.queues import hops, inbound, outbound
 
 from .complete import UnsoundSchedule
 
@@ -184,12 +184,14 @@ class _Pipeline:
 
     def _wait(self, worker: _Worker) -> str:
         move = worker.moves[worker.place]
+        ahead = 1 if move.action.kind is Kind.FORWARD else -1  # the next stage is the consumer, or the one before
         at = f"worker {worker.number} waits at {move.action} of step {move.step}"
         if move.does == "take":
-            what, producer = needed(move.action)
-            return f"{at} for the {what} from {self._at(producer)}"
-        taken, consumer = len(self.queues[move.queue].takes), consumer_of(move.action)
-        return f"{at} for room in {move.queue}, of which {self._at(consumer)} has taken {taken} messages"
+            what = "activation" if move.action.kind is Kind.FORWARD else "gradient"
+            return f"{at} for the {what} from {self._at(move.action.stage - ahead)}"
+        taken = len(self.queues[move.queue].takes)
+        consumer = self._at(move.action.stage + ahead)
+        return f"{at} for room in {move.queue}, of which {consumer} has taken {taken} messages"
 
     def _at(self, stage: int) -> str:
         return f"stage {stage} on worker {self._schedule.owner(stage)}"
