@@ -140,13 +140,6 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(case, workspac
     assert workspace.processes() == []
 
 
-def test_a_worker_says_for_itself_what_is_wrong_with_its_plan(workspace):
-    ended = workspace.command("worker", ".", "--set", "model.cut=[3]", "--broker", f"tcp://127.0.0.1:{free_port()}")
-    assert ended.returncode == 78
-    assert "model.cut = [3]" in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
 def test_a_port_in_use_is_named_with_who_has_it(workspace):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,87 +1,11 @@
 """The commands, as a user types them: what they print, where, and with which exit code they end."""
 
 import json
-import os
-import pty
-import shlex
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
-from stageline.pipeline.plan import from_mapping, read_plan
 from stageline.workers.cli.app import run
 from stageline.workers.control.client import Client
 from support.workspace import free_port, until
-
-TRAIN_1 = [
-    "schema",
-    "run",
-    "steps",
-    "microbatches",
-    "loss",
-    "losses",
-    "metrics",
-    "weights_sha256",
-    "seconds",
-    "restarts",
-]
-
-
-def test_train_ends_with_one_line_of_json_and_keeps_it_with_the_plan_in_the_runs_folder(workspace, capsys):
-    ended = workspace.command("train", ".", "--json", cold=True)
-    assert ended.returncode == 0, ended.stderr
-    (line,) = ended.stdout.splitlines()
-    result = json.loads(line)
-    assert list(result) == TRAIN_1
-    assert (result["schema"], result["steps"], result["microbatches"], result["restarts"]) == ("train/1", 6, 3, 0)
-    assert list(result["losses"]) == ["0", "2", "4"]
-    assert 0 <= result["metrics"]["accuracy"] <= 1
-    (folder,) = workspace.runs()
-    assert folder.name == result["run"]
-    assert json.loads((folder / "result.json").read_text()) == result
-    kept = from_mapping(json.loads((folder / "plan.json").read_text()))
-    assert kept.digest() == read_plan(workspace.folder).digest()
-    assert not (folder / "broker.url").exists()
-
-    assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
-    in_memory = json.loads(capsys.readouterr().out)
-    assert in_memory["weights_sha256"] == result["weights_sha256"]
-    assert in_memory["losses"] == result["losses"]
-
-
-@pytest.mark.slow
-def test_train_for_people_ends_with_what_it_came_to_and_the_timetable_as_it_ran(workspace, capsys):
-    code = workspace.here("train", ".")
-    ended = capsys.readouterr()
-    assert code == 0, ended.err
-    (folder,) = workspace.runs()
-    said = dict(line.split(maxsplit=1) for line in ended.out.partition("\n\n")[0].splitlines())
-    result = json.loads((folder / "result.json").read_text())
-    assert said["run"] == f"runs/{folder.name}"
-    assert said["weights_sha256"] == result["weights_sha256"]
-    assert float(said["accuracy"]) == pytest.approx(result["metrics"]["accuracy"])
-    timetable = ended.out.partition("as it ran")[2]
-    assert [row.split()[1] for row in timetable.splitlines() if row.startswith("worker ")] == ["0", "1"]
-    assert "\x1b" not in ended.out + ended.err
-    assert "stageline: finished" in ended.err
-
-
-def test_a_metric_that_is_no_finite_number_is_told_as_what_it_is(workspace, capsys):
-    # JSON has null for it, from which no line for people could be drawn: the run ended in a traceback.
-    with (workspace.folder / "model.py").open("a") as model:
-        model.write("def lost(outputs, targets):\n    return float('nan')\n")
-        model.write("def endless(outputs, targets):\n    return outputs.sum() + float('inf')\n")
-    metrics = "model.metrics=['model.py:lost', 'model.py:endless', 'model.py:accuracy']"
-    assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://", "--set", metrics) == 0
-    result = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert (result["metrics"]["lost"], result["metrics"]["endless"]) == ("nan", "inf")
-    assert 0 <= result["metrics"]["accuracy"] <= 1
-    assert workspace.here("status") == 0
-    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert (said["lost"], said["endless"]) == ("nan", "inf")
 
 
 def test_three_terminals_over_tcp_train_to_the_same_weights_and_can_be_asked_meanwhile(workspace, capsys):
@@ -118,37 +42,3 @@ def test_three_terminals_over_tcp_train_to_the_same_weights_and_can_be_asked_mea
 
     assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
     assert json.loads(capsys.readouterr().out)["weights_sha256"] == facts["weights_sha256"]
-
-
-def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(workspace):
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stageline", "train", ".", "--set", "queues.url=memory://", "--json"],
-        cwd=workspace.folder,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=slave,
-        text=True,
-    )
-    os.close(slave)
-    stdout, _ = process.communicate()
-    drawn = os.read(master, 2**16).decode()
-    os.close(master)
-    assert process.returncode == 0
-    assert json.loads(stdout)["schema"] == "train/1"
-    assert "samples/s" in drawn
-    assert "stage 1" in drawn
-    assert drawn.rindex("\x1b[?25h") > drawn.rindex("\x1b[?25l")
-
-
-def test_the_broker_tells_how_to_start_workers_of_the_same_plan(workspace):
-    sets = ("run.steps=4", "queues.url=tcp://127.0.0.1:0", "optimizer.note=a b")
-    options = [word for each in sets for word in ("--set", each)]
-    broker = workspace.start("broker", ".", *options, "--bind", f"tcp://127.0.0.1:{free_port()}")
-    told = shlex.split(until(broker.stderr, "start every worker with: ").partition("with: ")[2])
-    assert told[:-2] == ["stageline", "worker", ".", *options]
-    assert told[-2] == "--broker"
-    for number in (signal.SIGINT, signal.SIGINT):
-        broker.send_signal(number)
-    broker.communicate()

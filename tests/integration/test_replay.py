@@ -1,6 +1,5 @@
 """A microbatch of a run is run again, alone, and has the bits that it had: whatever was killed meanwhile."""
 
-import json
 import os
 import shlex
 from pathlib import Path
@@ -80,33 +79,6 @@ def test_what_is_older_than_the_checkpoint_before_the_last_is_forgotten(fork_ser
     assert begins[0] > 0
     with pytest.raises(NotRecorded, match=f"recorded are messages of the steps {begins[0]} to {STEPS - 1}"):
         replay(run, ReplayTarget(1, begins[0] - 1, 0))
-
-
-@pytest.mark.slow
-def test_other_code_gives_other_bits_and_that_is_said(workspace, capsys):
-    recovery = ("recovery.record=all", "recovery.restarts=1", "recovery.snapshot_every=3")
-    assert workspace.command("train", ".", *(word for each in recovery for word in ("--set", each))).returncode == 0
-    (run,) = workspace.runs()
-    place = ("--stage", "1", "--step", "4", "--microbatch", "1")
-    assert workspace.here("replay", str(run), *place) == 0
-    assert "1B1  float32 [2, 8]: the bits as recorded" in capsys.readouterr().out
-    workspace.write("model.py", MODEL.replace("nn.Linear(8, 2))", "nn.Linear(8, 2), nn.Softplus())"))
-    other = workspace.command("replay", str(run), *place, "--json")  # in a process that has not loaded the old code
-    assert other.returncode == 1
-    assert json.loads(other.stdout)["outcomes"][0]["same"] is False
-    assert "the bits are not the recorded ones" in other.stderr
-    (segment,) = RecordDirectory(run, 1).folder.glob("step-0000000003.*")
-    segment.write_bytes(b"?" + segment.read_bytes())
-    assert workspace.here("replay", str(run), *place) == 1
-    assert f"{segment.name}, byte 0: the file is damaged" in capsys.readouterr().err
-
-
-def test_what_there_is_not_is_said_with_what_there_is(workspace, capsys):
-    unknown = workspace.here("replay", ".", "--stage", "0", "--step", "0", "--microbatch", "0")
-    assert (unknown, "no run of small is in" in capsys.readouterr().err) == (2, True)
-    assert workspace.here("train", ".", "--set", "queues.url=memory://") == 0
-    assert workspace.here("replay", ".", "--stage", "0", "--step", "0", "--microbatch", "0") == 2
-    assert 'recovery.record = "bad" records what stops a run' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("url", ["memory://", "ipc://"])

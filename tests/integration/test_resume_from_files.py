@@ -22,7 +22,7 @@ ORIGIN = Origin("digits-1", "5fa0" * 16)
 DYING = """
 import os, signal, sys
 from integration.test_resume_from_files import *
-from stageline.workers.checkpoint.writer import SnapshotWriter
+from stageline.workers.checkpoint.hooks import SnapshotWriter
 from stageline.workers.checkpoint.snapshot import Snapshot
 
 torch.set_num_threads(1)

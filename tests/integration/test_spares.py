@@ -75,12 +75,6 @@ def test_train_goes_on_after_a_kill_with_the_same_bits(workspace, spares):
     assert (mine["weights_sha256"], mine["losses"]) == (theirs["weights_sha256"], theirs["losses"])
 
 
-def test_without_restarts_a_spare_is_refused(workspace, capsys):
-    for arguments in (("train", ".", "--spares", "1"), ("worker", ".", "--spare")):
-        assert workspace.here(*arguments, "--set", "recovery.restarts=0") == 2
-        assert "add --set recovery.restarts=5" in capsys.readouterr().err
-
-
 def test_one_that_stands_by_waits_longer_than_its_patience(tmp_path):
     control, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     answers = [Standby("the run has not begun"), Standby("no place is free"), Assigned("run", 1, 7, 20)]
@@ -109,13 +103,13 @@ def test_one_that_stands_by_in_a_resumed_run_leaves_if_the_others_do_not_come(tm
     assert left.value.code == 69
 
 
-@pytest.mark.parametrize("farewell", [Stop("all steps are done", 0), Refused("the run is over", 1)])
-def test_one_that_stands_by_leaves_with_the_run(tmp_path, farewell):
+@pytest.mark.parametrize("last", [Stop("all steps are done", 0), Refused("the run is over", 1)])
+def test_one_that_stands_by_leaves_with_the_run(tmp_path, last):
     control, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
-    with broker.answering([Standby("no place is free"), farewell]), pytest.raises(Stopped) as left:
+    with broker.answering([Standby("no place is free"), last]), pytest.raises(Stopped) as left:
         control.join(1.5)
     control.close()
-    assert left.value.code == farewell.code
+    assert left.value.code == last.code
 
 
 def introduction() -> WorkerIdentity:

@@ -1,6 +1,6 @@
 """The folder of snapshots and its writer: slow, one at a time. A snapshot is there whole or not at all.
 
-The writer behaves as `checkpoint.writer` does: none is dropped, one of each stage may wait, deletions go first.
+The writer behaves as `SnapshotWriter` does: none is dropped, one of each stage may wait, deletions go first.
 """
 
 import random
@@ -93,7 +93,7 @@ class SnapshotView:
 
 
 class SimulatedWriter:
-    """The `SnapshotQueue` of `process` for `stages`. Writing takes `slowness` seconds on the average."""
+    """The `SnapshotWriter` of `process` for `stages`. Writing takes `slowness` seconds on the average."""
 
     doing = "a snapshot"
 

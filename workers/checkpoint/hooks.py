@@ -3,16 +3,20 @@
 every `snapshot_every` steps   a copy of each stage's state -> writing thread -> disk -> reported as durable
 checkpoint C is announced      snapshots older than the complete checkpoint before C are deleted
 a replacement                  restores the state of C, rewinds its queues to C, and runs the program from C on
+
+The compute loop goes on while one snapshot is written, and one of each stage may wait. No snapshot is ever dropped: a
+checkpoint that one stage leaves out never becomes complete. Beyond that, the compute loop waits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from functools import partial
 
 from stageline.broker.control.protocol import Assigned, Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.stage.state import StageState
+from stageline.pipeline.stage.stage import Stage
+from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
@@ -21,40 +25,8 @@ from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
 from .snapshot import Origin, Snapshot, SnapshotDamaged
-from .writer import SnapshotWriter
 
 LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before the run fails
-
-
-class Restorable(Protocol):
-    """A stage, as far as snapshots go."""
-
-    def snapshot(self) -> StageState:
-        """A copy of its state."""
-
-    def restore(self, state: StageState) -> None:
-        """Sets its state. Raises `ForeignState`."""
-
-
-class SnapshotQueue(Protocol):
-    """What writes snapshots in the background. All times in seconds; its methods raise `SnapshotFailed`."""
-
-    doing: str  # what it is writing, for people
-
-    def has_room(self, stage: int, timeout: float) -> bool:
-        """Whether a snapshot of `stage` can be handed over now; waits for that up to `timeout`."""
-
-    def write(self, snapshot: Snapshot) -> None:
-        """Hands a snapshot over; returns at once."""
-
-    def delete_before(self, complete: int) -> None:
-        """Snapshots from before step `complete` may be deleted; returns at once."""
-
-    def flush(self, timeout: float) -> bool:
-        """Whether all that was handed over is on disk; waits for that."""
-
-    def close(self, timeout: float) -> None:
-        """Ends the writing, once all that was handed over is on disk, or after `timeout`."""
 
 
 class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
@@ -110,6 +82,77 @@ class LocalSnapshots:
             checkpoints.delete_after(stage, assigned.step)
 
 
+class SnapshotWriter:
+    """The only writer of the snapshots of `stages`, on a thread of its own, until it is closed.
+
+    `durable(stage, step)` is called for each snapshot that is on disk and was read back from there. It is called from
+    the writing thread and must not wait.
+    """
+
+    def __init__(
+        self, snapshots: SnapshotDirectory, stages: Iterable[int], durable: Callable[[int, int], None]
+    ) -> None:
+        self.doing = "nothing"  # what the thread does, for people
+        self._snapshots = snapshots
+        self._stages = tuple(stages)
+        self._durable = durable
+        self._writer = BackgroundWriter("snapshots", limit=1)
+        for stage in self._stages:
+            self._writer.submit(partial(snapshots.delete_drafts, stage))
+
+    def has_room(self, stage: int, timeout: float = 0.0) -> bool:
+        """Whether a snapshot of `stage` can be handed over without waiting; waits for that up to `timeout` seconds.
+
+        Raises the `SnapshotFailed` that ended the writing.
+        """
+        room = self._writer.has_room(stage, timeout)
+        self._require_health()
+        return room
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Hands a snapshot over. Waits for room; raises the `SnapshotFailed` that ended the writing."""
+        self._writer.submit(partial(self._write, snapshot), snapshot.stage, 1)
+        self._require_health()
+
+    def delete_before(self, complete: int) -> None:
+        """Deletes snapshots from before step `complete`, an announced checkpoint. Returns at once.
+
+        This goes before the snapshots that wait: it makes space on the disk.
+        """
+        for stage in self._stages:
+            self._writer.submit(partial(self._snapshots.delete_before, stage, complete), first=True)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Whether everything handed over is on disk; waits for that up to `timeout` seconds.
+
+        Raises the `SnapshotFailed` that prevents it.
+        """
+        done = self._writer.flush(timeout)
+        self._require_health()
+        return done
+
+    def close(self, timeout: float | None = None) -> None:
+        """Ends the thread, once everything handed over is on disk, or failed, or after `timeout` seconds."""
+        self._writer.close(timeout)
+
+    def _require_health(self) -> None:
+        match self._writer.failure:
+            case None:
+                return
+            case SnapshotFailed() as error:
+                raise error
+            case bug:
+                text = f"a bug in stageline while it wrote snapshots: {type(bug).__name__}: {bug}"
+                raise SnapshotFailed(text) from bug
+
+    def _write(self, snapshot: Snapshot) -> None:
+        path = self._snapshots.path(snapshot.stage, snapshot.step)
+        self.doing = f"writing the snapshot of step {snapshot.step} to {path}"
+        self._snapshots.write(snapshot)
+        self._durable(snapshot.stage, snapshot.step)
+        self.doing = "nothing"
+
+
 class SnapshotHooks(CheckpointHooks):
     """Recovery by snapshots of one worker's `stages`, whose state is that of checkpoint `start`.
 
@@ -119,9 +162,9 @@ class SnapshotHooks(CheckpointHooks):
 
     def __init__(
         self,
-        stages: Mapping[int, Restorable],
+        stages: Mapping[int, Stage],
         progress: Progress,
-        writer: SnapshotQueue,
+        writer: SnapshotWriter,
         *,
         incarnation: int,
         start: int,
@@ -210,9 +253,7 @@ def open_snapshots(
     )
 
 
-def restore(
-    stages: Mapping[int, Restorable], progress: Progress, load: Callable[[int, int], Snapshot], step: int
-) -> None:
+def restore(stages: Mapping[int, Stage], progress: Progress, load: Callable[[int, int], Snapshot], step: int) -> None:
     """Sets the stages to their state after `step` steps; with 0 they have theirs."""
     for index, stage in stages.items() if step else ():
         snapshot = load(index, step)

@@ -9,8 +9,8 @@ import torch
 
 from stageline.pipeline.stage.state import StageState
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed
+from stageline.workers.checkpoint.hooks import SnapshotWriter
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
-from stageline.workers.checkpoint.writer import SnapshotWriter
 from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)
