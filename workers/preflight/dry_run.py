@@ -4,9 +4,9 @@ Errors of a user's model, loss, optimizer or metric show here, before any other 
 and messages take are measured on the way.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -17,65 +17,55 @@ from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.tree import Tree, map_leaves, tensors
+from stageline.pipeline.tree import Leaf, Tree, map_leaves, tensors
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.program import Instruction
 
 
-@dataclass(frozen=True, slots=True)
-class StageSize:
-    """What a stage holds. All but `parameters`, their number, are bytes.
+class StageEstimate(msgspec.Struct, frozen=True):
+    """One stage. `in_flight` microbatches are held at most; `bytes` says what takes how much, `total` all of it."""
 
-    `optimizer` is the optimizer's state after one update; `activations` is what one microbatch keeps alive between its
-    forward and its backward.
-    """
-
+    stage: int
+    worker: int
+    layers: tuple[str, ...]
     parameters: int
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
+    in_flight: int
+    bytes: dict[str, int]
+    total: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """By stage, what it holds; by queue, the bytes of one message, header included."""
+def dry_run(job: Job) -> tuple[list[StageEstimate], dict[QueueKey, int]]:
+    """Each stage, and by queue the bytes of one message, header included.
 
-    stages: list[StageSize]
-    messages: dict[QueueKey, int]
-
-
-def dry_run(job: Job) -> Sizes:
-    """Runs the first microbatch of `job`, whose stages are used up by it: prepare the job again to train it.
-
-    Raises `ModelRefused` or `DataError` for what could not be trained.
+    Runs the first microbatch of `job`, whose stages are used up by it: prepare the job again to train it. Raises
+    `ModelRefused` or `DataError` for what could not be trained.
     """
-    stages: list[StageSize] = []
+    stages: list[StageEstimate] = []
     messages: dict[QueueKey, int] = {}
-    executors = [_executor(job, worker) for worker in range(len(job.plan.workers))]
+    by_worker = [_executor(job, worker) for worker in range(len(job.plan.workers))]
+    executors = [by_worker[job.schedule.owner(index)] for index in range(job.schedule.stages)]
     try:
-        trained: Tree = None
-        for index in range(job.schedule.stages):
-            executor = executors[job.schedule.owner(index)]
-            messages |= _gradient_message(job, index, trained)
+        output: Tree = None
+        for index, executor in enumerate(executors):
+            messages |= _message(job, Action(Kind.BACKWARD, index), map_leaves(_as_gradient, output))
             saved = _Saved(executor.stages[index])
             with saved_tensors_hooks(saved.note, lambda tensor: tensor):
-                trained = executor.carry_out(_forward(job, index), _received(index, trained))
-            saved.note_all(tensors(trained))
-            messages |= _activation_message(job, index, trained)
-            stages.append(_measured(job, executor, index, saved.bytes))
-        _demand_gradient(job, executors)
+                output = executor.carry_out(_forward(job, index), [output] if index else [])
+            for tensor in tensors(output):
+                saved.note(tensor)
+            messages |= _message(job, Action(Kind.FORWARD, index), output)
+            stages.append(_estimate(job, executor, index, saved.bytes))
+        _demand_gradient(executors)
         _evaluate(job, executors)
     except (ComputeFailed, Unsendable) as error:
         raise ModelRefused(f"a dry run of the first microbatch failed: {error}") from error
-    return Sizes(stages, messages)
+    return stages, messages
 
 
-def _demand_gradient(job: Job, executors: list[Executor]) -> None:
-    last = job.program.last
+def _demand_gradient(executors: Sequence[Executor]) -> None:
     trains = any(stage.optimizer for executor in executors for stage in executor.stages.values())
-    if trains and not executors[job.schedule.owner(last)].stages[last].in_flight:
+    if trains and not executors[-1].stages[len(executors) - 1].in_flight:
         raise ModelRefused(
             "the loss has no gradient, so nothing would be trained: between the weights and the loss there is a "
             "detach(), a no_grad(), or an operation without a derivative such as argmax()"
@@ -96,10 +86,6 @@ class _Saved:
             self.bytes += memory.nbytes()
         return tensor
 
-    def note_all(self, kept: Iterable[Tensor]) -> None:
-        for tensor in kept:
-            self.note(tensor)
-
 
 def _executor(job: Job, worker: int) -> Executor:
     device = job.plan.workers[worker].device
@@ -116,40 +102,43 @@ def _forward(job: Job, stage: int, *, evaluates: bool = False) -> Instruction:
     return job.program.instruction(step, Action(Kind.FORWARD, stage), evaluates=evaluates)
 
 
-def _received(stage: int, sent: Tree) -> list[Tree]:
-    return [sent] if stage else []
+def _as_gradient(leaf: Leaf) -> Leaf:
+    return leaf if isinstance(leaf, Tensor) and leaf.requires_grad else None
 
 
-def _activation_message(job: Job, stage: int, sent: Tree) -> dict[QueueKey, int]:
-    key = job.program.gives(Action(Kind.FORWARD, stage, 0))
-    return {} if key is None else {key: _bytes_of(key, sent)}
-
-
-def _gradient_message(job: Job, stage: int, received: Tree) -> dict[QueueKey, int]:
-    key = job.program.gives(Action(Kind.BACKWARD, stage, 0))
-    gradient = map_leaves(lambda leaf: leaf if isinstance(leaf, Tensor) and leaf.requires_grad else None, received)
-    return {} if key is None else {key: _bytes_of(key, gradient)}
-
-
-def _bytes_of(key: QueueKey, payload: Tree) -> int:
+def _message(job: Job, action: Action, payload: Tree) -> dict[QueueKey, int]:
+    key = job.program.gives(action)
+    if key is None:
+        return {}
     frames = encode(Message("dry-run", key.flow, 0, 0, key.stage, 1, 0, payload))
-    return sum(memoryview(frame).nbytes for frame in frames)
+    return {key: sum(memoryview(frame).nbytes for frame in frames)}
 
 
-def _measured(job: Job, executor: Executor, index: int, activations: int) -> StageSize:
-    stage = executor.stages[index]
-    weights = stage.state_dict()
+def _estimate(job: Job, executor: Executor, index: int, activations: int) -> StageEstimate:
+    """Computes an update, for the optimizer's state. `activations`: bytes that one microbatch keeps alive between its
+    forward and its backward."""
+    stage, in_flight = executor.stages[index], job.verdict.stage_peak[index]
     trainable = [] if stage.optimizer is None else [p for g in stage.optimizer.param_groups for p in g["params"]]
     for parameter in trainable:
         parameter.grad = torch.zeros_like(parameter)
     executor.carry_out(job.program.instruction(0, Action(Kind.UPDATE, index)), [])
     state = [] if stage.optimizer is None else list(stage.optimizer.state.values())
-    return StageSize(
+    versions = in_flight if job.schedule.mode == "async" and index < job.program.last else 0
+    held = {
+        "weights": _total(stage.state_dict().values()),
+        "gradients": _total(trainable),
+        "optimizer": _total(value for entry in state for value in entry.values() if isinstance(value, Tensor)),
+        "activations": activations * in_flight,
+        "stashed_weights": _total(trainable) * versions,  # only what is trained has versions
+    }
+    return StageEstimate(
+        stage=index,
+        worker=job.schedule.owner(index),
+        layers=job.segments[index].names,
         parameters=sum(p.numel() for layer in job.segments[index].layers for p in layer.parameters()),
-        weights=_total(weights.values()),
-        gradients=_total(trainable),
-        optimizer=_total(value for entry in state for value in entry.values() if isinstance(value, Tensor)),
-        activations=activations,
+        in_flight=in_flight,
+        bytes=held,
+        total=sum(held.values()),
     )
 
 
@@ -157,11 +146,8 @@ def _total(held: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 
-def _evaluate(job: Job, executors: list[Executor]) -> None:
+def _evaluate(job: Job, executors: Sequence[Executor]) -> None:
     """Runs the metrics: a wrong one would otherwise show after the last step."""
-    if not job.metrics or not job.feed.evaluation:
-        return
-    sent: Tree = None
-    for index in range(job.schedule.stages):
-        executor = executors[job.schedule.owner(index)]
-        sent = executor.carry_out(_forward(job, index, evaluates=True), _received(index, sent))
+    output: Tree = None
+    for index, executor in enumerate(executors if job.evaluation else ()):
+        output = executor.carry_out(_forward(job, index, evaluates=True), [output] if index else [])

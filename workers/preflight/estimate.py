@@ -8,23 +8,10 @@ import msgspec
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import SPILL
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
-from stageline.pipeline.schedule.check import UnsoundSchedule, Verdict, check_schedule
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.program import producer
 
-from .dry_run import Sizes, dry_run
-
-
-class StageEstimate(msgspec.Struct, frozen=True):
-    """One stage. `in_flight` microbatches are held at most; `bytes` says what takes how much, `total` all of it."""
-
-    stage: int
-    worker: int
-    layers: tuple[str, ...]
-    parameters: int
-    in_flight: int
-    bytes: dict[str, int]
-    total: int
+from .dry_run import StageEstimate, dry_run
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):
@@ -64,9 +51,8 @@ def estimate(plan: Plan) -> Estimate:
 def estimate_of(job: Job) -> Estimate:
     """`estimate` for a job that is loaded. Its stages cannot be trained afterwards: see `dry_run`."""
     plan = job.plan
-    verdict = _verdict(job)
-    sizes = dry_run(job)
-    queues = [_queue(job, verdict, key, size) for key, size in sorted(sizes.messages.items())]
+    stages, messages = dry_run(job)
+    queues = [_queue(job, key, size) for key, size in sorted(messages.items())]
     if errors := list(_overflows(job, queues)):
         raise PlanRefused(errors)
     return Estimate(
@@ -75,47 +61,19 @@ def estimate_of(job: Job) -> Estimate:
         origins=dict(plan.origins),
         warnings=(*plan.warnings, *_spills(job, queues)),
         steps=job.steps,
-        stages=[_stage(job, verdict, sizes, index) for index in range(job.schedule.stages)],
+        stages=stages,
         queues=queues,
-        idle=verdict.idle,
+        idle=job.verdict.idle,
     )
 
 
-def _verdict(job: Job) -> Verdict:
-    try:
-        return check_schedule(job.schedule)
-    except UnsoundSchedule as error:  # a bug in the catalogue, found before it costs anything
-        raise PlanRefused([PlanError("schedule.name", str(error))]) from error
-
-
-def _stage(job: Job, verdict: Verdict, sizes: Sizes, index: int) -> StageEstimate:
-    size, in_flight = sizes.stages[index], verdict.stage_peak[index]
-    versions = in_flight if job.schedule.mode == "async" and index < job.program.last else 0
-    held = {
-        "weights": size.weights,
-        "gradients": size.gradients,
-        "optimizer": size.optimizer,
-        "activations": size.activations * in_flight,
-        "stashed_weights": size.gradients * versions,  # only what is trained has versions
-    }
-    return StageEstimate(
-        stage=index,
-        worker=job.schedule.owner(index),
-        layers=job.segments[index].names,
-        parameters=size.parameters,
-        in_flight=in_flight,
-        bytes=held,
-        total=sum(held.values()),
-    )
-
-
-def _queue(job: Job, verdict: Verdict, key: QueueKey, message: int) -> QueueEstimate:
+def _queue(job: Job, key: QueueKey, message: int) -> QueueEstimate:
     return QueueEstimate(
         queue=str(key),
         producer=producer(key),
         consumer=key.stage,
         message=message,
-        in_flight=verdict.queue_bound[str(key)],
+        in_flight=job.verdict.queue_bound[str(key)],
         retained=message * job.schedule.microbatches * _steps_kept(job),
     )
 

@@ -2,24 +2,25 @@
 
 import pytest
 
+from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.plan import read_plan
-from stageline.workers.preflight.dry_run import Sizes, dry_run
+from stageline.workers.preflight.dry_run import StageEstimate, dry_run
 from stageline.workers.runtime.job import prepare
 from support.workspace import DATA, MODEL, Workspace
 
 
-def tried(workspace: Workspace, *sets: str) -> Sizes:
+def tried(workspace: Workspace, *sets: str) -> tuple[list[StageEstimate], dict[QueueKey, int]]:
     return dry_run(prepare(read_plan(workspace.folder, sets=sets)))
 
 
 def test_it_measures_what_each_stage_holds_and_what_each_queue_carries(workspace: Workspace) -> None:
-    sizes = tried(workspace)
-    assert [stage.parameters for stage in sizes.stages] == [40, 18]
-    assert [stage.gradients for stage in sizes.stages] == [160, 72]
-    assert all(stage.activations > 0 for stage in sizes.stages)
-    assert {key.flow for key in sizes.messages} == {"forward", "backward"}
-    assert all(size > 2 * 8 * 4 for size in sizes.messages.values())  # 2 rows of 8 float32, and a header
+    stages, messages = tried(workspace)
+    assert [stage.parameters for stage in stages] == [40, 18]
+    assert [stage.bytes["gradients"] for stage in stages] == [160, 72]
+    assert all(stage.bytes["activations"] > 0 for stage in stages)
+    assert {key.flow for key in messages} == {"forward", "backward"}
+    assert all(size > 2 * 8 * 4 for size in messages.values())  # 2 rows of 8 float32, and a header
 
 
 def test_a_model_whose_loss_has_no_gradient_is_refused(workspace: Workspace) -> None:
