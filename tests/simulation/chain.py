@@ -75,7 +75,7 @@ class Chain:
 
 
 class ChainExecutor:
-    """An `ActionExecutor` for the stages of one worker. `compute` is called first, and takes time."""
+    """An executor for the stages of one worker. `compute` is called first, and takes time."""
 
     def __init__(
         self, schedule: Schedule, worker: int, compute: Callable[[Instruction], None] = lambda instruction: None

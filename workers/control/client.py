@@ -1,7 +1,8 @@
 """Asks the broker: one question, one answer, within a bound."""
 
+from contextlib import AbstractContextManager
 from time import monotonic
-from typing import Any, Self
+from typing import Any
 
 from stageline.broker.control.open import open_client
 from stageline.broker.control.protocol import (
@@ -26,7 +27,7 @@ class BrokerUnreachable(StagelineError):
     exit_code = ExitCode.NO_BROKER
 
 
-class Client:
+class Client(AbstractContextManager["Client"]):
     """A command's connection to the broker at `url`, for one thread. Raises `BrokerUnreachable`."""
 
     def __init__(self, url: str) -> None:
@@ -35,9 +36,6 @@ class Client:
             self._channel = open_client(url, keeps=True)
         except AddressUnusable as error:
             raise BrokerUnreachable(str(error)) from error
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._channel.close()

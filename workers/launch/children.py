@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -139,14 +140,11 @@ def _end(processes: Sequence[Process], kill_now: Callable[[], bool]) -> None:
             sleep(0.02)
 
 
-class Prefork:
+class Prefork(AbstractContextManager["Prefork"]):
     """A `Spawn` that uses the prepared process for the next worker, if `fill` was called before."""
 
     def __init__(self) -> None:
         self._ready: Process | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         ready, self._ready = self._ready, None

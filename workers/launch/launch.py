@@ -88,25 +88,19 @@ def run_launch(launch: Launch, arguments: Sequence[str], on_status: Callable[[Fa
 
 
 def _outcome(launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None]) -> LaunchOutcome:
-    plan = launch.plan
-    if plan.queues.url != IN_MEMORY:
-        with Prefork() as prefork:
-            recovers, resumes, spares = plan.recovery.on, launch.resumes, launch.spares
-            local = LocalRun(arguments, len(plan.workers), launch.folder, recovers, prefork, resumes, spares)
-            return supervise(local, _preforking(prefork, launch, on_status))
-    with Signals(once=True) as signals:
-        return run_memory(prepare(plan), launch.run, launch.folder, on_status, lambda: signals.count > 0)
-
-
-def _preforking(prefork: Prefork, launch: Launch, on_status: Callable[[Facts], None]) -> Callable[[Facts], None]:
-    """`on_status`, which also starts the spare process for the next restart, once the run is well under way."""
-    started = monotonic()
+    plan, started = launch.plan, monotonic()
+    if plan.queues.url == IN_MEMORY:
+        with Signals(once=True) as signals:
+            return run_memory(prepare(plan), launch.run, launch.folder, on_status, lambda: signals.count > 0)
 
     def record(facts: Facts) -> None:
         running = facts.get("phase") == "running" and not facts.get("recovering")
-        if running and monotonic() - started > PREFORK_AFTER:
+        # With spares, the process for a restarted worker is not urgent.
+        if plan.recovery.on and not launch.spares and running and monotonic() - started > PREFORK_AFTER:
             prefork.fill()
         on_status(facts)
 
-    wanted = launch.plan.recovery.on and not launch.spares  # a new spare has time to load torch
-    return record if wanted else on_status
+    recovers, resumes = plan.recovery.on, launch.resumes
+    with Prefork() as prefork:
+        local = LocalRun(arguments, len(plan.workers), launch.folder, recovers, prefork, resumes, launch.spares)
+        return supervise(local, record)

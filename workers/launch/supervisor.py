@@ -83,9 +83,9 @@ class Supervisor:
     @property
     def _saving(self) -> bool:
         """Whether workers of an interrupted run are still finishing the step that is to be saved."""
-        if self._stopped is None or not self._children.local.restarts or monotonic() - self._stopped > SAVE_TIMEOUT:
-            return False
-        return any(process.poll() is None for process in self._children.workers.values())
+        stops = self._stopped is not None and monotonic() - self._stopped <= SAVE_TIMEOUT
+        saves = stops and self._children.local.restarts
+        return saves and any(process.poll() is None for process in self._children.workers.values())
 
     def _reason(self, given: str) -> str:
         """Why the run ended, as the broker gives it; with the last log lines of workers that failed before they could
@@ -94,9 +94,8 @@ class Supervisor:
             return given
         workers = self._children.workers
         failed = sorted(name for name in self._exited if workers[name].returncode not in (0, None))
-        return "\n".join(
-            [given, *(f"{_spaced(name)} said last: {self._children.last_log_line(name)}" for name in failed)]
-        )
+        lines = (f"{name.replace('-', ' ')} said last: {self._children.last_log_line(name)}" for name in failed)
+        return "\n".join([given, *lines])
 
     def _stop(self) -> None:
         self._stopped = monotonic()
@@ -120,18 +119,14 @@ class Supervisor:
         return self._facts
 
     def _report_exits(self) -> None:
+        assigned = {row.get("pid"): row["index"] for row in self._facts.get("workers", ())}  # spares among them
         for name, process in self._children.workers.items():
             status = process.poll()
             if status is not None and name not in self._exited:
                 self._exited[name] = monotonic()
-                index = self._index_of(name, process.pid)
+                index = assigned.get(process.pid, self._children.indexes.get(name))
                 if index is not None:
                     self._client.exited(index, process.pid, status)
-
-    def _index_of(self, name: str, pid: int) -> int | None:
-        """Which worker of the plan the process was; for a spare, the one that the broker assigned to it, or None."""
-        assigned = (row["index"] for row in self._facts.get("workers", ()) if row.get("pid") == pid)
-        return next(assigned, self._children.indexes.get(name))
 
     def _restart_workers(self) -> None:
         for name, when in list(self._exited.items()):
@@ -165,8 +160,8 @@ class Supervisor:
     def _failure(self) -> LaunchOutcome | None:
         """The end of a run that the broker cannot end: it keeps exiting, or a worker exited before it joined."""
         if self._broker_restarts > MAX_BROKER_RESTARTS:
-            line = self._children.last_log_line("broker")
-            return LaunchOutcome(ExitCode.FAILED, f"the broker does not stay up: {line}", self._facts)
+            reason = f"the broker does not stay up: {self._children.last_log_line('broker')}"
+            return LaunchOutcome(ExitCode.FAILED, reason, self._facts)
         for name, when in self._exited.items():
             status = self._children.workers[name].returncode
             if status and not self._restartable(status) and monotonic() - when > VERDICT_TIMEOUT:
@@ -174,13 +169,8 @@ class Supervisor:
         return None
 
     def _worker_failure(self, name: str, status: int) -> LaunchOutcome:
-        reason = f"{_spaced(name)} has exited: {self._children.last_log_line(name)}"
+        reason = f"{name.replace('-', ' ')} has exited: {self._children.last_log_line(name)}"
         if status == ExitCode.NO_BROKER:  # the broker was started here, so the cause is in its log
-            line = self._children.last_log_line("broker")
-            return LaunchOutcome(ExitCode.FAILED, f"{reason}\nThe broker said last: {line}", self._facts)
+            reason += f"\nThe broker said last: {self._children.last_log_line('broker')}"
+            return LaunchOutcome(ExitCode.FAILED, reason, self._facts)
         return LaunchOutcome(status if status > 0 else ExitCode.FAILED, reason, self._facts)
-
-
-def _spaced(name: str) -> str:
-    """ "worker 1" of worker-1."""
-    return name.replace("-", " ")

@@ -22,6 +22,7 @@ from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
+from stageline.workers.control.session import Stopped
 from stageline.workers.replay.recorder import record_failure
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts, LaunchOutcome
@@ -31,10 +32,6 @@ from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
 from stageline.workers.runtime.skipping import SkipLog
 
 REPORT_EVERY = 0.1  # seconds between two reports to the coordinator
-
-
-class InProcessInterrupted(Exception):
-    """A signal asks for the end of the run."""
 
 
 def run_memory(
@@ -49,8 +46,8 @@ def run_memory(
     local = _Local(job, run)
     try:
         local.run(on_status, interrupted)
-    except InProcessInterrupted:
-        return LaunchOutcome(ExitCode.INTERRUPTED, "interrupted, nothing saved", local.status())
+    except Stopped as stop:
+        return LaunchOutcome(stop.code, str(stop), local.status())
     except ComputeFailed as error:
         return LaunchOutcome(ExitCode.FAILED, local.explain(error), local.status())
     except (BrokerError, Stuck) as error:
@@ -88,7 +85,7 @@ class _Local:
                 self._report()
                 on_status(self.status())
                 if interrupted():
-                    raise InProcessInterrupted
+                    raise Stopped("interrupted, nothing saved", ExitCode.INTERRUPTED)
             return worker.finished
 
         take_turns([place.loop for place in self._places], until)
@@ -109,10 +106,8 @@ class _Local:
         return LaunchOutcome(int(facts["code"] or 0), str(facts["reason"]), facts)
 
     def status(self) -> Facts:
-        for _, answer in self._coordinator.handle(b"local", Ask("status"), time()):
-            if isinstance(answer, Answer):
-                return {"schema": answer.schema, **answer.facts}
-        return {}
+        answers = (answer for _, answer in self._coordinator.handle(b"local", Ask("status"), time()))
+        return next({"schema": each.schema, **each.facts} for each in answers if isinstance(each, Answer))
 
     def _place(self, index: int) -> _Place:
         sender, job = str(index).encode(), self._job

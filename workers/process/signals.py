@@ -14,8 +14,8 @@ It imports nothing that takes time: the first line's handlers are installed befo
 import os
 import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Self
 
 from stageline.pipeline.errors import ExitCode
 
@@ -25,7 +25,7 @@ def exit_at_once() -> None:
     os._exit(ExitCode.INTERRUPTED)
 
 
-class Signals:
+class Signals(AbstractContextManager["Signals"]):
     """Counts SIGINT and SIGTERM from now on, in the main thread; as a context, until it ends.
 
     `on_first` and `on_second` are called within the handler. With `once`, the previous handlers get the second signal.
@@ -44,9 +44,6 @@ class Signals:
         self._on_second = on_second
         self._once = once
         self._before = {number: signal.signal(number, self._record) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._restore()

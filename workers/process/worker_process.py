@@ -145,8 +145,17 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
         decisions = SkipLog(runs.folder(job.plan, run))
         executor = job.executor(job.schedule.placement[assigned.index], decisions)
         recorder = record_writer(job.plan, assigned.index, run, incarnation, start)
-        outer = executor if recorder is None else RecordingExecutor(executor, recorder)
-        loop = WorkerLoop(job.program, assigned.index, outer, queues, run=run, incarnation=incarnation, start=start)
+        carry_out = executor.carry_out if recorder is None else RecordingExecutor(executor, recorder).carry_out
+        loop = WorkerLoop(
+            job.program,
+            assigned.index,
+            executor,
+            queues,
+            carry_out=carry_out,
+            run=run,
+            incarnation=incarnation,
+            start=start,
+        )
         loop.progress.stages, loop.progress.queues = executor.stages, queues
         here = reachable(queues.endpoint, options.broker)
         control.start(assigned, here, loop, steps=job.steps, ring=queues.ring)

@@ -36,7 +36,7 @@ from stageline.workers.disk.tensor_file import Unsaveable
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor import ComputeFailed, Culprit, Executor
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.loop import PATIENCE, ActionExecutor
+from stageline.workers.runtime.loop import PATIENCE
 from stageline.workers.runtime.program import Instruction, queue_key
 
 from .records import MESSAGES, REASON, Direction, Reason, RecordDirectory, write_entry
@@ -114,18 +114,11 @@ def record_writer(plan: Plan, worker: int, run: str, incarnation: int, start: in
 
 
 class RecordingExecutor:
-    """Runs `executor`; passes what stages take and give in training to `writer`."""
+    """Carries out instructions as `executor` does; passes what stages take and give in training to `writer`."""
 
-    def __init__(self, executor: ActionExecutor, writer: RecordWriter) -> None:
+    def __init__(self, executor: Executor, writer: RecordWriter) -> None:
         self._executor = executor
         self._writer = writer
-
-    @property
-    def loss(self) -> float | None:
-        return self._executor.loss
-
-    def measured(self) -> dict[str, float]:
-        return self._executor.measured()
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         if instruction.evaluates:

@@ -14,10 +14,12 @@ from stageline.broker.queues.base import Outbound, QueueKey, Queues
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 
+from .executor import Executor
 from .machine import Compute, Finish, Machine, Take
 from .program import Instruction, Program
 from .progress import Progress
 
+CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]
 OnStep = Callable[[int, int, float | None], None]
 
 PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker handles the broker's commands
@@ -35,23 +37,10 @@ class Clock(Protocol):
     def sleep(self, seconds: float, /) -> None: ...
 
 
-class ActionExecutor(Protocol):
-    """Carries out instructions: an `Executor`, or one around it."""
-
-    @property
-    def loss(self) -> float | None:
-        """Of the last step, on the worker that has the last stage."""
-
-    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        """What `instruction` gives. Raises `ComputeFailed`."""
-
-    def measured(self) -> dict[str, float]:
-        """The metrics over all rows evaluated so far."""
-
-
 class WorkerLoop:
     """Runs the program of one worker from step `start` on. `run` and `incarnation` are written into its messages.
 
+    `carry_out`: in place of the executor's, what calls that and does more.
     `attention` asks for a call of `run`'s `between`. Any thread may set it, and so may signal handlers.
     """
 
@@ -59,9 +48,10 @@ class WorkerLoop:
         self,
         program: Program,
         worker: int,
-        executor: ActionExecutor,
+        executor: Executor,
         queues: Queues,
         *,
+        carry_out: CarryOut | None = None,
         run: str,
         incarnation: int,
         start: int = 0,
@@ -74,6 +64,7 @@ class WorkerLoop:
         self._on_step: OnStep = lambda stage, step, loss: None
         self._machine = Machine(program.instructions(worker, start))
         self._executor = executor
+        self._carry_out = carry_out or executor.carry_out
         self._queues = queues
         self._run = run
         self._incarnation = incarnation
@@ -142,7 +133,7 @@ class WorkerLoop:
 
     def _compute(self, instruction: Instruction) -> None:
         self.progress.computing(instruction, self._now())
-        result = self._executor.carry_out(instruction, self._received)
+        result = self._carry_out(instruction, self._received)
         self._received.clear()
         if instruction.gives is not None:
             self._put(instruction, instruction.gives, result)

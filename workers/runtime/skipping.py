@@ -37,18 +37,18 @@ Place = tuple[int, int, int]  # stage, step, microbatch
 class SkipLog:
     """The decisions of a run, a file for each: skipped/stage-1/118-5 says why. Raises `OSError`.
 
-    `again`: a microbatch that is to be run in spite of what was decided, when the run is over: the log is `closed`.
+    `again`: a microbatch that is to be run in spite of what was decided, when the run is over and nothing more can be
+    decided.
     """
 
     def __init__(self, run: Path, again: Place | None = None) -> None:
         self.folder = run / FOLDER
-        self.closed = again is not None
-        self._again = again
+        self.again = again
 
     def decided(self, stage: int) -> set[Place]:
         """What was decided so far."""
         names = (path.name.split("-") for path in (self.folder / f"stage-{stage}").glob("[0-9]*"))
-        return {(stage, int(step), int(microbatch)) for step, microbatch in names} - {self._again}
+        return {(stage, int(step), int(microbatch)) for step, microbatch in names} - {self.again}
 
     def reason(self, place: Place) -> str | None:
         """Why a microbatch was left out, None if it was not, or not by this stage."""
@@ -110,7 +110,7 @@ class SkippingExecutor(Executor):
 
     def _decide(self, instruction: Instruction, error: ComputeFailed) -> None:
         """Raises `error` if the fault cannot be the microbatch's, or nothing can be decided any more."""
-        if self.decisions.closed:
+        if self.decisions.again is not None:
             raise error
         place = _place(instruction)
         self._in_a_row[place[0]] += 1
