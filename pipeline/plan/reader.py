@@ -1,23 +1,35 @@
 """Where a plan comes from: a file or a mapping, the environment and `--set`. The one place where a file is read.
 
 text -> tables -> settings, the later over the earlier -> keys, one by one -> checks of the whole -> plan
+
+All that is wrong is found at once: every key by its model, then the keys with each other.
 """
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from .addresses import masked
-from .errors import PlanError, PlanRefused
-from .plan import Plan
-from .tables import Key, leaves, lines_of, place
-from .validation import Given, Setting
+from .checks import problems
+from .errors import PlanError, PlanRefused, shown
+from .key_types import Accepts, nearest
+from .models import PlanTables, by_number, section
+from .plan import Origin, Plan
+from .tables import Key, dotted, flat, leaves, lines_of, nested, place
 
 FILE_NAME = "stageline.toml"
 PREFIX = "STAGELINE_"
 _MISSING = f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}; `stageline init` writes one"
+_REQUIRED = ("model", "data", "optimizer")  # an absent one is read as empty: each missing key is named
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # Two keys for one thing: a higher origin that sets one overrules a lower origin that set the other.
@@ -27,6 +39,17 @@ _RIVALS: dict[Key, Key] = {
     ("model", "cut"): ("model", "stages"),
     ("model", "stages"): ("model", "cut"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key's value as given, by whom, and where. `text` is the value as typed, None if it came as TOML."""
+
+    key: Key
+    value: object
+    origin: Origin
+    where: str = ""
+    text: str | None = None
 
 
 def read_plan(path: str | Path, *, sets: Sequence[str] = (), environment: Mapping[str, str] = _NOTHING) -> Plan:
@@ -82,7 +105,7 @@ def _plan(
     chosen = [each for each in typed if isinstance(each, Setting)]
     errors = [each for each in typed if isinstance(each, PlanError)]
     settings = _merged([default, *written, *_from_environment(environment), *chosen])
-    return Given(settings, name, lines).plan(path, errors)
+    return _Given(settings, name, lines).plan(path, errors)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
@@ -128,3 +151,129 @@ def _toml(text: str) -> object:
 
 def _refused(file: Path, reason: str) -> PlanRefused:
     return PlanRefused([PlanError("", reason, str(file))])
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The settings that hold. `name` is how errors call the plan file, "" if there is none; `lines` places its keys."""
+
+    settings: Mapping[Key, Setting]
+    name: str
+    lines: Mapping[Key, int]
+
+    def plan(self, file: Path | None, errors: Iterable[PlanError] = ()) -> Plan:
+        """The plan read from `file`. Raises `PlanRefused` with `errors` and all others."""
+        tables = {
+            **{name: {} for name in _REQUIRED},
+            **nested((key, setting.value) for key, setting in self.settings.items()),
+        }
+        faults = self._faults(tables)
+        sound = self._sound_part(tables, faults).with_known_stages()
+        plan = Plan.model_construct(**dict(sound), file=file)
+        values = flat(plan.as_mapping())
+        disagreements = [
+            self._error(tuple(problem.key.split(".")), problem.reason, values.get(problem.key))
+            for problem in problems(plan, [dotted(key) for key in faults])
+        ]
+        if found := [*errors, *faults.values(), *disagreements]:
+            raise PlanRefused(found)
+        set_by = {dotted(key): setting.origin for key, setting in self.settings.items()}
+        origins = {key: set_by.get(key, "default") for key in values}
+        return plan.model_copy(update={"origins": origins})
+
+    def _faults(self, tables: dict[str, Any]) -> dict[Key, PlanError]:
+        """All keys that are refused. Changes `tables` where typed text only looked like something else: run.name=7."""
+        faults = self._invalid(tables)
+        texts = {key: text for key in faults if (text := self._as_text(key)) is not None}
+        for key, text in texts.items():
+            _table_around(tables, key)[key[-1]] = text
+        still = self._invalid(tables) if texts else faults
+        return {key: fault for key, fault in faults.items() if key in still} | self._misnumbered(tables)
+
+    def _as_text(self, key: Key) -> str | None:
+        if (setting := self.settings.get(key)) is None or len(key) == 1:
+            return None
+        # As an argument, nan or inf would be taken as text, which no factory knows what to do with.
+        number = isinstance(setting.value, float) and not math.isfinite(setting.value)
+        return None if number and key[-1] not in section(key[0]).model_fields else setting.text
+
+    def _invalid(self, tables: Mapping[str, Any]) -> dict[Key, PlanError]:
+        """What the models refuse, by key."""
+        try:
+            PlanTables.model_validate(tables)
+        except ValidationError as error:
+            found = [(_key(each["loc"], tables), each) for each in error.errors(include_url=False)]
+            return {key: self._fault(key, each) for key, each in found}
+        return {}
+
+    def _fault(self, key: Key, error: ErrorDetails) -> PlanError:
+        match error["type"]:
+            case "missing":
+                what = next(each.what for each in _field(key).metadata if isinstance(each, Accepts))
+                return self._error(key, f"missing; {what} is wanted")
+            case "extra_forbidden" if len(key) == 1:
+                hint = nearest(key[0], PlanTables.model_fields) or f"there are {', '.join(PlanTables.model_fields)}"
+                return self._error(key, f"there is no such table; {hint}")
+            case "extra_forbidden":
+                return self._error(key, f"there is no such key; {_meant(key)}")
+            case "value_error":
+                return self._error(key, str(error["ctx"]["error"]), error["input"])
+            case _:  # not a table
+                header = "workers.0" if key == ("workers",) else dotted(key)
+                return self._error(key, f"this is a table: write [{header}], and its keys below", error["input"])
+
+    def _misnumbered(self, tables: Mapping[str, Any]) -> dict[Key, PlanError]:
+        workers = tables.get("workers", {})
+        if not isinstance(workers, Mapping):
+            return {}
+        numbers = [str(number) for number in range(len(workers))]
+        if set(numbers) == set(workers):
+            return {}
+        wanted = ", ".join(f"[workers.{number}]" for number in numbers)
+        return {("workers",): self._error(("workers",), f"workers are numbered from 0 without gaps: {wanted}")}
+
+    def _sound_part(self, tables: dict[str, Any], faults: Iterable[Key]) -> PlanTables:
+        """`tables` without what is refused. Where that was required an example stands in for it: no check reads it."""
+        for key in faults:
+            _table_around(tables, key).pop(key[-1], None)
+        tables = {**{name: {} for name in _REQUIRED}, **tables}
+        for key in self._invalid(tables):
+            _table_around(tables, key)[key[-1]] = next(iter(_field(key).examples or ()))
+        return PlanTables.model_validate(tables)
+
+    def _error(self, key: Key, reason: str, value: object = None) -> PlanError:
+        """`value` is None where the key itself is the trouble."""
+        inside = (setting.where for name, setting in self.settings.items() if name[: len(key)] == key)
+        where = next(inside, place(self.name, self.lines, key))
+        return PlanError(dotted(key), reason, where, "" if value is None else shown(value))
+
+
+def _key(loc: tuple[int | str, ...], tables: Mapping[str, Any]) -> Key:
+    match loc:
+        case "workers", int(place), *rest:
+            return ("workers", by_number(tables["workers"])[place], *map(str, rest))
+        case _:
+            return tuple(map(str, loc))
+
+
+def _field(key: Key) -> FieldInfo:
+    return section(key[0]).model_fields[key[-1]]
+
+
+def _meant(key: Key) -> str:
+    *path, name = key
+    known = section(key[0]).model_fields
+    if near := nearest(name, known):
+        return near
+    for table in PlanTables.model_fields:
+        if table != "workers" and name in section(table).model_fields:
+            return f"did you mean {table}.{name}?"
+    if "options" in known:
+        return f"arguments for the factory go into [{dotted(path)}.options]"
+    return f"there are {', '.join(known)}"
+
+
+def _table_around(tables: dict[str, Any], key: Key) -> dict[str, Any]:
+    for name in key[:-1]:
+        tables = tables[name]
+    return tables
