@@ -1,6 +1,6 @@
 """The base of all errors that stageline expects, the exit codes they lead to, and the errors of a stage's computation.
 
-Exit codes tell the supervisor of a process whether starting it again can help.
+By its exit code the supervisor of a process decides whether starting it again can help.
 """
 
 import traceback
@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
 
 
 class StagelineError(Exception):
-    """An expected error. Its text is a sentence for the user; a command that it ends exits with `exit_code`."""
+    """An expected error. Its text is written for the user; a command that it ends exits with `exit_code`."""
 
     exit_code: int = ExitCode.FAILED
 

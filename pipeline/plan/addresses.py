@@ -1,5 +1,5 @@
-"""The addresses a plan may name: which backends there are, who can reach what listens there, and how passwords are
-hidden. Every address that is shown, kept or sent goes through `masked`.
+"""The addresses a plan may name: which backends there are, which addresses other machines can reach, and how
+passwords are hidden. Every address that is shown, kept or sent goes through `masked`.
 
 redis://trainer:secret@host:6379/0?ssl_password=more  ->  redis://trainer@host:6379/0
 """
@@ -25,7 +25,7 @@ _ESCAPE = "write / ? # and @ in a user or password as %2F %3F %23 %40"
 
 
 def fault(url: str, schemes: Collection[str]) -> str | None:
-    """What keeps `url` from being an address of one of `schemes`, "" if that needs no words; None if it is one."""
+    """What keeps `url` from being an address of one of `schemes`, "" if naming the schemes explains it; None if it is one."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in schemes:
         return ""
@@ -39,7 +39,7 @@ def fault(url: str, schemes: Collection[str]) -> str | None:
 
 
 def open_to_others(url: str) -> bool:
-    """Whether whatever listens at `url` can be reached from other machines."""
+    """Whether what listens at `url` can be reached from other machines."""
     found = _TCP.fullmatch(url.removeprefix("tcp://"))
     if not url.startswith("tcp://") or found is None:
         return False

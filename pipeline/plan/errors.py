@@ -13,7 +13,7 @@ _LONGEST = 60  # characters of a value that an error shows
 
 @dataclass(frozen=True, slots=True)
 class PlanError:
-    """One thing that is wrong: `key` is dotted ("" for the file as a whole), `reason` also says what would be right.
+    """One thing that is wrong: `key` is dotted ("" for the file as a whole), `reason` also names what would be right.
 
     `where` names the place that set the key: "stageline.toml:7", "--set", "STAGELINE_RUN__SEED"; "" if no one place
     did. `value` is the value as written, "" where the key itself is the trouble.

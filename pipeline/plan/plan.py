@@ -34,7 +34,7 @@ class Plan(PlanTables):
     """
 
     file: Path | None = None
-    origins: Mapping[str, Origin] = Field(default_factory=dict)  # dotted key -> who set it
+    origins: Mapping[str, Origin] = Field(default_factory=dict)  # dotted key -> what set it
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):

@@ -17,7 +17,7 @@ def plan_schema() -> dict[str, Any]:
 
 class _Draft7(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
-        return False  # it would say the key again
+        return False  # a title would repeat the key
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         """TOML has no null: a key whose default is None has none."""

@@ -15,7 +15,7 @@ seeds = st.integers(0, 2**40)
 
 
 def numbered(count: int, batch_size: int, seed: int = 0, *, shuffle: bool = True) -> Rows:
-    """Row r is r everywhere, so that a batch says which rows it holds."""
+    """Row r is r everywhere, so that a batch shows which rows it holds."""
     numbers = torch.arange(count)
     inputs: dict[str, Tree] = {"pixels": numbers.float().reshape(-1, 1), "ids": (numbers, None)}
     return Rows(inputs, numbers, batch_size, seed, shuffle=shuffle)

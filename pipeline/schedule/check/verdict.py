@@ -18,7 +18,7 @@ class Verdict:
     busy: tuple[float, ...]  # how long each worker computes
     stage_peak: tuple[int, ...]  # microbatches that a stage has run forward and not yet backward, at most
     worker_peak: tuple[int, ...]  # the same over all stages of a worker
-    queue_bound: Mapping[str, int]  # messages put and not yet taken, at most, whatever things cost; by "forward-1"
+    queue_bound: Mapping[str, int]  # messages put and not yet taken, at most, for any costs; by "forward-1"
 
     @property
     def ideal(self) -> float:

@@ -56,7 +56,7 @@ def repeated() -> nn.Sequential:
 
 
 @pytest.mark.parametrize(
-    ("made", "cut", "stages", "says"),
+    ("made", "cut", "stages", "reason"),
     [
         (model(), [5], None, "5 is out of range. The model has 5 layers"),
         (model(), None, 6, "model.stages = 6, but the model has 5 layers"),
@@ -69,6 +69,6 @@ def repeated() -> nn.Sequential:
     ],
     ids=range(8),
 )
-def test_a_model_that_cannot_be_cut_is_refused(made, cut, stages, says):
-    with pytest.raises(ModelRefused, match=says):
+def test_a_model_that_cannot_be_cut_is_refused(made, cut, stages, reason):
+    with pytest.raises(ModelRefused, match=reason):
         cut_model(made, cut, stages)

@@ -37,7 +37,7 @@ def test_a_dotted_name_is_imported(folder):
 
 
 @pytest.mark.parametrize(
-    ("reference", "says"),
+    ("reference", "reason"),
     [
         ("build", 'names nothing. Write "file.py:name"'),
         ("pipeline.py", 'is a file: write "pipeline.py:NAME"'),
@@ -47,8 +47,8 @@ def test_a_dotted_name_is_imported(folder):
         ("nothing_of_this_name.build", "cannot import nothing_of_this_name"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_with_the_plans_key(folder, reference, says):
-    with pytest.raises(ModelRefused, match=f"^model.factory.*{says}"):
+def test_what_cannot_be_loaded_is_refused_with_the_plans_key(folder, reference, reason):
+    with pytest.raises(ModelRefused, match=f"^model.factory.*{reason}"):
         load_object(reference, folder, "model.factory")
 
 

@@ -61,10 +61,10 @@ def test_a_digest_is_64_hexadecimal_digits() -> None:
     assert re.fullmatch("[0-9a-f]{64}", plan().digest())
 
 
-def test_saying_a_default_changes_nothing() -> None:
-    spoken = plan(model__stages=2, schedule__name="1f1b", workers={"0": {"stages": [0]}, "1": {"stages": [1]}})
-    assert spoken == plan()
-    assert spoken.digest() == plan().digest()
+def test_an_explicit_default_changes_nothing() -> None:
+    explicit = plan(model__stages=2, schedule__name="1f1b", workers={"0": {"stages": [0]}, "1": {"stages": [1]}})
+    assert explicit == plan()
+    assert explicit.digest() == plan().digest()
 
 
 def test_the_order_of_keys_does_not_matter() -> None:

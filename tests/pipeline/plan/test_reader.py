@@ -55,7 +55,7 @@ def test_a_folder_whose_name_makes_no_run_name_is_adapted(tmp_path: Path) -> Non
     assert from_mapping(TABLES_OF_SMALLEST).run.name == "run"
 
 
-def test_everything_a_file_can_say_arrives(file: Path) -> None:
+def test_every_key_of_a_file_arrives(file: Path) -> None:
     file.write_text("""\
 [run]
 name = "letters-2"
@@ -234,12 +234,12 @@ def test_variables_that_name_no_key_are_left_alone(file: Path) -> None:
     assert read_plan(file, environment=environment) == read_plan(file)
 
 
-@pytest.mark.parametrize("file_says", ["steps", "epochs"])
-@pytest.mark.parametrize("set_says", ["steps", "epochs"])
-def test_steps_overrule_epochs_from_below_and_epochs_steps(file: Path, file_says: str, set_says: str) -> None:
-    file.write_text(SMALLEST.replace("epochs", file_says))
-    run = read_plan(file, sets=[f"run.{set_says}=20"]).run
-    assert {"steps": run.steps, "epochs": run.epochs} == {"steps": None, "epochs": None, set_says: 20}
+@pytest.mark.parametrize("in_file", ["steps", "epochs"])
+@pytest.mark.parametrize("in_set", ["steps", "epochs"])
+def test_steps_overrule_epochs_from_below_and_epochs_steps(file: Path, in_file: str, in_set: str) -> None:
+    file.write_text(SMALLEST.replace("epochs", in_file))
+    run = read_plan(file, sets=[f"run.{in_set}=20"]).run
+    assert {"steps": run.steps, "epochs": run.epochs} == {"steps": None, "epochs": None, in_set: 20}
 
 
 def test_a_number_of_stages_overrules_a_cut_from_below(file: Path) -> None:

@@ -36,7 +36,7 @@ stages = [0]
 """
 
 
-def test_all_that_is_wrong_is_said_at_once_each_with_its_line(file: Path) -> None:
+def test_all_that_is_wrong_is_reported_at_once_each_with_its_line(file: Path) -> None:
     file.write_text(BAD)
     with pytest.raises(PlanRefused) as refused:
         read_plan(file, sets=["run", "run.foo=3"], environment={"STAGELINE_RUN__LOG_EVERY": "0"})

@@ -15,7 +15,7 @@ def test_an_action_reads_what_it_writes(action: Action) -> None:
     assert Action.parse(str(action)) == action
 
 
-def test_actions_are_written_as_people_say_them() -> None:
+def test_actions_are_written_with_stage_kind_and_microbatch() -> None:
     assert str(Action(Kind.FORWARD, 2, 0)) == "2F0"
     assert str(Action(Kind.UPDATE, 2)) == "2U"
     assert Action.parse("2U") == Action(Kind.UPDATE, 2)

@@ -89,7 +89,7 @@ def lists(schedule: Schedule) -> list[str]:
     return [" ".join(map(str, actions)) for actions in schedule.workers]
 
 
-def test_a_window_says_how_many_each_stage_has_in_flight() -> None:
+def test_a_window_is_how_many_each_stage_has_in_flight() -> None:
     assert drawn(make_schedule("window", line(2), 6, window=(4, 1))) == picture("""
         F0 F1 F2 F3 B0 == F4 B1 == F5 B2 == .. B3 == .. B4 == .. B5 ==
         .. F0 B0 == F1 B1 == F2 B2 == F3 B3 == F4 B4 == F5 B5 ==

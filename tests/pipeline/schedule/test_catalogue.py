@@ -55,7 +55,7 @@ def test_backward_runs_in_ascending_order_whatever_the_shape(name: str, first_tr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "says"),
+    ("arguments", "options", "reason"),
     [
         (("1f2b", line(2), 4), {}, "no schedule named '1f2b'; did you mean 1f1b?"),
         (("interleaved", line(2), 4), {}, "did you mean interleaved-1f1b?"),
@@ -73,8 +73,8 @@ def test_backward_runs_in_ascending_order_whatever_the_shape(name: str, first_tr
         (("interleaved-1f1b", looped(4, 2), 9), {}, "9 microbatches: .* 2 equal groups; .* on 4 workers are 8 and 10"),
     ],
 )
-def test_a_refusal_says_what_and_why_and_the_way_out(
-    arguments: tuple[Any, ...], options: dict[str, Any], says: str
+def test_a_refusal_names_the_schedule_the_reason_and_the_way_out(
+    arguments: tuple[Any, ...], options: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(ScheduleRefused, match=says):
+    with pytest.raises(ScheduleRefused, match=reason):
         make_schedule(*arguments, **options)

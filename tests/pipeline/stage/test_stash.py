@@ -29,7 +29,7 @@ def test_backward_without_a_gradient_is_for_a_loss_alone():
         stage.backward()
 
 
-def test_backward_without_a_forward_says_so():
+def test_backward_without_a_forward_is_refused():
     with pytest.raises(StageError, match="call forward first"):
         Stage(nn.Linear(4, 3), index=2).backward()
 

@@ -41,7 +41,7 @@ def test_boxes_lie_in_their_rows_in_order_and_within_the_image() -> None:
             assert all(x > 0 and x + width < float(root.attrib["width"]) for x, width in boxes)
 
 
-def test_a_box_says_what_it_is() -> None:
+def test_hovering_an_action_shows_its_details() -> None:
     root = drawn(draw_svg([Timed(1, Action(Kind.BACKWARD, 2, 7), 10.5, 10.75, step=4)], title="one", seconds=True))
     assert root.findtext(f"{SVG}g/{SVG}title") == (
         "2B7: backward of microbatch 7 at stage 2, step 4\nworker 1, 0 ms to 250 ms"

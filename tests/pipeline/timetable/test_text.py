@@ -82,6 +82,6 @@ def test_no_row_is_wider_than_the_terminal(seed: int, width: int) -> None:
     assert len({len(row) for row in rows}) == 1
 
 
-def test_nothing_to_draw_is_said() -> None:
+def test_a_timetable_without_actions_is_one_line_of_text() -> None:
     assert draw_text([]) == "no action took any time"
     assert draw_text([Timed(0, Action(Kind.UPDATE, 0), 3, 3)]) == "no action took any time"

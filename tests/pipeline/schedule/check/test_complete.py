@@ -23,7 +23,7 @@ def test_halves_and_whole_backwards_may_be_mixed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lists", "says"),
+    ("lists", "reason"),
     [
         (("0F0 0U",), "worker 0 never runs 0B0 of step 0"),
         (("0F0 0B0",), "worker 0 never runs 0U of step 0"),
@@ -34,13 +34,13 @@ def test_halves_and_whole_backwards_may_be_mixed() -> None:
         (("0F0 0B0 0U 1F0", "1F0 1B0 1U"), "worker 0 runs 1F0 of step 0 though it is none of its actions"),
     ],
 )
-def test_a_list_must_have_every_action_once_and_no_other(lists: tuple[str, ...], says: str) -> None:
-    with pytest.raises(Incomplete, match=f"schedule by-hand: {says}"):
+def test_a_list_must_have_every_action_once_and_no_other(lists: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(Incomplete, match=f"schedule by-hand: {reason}"):
         check_schedule(by_hand(*lists))
 
 
 @pytest.mark.parametrize(
-    ("lists", "says"),
+    ("lists", "reason"),
     [
         (("0F1 0F0 0B0 0B1 0U",), "worker 0 has 0F1 of step 0 before 0F0 of step 0, which must come first"),
         (("0F0 0F1 0B1 0B0 0U",), "0B1 of step 0 before 0B0"),
@@ -51,8 +51,8 @@ def test_a_list_must_have_every_action_once_and_no_other(lists: tuple[str, ...],
         (("0F0 0F1 0I0 0B1 0W0 0U",), "0B1 of step 0 before 0W0"),
     ],
 )
-def test_a_list_must_have_every_action_after_those_it_builds_on(lists: tuple[str, ...], says: str) -> None:
-    with pytest.raises(Disordered, match=says):
+def test_a_list_must_have_every_action_after_those_it_builds_on(lists: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(Disordered, match=reason):
         check_schedule(by_hand(*lists, microbatches=2))
 
 

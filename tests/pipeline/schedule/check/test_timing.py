@@ -22,7 +22,7 @@ def unchecked(window: list[int], microbatches: int) -> Schedule:
     return Schedule("window", "sync", line(len(window)), microbatches, lists)
 
 
-def test_a_deadlock_says_who_waits_for_what() -> None:
+def test_a_deadlock_names_what_each_worker_waits_for() -> None:
     with pytest.raises(Deadlock) as refused:
         check_schedule(unchecked([1, 2], microbatches=2))
     assert str(refused.value) == (
@@ -126,12 +126,12 @@ def test_costs_must_be_for_the_stages_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("windows", "says"),
+    ("windows", "reason"),
     [
         ({"forward-2": 1}, "a window for forward-2, and the only queues are: forward-1, backward-0"),
         ({"forward-1": 0}, "the window of forward-1 is 0"),
     ],
 )
-def test_windows_must_be_for_the_queues_there_are(windows: dict[str, int], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_windows_must_be_for_the_queues_there_are(windows: dict[str, int], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         check_schedule(make_schedule("1f1b", line(2), 2), windows=windows)

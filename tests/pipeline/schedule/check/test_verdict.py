@@ -128,7 +128,7 @@ STRETCH = {
 
 
 @pytest.mark.parametrize("name", schedule_names())
-def test_latency_stretches_a_step_as_the_catalogue_says(name: str) -> None:
+def test_latency_stretches_a_step_as_the_catalogue_computes(name: str) -> None:
     turns = 2 if name == "interleaved-1f1b" else 1
     stretch = []
     for latency in LATENCIES:
