@@ -25,7 +25,7 @@ _ESCAPE = "write / ? # and @ in a user or password as %2F %3F %23 %40"
 
 
 def fault(url: str, schemes: Collection[str]) -> str | None:
-    """What keeps `url` from being an address of one of `schemes`, "" if naming the schemes explains it; None if it is one."""
+    """What keeps `url` from being an address of one of `schemes`, "" if it is of none; None if it is one."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in schemes:
         return ""
