@@ -100,7 +100,7 @@ def trace_heartbeat_of_worker(module: ModuleType) -> None:
         try:
             return plain_receive(self, message, *arguments)
         finally:
-            if way.open and type(message).__name__ == "Heard":
+            if way.open and type(message).__name__ in ("Heard", "Confirmed"):
                 way.end()
 
     owner.due = due

@@ -1,13 +1,13 @@
 """The control messages: one tagged Struct each, encoded as msgpack behind its CRC-32.
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye
-    broker  -> worker   Assigned, Standby, Peers, Heard, Trim, Stop, Refused
+    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, Stop, Refused
     command -> broker   Ask, StopRun; a supervisor also Exited
     broker  -> command  Answer, Refused
 
 A worker repeats Hello until Assigned or Refused comes (also after Standby), a Report's `steps` and `snapshots` until
-Heard comes, and Finished until Stop comes. All else is sent once and may get lost. Tensors never travel here: training
-continues while the broker is away.
+Confirmed comes, and Finished until Stop comes. All else is sent once and may get lost. Tensors never travel here:
+training continues while the broker is away.
 """
 
 from typing import Annotated, TypeVar
@@ -26,10 +26,10 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
-    pass
+    """Base of all; the field "is" of an encoded message tells which."""
 
 
-class Memory(_ControlMessage, frozen=True, tag="memory"):
+class WorkerRecord(_ControlMessage, frozen=True, tag="memory"):
     """A worker's own record of its run, in case the broker has lost its records: the `run`, its `index`, the newest
     checkpoint announced to it as `complete`, and the first `step` that it has not finished at all its stages."""
 
@@ -71,7 +71,7 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
     incarnation: Count = 0
     settings: dict[str, object] = {}
     spare: bool = False
-    memory: Memory | None = None
+    memory: WorkerRecord | None = None
     snapshots: list[tuple[Count, Count]] | None = None
     inspection: Inspection | None = None
 
@@ -214,7 +214,7 @@ class Peers(_ControlMessage, frozen=True, tag="peers"):
     workers: dict[int, tuple[int, str]]
 
 
-class Heard(_ControlMessage, frozen=True, tag="heard"):
+class Confirmed(_ControlMessage, frozen=True, tag="heard"):
     """The broker has stored the worker's reports up to this number."""
 
     number: Count
@@ -283,7 +283,7 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
 
 
 ToBroker = Hello | Report | Failed | Finished | Goodbye | Exited | Ask | StopRun
-FromBroker = Assigned | Standby | Peers | Heard | Trim | Stop | Refused | Answer
+FromBroker = Assigned | Standby | Peers | Confirmed | Trim | Stop | Refused | Answer
 
 _encode = msgspec.msgpack.Encoder().encode
 _to_broker: "msgspec.msgpack.Decoder[ToBroker]" = msgspec.msgpack.Decoder(ToBroker)

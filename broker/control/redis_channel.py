@@ -44,18 +44,6 @@ _PAUSE = 0.05  # seconds between two attempts to reach a server that is away
 log = structlog.get_logger()
 
 
-class _Keys:
-    """Of the broker called `name`."""
-
-    def __init__(self, name: str) -> None:
-        self._prefix = f"stageline:{{{name}}}:".encode()
-        self.broker = self._prefix + b"broker"
-        self.to_broker = self._prefix + b"to-broker"
-
-    def to(self, sender: bytes) -> bytes:
-        return self._prefix + b"to:" + sender
-
-
 class RedisClientChannel:
     """See `ClientChannel`. Raises `AddressUnusable`."""
 
@@ -67,18 +55,20 @@ class RedisClientChannel:
         self._logged = False
         self.trouble = ""
         try:
-            self._link, self._keys = _open(url)
+            self._link, self._prefix = _open(url)
         except RedisUnfit as error:
             raise AddressUnusable(f"cannot reach the broker: {error}") from error
 
     def send(self, message: bytes) -> bool:
-        found = self._exchange([[(b"GET", self._keys.broker)], _push(self._keys.to_broker, self._me + message)])
+        found = self._exchange(
+            [[(b"GET", self._prefix + b"broker")], _push(self._prefix + b"to-broker", self._me + message)]
+        )
         return found is not None and self._note_broker(found[0][0])
 
     def receive(self, timeout: float) -> bytes | None:
         until = monotonic() + timeout
-        pop = (b"BLPOP", self._keys.to(self._me), b"%.3f" % max(timeout, 0.001))
-        found = self._exchange([[(b"GET", self._keys.broker)], [pop]])
+        pop = (b"BLPOP", self._prefix + b"to:" + self._me, b"%.3f" % max(timeout, 0.001))
+        found = self._exchange([[(b"GET", self._prefix + b"broker")], [pop]])
         if found is None:
             Event().wait(max(0.0, min(until - monotonic(), _PAUSE)))
             return None
@@ -121,14 +111,17 @@ class RedisServerChannel:
 
     def __init__(self, url: str) -> None:
         self.endpoint = url
-        self._link, self._keys = _open(url)
+        self._link, self._prefix = _open(url)
         self._me = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(8)}".encode()
         self._refreshed = 0.0
         self._away = False
         self._acquire()
 
     def receive(self, timeout: float) -> Sequence[Received] | None:
-        first, others = (b"BLPOP", self._keys.to_broker, b"%.3f" % timeout), (b"LPOP", self._keys.to_broker, b"999")
+        first, others = (
+            (b"BLPOP", self._prefix + b"to-broker", b"%.3f" % timeout),
+            (b"LPOP", self._prefix + b"to-broker", b"999"),
+        )
         try:
             self._refresh()
             found = [sound(answers)[0] for answers in self._link.exchange([[first], [others]])]
@@ -141,7 +134,7 @@ class RedisServerChannel:
         return [_received(value) for value in values]
 
     def send(self, envelopes: Iterable[Envelope]) -> None:
-        units = [_push(self._keys.to(recipient), message) for recipient, message in envelopes if recipient]
+        units = [_push(self._prefix + b"to:" + recipient, message) for recipient, message in envelopes if recipient]
         if not units:
             return
         try:
@@ -154,7 +147,7 @@ class RedisServerChannel:
         """Deletes the broker's key at once, if the server is reachable."""
         with suppress(RedisAway, RedisRefusal, RedisUnfit):  # then the key expires
             if self._holder() == self._me:  # a broker that takes the key just now sets it again within a second
-                self._link.exchange([[(b"DEL", self._keys.broker)]])
+                self._link.exchange([[(b"DEL", self._prefix + b"broker")]])
         self._link.close()
 
     def _acquire(self) -> None:
@@ -167,7 +160,7 @@ class RedisServerChannel:
                     "another name after #, as in redis://host:6379/0#second; workers and commands need it too"
                 )
             Event().wait(_PAUSE)
-        self._link.ask(b"DEL", self._keys.to_broker)  # messages to the broker before this one
+        self._link.ask(b"DEL", self._prefix + b"to-broker")  # messages to the broker before this one
 
     def _refresh(self) -> None:
         """Keeps the broker's key alive. Raises `EndpointTaken` if another broker has taken it."""
@@ -176,18 +169,18 @@ class RedisServerChannel:
 
     def _try_acquire(self) -> bool:
         tenure = b"%d" % int(TENURE * 1000)
-        while self._link.ask(b"SET", self._keys.broker, self._me, b"NX", b"PX", tenure) is None:
+        while self._link.ask(b"SET", self._prefix + b"broker", self._me, b"NX", b"PX", tenure) is None:
             holder = self._holder()
             if holder == self._me:
                 break
             if holder is not None:  # else it was deleted just now
                 return False
-        self._link.ask(b"PEXPIRE", self._keys.broker, tenure)
+        self._link.ask(b"PEXPIRE", self._prefix + b"broker", tenure)
         self._refreshed = monotonic()
         return True
 
     def _holder(self) -> bytes | None:
-        found: bytes | None = self._link.ask(b"GET", self._keys.broker)
+        found: bytes | None = self._link.ask(b"GET", self._prefix + b"broker")
         return found
 
     def _who(self) -> str:
@@ -205,9 +198,10 @@ class RedisServerChannel:
         self._away = False
 
 
-def _open(url: str) -> tuple[RedisLink, _Keys]:
+def _open(url: str) -> tuple[RedisLink, bytes]:
+    """The server, and what the keys of the broker begin with."""
     address, _, name = url.partition("#")
-    return RedisLink(address), _Keys(unquote(name) or NAME)
+    return RedisLink(address), f"stageline:{{{unquote(name) or NAME}}}:".encode()
 
 
 def _push(key: bytes, value: bytes) -> list[Command]:

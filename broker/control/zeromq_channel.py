@@ -15,6 +15,15 @@ from .channel import LARGEST, Envelope, Received
 
 _BATCH = 1000  # messages taken in one turn at most, so that leases and trims are not delayed for ever
 
+_ROUTER_OPTIONS = {
+    zmq.ROUTER_MANDATORY: 1,  # a recipient that is gone raises, instead of being ignored
+    zmq.ROUTER_HANDOVER: 1,  # a worker that reconnects takes its old connection's place
+    zmq.MAXMSGSIZE: LARGEST,
+    zmq.HANDSHAKE_IVL: 5000,
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.LINGER: 500,
+}
+
 
 class ZeroMQClientChannel:
     """See `ClientChannel`."""
@@ -111,10 +120,6 @@ class ZeroMQServerChannel:
 
 def _router(context: "zmq.Context[zmq.SyncSocket]") -> zmq.SyncSocket:
     router = context.socket(zmq.ROUTER)
-    router.set(zmq.ROUTER_MANDATORY, 1)  # a recipient that is gone raises, instead of being ignored
-    router.set(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects takes its old connection's place
-    router.set(zmq.MAXMSGSIZE, LARGEST)
-    router.set(zmq.HANDSHAKE_IVL, 5000)
-    router.set(zmq.TCP_KEEPALIVE, 1)
-    router.set(zmq.LINGER, 500)
+    for option, value in _ROUTER_OPTIONS.items():
+        router.set(option, value)
     return router

@@ -8,11 +8,11 @@ The run's life is the table in `run_state.py`. No clock either; `now` is seconds
 
 from stageline.broker.control.protocol import (
     Ask,
+    Confirmed,
     Exited,
     Failed,
     Finished,
     Goodbye,
-    Heard,
     Hello,
     Report,
     StopRun,
@@ -29,7 +29,7 @@ from .queries import RunView, answer
 from .records import Outgoing, RunRecords
 from .registration import FromMember, Registration
 from .restart import Restart
-from .run import ResumeMode, RunConfig, RunFailure, RunOutcome, RunPhase
+from .run import ResumeMode, RunConfig, RunOutcome, RunPhase
 from .run_state import RunEvent, RunState
 from .shutdown import Shutdown
 from .supervision import Supervision
@@ -152,8 +152,7 @@ class Coordinator:
                 self._finish(member, message)
             case Failed():
                 member.status = MemberStatus.LEFT
-                reason = f"{member.label} failed: {message.reason}"
-                records.fail(RunFailure(reason, message.code or ExitCode.FAILED))
+                records.fail(f"{member.label} failed: {message.reason}", message.code or ExitCode.FAILED)
             case Goodbye():
                 self._supervision.note_goodbye(member, message, now)
 
@@ -179,7 +178,7 @@ class Coordinator:
                 f"{member.label} computes again, {now - lost:.1f} s after its loss was detected"
             )
         if report.number:
-            records.outgoing.append((member.sender, Heard(report.number)))
+            records.outgoing.append((member.sender, Confirmed(report.number)))
         if records.outcome is not None:
             records.outgoing.append((member.sender, records.outcome.stop_message))
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import isfinite
 
 from stageline.broker.control.protocol import Answer, Ask, Refused
-from stageline.broker.diagnosis.wait_graph import WaitChain
 from stageline.broker.ledger.ledger import MicrobatchPosition
 from stageline.broker.ledger.step_times import timed_actions
 from stageline.broker.membership.replacements import Replacement
@@ -193,11 +192,12 @@ def _why(view: RunView, of: Mapping[str, str]) -> Facts:
         text, action = _without_chain(view)
         return {**facts, "text": text, "chain": [], "root": None, "action": action}
     found = view.supervision.diagnose(view.now, _owner(view, of))
+    chain = found.chain
     return {
         **facts,
         "text": found.text,
-        "chain": [dataclasses.asdict(edge) for edge in found.chain.edges],
-        "root": _root(view, found.chain),
+        "chain": [dataclasses.asdict(edge) for edge in chain.edges],
+        "root": {"cause": str(chain.cause), "worker": None if chain.index is None else _worker(view, chain.index)},
         "action": found.action,
     }
 
@@ -220,10 +220,6 @@ def _owner(view: RunView, of: Mapping[str, str]) -> int | None:
     if stage >= stages:
         raise _BadQuery(f"there is no stage {stage}: the plan has {stages}")
     return view.records.config.schedule.owner(stage)
-
-
-def _root(view: RunView, chain: WaitChain) -> Facts:
-    return {"cause": str(chain.cause), "worker": None if chain.index is None else _worker(view, chain.index)}
 
 
 def _number(of: Mapping[str, str], name: str, default: int | None = None) -> int:

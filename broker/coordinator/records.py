@@ -13,13 +13,13 @@ from stageline.broker.control.protocol import FromBroker
 from stageline.broker.ledger.ledger import Ledger
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.registry import Registry
-from stageline.broker.membership.replacements import Replacements
+from stageline.broker.membership.replacements import Replacement, Replacements
 from stageline.broker.membership.standby import StandbyWorkers
 from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
 from stageline.broker.recovery.lost_work import KEPT_LOSSES, LostAttempt, lost_attempts
-from stageline.broker.stores.base import Store, StoredRun
+from stageline.broker.stores.base import Fact, Store, StoredRun
 
-from .run import RunConfig, RunFailure, RunOutcome, RunPhase
+from .run import RunConfig, RunOutcome, RunPhase
 from .run_state import RunEvent, RunLifecycle
 
 _FACT = "registry"
@@ -41,6 +41,25 @@ class EventLog:
         self.anomalies[kind] += 1
         if self.anomalies[kind] <= _LOGGED:
             self.warnings.append(line)
+
+
+class _Checkpoints(msgspec.Struct):
+    complete: int
+    newer: list[set[int]]
+
+
+class _Replacing(msgspec.Struct):
+    gaps: list[Replacement]
+    in_a_row: list[tuple[int, int]]
+    ever: list[tuple[int, int]]
+
+
+class _Progress(msgspec.Struct):
+    """What is stored beside the registry's own part."""
+
+    checkpoints: _Checkpoints
+    replacing: _Replacing
+    attempts: list[LostAttempt] = []
 
 
 class RunRecords:
@@ -92,10 +111,10 @@ class RunRecords:
         """Whether the records must be stale, since `member` was told that a newer checkpoint is `complete`."""
         return self.config.restarts > 0 and member is not None and complete > self.checkpoints.complete
 
-    def fail(self, failure: RunFailure | None) -> None:
+    def fail(self, reason: str, code: int) -> None:
         """The first failure ends the run; what follows from it does not replace it."""
-        if failure is not None and not self.lifecycle.over:
-            self.end(RunEvent.FAILURE, RunOutcome(RunPhase.FAILED, failure.reason, failure.code))
+        if not self.lifecycle.over:
+            self.end(RunEvent.FAILURE, RunOutcome(RunPhase.FAILED, reason, code))
 
     def end(self, event: RunEvent, outcome: RunOutcome) -> None:
         """Ends the run, and stops all workers."""
@@ -127,24 +146,29 @@ class RunRecords:
 
     def save(self) -> None:
         """Stores which worker has which place, the checkpoints and the replacements, in one write."""
-        parts = {
-            "checkpoints": self.checkpoints.facts(),
-            "replacing": self.replacements.facts(),
-            "attempts": msgspec.to_builtins(list(self.lost_work)),
-        }
-        self.store.put(_FACT, {**self.registry.facts(), **parts})
+        self.store.put(_FACT, self.facts())
+
+    def facts(self) -> Fact:
+        """What `save` stores."""
+        checkpoints, counts = self.checkpoints, self.replacements
+        replacing = _Replacing(list(counts.pending.values()), list(counts.in_a_row.items()), list(counts.ever.items()))
+        progress = _Progress(_Checkpoints(checkpoints.complete, checkpoints.newer), replacing, list(self.lost_work))
+        return {**self.registry.facts(), **msgspec.to_builtins(progress, order="deterministic")}
 
     def restore(self, stored: StoredRun, now: float) -> None:
         """Continues from what a former broker has stored."""
         self.ledger.restore(stored.finished, stored.losses)
         self.registry.floor = self.unused_incarnation(now) if self.config.restarts else 0
         if _FACT in stored.facts:
-            kept = stored.facts[_FACT]
-            self.registry.restore(kept, now)
-            self.checkpoints.restore(kept["checkpoints"])
+            self.registry.restore(stored.facts[_FACT], now)
+            kept = msgspec.convert(stored.facts[_FACT], _Progress)
+            self.checkpoints.restore(kept.checkpoints.complete, kept.checkpoints.newer)
             self.ledger.reach(self.checkpoints.complete)  # a checkpoint found on the disks may be ahead of the records
-            self.replacements.restore(kept["replacing"], now)
-            self.lost_work += msgspec.convert(kept.get("attempts", []), list[LostAttempt])
+            self.replacements.pending = {each.index: each for each in kept.replacing.gaps}
+            self.replacements.in_a_row.update(dict(kept.replacing.in_a_row))
+            self.replacements.ever.update(dict(kept.replacing.ever))
+            self.replacements.restart_deadlines(now)
+            self.lost_work += kept.attempts
         if stored.facts.get("outcome"):
             self.outcome = msgspec.convert(stored.facts["outcome"], RunOutcome)
 

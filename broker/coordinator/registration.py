@@ -136,7 +136,8 @@ class Registration:
             return Standby(restart.waiting_for)
         if hello.spare and not records.registry.begun:
             return Standby("the run has not begun; a spare takes the place of a lost worker")
-        if records.lifecycle.state is RunState.CHOOSING_CHECKPOINT and self._may_be_placed(hello):
+        possible = hello.claim is None or hello.claim < len(records.registry.placement)
+        if records.lifecycle.state is RunState.CHOOSING_CHECKPOINT and possible and not hello.incarnation:
             return Standby(restart.waiting_for, records.run, restart.poll.step)
         found = self._register(hello, sender, now)
         if isinstance(found, Refused) and self._may_stand_by(hello):
@@ -160,10 +161,6 @@ class Registration:
             or process_key(hello) in records.standby
             or records.registry.current(hello.incarnation) is not None
         )
-
-    def _may_be_placed(self, hello: Hello) -> bool:
-        """Whether it can have a place in a resumed run; a former worker, or an impossible claim, cannot."""
-        return not hello.incarnation and (hello.claim is None or hello.claim < len(self._records.registry.placement))
 
     def _may_stand_by(self, hello: Hello) -> bool:
         """Whether a worker for which there is no place may stand by until one becomes free.

@@ -13,7 +13,7 @@ from stageline.broker.recovery.resume import CheckpointPoll, ResumePoint
 from stageline.pipeline.errors import ExitCode
 
 from .records import RunRecords
-from .run import RESUMED, ResumeMode, RunFailure
+from .run import RESUMED, ResumeMode
 from .run_state import RunEvent, RunState
 
 RECONCILE_RESUMED = 600.0  # seconds that a resumed run without records waits for the workers with its snapshots
@@ -98,7 +98,7 @@ class Restart:
             what = (
                 f"the broker's records are lost, and no worker joined that knows {which}; start a worker where they are"
             )
-            self._records.fail(RunFailure(what, ExitCode.NO_WORKER))
+            self._records.fail(what, ExitCode.NO_WORKER)
             return False
         found = collected.result(now)
         if found is None:
@@ -195,11 +195,11 @@ class Restart:
     def _begin_at(self, point: ResumePoint) -> None:
         records, newest = self._records, self._records.checkpoints.complete
         if point.step is None:
-            reason = (
+            records.fail(
                 f"checkpoint {newest} cannot be used, and there is no other one that can: "
-                f"{'; '.join(point.damages)}. Put the files back and resume the run, or begin another"
+                f"{'; '.join(point.damages)}. Put the files back and resume the run, or begin another",
+                ExitCode.FAILED,
             )
-            records.fail(RunFailure(reason, ExitCode.FAILED))
             return
         if point.step != newest:
             self._restart_all_at(point.step)

@@ -58,14 +58,6 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class RunFailure:
-    """Why the run ends: `reason` for people, `code` the exit code."""
-
-    reason: str
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
 class RunConfig:
     """The broker's part of the plan: `plan` is its digest, `settings` its mapping, `lease` in seconds.
 
@@ -120,7 +112,11 @@ def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False, alone: 
             store.put(RESUMED, {"how": ResumeMode.WITHOUT_RECORDS})
         store.put("run", {"id": fresh, "plan": plan})
         return fresh
-    _check_plan(kept, plan)
+    if kept.plan != plan:
+        raise OtherRun(
+            f"the broker's store holds run {kept.id} of another plan (digest {kept.plan[:12]}, now {plan[:12]}); "
+            "start it with its own plan, or give this run another run.dir"
+        )
     store.put("run", {"id": kept.id, "plan": plan})  # the first write: from here on the store is this broker's
     if resume and not _finished(facts):  # the outcome is cleared last: a broker killed in between leaves a stopped run
         store.put(RESUMED, {"how": _resume_mode(facts, alone=alone)})
@@ -141,11 +137,3 @@ def _resume_mode(facts: Mapping[str, Fact], *, alone: bool) -> ResumeMode:
 
 def _finished(facts: Mapping[str, Fact]) -> bool:
     return bool(facts.get("outcome")) and msgspec.convert(facts["outcome"], RunOutcome).phase is RunPhase.FINISHED
-
-
-def _check_plan(kept: _StoredName, plan: str) -> None:
-    if kept.plan != plan:
-        raise OtherRun(
-            f"the broker's store holds run {kept.id} of another plan (digest {kept.plan[:12]}, now {plan[:12]}); "
-            "start it with its own plan, or give this run another run.dir"
-        )

@@ -14,7 +14,6 @@ from stageline.broker.membership.replacements import Replacement
 from stageline.pipeline.errors import ExitCode
 
 from .records import RunRecords
-from .run import RunFailure
 
 # Exit statuses of a process that would fail again if it were restarted, and those that are the run's exit code too.
 _DELIBERATE = frozenset({ExitCode.USAGE, ExitCode.REFUSED})
@@ -29,9 +28,13 @@ class Supervision:
         self._standstill = Standstill(records.config.lease)
 
     def check(self, now: float) -> None:
-        """Finds lost workers; the first reason to end the run ends it, if there is one."""
-        found = [self._lose(loss, now) for loss in self._records.registry.losses(now)]
-        self._records.fail(next(filter(None, found), None) or self._check_standstill(now))
+        """Finds lost workers; the first loss that the run cannot survive ends it, once all have been recorded."""
+        losses = self._records.registry.losses(now)
+        fatal = [(reason, loss) for loss in losses if (reason := self._lose(loss, now))]
+        if fatal:
+            self._records.fail(fatal[0][0], _code(fatal[0][1].status))
+        else:
+            self._check_standstill(now)
 
     def check_empty_places(self, now: float) -> None:
         """Ends the run if a place has been empty for too long."""
@@ -40,7 +43,7 @@ class Supervision:
             if pending.index in missing and now - pending.awaited >= patience:
                 waited = f"no replacement joined within {now - pending.awaited:.0f} s for {self._label(pending.index)}"
                 why = self.diagnose(now, pending.index).text
-                self._records.fail(RunFailure(f"{waited}: {why}", ExitCode.NO_WORKER))
+                self._records.fail(f"{waited}: {why}", ExitCode.NO_WORKER)
 
     def mark_lost(self, now: float) -> None:
         """After the run, silent workers have left or are lost; nothing follows from it."""
@@ -50,9 +53,10 @@ class Supervision:
 
     def note_goodbye(self, member: Member, goodbye: Goodbye, now: float) -> None:
         loss = WorkerLoss(member, f"left: {goodbye.reason}")
-        failure = None if self._records.lifecycle.over else self._lose(loss, now)
+        reason = "" if self._records.lifecycle.over else self._lose(loss, now)
         member.status = MemberStatus.LEFT
-        self._records.fail(failure)
+        if reason:
+            self._records.fail(reason, ExitCode.FAILED)
 
     def note_exit(self, exited: Exited, now: float) -> None:
         """A process ended. While the run lasts, its worker is lost once its last messages have had time to arrive."""
@@ -81,21 +85,24 @@ class Supervision:
         )
         return diagnose(cluster, worker)
 
-    def _lose(self, loss: WorkerLoss, now: float) -> RunFailure | None:
-        """Before the run starts, a lost worker with unknown exit status only frees its place."""
+    def _lose(self, loss: WorkerLoss, now: float) -> str:
+        """Why the run cannot survive the loss; "" if it can, and then the worker's place is empty.
+
+        Before the run starts, a lost worker with unknown exit status only frees its place.
+        """
         member, records = loss.member, self._records
         if not records.registry.begun and loss.status is None:
             records.registry.free(member)
             records.events.infos.append(f"{member.label} is free again: {member.process} {loss.why}")
-            return None
+            return ""
         why = failure_report(loss, records.ledger, now)
         if not self._may_replace(member.index, loss.status):
             reason = self._with_waiters(why, now) + self._times_replaced(member)
             member.status = MemberStatus.LOST
-            return RunFailure(reason, _code(loss.status))
+            return reason
         self._vacate(loss, why, now)
         records.events.infos.append(f"{why}. Its replacement begins at step {records.checkpoints.complete}")
-        return None
+        return ""
 
     def _vacate(self, loss: WorkerLoss, why: str, now: float) -> None:
         """Empties the place of a lost worker; its stages are back at the complete checkpoint. `why` is for people."""
@@ -118,24 +125,23 @@ class Supervision:
             records.save()
             records.events.infos.append(what)
         else:
-            records.fail(RunFailure(what, _code(exited.status)))
+            records.fail(what, _code(exited.status))
 
     def _may_replace(self, index: int, status: int | None) -> bool:
         in_a_row = self._records.replacements.in_a_row[index]
         return status not in _DELIBERATE and in_a_row < self._records.config.restarts
 
-    def _check_standstill(self, now: float) -> RunFailure | None:
-        """All workers wait for each other: nothing will change that."""
+    def _check_standstill(self, now: float) -> None:
+        """Ends the run if all workers wait for each other: nothing will change that."""
         members = self._records.registry.reachable()
         lasts = self._standstill.lasts(members, now)
-        if lasts < self._standstill.bound or not self._records.registry.complete:
-            return None
-        places = ", ".join(f"worker {member.index} at {member.endpoint} on host {member.host}" for member in members)
-        return RunFailure(
-            f"every worker has been waiting for another for {lasts:.0f} s: {self.diagnose(now).text}. "
-            f"Can they reach each other's queues? They are: {places}. See queues.url",
-            ExitCode.FAILED,
-        )
+        if lasts >= self._standstill.bound and self._records.registry.complete:
+            places = ", ".join(f"worker {each.index} at {each.endpoint} on host {each.host}" for each in members)
+            self._records.fail(
+                f"every worker has been waiting for another for {lasts:.0f} s: {self.diagnose(now).text}. "
+                f"Can they reach each other's queues? They are: {places}. See queues.url",
+                ExitCode.FAILED,
+            )
 
     def _with_waiters(self, why: str, now: float) -> str:
         """Why a worker is lost, and which others waited for it."""

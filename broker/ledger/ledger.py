@@ -27,7 +27,7 @@ class MicrobatchState(StrEnum):
     DONE = "done"
 
 
-_ORDER = list(MicrobatchState)
+_ORDER = list(MicrobatchState)  # in time
 _COMPUTING = {MicrobatchState.FORWARD: "F", MicrobatchState.BACKWARD: "B"}
 
 
@@ -163,7 +163,7 @@ class Ledger:
         """Records that a microbatch entered a state. Raises `IllegalTransition` if it cannot have."""
         position, state = self._position(event), _state(event)
         old = self.entry(position)
-        if _follows(state, old.state):
+        if _ORDER.index(state) > _ORDER.index(old.state):
             step = self._open[event.stage].setdefault(event.step, {})
             step[event.microbatch] = LedgerEntry(state, event.at, holder)
         elif old.since is not None and event.at > old.since:
@@ -237,8 +237,3 @@ def _state(event: Event) -> MicrobatchState:
         return MicrobatchState(event.state)
     except ValueError:
         raise IllegalTransition(f"no microbatch can be {event.state!r}: {', '.join(MicrobatchState)}") from None
-
-
-def _follows(state: MicrobatchState, before: MicrobatchState) -> bool:
-    """Whether `state` comes after `before`, directly or not: the order of the members is the order in time."""
-    return _ORDER.index(state) > _ORDER.index(before)

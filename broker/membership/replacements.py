@@ -45,20 +45,3 @@ class Replacements:
         """The broker itself was away."""
         for replacement in self.pending.values():
             replacement.awaited = now
-
-    def facts(self) -> dict[str, object]:
-        """What is stored for `restore`, as JSON's own types."""
-        kept = _StoredReplacements(list(self.pending.values()), list(self.in_a_row.items()), list(self.ever.items()))
-        return msgspec.convert(msgspec.to_builtins(kept), dict[str, object])
-
-    def restore(self, facts: object, now: float) -> None:
-        kept = msgspec.convert(facts, _StoredReplacements)
-        self.pending = {each.index: each for each in kept.gaps}
-        self.in_a_row, self.ever = Counter(dict(kept.in_a_row)), Counter(dict(kept.ever))
-        self.restart_deadlines(now)
-
-
-class _StoredReplacements(msgspec.Struct):
-    gaps: list[Replacement]
-    in_a_row: list[tuple[int, int]]
-    ever: list[tuple[int, int]]

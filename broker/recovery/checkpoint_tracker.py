@@ -10,8 +10,6 @@ counting a snapshot of its former owner would complete a checkpoint that the new
 
 from collections.abc import Collection, Iterable
 
-import msgspec
-
 
 class CheckpointTracker:
     """Collects snapshots. `complete` goes back in `reset` only; before any snapshot it is 0, the initial weights."""
@@ -19,26 +17,26 @@ class CheckpointTracker:
     def __init__(self, stages: int) -> None:
         self.complete = 0
         self.candidates: set[int] = set()  # newer steps of which every stage has a snapshot
-        self._newer: list[set[int]] = [set() for _ in range(stages)]
+        self.newer: list[set[int]] = [set() for _ in range(stages)]  # [stage]: steps of snapshots after `complete`
 
     def add(self, stage: int, step: int) -> bool:
         """The stage's current owner has written its snapshot of `step`. False if that was known."""
-        if step <= self.complete or step in self._newer[stage]:
+        if step <= self.complete or step in self.newer[stage]:
             return False
-        self._newer[stage].add(step)
+        self.newer[stage].add(step)
         self._intersect()
         return True
 
     def forget(self, stages: Iterable[int]) -> None:
         """The stages have lost their owners."""
         for stage in stages:
-            self._newer[stage].clear()
+            self.newer[stage].clear()
         self._intersect()
 
     def reset(self, step: int) -> None:
         """Sets `complete`: the records are lost, or newer snapshots are damaged."""
         self.complete = step
-        self.forget(range(len(self._newer)))
+        self.forget(range(len(self.newer)))
 
     def advance(self, finished: int) -> bool:
         """Completes the newest candidate before which all stages have reported their steps: `finished` of them."""
@@ -46,21 +44,17 @@ class CheckpointTracker:
         if not reported:
             return False
         self.complete = max(reported)
-        self._newer = [{step for step in steps if step > self.complete} for steps in self._newer]
+        self.newer = [{step for step in steps if step > self.complete} for steps in self.newer]
         self._intersect()
         return True
 
-    def facts(self) -> dict[str, object]:
-        """What is stored for `restore`, as JSON's own types."""
-        return {"complete": self.complete, "newer": [sorted(steps) for steps in self._newer]}
-
-    def restore(self, facts: object) -> None:
-        kept = msgspec.convert(facts, _StoredCheckpoints)
-        self.complete, self._newer = kept.complete, kept.newer
+    def restore(self, complete: int, newer: list[set[int]]) -> None:
+        """Continues from what a former broker has stored."""
+        self.complete, self.newer = complete, newer
         self._intersect()
 
     def _intersect(self) -> None:
-        self.candidates = set.intersection(*self._newer)
+        self.candidates = set.intersection(*self.newer)
 
 
 def is_gone(step: int, stages: Iterable[int], snapshots: Collection[tuple[int, int]]) -> bool:
@@ -71,8 +65,3 @@ def is_gone(step: int, stages: Iterable[int], snapshots: Collection[tuple[int, i
     """
     kept = ({of for each, of in snapshots if each == stage} for stage in stages)
     return step > 0 and any(step not in steps and max(steps, default=0) > step for steps in kept)
-
-
-class _StoredCheckpoints(msgspec.Struct):
-    complete: int
-    newer: list[set[int]]

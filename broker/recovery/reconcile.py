@@ -15,7 +15,7 @@ instead is wrong: it gives out incarnations twice, and begins stages at steps th
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stageline.broker.control.protocol import Hello, Memory
+from stageline.broker.control.protocol import Hello, WorkerRecord
 from stageline.broker.membership.standby import Contact, ProcessKey, process_key
 from stageline.pipeline.schedule import Placement
 
@@ -110,7 +110,7 @@ class Reconciliation:
         return known.issuperset(self._placement[index])
 
 
-def _memory(contact: Contact) -> Memory:
+def _memory(contact: Contact) -> WorkerRecord:
     if contact.hello.memory is None:
         raise ValueError(f"{contact.hello.name} has no memory of the run")
     return contact.hello.memory

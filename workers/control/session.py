@@ -15,11 +15,11 @@ import msgspec
 
 from stageline.broker.control.protocol import (
     Assigned,
+    Confirmed,
     Failed,
     Finished,
     FromBroker,
     Goodbye,
-    Heard,
     Hello,
     Inspection,
     Refused,
@@ -187,7 +187,7 @@ class Session:
         """The broker's message, if it is a command for the compute loop."""
         self.last_received = now
         match message:
-            case Heard(number):
+            case Confirmed(number):
                 self.reporter.confirmed(number)
             case Assigned():
                 self._known = True

@@ -12,7 +12,7 @@ from time import time
 
 import msgspec
 
-from stageline.broker.control.protocol import Memory, StepRecord
+from stageline.broker.control.protocol import StepRecord, WorkerRecord
 from stageline.broker.queues.base import Depth, WorkerQueues
 from stageline.pipeline.stage.stage import Stage
 
@@ -108,9 +108,9 @@ class Progress:
         self.written.append((stage, step))
         self.snapshots.append((stage, step))
 
-    def memory(self, run: str, index: int) -> Memory:
+    def memory(self, run: str, index: int) -> WorkerRecord:
         """What a broker that has lost its records must know at once. For the reader."""
-        return Memory(run, index, self.complete, min(self.finished.values(), default=0))
+        return WorkerRecord(run, index, self.complete, min(self.finished.values(), default=0))
 
     def records(self, steps: int) -> list[StepRecord]:
         """What it must know next: how far each stage is, of the `steps` that are trained, and the losses before."""

@@ -6,11 +6,11 @@ import pytest
 
 from stageline.broker.control.protocol import (
     Assigned,
+    Confirmed,
     Event,
     Exited,
     FromBroker,
     Goodbye,
-    Heard,
     Refused,
     Report,
     Stop,
@@ -39,7 +39,7 @@ def reason(sends: list[tuple[bytes, FromBroker]], to: bytes) -> str:
 
 
 def test_a_report_is_confirmed_once_it_is_stored(talk: Conversation):
-    assert talk.send(b"a", report(0, steps=steps(0, 0, 1), number=5)) == [(b"a", Heard(5))]
+    assert talk.send(b"a", report(0, steps=steps(0, 0, 1), number=5)) == [(b"a", Confirmed(5))]
     assert talk.store.record(0, 1) == steps(0, 1)[0]
 
 
@@ -103,7 +103,7 @@ def test_who_missed_the_end_is_told_again(talk: Conversation):
     talk.send(name(0), finished(0)), talk.send(name(1), finished(1))
     stop = Stop("all steps are done", 0)
     assert talk.send(b"a", finished(0)) == [(b"a", stop)]
-    assert talk.send(b"a", report(0, number=3)) == [(b"a", Heard(3)), (b"a", stop)]
+    assert talk.send(b"a", report(0, number=3)) == [(b"a", Confirmed(3)), (b"a", stop)]
     assert talk.send(b"a", hello(0, incarnation=1)) == [(b"a", stop)]
 
 
@@ -174,7 +174,7 @@ def test_a_restarted_broker_goes_on_with_the_run(talk: Conversation):
         RunPhase.RUNNING,
         [5, 3],
     )
-    assert again.send(b"new", report(0, number=9)) == [(b"new", Heard(9))]
+    assert again.send(b"new", report(0, number=9)) == [(b"new", Confirmed(9))]
     assert again.send(b"new", hello(1, incarnation=2, endpoint="ipc://1"))[0] == (b"new", Assigned("run-1", 1, 2, 3))
     assert again.status()["losses"] == {"0": 0.5}
 

@@ -16,12 +16,12 @@ from stageline.broker.control.protocol import (
     Exited,
     FromBroker,
     Hello,
-    Memory,
     Peers,
     Refused,
     Report,
     StepRecord,
     Trim,
+    WorkerRecord,
 )
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.coordinator.run_state import RunState
@@ -92,8 +92,8 @@ class ModelProcess:
             snapshots=found,
         )
 
-    def memory(self) -> Memory | None:
-        return self.assigned and Memory("run-1", self.assigned.index, self.complete, min(self.done.values()))
+    def memory(self) -> WorkerRecord | None:
+        return self.assigned and WorkerRecord("run-1", self.assigned.index, self.complete, min(self.done.values()))
 
     def advance(self, stage: int, steps: int) -> None:
         before, self.done[stage] = self.done[stage], min(LENGTH, self.done[stage] + steps)
@@ -288,12 +288,7 @@ class Orders(RuleBasedStateMachine):
 
     def decided(self) -> object:
         known = self.talk.core.records
-        return (
-            known.checkpoints.facts(),
-            list(known.ledger.finished),
-            known.registry.facts(),
-            known.replacements.facts(),
-        )
+        return known.facts(), list(known.ledger.finished)
 
     def current_owners(self) -> list[ModelProcess]:
         return [self.owners[member.incarnation] for member in self.talk.core.records.registry.members.values()]
@@ -322,7 +317,7 @@ class Orders(RuleBasedStateMachine):
     @invariant()
     def what_is_stored_is_what_was_decided(self) -> None:
         again = Conversation(self.store, now=self.talk.now, terms=ENDLESS).core.records
-        assert again.checkpoints.facts() == self.talk.core.records.checkpoints.facts()
+        assert again.facts()["checkpoints"] == self.talk.core.records.facts()["checkpoints"]
         assert again.registry.incarnation == self.talk.core.records.registry.incarnation
 
     @invariant()

@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from stageline.broker.control.protocol import Answer, Ask, Assigned, Memory, Refused, Report, Standby, StopRun
+from stageline.broker.control.protocol import Answer, Ask, Assigned, Refused, Report, Standby, StopRun, WorkerRecord
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.memory import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, hello, name, steps
 
-MEMORY = Memory("run-1", 0, 40, 47)
+MEMORY = WorkerRecord("run-1", 0, 40, 47)
 
 
 def at_work(store: MemoryStore | None = None) -> Conversation:
@@ -173,7 +173,7 @@ def test_a_run_that_ends_before_it_was_known_who_is_at_work_has_ended(talk):
 
 def test_a_worker_that_knows_more_than_the_records_is_asked_like_everyone_and_the_end_of_that_run_lasts(talk):
     for index in (0, 1):
-        knows = Memory("run-1", index, 60, 61)
+        knows = WorkerRecord("run-1", index, 60, 61)
         both = [(0, 60), (1, 60)]
         said = msgspec.structs.replace(hello(index), incarnation=10**9 + index, memory=knows, snapshots=both)
         talk.send(name(index), said)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stageline.broker.control.protocol import Exited, Failed, Memory, StopRun
+from stageline.broker.control.protocol import Exited, Failed, StopRun, WorkerRecord
 from stageline.broker.coordinator.run import run_of
 from stageline.broker.coordinator.run_state import OVER, TRANSITIONS, IllegalRunEvent, RunEvent, RunLifecycle, RunState
 from stageline.broker.stores.memory import MemoryStore
@@ -56,7 +56,7 @@ def choosing() -> Conversation:
 
 def lose_records(talk: Conversation) -> None:
     """A worker knows of a run that the records do not."""
-    memory = Memory("run-1", 0, 60, 61)
+    memory = WorkerRecord("run-1", 0, 60, 61)
     known = msgspec.structs.replace(hello(0), incarnation=10**9, memory=memory, snapshots=[(0, 60), (1, 60)])
     talk.send(name(0), known)
 
@@ -75,7 +75,7 @@ def reconciling() -> Conversation:
 def remember(talk: Conversation, index: int) -> None:
     """Worker `index` says how far it is, and which snapshots it has."""
     said = hello(index, incarnation=index + 1, endpoint=f"ipc://{index}")
-    known = Memory("run-1", index, 60, 61)
+    known = WorkerRecord("run-1", index, 60, 61)
     talk.send(name(index), msgspec.structs.replace(said, memory=known, snapshots=[(index, 60)]))
 
 

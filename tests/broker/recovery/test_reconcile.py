@@ -11,18 +11,18 @@ from stageline.broker.control.protocol import (
     Answer,
     Ask,
     Assigned,
+    Confirmed,
     Exited,
     Finished,
     FromBroker,
-    Heard,
     Hello,
-    Memory,
     Peers,
     Refused,
     Report,
     Standby,
     StopRun,
     Trim,
+    WorkerRecord,
 )
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.coordinator.run_state import RunState
@@ -55,7 +55,7 @@ def remembering(
 ) -> Hello:  # fmt: skip
     return Hello(
         CONTROL_VERSION, PLAN, f"worker-{index}", "desk", pid or 100 + index, f"ipc://{index}", index, incarnation,
-        memory=Memory(run, index, complete, step), snapshots=SHARED if snapshots is None else snapshots,
+        memory=WorkerRecord(run, index, complete, step), snapshots=SHARED if snapshots is None else snapshots,
     )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_workers_that_are_at_work_go_on_where_they_are_under_new_incarnations(lo
     assert (name(0), peers) in sends
     assert (name(1), Trim(40)) in sends
     assert (lost.core.records.phase, lost.core.records.ledger.finished) == (RunPhase.RUNNING, [47, 47])
-    assert lost.send(name(1), report(1, incarnations[1], 48)) == [(name(1), Heard(1))]
+    assert lost.send(name(1), report(1, incarnations[1], 48)) == [(name(1), Confirmed(1))]
     assert lost.core.records.ledger.losses == dict.fromkeys(range(0, 48, 10), 0.5)
 
 
@@ -219,7 +219,7 @@ def test_a_broker_that_is_killed_again_knows_what_was_decided(lost: Conversation
     lost.send(name(0), remembering(0, 1)), lost.send(name(1), remembering(1, 2))
     given = assignments(lost.after(LEASE + 0.2))
     again = Conversation(lost.store, now=200.0, terms=REPLACING)
-    assert again.send(name(0), report(0, given[name(0)].incarnation, 48)) == [(name(0), Heard(1))]
+    assert again.send(name(0), report(0, given[name(0)].incarnation, 48)) == [(name(0), Confirmed(1))]
     assert assignments(again.send(name(1), report(1, 2, 48))) == {name(1): given[name(1)]}
     assert again.core.records.checkpoints.complete == 40
 

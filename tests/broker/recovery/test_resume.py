@@ -10,11 +10,11 @@ from stageline.broker.control.protocol import (
     FromBroker,
     Hello,
     Inspection,
-    Memory,
     Refused,
     Report,
     Standby,
     Stop,
+    WorkerRecord,
 )
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
@@ -236,7 +236,7 @@ def test_who_has_not_been_heard_of_lately_is_not_there(talk):
 
 
 def test_a_worker_that_knows_more_than_the_records_ends_the_roll_call(talk):
-    memory = Memory("run-1", 0, 60, 61)
+    memory = WorkerRecord("run-1", 0, 60, 61)
     talk.send(name(0), msgspec.structs.replace(hello(0), incarnation=10**9, memory=memory, snapshots=[(0, 60)]))
     assert talk.core.records.lifecycle.state is RunState.RECONCILING
     assert talk.core.records.lifecycle.state is not RunState.CHOOSING_CHECKPOINT

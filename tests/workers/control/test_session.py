@@ -7,10 +7,10 @@ import pytest
 from stageline.broker.control.protocol import (
     CONTROL_VERSION,
     Assigned,
+    Confirmed,
     Failed,
     Finished,
     Goodbye,
-    Heard,
     Hello,
     Inspection,
     Peers,
@@ -88,7 +88,7 @@ def session(progress: Progress, outbox: Outbox) -> Session:
     session = new_session(identity(20, 22), progress, outbox)
     list(session.due(0.0))
     session.receive(PLACE, 0.5)
-    session.receive(Heard(1), 1.0)
+    session.receive(Confirmed(1), 1.0)
     assert session.reporter.all_confirmed
     return session
 
@@ -200,9 +200,9 @@ def test_another_broker_receives_again_how_far_the_stage_is_and_the_losses_that_
     _, report = session.due(1.0)
     assert {record.step: record.loss for record in report.steps} == {0: 0.9, 10: 0.8, 20: 0.7, 21: 0.6}
     assert report.snapshots == [(0, 22)]
-    session.receive(Heard(1), 1.1)  # what the former broker had still to send
+    session.receive(Confirmed(1), 1.1)  # what the former broker had still to send
     assert not session.reporter.all_confirmed
-    session.receive(Heard(report.number), 1.1)
+    session.receive(Confirmed(report.number), 1.1)
     assert session.reporter.all_confirmed
 
 
@@ -218,7 +218,7 @@ def test_a_new_incarnation_is_taken_and_everything_sent_again_under_it(session, 
     session.receive(Assigned(RUN, 0, 9, 20, keep=True), 1.0)
     (report,) = session.due(1.0)
     assert (report.incarnation, len(report.steps)) == (9, 4)
-    session.receive(Heard(report.number), 1.1)
+    session.receive(Confirmed(report.number), 1.1)
     outbox.append(Failed(7, "the disk is full", 1))
     failed, _, finished = session.due(1.2)
     assert (failed.incarnation, finished.incarnation) == (9, 9)
@@ -228,7 +228,7 @@ def test_finished_is_sent_when_all_else_is_confirmed_and_until_the_run_is_stoppe
     outbox.append(FINISHED)
     progress.closed(0, 22, 0.5)
     assert Finished not in kinds(list(session.due(1.0)))
-    session.receive(Heard(2), 1.1)
+    session.receive(Confirmed(2), 1.1)
     for now in (1.1, 1.2):
         assert kinds(list(session.due(now)))[-1] is Finished
 

@@ -24,13 +24,13 @@ from stageline.broker.control.protocol import (
     Answer,
     Ask,
     Assigned,
+    Confirmed,
     Event,
     Exited,
     Failed,
     Finished,
     FromBroker,
     Goodbye,
-    Heard,
     Hello,
     Peers,
     Refused,
@@ -149,7 +149,7 @@ def test_a_run_from_hello_to_goodbye(connect: Connect, transport: str, tmp_path:
             assert worker.hear_of(Peers) == Peers({0: (1, "ipc://0"), 1: (2, "ipc://1")})
             records = [StepRecord(index, step, b"", 0.5) for step in range(3)]
             worker.say(Report(index + 1, 9, "waits", 0.0, 0.0, records, number=1))
-            assert worker.hear_of(Heard) == Heard(1)
+            assert worker.hear_of(Confirmed) == Confirmed(1)
         for index, worker in enumerate(workers):
             worker.say(finished(index))
         for index, worker in enumerate(workers):
@@ -386,7 +386,7 @@ def test_a_killed_broker_is_taken_over_by_the_next_and_the_workers_lose_nothing(
             worker.say(hello(index, index + 1))
             records = [StepRecord(index, step, bytes(144), 0.5) for step in range(4)]
             worker.say(Report(index + 1, 9, "waits", 0.0, 0.0, records, number=1))
-            assert worker.hear_of(Heard) == Heard(1)
+            assert worker.hear_of(Confirmed) == Confirmed(1)
         process.send_signal(signal.SIGKILL)
         process.wait()
     with broker_process(store, url, "run-2"):
