@@ -175,7 +175,7 @@ def test_a_second_worker_that_claims_a_stage_is_turned_away_and_the_first_is_not
     assert broker.wait() == 0
 
 
-def test_a_worker_of_another_plan_is_told_the_difference(workspace):
+def test_a_worker_of_another_plan_is_refused_with_the_difference(workspace):
     broker = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
     url = address_of(broker)
     ended = workspace.command("worker", ".", "--broker", url, "--set", "run.seed=5")

@@ -227,7 +227,7 @@ def test_a_run_that_has_gone_back_loses_processes_like_any_other(
     assert came_to(again.end()) == undisturbed()
 
 
-def test_a_worker_that_is_replaced_does_not_bring_the_others_back_and_says_what_does(
+def test_a_worker_that_is_replaced_does_not_bring_the_others_back_and_names_what_does(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path)

@@ -60,7 +60,7 @@ def test_a_hanging_worker_whose_place_a_spare_has_is_ended(fork_server: ForkServ
 
 
 @pytest.mark.parametrize("spares", [0, 1])
-def test_a_worker_that_is_told_to_go_is_replaced_like_one_that_is_killed(
+def test_a_worker_that_gets_sigterm_is_replaced_like_one_that_is_killed(
     spares: int, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """It ended the whole run, though a machine that is wanted back begins with this signal."""

@@ -38,7 +38,7 @@ def test_a_plan_gives_its_addresses_away_without_passwords(workspace: Workspace)
         "redis://:secret@host",
     ],
 )
-def test_what_is_wrong_with_a_plan_is_said_without_passwords(workspace: Workspace, sets: str) -> None:
+def test_errors_of_a_plan_show_no_passwords(workspace: Workspace, sets: str) -> None:
     with pytest.raises(PlanRefused) as refused:
         read_plan(workspace.folder, sets=[sets])
     assert "secret" not in str(refused.value)
@@ -82,7 +82,7 @@ def test_a_password_on_a_command_line_is_warned_of_and_the_way_out_named(workspa
     assert read_plan(workspace.folder, environment={"STAGELINE_QUEUES__URL": URL}).warnings == ()
 
 
-def test_a_broker_tells_how_to_start_workers_without_the_password(workspace: Workspace) -> None:
+def test_a_broker_prints_how_to_start_workers_without_the_password(workspace: Workspace) -> None:
     broker = workspace.start(
         "broker", ".", "--set", f"queues.url={URL}", "--set", "run.steps=4", "--bind", "tcp://127.0.0.1:*"
     )

@@ -11,7 +11,7 @@ from support.conversation import Conversation, name, report
 from support.workspace import free_port, until
 
 
-def test_a_waiting_run_says_whom_it_waits_for_and_a_finished_one_tells_each_microbatchs_story(workspace, capsys):
+def test_a_waiting_run_names_the_missing_workers_and_a_finished_one_shows_each_microbatchs_history(workspace, capsys):
     broker = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
     url = until(broker.stderr, "broker at").split("broker at ")[1].split(",")[0]
     assert workspace.here("why", "--broker", url) == 0
@@ -43,7 +43,7 @@ def test_a_waiting_run_says_whom_it_waits_for_and_a_finished_one_tells_each_micr
     assert broker.wait() == 0
 
 
-def test_a_finished_runs_folder_tells_its_result_when_no_broker_is_left(workspace, capsys):
+def test_a_finished_runs_folder_shows_its_result_when_no_broker_is_left(workspace, capsys):
     assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
     trained = capsys.readouterr().out
     (folder,) = workspace.runs()
@@ -66,7 +66,7 @@ def test_the_status_of_a_run_shows_a_metric_that_is_no_finite_number(monkeypatch
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_run_without_result_and_broker_says_how_to_go_on(killed, workspace, capsys):
+def test_a_run_without_result_and_broker_shows_how_to_go_on(killed, workspace, capsys):
     broker = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}", "--run", "small-1")
     until(broker.stderr, "broker at")
     broker.send_signal(signal.SIGKILL if killed else signal.SIGINT)

@@ -75,7 +75,7 @@ def test_train_goes_on_after_a_kill_with_the_same_bits(workspace, spares):
     assert (mine["weights_sha256"], mine["losses"]) == (theirs["weights_sha256"], theirs["losses"])
 
 
-def test_one_that_stands_by_waits_longer_than_its_patience(tmp_path):
+def test_a_spare_waits_longer_than_its_patience(tmp_path):
     control, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     answers = [Standby("the run has not begun"), Standby("no place is free"), Assigned("run", 1, 7, 20)]
     with broker.answering(answers) as hellos:
@@ -84,7 +84,7 @@ def test_one_that_stands_by_waits_longer_than_its_patience(tmp_path):
     assert [hello.spare for hello in hellos] == [True, True, True]
 
 
-def test_one_that_is_called_says_so_at_once_since_loading_may_take_longer_than_a_lease(tmp_path):
+def test_a_spare_that_is_assigned_reports_at_once_since_loading_may_take_longer_than_a_lease(tmp_path):
     control, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     with broker.answering([Assigned("run", 1, 7, 20)]):
         control.join(1.5)
@@ -94,7 +94,7 @@ def test_one_that_is_called_says_so_at_once_since_loading_may_take_longer_than_a
     assert thanks.incarnation == 7
 
 
-def test_one_that_stands_by_in_a_resumed_run_leaves_if_the_others_do_not_come(tmp_path):
+def test_a_spare_of_a_resumed_run_exits_if_the_others_do_not_come(tmp_path):
     control, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     waits = Standby("it waits for worker 1 (stage 1)", "run", 20)
     with broker.answering([waits]), pytest.raises(Stopped, match=r"stage 1.*no worker came") as left:
@@ -104,7 +104,7 @@ def test_one_that_stands_by_in_a_resumed_run_leaves_if_the_others_do_not_come(tm
 
 
 @pytest.mark.parametrize("last", [Stop("all steps are done", 0), Refused("the run is over", 1)])
-def test_one_that_stands_by_leaves_with_the_run(tmp_path, last):
+def test_a_spare_exits_with_the_run(tmp_path, last):
     control, broker = ControlThread(f"ipc://{tmp_path}/b", introduction()), Broker(f"ipc://{tmp_path}/b")
     with broker.answering([Standby("no place is free"), last]), pytest.raises(Stopped) as left:
         control.join(1.5)

@@ -30,7 +30,7 @@ def test_a_run_folder_that_cannot_be_made_is_the_plans_fault(setting, reason, wo
     assert "Traceback" not in said
 
 
-def test_a_folder_for_temporary_files_that_is_too_deep_for_sockets_is_told_before_anything_starts(workspace):
+def test_a_folder_for_temporary_files_that_is_too_deep_for_sockets_is_refused_before_anything_starts(workspace):
     deep = workspace.temporary / ("a" * 120)
     deep.mkdir()
     ended = workspace.command("train", ".", TMPDIR=str(deep))
@@ -45,7 +45,7 @@ def test_a_picture_that_cannot_be_written_is_named(capsys):
     assert capsys.readouterr().err == "stageline: cannot use /nope/x.svg: No such file or directory\n"
 
 
-def test_output_that_takes_nothing_more_is_told_in_a_sentence():
+def test_output_that_takes_nothing_more_is_reported_without_a_traceback():
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-P", "-m", "stageline", "schedule", "list"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)

@@ -63,8 +63,8 @@ class LocalSnapshots:
 
     def can_begin(self, assigned: Assigned) -> bool:
         """Whether the assignment can be accepted: not if the snapshots to begin with were deleted after newer ones."""
-        mine = self._plan.workers[assigned.index].stages
-        return not is_gone(assigned.step, mine, self.snapshots(assigned.run) or [])
+        stages = self._plan.workers[assigned.index].stages
+        return not is_gone(assigned.step, stages, self.snapshots(assigned.run) or [])
 
     def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
         """Which snapshots of `step` are whole: of the stages of worker `claim`, or of all stages that have one."""
@@ -142,8 +142,9 @@ class SnapshotWriter:
             case SnapshotFailed() as error:
                 raise error
             case bug:
-                text = f"a bug in stageline while it wrote snapshots: {type(bug).__name__}: {bug}"
-                raise SnapshotFailed(text) from bug
+                raise SnapshotFailed(
+                    f"a bug in stageline while it wrote snapshots: {type(bug).__name__}: {bug}"
+                ) from bug
 
     def _write(self, snapshot: Snapshot) -> None:
         path = self._snapshots.path(snapshot.stage, snapshot.step)
@@ -219,7 +220,8 @@ class SnapshotHooks(CheckpointHooks):
             raise self._too_slow()
 
     def _losses(self, step: int, loss: float | None) -> dict[int, float | None]:
-        """Those that a run keeps, down to that of `step`, which may be its last; the same in every incarnation."""
+        """The losses of every `log_every`-th step, and that of `step`, which may be the run's last; the same in every
+        incarnation."""
         kept = self._progress.losses
         return {each: kept[each] for each in kept if each % self._log_every == 0} | {step: loss}
 

@@ -52,8 +52,7 @@ class SnapshotDamaged(StagelineError):
     """A snapshot is not what was written, or is of another run; `problems` lists what is wrong with it."""
 
     def __init__(self, folder: Path, problems: list[str]) -> None:
-        found = "; ".join(problems)
-        super().__init__(f"the snapshot {folder} cannot be used: {found}")
+        super().__init__(f"the snapshot {folder} cannot be used: {'; '.join(problems)}")
         self.problems = problems
 
 
@@ -231,8 +230,7 @@ def _damage(path: Path, wanted: FileRecord) -> str | None:
 def file_record(path: Path) -> FileRecord:
     """The record of a file as it is now. Raises `OSError`."""
     with path.open("rb", buffering=0) as file:
-        digest = hashlib.file_digest(file, "sha256")
-    return FileRecord(path.stat().st_size, digest.hexdigest())
+        return FileRecord(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def _seal(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""How a command fails: a message for the user on stderr, and an exit code that says whose turn it is."""
+"""How a command fails: with a message for the user on stderr, and an exit code that tells what can help."""
 
 import difflib
 import errno

@@ -47,8 +47,10 @@ def address(*, dials: bool) -> Callback:
         if value is None:
             return None
         if fault := _address_fault(value, dials=dials):
-            examples = " or ".join(addresses.BROKER.values())
-            raise click.BadParameter(f"{masked(value)!r} is not an address of a broker: {fault}; write {examples}")
+            raise click.BadParameter(
+                f"{masked(value)!r} is not an address of a broker: {fault}; "
+                f"write {' or '.join(addresses.BROKER.values())}"
+            )
         if masked(value) != value:
             click.echo(f"stageline: warning: {parameter.opts[0]} {_VISIBLE}", err=True)
         return value

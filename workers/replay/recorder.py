@@ -195,8 +195,8 @@ def _record(
     draft = draft_of(folder)
     try:
         draft.mkdir(parents=True)
-        snapshot = Snapshot(stage, step, incarnation, executor.stages[stage].state())
-        write_snapshot(draft, snapshot, Origin(run, plan.digest()))
+        state = executor.stages[stage].state()
+        write_snapshot(draft, Snapshot(stage, step, incarnation, state), Origin(run, plan.digest()))
         with (draft / MESSAGES).open("wb") as file:
             deadline = monotonic() + LONGEST
             for key in _inputs(job, culprit.action):

@@ -56,7 +56,7 @@ class ReplayTarget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplayPath:
-    """How to come to the microbatch: from which state, by carrying out what, with which messages."""
+    """How to reach the microbatch: from which state, by which instructions, with which messages."""
 
     start: int | None
     state: StageState | None  # None: as the model is made
@@ -168,7 +168,7 @@ def _path_of_bad(
 
 def _reach(job: Job, wanted: ReplayTarget, start: int, messages: Mapping[Place, RecordedMessage]) -> list[Instruction]:
     """What the stage does from step `start` on, up to the last action on the microbatch whose inputs are all recorded;
-    nothing if its forward is not among that."""
+    empty if its forward cannot be reached."""
     program = job.program.instructions(job.schedule.owner(wanted.stage), start)
     of_the_stage = (each for each in program if each.action.stage == wanted.stage)
     last = Kind.BACKWARD if wanted.stage >= job.schedule.first_trainable else Kind.FORWARD

@@ -48,8 +48,7 @@ def train(config: str | Path, *sets: str, on_status: Callable[[Facts], None] = l
     Raises `PlanRefused`, `ModelRefused` or `DataError` before any process starts, `RunFailed` afterwards.
     """
     launch = prepare_launch(read_plan(config, sets=sets, environment=os.environ))
-    arguments = [str(config), *(argument for each in sets for argument in ("--set", each))]
-    ended = run_launch(launch, arguments, on_status)
+    ended = run_launch(launch, [str(config), *(argument for each in sets for argument in ("--set", each))], on_status)
     if ended.result is None:
         raise RunFailed(ended.reason, ended.code, launch.folder)
     return Trained(ended.result, launch.folder)

@@ -63,7 +63,7 @@ def test_the_weights_can_be_used_without_stageline(folder):
     assert all(torch.equal(weights[name], tensor) for name, tensor in SNAPSHOT.state.weights.items())
 
 
-def test_the_manifest_says_where_the_snapshot_is_from(folder):
+def test_the_manifest_holds_where_the_snapshot_is_from(folder):
     manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
     assert {key: manifest[key] for key in ("format", "run", "plan", "stage", "step", "incarnation", "torch")} == {
         "format": "snapshot/2",
@@ -185,7 +185,7 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("words", FORGERIES)
-def test_a_forged_manifest_is_refused_in_words(folder, words):
+def test_a_forged_manifest_is_refused_with_the_reason(folder, words):
     rewritten(folder, FORGERIES[words])
     with pytest.raises(SnapshotDamaged, match=words):
         read_snapshot(folder, 2, 120, ORIGIN)
@@ -196,7 +196,7 @@ def test_a_forged_manifest_is_refused_in_words(folder, words):
     ['{"3.weight": {"strides": [1]}}', '{"3.weight": {"skew": "odd"}}', "[" * 100_000, "no JSON"],
     ids=range(4),
 )
-def test_forged_notes_on_tensors_are_refused_in_words(folder, metadata):
+def test_forged_notes_on_tensors_are_refused_with_the_reason(folder, metadata):
     save_file(load_file(folder / WEIGHTS), folder / WEIGHTS, {"stageline": metadata})
     rewritten(folder, lambda fields: fields["files"].update({WEIGHTS: file_record(folder / WEIGHTS)}))
     with pytest.raises(SnapshotDamaged, match="its checksums are right"):
@@ -216,7 +216,7 @@ def test_forged_notes_on_tensors_are_refused_in_words(folder, metadata):
     ],
     ids=range(7),
 )
-def test_a_manifest_that_is_not_one_is_refused_in_words(folder, content):
+def test_a_manifest_that_is_not_one_is_refused_with_the_reason(folder, content):
     (folder / MANIFEST).write_bytes(content)
     [problem] = found(folder)
     assert problem.startswith(f"{MANIFEST} is damaged")

@@ -64,7 +64,7 @@ def test_what_is_typed_wrong_is_answered_with_a_hint_and_exit_code_2(arguments, 
     assert hint in captured.err
 
 
-def test_the_version_is_told_and_no_command_at_all_gives_the_help(capsys):
+def test_the_version_is_printed_and_no_command_at_all_gives_the_help(capsys):
     assert output_of(capsys, "--version").startswith("stageline, version ")
     assert run([]) == 2
     assert capsys.readouterr().err.startswith("Usage: stageline")

@@ -47,7 +47,7 @@ def test_records_from_before_a_step_are_deleted_a_file_at_a_time(plan):
     assert [begin for begin, _ in RecordDirectory(plan.run.dir / "run-1", 1).segments()] == [10, 20]
 
 
-def test_a_disk_that_fails_ends_the_recording_and_says_why(plan):
+def test_a_disk_that_fails_ends_the_recording_and_the_reason_is_logged(plan):
     (plan.run.dir / "run-1").write_text("a file is in the way")
     with capture_logs() as logs:
         writer = RecordWriter(plan, "run-1", (1,), 3, 0)

@@ -33,7 +33,7 @@ def test_a_message_comes_back_to_the_bit(file):
     assert given.direction is Direction.GIVEN
 
 
-def test_of_what_was_given_the_header_tells_the_bits(file):
+def test_the_header_of_a_result_identifies_its_bits(file):
     _, given = read_entries(file)
     again, other = encode(message(1)), encode(message(2))
     assert fingerprint(given.header) == fingerprint(read_header(again[0]))

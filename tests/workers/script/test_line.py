@@ -104,7 +104,7 @@ def test_a_line_that_cannot_work_is_refused_when_it_is_made():
         Line([nn.ReLU(), nn.Tanh()], loss=functional.mse_loss, optimizer=ADAM)
 
 
-def test_what_a_layer_raises_is_told_with_its_stage_and_action():
+def test_what_a_layer_raises_is_reported_with_its_stage_and_action():
     line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM, microbatches=2)
     with pytest.raises(ComputeFailed, match=r"stage 0 failed in 0F0 of step 0, layer 0: RuntimeError"):
         line.step(torch.zeros(4, 7), torch.zeros(4, dtype=torch.int64))

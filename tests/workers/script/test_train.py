@@ -18,7 +18,7 @@ def test_a_plan_runs_from_a_script(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_says_why_and_where_its_logs_are(tmp_path):
+def test_a_run_that_fails_raises_the_reason_and_where_its_logs_are(tmp_path):
     plan = (EXAMPLES / "mlp" / "stageline.toml").read_text().replace("lr = 0.5", "lr = 1e30")
     for name in ("model.py", "data.py"):
         plan = plan.replace(f'"{name}', f'"{EXAMPLES}/mlp/{name}')

@@ -37,7 +37,7 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     findings: list[CheckResult] = []
     out = sys.stdout
     scratch = tempfile.TemporaryDirectory(prefix="stageline-", ignore_cleanup_errors=True)
-    # A signal ends the process at once, whatever a user's code is at.
+    # A signal ends the process at once, also in the middle of a user's code.
     with Signals(on_first=leave), scratch as folder, options.user_prints_to_stderr():
         for finding in examine(plan, Path(folder)):
             findings.append(finding)

@@ -153,8 +153,11 @@ def _why_unreachable(folder: Path) -> str:
 
 def _show_status(facts: Facts) -> None:
     click.echo(_headline(facts))
-    columns = ("worker", "stages", "is", "process", "reported", "idle", "actions", "now")
-    show("workers", columns, [_worker_row(worker) for worker in facts["workers"]])
+    show(
+        "workers",
+        ("worker", "stages", "is", "process", "reported", "idle", "actions", "now"),
+        [_worker_row(worker) for worker in facts["workers"]],
+    )
 
 
 def _headline(facts: Facts) -> str:
@@ -215,7 +218,6 @@ def _name(worker: Facts | None) -> str:
 
 
 def _show_queues(facts: Facts) -> None:
-    columns = ("queue", "worker", "ready", "in flight", "retained", "size", "oldest")
     rows = [
         (
             each["queue"],
@@ -226,4 +228,5 @@ def _show_queues(facts: Facts) -> None:
         )
         for each in facts["queues"]
     ]
+    columns = ("queue", "worker", "ready", "in flight", "retained", "size", "oldest")
     show(f"queues of run {facts['run']}", columns, rows)

@@ -51,7 +51,9 @@ def worker(
     if spare:
         options.require_restarts(plan)
     name = name or ("worker" if index is None else f"worker-{index}")
-    url = broker or plan.broker.url
     return run_worker(
-        plan, WorkerOptions(url, name, index, patience or ONE_ATTEMPT, parent=parent, sockets=sockets, spare=spare)
+        plan,
+        WorkerOptions(
+            broker or plan.broker.url, name, index, patience or ONE_ATTEMPT, parent=parent, sockets=sockets, spare=spare
+        ),
     )

@@ -59,7 +59,7 @@ def test_a_command_without_config_takes_the_plan_of_the_current_folder(tmp_path,
 
 
 @pytest.mark.parametrize("command", ["train", "worker", "broker", "plan"])
-def test_a_command_without_config_in_a_folder_without_a_plan_says_what_is_missing(tmp_path, capsys, command):
+def test_a_command_without_config_in_a_folder_without_a_plan_names_what_is_missing(tmp_path, capsys, command):
     with contextlib.chdir(tmp_path):
         assert run([command]) == 78
     assert "stageline.toml: there is no such file; name a plan" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def test_a_schedule_is_drawn_and_measured(capsys, tmp_path):
         (["1f1b", "--placement", "0,3;1,2"], ((0, 3), (1, 2))),
     ],
 )
-def test_the_json_of_a_schedule_says_what_the_checker_says(arguments, placement, capsys):
+def test_the_json_of_a_schedule_holds_what_the_checker_found(arguments, placement, capsys):
     facts = json.loads(output_of(capsys, "schedule", "show", *arguments, "--microbatches", "4", "--json"))
     made = schedule.make_schedule(arguments[0], placement, 4)
     verdict = check_schedule(made)
