@@ -81,7 +81,7 @@ def from_mapping(
     sets: Sequence[str] = (),
     environment: Mapping[str, str] = _NOTHING,
 ) -> Plan:
-    """The plan that `tables`, shaped like a plan file, make. No file is read; paths are relative to that of `file`.
+    """The plan that `tables`, shaped like a plan file, make. No file is read; `file` is what paths start from.
 
     Takes what `Plan.as_mapping` gives. Raises `PlanRefused`, which names all that is wrong.
     """

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.numbering import message_number, message_place
 from stageline.pipeline.schedule import Action, Kind, Schedule
 
 Program = Sequence[tuple[int, Action]]  # a worker's actions, each after its step
@@ -87,16 +88,11 @@ def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[in
         for kind in _AFTER_PREVIOUS:
             yield step, Action(kind, action.stage, schedule.microbatches - 1)
         return
+    number = message_number(step, action.microbatch, schedule.microbatches)
+    previous_step, previous = message_place(number - 1, schedule.microbatches)
     for kind in _AFTER_PREVIOUS[action.kind]:
-        yield _previous(schedule, step, Action(kind, action.stage, action.microbatch))
+        yield previous_step, Action(kind, action.stage, previous)
     if action.kind in _BUILDS_ON:
         yield step, Action(_BUILDS_ON[action.kind], action.stage, action.microbatch)
     if schedule.mode == "sync":
         yield step - 1, Action(Kind.UPDATE, action.stage)
-
-
-def _previous(schedule: Schedule, step: int, action: Action) -> tuple[int, Action]:
-    """The same action for the previous microbatch: for the last one of the previous step, if it is the first."""
-    if action.microbatch > 0:
-        return step, Action(action.kind, action.stage, action.microbatch - 1)
-    return step - 1, Action(action.kind, action.stage, schedule.microbatches - 1)
