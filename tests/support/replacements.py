@@ -49,8 +49,8 @@ def replacement(index: int, pid: int, incarnation: int = 0, endpoint: str = "") 
 
 
 def trims(sends: Sends) -> list[int]:
-    return [sentence.step for recipient, sentence in sends if recipient == name(0) and isinstance(sentence, Trim)]
+    return [message.step for recipient, message in sends if recipient == name(0) and isinstance(message, Trim)]
 
 
 def stops(sends: Sends) -> list[Stop]:
-    return [sentence for _, sentence in sends if isinstance(sentence, Stop)]
+    return [message for _, message in sends if isinstance(message, Stop)]

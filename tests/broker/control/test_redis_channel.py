@@ -80,7 +80,7 @@ def test_nothing_stays_on_the_server(redis_url: str) -> None:
         send(client, b"hello")
         [(sender, _)] = received(server)
         server.send([(sender, b"never read")])
-        send(client, b"never heard")
+        send(client, b"never received")
     with closing(shared_server().client(int(redis_url.rpartition("/")[2]))) as client:
         keys = client.keys("*")
         assert keys

@@ -33,7 +33,7 @@ def talk() -> Conversation:
 
 
 def reason(sends: list[tuple[bytes, FromBroker]], to: bytes) -> str:
-    (stop,) = [sentence for recipient, sentence in sends if recipient == to]
+    (stop,) = [message for recipient, message in sends if recipient == to]
     assert isinstance(stop, Stop)
     return stop.reason
 
@@ -43,10 +43,10 @@ def test_a_report_is_confirmed_once_it_is_stored(talk: Conversation):
     assert talk.store.record(0, 1) == steps(0, 1)[0]
 
 
-def test_a_zombies_report_is_refused_and_changes_nothing(talk: Conversation):
-    zombie = Report(9, 5, "1F3", 0.0, 0.0, steps=steps(0, 0))
-    ((recipient, refused),) = talk.send(b"zombie", zombie)
-    assert recipient == b"zombie"
+def test_a_report_of_a_stale_incarnation_is_refused_and_changes_nothing(talk: Conversation):
+    stale = Report(9, 5, "1F3", 0.0, 0.0, steps=steps(0, 0))
+    ((recipient, refused),) = talk.send(b"stale", stale)
+    assert recipient == b"stale"
     assert isinstance(refused, Refused)
     assert refused.reason.startswith("incarnation 9 is not current in run run-1")
     assert talk.core.records.ledger.finished == [0, 0]
@@ -92,14 +92,14 @@ def test_the_run_is_finished_when_all_workers_are(talk: Conversation):
     assert status["weights_sha256"] == weights_sha256(dict(finished(0).digests) | dict(finished(1).digests))
 
 
-def test_who_leaves_after_the_end_is_not_lost(talk: Conversation):
+def test_a_worker_that_leaves_after_the_end_is_not_lost(talk: Conversation):
     talk.send(name(0), finished(0)), talk.send(name(1), finished(1))
     assert [worker["standing"] for worker in talk.status()["workers"]] == ["finished", "finished"]  # type: ignore[attr-defined]
     talk.after(11.0)
     assert [worker["standing"] for worker in talk.status()["workers"]] == ["left", "left"]  # type: ignore[attr-defined]
 
 
-def test_who_missed_the_end_is_told_again(talk: Conversation):
+def test_a_worker_that_missed_the_stop_message_gets_it_again(talk: Conversation):
     talk.send(name(0), finished(0)), talk.send(name(1), finished(1))
     stop = Stop("all steps are done", 0)
     assert talk.send(b"a", finished(0)) == [(b"a", stop)]
@@ -112,7 +112,7 @@ def test_after_the_run_new_workers_are_refused(talk: Conversation):
     ((_, refused),) = talk.send(b"a", hello(0))
     assert isinstance(refused, Refused)
     assert refused.reason == "the run is over (all steps are done); start the broker again for a new one"
-    assert refused.code == 0  # so that nobody starts it again and again
+    assert refused.code == 0  # so that it is not restarted again and again
 
 
 def test_a_stopped_run_stops_every_worker_with_its_code(talk: Conversation):
@@ -137,7 +137,7 @@ def test_the_broker_is_dismissed_after_the_run_not_by_ending_it(talk: Conversati
     assert talk.status()["reason"] == "enough"
 
 
-def test_everyone_has_left_after_goodbyes_and_exits(talk: Conversation):
+def test_all_workers_have_left_after_goodbyes_and_exits(talk: Conversation):
     talk.send(b"train", StopRun("enough", 130))
     talk.send(name(0), Goodbye(1, "told to stop"))
     assert not talk.core.records.all_left
@@ -145,12 +145,12 @@ def test_everyone_has_left_after_goodbyes_and_exits(talk: Conversation):
     assert talk.core.records.all_left
 
 
-def test_nobody_waits_for_the_goodbye_of_a_worker_that_has_finished(talk: Conversation):
+def test_the_goodbye_of_a_finished_worker_is_not_waited_for(talk: Conversation):
     talk.send(name(0), finished(0)), talk.send(name(1), finished(1))
     assert talk.core.records.all_left
 
 
-def test_a_broker_that_was_away_gives_everyone_a_new_lease(talk: Conversation):
+def test_a_broker_that_was_away_gives_every_worker_a_new_lease(talk: Conversation):
     talk.send(name(0), report(0)), talk.send(name(1), report(1))
     talk.now += 1000.0
     assert talk.core.tick(talk.now) == []
@@ -165,7 +165,7 @@ def test_a_lease_shorter_than_the_brokers_turn_still_ends():
     assert talk.core.records.phase is RunPhase.FAILED
 
 
-def test_a_restarted_broker_goes_on_with_the_run(talk: Conversation):
+def test_a_restarted_broker_continues_the_run(talk: Conversation):
     talk.send(name(0), report(0, steps=steps(0, *range(5))))
     talk.send(name(1), report(1, steps=steps(1, *range(3), loss=0.5)))
     again = Conversation(talk.store, now=talk.now + 3.0)

@@ -49,7 +49,7 @@ def test_status_names_run_workers_and_progress(talk: Conversation):
     }
 
 
-def test_status_tells_the_losses_from_a_step_on(talk: Conversation):
+def test_status_has_the_losses_from_a_step_on(talk: Conversation):
     talk.send(name(1), report(1, steps=[record for step in range(41) for record in steps(1, step, loss=float(step))]))
     assert talk.status(losses_from="20")["losses"] == {"20": 20.0, "30": 30.0, "40": 40.0}
 
@@ -61,7 +61,7 @@ def test_a_missing_worker_is_in_the_status():
     ]
 
 
-def test_queues_are_told_as_each_end_sees_them(talk: Conversation):
+def test_queues_are_reported_as_each_end_sees_them(talk: Conversation):
     talk.send(name(0), report(0, queues={"forward-1": [1, 2, 3, 4096, 0.5]}))
     ((_, answer),) = talk.send(b"me", Ask("queues"))
     row = {"queue": "forward-1", "worker": 0, "ready": 1, "in_flight": 2, "retained": 3, "bytes": 4096, "oldest": 0.5}
@@ -96,7 +96,7 @@ def test_the_story_of_a_microbatch_joins_records_and_open_steps(talk: Conversati
         (Ask("story", {"step": "1", "microbatch": "4"}), "there is no microbatch 4: a step has 4"),
     ],
 )
-def test_a_question_without_an_answer_is_refused_saying_what_can_be_asked(talk: Conversation, ask: Ask, words: str):
+def test_a_query_without_an_answer_is_refused_with_what_can_be_asked(talk: Conversation, ask: Ask, words: str):
     ((_, refused),) = talk.send(b"me", ask)
     assert isinstance(refused, Refused)
     assert words in refused.reason

@@ -34,7 +34,7 @@ def test_a_replacement_whose_assignment_got_lost_with_the_broker_gets_its_place_
     assert again.assigned(b"new", replacement(1, 201)) == given
 
 
-def test_a_restarted_broker_waits_anew_for_somebody_to_take_the_place(talk: Conversation):
+def test_a_restarted_broker_restarts_the_deadline_for_a_replacement(talk: Conversation):
     kill(talk, 1, 101)
     again = Conversation(talk.store, now=talk.now + 1000.0, terms=REPLACING)
     for _ in range(50):

@@ -154,13 +154,13 @@ class Orders(RuleBasedStateMachine):
 
     def tell(self, sends: list[tuple[bytes, FromBroker]], lost: bool = False) -> None:
         """The broker's words arrive, or do not; either way they were said."""
-        for recipient, sentence in sends:
+        for recipient, message in sends:
             process = self.processes[int(recipient)]
-            match sentence:
+            match message:
                 case Assigned() as assigned:
                     self.check_assignment(process, assigned)
                     if not lost and process.alive:
-                        process.begin(sentence)
+                        process.begin(message)
                 case Trim(step):
                     assert step <= self.talk.core.records.checkpoints.complete
                     process.complete = process.complete if lost else max(process.complete, step)
@@ -217,12 +217,12 @@ class Orders(RuleBasedStateMachine):
             self.speak(process)
 
     def speak(self, process: ModelProcess, *, records: bool = True, snapshots: bool = True) -> None:
-        """A zombie may speak too: nothing comes of it."""
-        zombie, before = not self.is_current(process), self.decided()
+        """A worker of a stale incarnation may send messages too: they have no effect."""
+        stale, before = not self.is_current(process), self.decided()
         sends = self.talk.send(process.sender, process.report(records=records, snapshots=snapshots))
-        if zombie:
+        if stale:
             assert self.decided() == before
-            assert [type(sentence) for _, sentence in sends] in ([Refused], [], *RENEWED)
+            assert [type(message) for _, message in sends] in ([Refused], [], *RENEWED)
         self.tell(sends)
 
     @precondition(lambda self: self.placed())
@@ -258,7 +258,7 @@ class Orders(RuleBasedStateMachine):
     @rule(now_and_then=st.booleans())
     def the_broker_is_killed_and_started_again(self, now_and_then: bool) -> None:
         self.talk = Conversation(self.store, now=self.talk.now + 1.0, terms=ENDLESS)
-        self.informed = self.lossless  # what it had heard of a loss of its records is gone with it
+        self.informed = self.lossless  # what it knew of the loss of its records is gone with it
         self.check_checkpoint()
         for process in self.placed() if not self.lossless else ():
             self.say_hello(process)  # as at every new connection
@@ -321,7 +321,7 @@ class Orders(RuleBasedStateMachine):
         assert again.registry.incarnation == self.talk.core.records.registry.incarnation
 
     @invariant()
-    def only_a_place_that_nobody_takes_ends_the_run(self) -> None:
+    def only_a_place_that_stays_empty_ends_the_run(self) -> None:
         outcome = self.talk.core.records.outcome
         assert outcome is None or (outcome.phase is RunPhase.FAILED and outcome.code == 69)
 

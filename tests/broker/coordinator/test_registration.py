@@ -24,7 +24,7 @@ def talk() -> Conversation:
     return talk
 
 
-def test_workers_are_assigned_and_hear_of_each_other_when_all_are_there():
+def test_workers_are_assigned_and_get_their_peers_once_all_have_joined():
     talk = Conversation()
     assert talk.send(b"a", hello(0)) == [(b"a", Assigned("run-1", 0, 1, 0))]
     assert talk.join(1)[1:] == []
@@ -35,12 +35,12 @@ def test_workers_are_assigned_and_hear_of_each_other_when_all_are_there():
     assert talk.core.records.phase is RunPhase.RUNNING
 
 
-def test_who_says_hello_again_hears_again_where_the_others_are(talk: Conversation):
+def test_a_repeated_hello_is_answered_with_the_peers_again(talk: Conversation):
     sends = talk.send(b"new socket", hello(1, incarnation=2, endpoint="ipc://1"))
     assert sends[1:] == [(b"new socket", Peers({0: (1, "ipc://0"), 1: (2, "ipc://1")}))]
 
 
-def test_a_worker_that_names_its_endpoint_at_once_need_not_say_it_again():
+def test_a_worker_that_names_its_endpoint_at_once_need_not_repeat_it():
     talk = Conversation()
     for index in (0, 1):
         talk.send(name(index), hello(index, endpoint="memory://"))
@@ -61,7 +61,7 @@ def test_another_control_version_is_refused_naming_both():
 
 
 def test_a_worker_that_writes_no_snapshots_is_refused_where_the_others_do():
-    """Its stages would have none, no checkpoint would ever be complete, and nobody would know."""
+    """Its stages would have none, no checkpoint would ever be complete, and no message would say so."""
     settings = {"recovery": {"restarts": 0, "snapshot_every": 20}}
     other = Hello(CONTROL_VERSION, PLAN, "desk-2", "desk", 1, "", settings=settings)
     ((_, refused),) = Conversation(terms=replace(TERMS, restarts=5, snapshots=True)).send(b"a", other)
@@ -81,7 +81,7 @@ def test_another_plan_is_refused_naming_what_differs():
 
 
 @pytest.mark.parametrize("settings", [{}, {"a": [{b"\xff": 1}]}, {"schedule": SETTINGS["schedule"]}])
-def test_another_plan_whose_difference_cannot_be_told_is_refused_by_digest(settings: dict[str, object]):
+def test_another_plan_whose_difference_is_unknown_is_refused_by_digest(settings: dict[str, object]):
     ((_, refused),) = Conversation().send(
         b"a", Hello(CONTROL_VERSION, "e" * 64, "desk-2", "desk", 1, "", settings=settings)
     )
@@ -94,6 +94,6 @@ def test_queues_on_sockets_of_one_machine_are_refused_on_two():
     talk.join(0)
     talk.send(name(1), msgspec.structs.replace(hello(1), host="laptop"))
     said = talk.send(name(1), msgspec.structs.replace(hello(1, incarnation=2, endpoint="ipc://1"), host="laptop"))
-    (refusal,) = [sentence for _, sentence in said if isinstance(sentence, Refused)]
+    (refusal,) = [message for _, message in said if isinstance(message, Refused)]
     assert refusal.code == 78
     assert "set queues.url to tcp://" in refusal.reason

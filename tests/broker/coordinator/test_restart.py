@@ -90,7 +90,7 @@ def test_workers_that_were_started_again_are_known_by_their_names_and_wait_two_s
     assert [said.step for _, said in sends if isinstance(said, Assigned)] == [40, 40]
 
 
-def test_one_that_is_at_work_goes_on_and_the_other_is_replaced_alone(talk):
+def test_a_running_worker_continues_and_only_the_lost_one_is_replaced(talk):
     assert isinstance(talk.send(name(1), msgspec.structs.replace(hello(1), pid=7))[0][1], Standby)
     talk.send(name(0), Report(1, 12, "computes", 0.0, 0.0, steps=steps(0, 47), number=2))
     talk.after(2.5)
@@ -119,7 +119,7 @@ def test_a_new_worker_stands_by_until_the_workers_before_it_have_reconnected_or_
     for turn in range(12):
         sends = talk.after(1.0)
         talk.send(name(0), working(0, turn))
-        if any(isinstance(sentence, Assigned) and to == b"stranger" for to, sentence in sends):
+        if any(isinstance(message, Assigned) and to == b"stranger" for to, message in sends):
             break
         talk.send(b"stranger", stranger)
     assert talk.core.records.registry.members[1].name == "spot-7"
@@ -163,7 +163,7 @@ def test_it_can_be_stopped_meanwhile_and_stays_stopped(talk, at_step_end: bool):
     assert again(resumed, resume=False).core.records.outcome is None
 
 
-def test_a_run_that_ends_before_it_was_known_who_is_at_work_has_ended(talk):
+def test_a_run_that_ends_while_workers_may_reconnect_has_ended(talk):
     for index in (0, 1):
         talk.send(name(index), finished(index))
     assert talk.core.records.phase is RunPhase.FINISHED
@@ -171,7 +171,7 @@ def test_a_run_that_ends_before_it_was_known_who_is_at_work_has_ended(talk):
         assert again(talk, resume=resume).core.records.phase is RunPhase.FINISHED
 
 
-def test_a_worker_that_knows_more_than_the_records_is_asked_like_everyone_and_the_end_of_that_run_lasts(talk):
+def test_a_worker_that_knows_more_than_the_records_starts_reconciliation_and_the_end_of_that_run_lasts(talk):
     for index in (0, 1):
         knows = WorkerRecord("run-1", index, 60, 61)
         both = [(0, 60), (1, 60)]
@@ -193,7 +193,7 @@ def test_no_worker_is_waited_for_if_the_run_was_stopped_or_the_broker_is_alone()
     assert again(stopped).core.records.registry.members == {}
 
 
-def test_a_broker_that_is_killed_while_it_listens_is_followed_by_one_that_listens_unless_it_is_alone(talk):
+def test_a_broker_killed_while_workers_reconnect_is_followed_by_one_that_waits_too_unless_it_is_alone(talk):
     listening = again(talk)
     assert listening.core.records.lifecycle.state is RunState.RECONNECTING
     listening.send(name(0), working(0))

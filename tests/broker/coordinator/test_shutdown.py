@@ -31,7 +31,7 @@ def tell(talk: Conversation, done: int, snapshot: int = 0) -> None:
 
 
 def stop_of(talk: Conversation, said: StopRun = INTERRUPT) -> Stop:
-    first, *_ = [sentence for _, sentence in talk.send(b"train", said) if isinstance(sentence, Stop)]
+    first, *_ = [message for _, message in talk.send(b"train", said) if isinstance(message, Stop)]
     return first
 
 
@@ -40,7 +40,7 @@ def resumed(talk: Conversation) -> Conversation:
     return Conversation(talk.store, now=talk.now + 100.0, terms=SNAPSHOTS)
 
 
-def test_a_run_with_a_checkpoint_can_go_on_and_says_from_where():
+def test_a_stopped_run_with_a_checkpoint_names_it():
     stop = stop_of(talk_at(37, snapshot=20))
     assert (stop.code, stop.reason) == (75, "interrupted; the state after 20 steps is saved")
 
@@ -50,7 +50,7 @@ def test_a_run_without_a_checkpoint_has_saved_nothing():
     assert (stop.code, stop.reason) == (130, "interrupted; nothing is saved yet")
 
 
-def test_a_run_without_snapshots_ends_as_it_was_told_to():
+def test_a_run_without_snapshots_ends_with_the_requested_code():
     assert stop_of(talk_at(7, terms=TERMS)) == Stop("interrupted", 130, at_step_end=True)
 
 
@@ -86,7 +86,7 @@ def runs_on(talk: Conversation, first: int, last: int, seconds: float) -> None:
         talk.after(0.1)
 
 
-def test_all_stages_are_told_one_step_to_stop_after_which_none_has_passed():
+def test_all_stages_stop_after_one_step_which_none_has_passed():
     talk = talk_at(5)
     runs_on(talk, 5, 25, 2.0)
     assert stop_of(talk).step == 35  # 25 have begun, and 10 a second will
@@ -118,11 +118,11 @@ def test_a_run_that_has_just_begun_is_watched_for_a_moment_before_the_step_is_na
 def test_a_run_that_does_not_move_is_not_watched_for_long():
     talk = talk_at(0)
     assert talk.send(b"train", INTERRUPT) == []
-    (stop, _) = [sentence for _, sentence in talk.after(DELAY + 0.1) if isinstance(sentence, Stop)]
+    (stop, _) = [message for _, message in talk.after(DELAY + 0.1) if isinstance(message, Stop)]
     assert stop.step == 0
 
 
-def test_who_is_in_a_hurry_does_not_wait_for_the_watching():
+def test_a_stop_request_without_step_end_does_not_wait_to_know_the_pace():
     talk = talk_at(0)
     talk.send(b"train", INTERRUPT)
     assert stop_of(talk, StopRun("interrupted", 130)).step is None
@@ -134,14 +134,14 @@ def test_a_run_that_waits_for_its_workers_stops_at_once():
     assert stop_of(talk).code == 130
 
 
-def test_who_stops_twice_does_not_wait_for_a_step():
+def test_after_a_second_stop_request_no_step_is_waited_for():
     talk = talk_at(5)
     stop_of(talk)
     stop = stop_of(talk, StopRun("interrupted", 130))
     assert (stop.at_step_end, stop.step) == (False, None)
 
 
-def test_a_run_without_a_stop_request_goes_on():
+def test_a_run_without_a_stop_request_continues():
     talk = talk_at(5)
     talk.after(2 * DELAY)
     assert (talk.core.records.outcome, talk.core.stop_requested) == (None, False)
@@ -150,7 +150,7 @@ def test_a_run_without_a_stop_request_goes_on():
 # Going on
 
 
-def test_a_stopped_run_goes_on_from_its_checkpoint_under_new_incarnations():
+def test_a_resumed_run_begins_at_its_checkpoint_under_new_incarnations():
     talk = talk_at(37, snapshot=20)
     stop_of(talk)
     again = resumed(talk)
@@ -169,14 +169,14 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_under_new_incarnations():
     assert set(again.store.load().losses) == set(range(37))
 
 
-def test_a_run_whose_processes_are_all_gone_goes_on_at_once():
+def test_a_run_whose_processes_are_all_gone_is_resumed_at_once():
     again = resumed(talk_at(37, snapshot=20))
     assert again.core.records.registry.missing == [0, 1]
     assert again.after(1000.0) == []
     assert again.core.records.outcome is None
 
 
-def test_a_run_that_goes_on_has_forgotten_its_end_also_when_the_broker_is_killed():
+def test_a_resumed_run_has_no_outcome_also_after_its_broker_was_killed():
     talk = talk_at(37, snapshot=20)
     stop_of(talk)
     again = resumed(talk)
@@ -215,10 +215,10 @@ def test_a_finished_run_stays_finished():
     assert resumed(talk).core.records.phase is RunPhase.FINISHED
 
 
-def test_a_run_goes_on_with_its_own_plan_only():
+def test_a_run_is_resumed_with_its_own_plan_only():
     with pytest.raises(OtherRun):
         run_of(talk_at(37, snapshot=20).store, "e" * 64, "run-2", resume=True)
 
 
-def test_without_a_run_to_go_on_with_a_new_one_begins():
+def test_without_a_run_to_resume_a_new_one_begins():
     assert run_of(MemoryStore(), PLAN, "run-1", resume=True) == "run-1"

@@ -29,7 +29,7 @@ def test_a_process_that_would_fail_again_ends_the_run(talk: Conversation, status
     assert "exited with status" in stop.reason
 
 
-def test_a_worker_that_says_it_failed_ends_the_run(talk: Conversation):
+def test_a_worker_that_reports_its_failure_ends_the_run(talk: Conversation):
     (stop,) = stops(talk.send(name(1), Failed(2, "the loss of microbatch 3 of step 7 is nan", 1)))
     assert stop.reason == "worker 1 (stage 1) failed: the loss of microbatch 3 of step 7 is nan"
 
@@ -55,7 +55,7 @@ def test_a_worker_that_is_lost_again_and_again_without_a_newer_checkpoint_ends_t
     assert stop.code == 1
 
 
-def test_a_newer_checkpoint_begins_the_count_anew(talk: Conversation):
+def test_a_newer_checkpoint_restarts_the_count(talk: Conversation):
     lose_again(talk, 2)
     talk.assigned(b"new", replacement(1, 301))
     talk.send(name(0), said(1, stage=0, upto=20, snapshots=[(0, 20)]))
@@ -78,7 +78,7 @@ def test_a_process_that_ends_before_it_joins_as_it_always_will_ends_the_run_at_o
     assert stop.code == 78
 
 
-def test_a_run_whose_lost_worker_nobody_replaces_is_given_up_naming_it(talk: Conversation):
+def test_a_run_whose_lost_worker_is_not_replaced_is_given_up_naming_it(talk: Conversation):
     kill(talk, 1, 101)
     sends: Sends = []
     while not stops(sends):
@@ -105,7 +105,7 @@ def final() -> Conversation:
 
 
 def reason(sends: list[tuple[bytes, FromBroker]], to: bytes) -> str:
-    (stop,) = [sentence for recipient, sentence in sends if recipient == to]
+    (stop,) = [message for recipient, message in sends if recipient == to]
     assert isinstance(stop, Stop)
     return stop.reason
 
@@ -135,7 +135,7 @@ def test_a_killed_process_ends_the_run_naming_its_signal(final: Conversation):
     )
 
 
-def test_a_processs_last_words_say_more_than_its_exit(final: Conversation):
+def test_the_last_message_of_a_process_explains_more_than_its_exit(final: Conversation):
     final.send(b"supervisor", Exited(1, 101, 1))
     sends = final.send(name(1), Failed(2, "the loss is not a scalar: it has shape (4,)", 78))
     assert sends == [(name(0), Stop("worker 1 (stage 1) failed: the loss is not a scalar: it has shape (4,)", 78))]

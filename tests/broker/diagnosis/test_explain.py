@@ -44,7 +44,7 @@ def test_the_whole_chain_leads_to_the_root(line: WorkerLine):
     )
 
 
-def test_a_hang_that_holds_the_interpreter_is_silent_and_named_by_what_it_said_last(line: WorkerLine):
+def test_a_hang_that_holds_the_interpreter_is_silent_and_named_by_its_last_report(line: WorkerLine):
     hang(line, 3)
     facts = line.why(stage="2")
     assert str(facts["text"]).endswith(
@@ -86,7 +86,7 @@ def test_before_the_run_the_missing_workers_are_named():
     assert answer.facts["text"] == "worker 0 (stage 0) and worker 1 (stage 1) did not join yet"
 
 
-def test_a_run_that_gets_on_says_so(line: WorkerLine):
+def test_a_run_that_makes_progress_is_diagnosed_as_such(line: WorkerLine):
     line.waits(0, "backward-0", 7, 5)
     line.says(1, "1B5 of step 7", events=(computing(1, 7, 5, "backward"),))
     for _ in range(5):
@@ -107,7 +107,7 @@ def test_a_worker_that_waits_for_room_outlives_its_lease(line: WorkerLine):
     assert line.status()["workers"][1]["now"].startswith("waits for room in forward-2")  # type: ignore[index]
 
 
-def test_a_standstill_for_want_of_room_is_found_and_named(line: WorkerLine):
+def test_a_standstill_for_lack_of_room_is_found_and_named(line: WorkerLine):
     line.lacks_room(1, "forward-2", 7, 5), line.waits(2, "forward-2", 7, 5, action="2F5")
     line.waits(0, "backward-0", 7, 0), line.waits(3, "forward-3", 7, 5, action="3F5")
     line.passes(62.0)
@@ -145,13 +145,13 @@ def test_a_message_that_its_producer_cannot_bring_to_the_server_waits_for_that(l
     assert "from stage 0 (worker w0, life 1), which waits for the server" in str(line.why(stage="1")["text"])
 
 
-def test_a_server_that_is_away_for_a_worker_that_computes_holds_up_nobody_yet(line: WorkerLine):
+def test_a_server_that_is_away_for_a_computing_worker_blocks_no_other_yet(line: WorkerLine):
     line.says(1, "1F5 of step 7", trouble=AWAY, troubled=3.0)
     line.passes(0.5)
     assert line.why(stage="1")["root"]["cause"] == "computing"  # type: ignore[index]
 
 
-def test_a_run_that_is_over_says_how_it_ended(line: WorkerLine):
+def test_why_of_a_run_that_is_over_is_its_outcome(line: WorkerLine):
     line.send(b"train", StopRun("enough", 130))
     assert (line.why()["text"], line.why()["root"]) == ("enough", None)
 

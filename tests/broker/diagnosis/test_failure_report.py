@@ -10,7 +10,7 @@ def line() -> WorkerLine:
     return WorkerLine()
 
 
-def test_the_run_that_is_given_up_has_the_same_words_last(line: WorkerLine):
+def test_the_reason_of_a_run_that_is_given_up_ends_with_the_chain(line: WorkerLine):
     hang(line)
     line.passes(10.0)
     reason = str(line.status()["reason"])

@@ -51,7 +51,7 @@ def test_what_a_dead_worker_had_put_it_has_to_put_again(line: WorkerLine):
     assert line.why(stage="1")["root"]["cause"] == "silent"  # type: ignore[index]
 
 
-def test_a_circle_is_called_one(line: WorkerLine):
+def test_a_circle_is_named(line: WorkerLine):
     line.waits(1, "forward-1", 7, 5), line.waits(0, "backward-0", 7, 1)
     line.passes(2.0)
     facts = line.why(stage="1")
@@ -88,7 +88,7 @@ def test_batches_that_do_not_come_are_the_sources(line: WorkerLine, index: int, 
     assert facts["root"] == {"cause": "source", "worker": None}
 
 
-def test_when_nobody_is_heard_it_is_the_broker(line: WorkerLine):
+def test_without_any_reports_the_broker_is_the_cause(line: WorkerLine):
     hang(line, 0, 1, 2, 3)
     facts = line.why()
     assert facts["text"] == "the broker has received no report for 4 s"
@@ -134,7 +134,7 @@ def test_a_wait_for_room_leads_to_the_stage_that_does_not_get_on(line: WorkerLin
     assert facts["root"]["cause"] == "stuck"  # type: ignore[index]
 
 
-def test_room_waits_for_whoever_has_finished_least_not_for_who_takes(line: WorkerLine):
+def test_room_waits_for_the_stage_that_has_finished_least_not_for_the_consumer(line: WorkerLine):
     for stage in (0, 1, 2):
         line.has_finished(stage, 6)
     line.lacks_room(1, "forward-2", 7, 5), line.waits(2, "forward-2", 7, 5, action="2F5")

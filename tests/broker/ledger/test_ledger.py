@@ -58,7 +58,7 @@ def test_a_forward_only_stage_is_done_after_forward():
     assert ledger.entry(MicrobatchPosition(0, 0, 0)) == LedgerEntry(MicrobatchState.DONE, 2, ANNA)
 
 
-def test_what_nobody_has_spoken_of_is_queued():
+def test_a_microbatch_without_reports_is_queued():
     assert told().entry(MicrobatchPosition(1, 7, 1)) == LedgerEntry(MicrobatchState.QUEUED)
 
 
@@ -93,7 +93,7 @@ def test_an_event_that_cannot_be_is_refused_with_the_reason(wrong: Event, words:
 
 
 @given(st.data())
-def test_samples_of_a_history_in_any_order_and_number_tell_its_latest_state(data: st.DataObject):
+def test_samples_of_a_history_in_any_order_and_number_give_its_latest_state(data: st.DataObject):
     history = [event(state, at) for at, state in enumerate(LIFE, start=1)]
     samples: Sequence[Event] = data.draw(st.lists(st.sampled_from(history), min_size=1))
     latest = max(samples, key=lambda each: each.at)
@@ -177,7 +177,7 @@ def test_what_is_held_is_what_was_begun_and_not_finished():
     ]
 
 
-def test_a_restored_ledger_goes_on_where_the_last_one_was():
+def test_a_restored_ledger_continues_where_the_last_one_was():
     ledger = Ledger(stages=2, microbatches=2, log_every=2)
     ledger.restore({0: 4, 1: 3}, {0: 0.5, 1: 0.4, 2: None})
     assert (ledger.finished, ledger.finished_floor) == ([4, 3], 3)

@@ -44,7 +44,7 @@ def test_a_worker_that_computes_without_progress_is_lost_though_it_reports(regis
     assert loss.why.startswith("is alive, but completed no action for 10.0 s; if one may take this long, raise")
 
 
-def test_a_worker_that_waits_or_gets_on_is_not_lost(registry: Registry):
+def test_a_worker_that_waits_or_makes_progress_is_not_lost(registry: Registry):
     anna, berta = introduced(registry, "anna"), introduced(registry, "berta")
     beats(registry, anna, (1.0, 5, "0F3"), (6.0, 5, "waits for backward-0"), (11.0, 5, "0B3"))
     beats(registry, berta, (1.0, 5, "1F3"), (6.0, 6, "1F3"), (11.0, 6, "1B3"))
@@ -58,7 +58,7 @@ def test_a_finished_worker_need_not_get_on(registry: Registry):
     assert registry.losses(15.0) == []
 
 
-def test_a_worker_whose_process_is_gone_is_lost_once_its_last_words_have_had_time(registry: Registry):
+def test_a_worker_whose_process_ended_is_lost_once_its_last_messages_had_time_to_arrive(registry: Registry):
     anna = introduced(registry, "anna")
     anna.exited = (2.0, -9)
     assert registry.losses(2.0) == []
@@ -70,11 +70,11 @@ def test_a_worker_whose_process_is_gone_is_lost_once_its_last_words_have_had_tim
     ("status", "words"),
     [(0, "exited with status 0"), (78, "exited with status 78"), (-11, "was killed by SIGSEGV"), (-77, "by signal 77")],
 )
-def test_an_exit_status_in_words(status: int, words: str):
+def test_an_exit_status_is_described(status: int, words: str):
     assert re.search(f"{words}$", describe_exit(status))
 
 
-def test_all_leases_begin_anew_when_the_broker_was_away(registry: Registry):
+def test_all_leases_restart_when_the_broker_was_away(registry: Registry):
     anna = introduced(registry, "anna")
     beats(registry, anna, (1.0, 5, "0F3"))
     registry.restart_leases(100.0)
@@ -88,19 +88,19 @@ def test_a_run_in_which_all_wait_for_ever_ends_and_names_the_queues():
     talk = Conversation()
     for index in (0, 1):
         talk.join(index)
-    heard = []
+    received = []
     for number in range(1, 800):
         for index in (0, 1):
-            heard += talk.send(name(index), report(index, actions=3, number=number))
-        heard += talk.after(0.1)
-    stops = [sentence for _, sentence in heard if isinstance(sentence, Stop)]
+            received += talk.send(name(index), report(index, actions=3, number=number))
+        received += talk.after(0.1)
+    stops = [message for _, message in received if isinstance(message, Stop)]
     assert stops
     assert stops[0].code == 1
     assert "every worker has been waiting for another for 60 s" in stops[0].reason
     assert "worker 1 at ipc://1 on host desk" in stops[0].reason
 
 
-def test_a_worker_that_gets_on_restarts_the_bound():
+def test_a_worker_that_makes_progress_restarts_the_bound():
     talk = Conversation()
     for index in (0, 1):
         talk.join(index)

@@ -42,13 +42,13 @@ def test_a_taken_place_is_refused_naming_its_owner_and_the_way_out(registry: Reg
         "start this one without --index or stop the other"
     )
     assert isinstance(placed, Member)
-    placed.sender = b""  # of the records of a broker that was killed, and not heard since
+    placed.sender = b""  # from the records of a killed broker; it has sent nothing since
     assert refusal(registry, hello("desk-3", claim=1), now=0.3).reason == (
         "stage 1 belonged to worker desk-2 (pid 812, host desk) before the broker restarted; it may still be running"
     )
 
 
-def test_a_full_house_is_refused_naming_everyone(registry: Registry):
+def test_a_worker_too_many_is_refused_naming_all_others(registry: Registry):
     placed(registry, "anna"), placed(registry, "berta")
     found = refusal(registry, hello("carla"))
     assert "0 is anna (pid 1, host desk), 1 is berta (pid 1, host desk)" in found.reason
@@ -60,7 +60,7 @@ def test_a_place_that_the_plan_has_not_is_refused(registry: Registry):
     assert (found.reason, found.code) == ("there is no worker 2: the plan has workers 0 to 1", 2)
 
 
-def test_a_hello_said_twice_gives_one_place(registry: Registry):
+def test_a_repeated_hello_gives_one_place(registry: Registry):
     assert placed(registry, "anna") is placed(registry, "anna")
     assert registry.missing == [1]
 
@@ -75,7 +75,7 @@ def test_an_incarnation_that_is_not_current_is_refused(registry: Registry):
     assert "incarnation 7 of anna is not current" in refusal(registry, hello("anna", incarnation=7)).reason
 
 
-def test_the_line_is_complete_when_everyone_has_said_where_it_is(registry: Registry):
+def test_the_registry_is_complete_when_all_workers_have_named_their_endpoints(registry: Registry):
     introduced(registry, "anna")
     berta = placed(registry, "berta")
     assert not registry.complete

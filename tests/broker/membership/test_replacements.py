@@ -60,7 +60,7 @@ def test_an_incarnation_and_its_start_are_stored_before_they_are_handed_out(talk
     ]
 
 
-def test_everyone_hears_where_the_replacement_is_and_survivors_keep_their_incarnations(talk: Conversation):
+def test_all_workers_get_the_replacements_endpoint_and_survivors_keep_their_incarnations(talk: Conversation):
     kill(talk, 1, 101)
     talk.assigned(b"new", replacement(1, 201))
     sends = talk.send(b"new", replacement(1, 201, incarnation=3, endpoint="ipc://new"))
@@ -154,7 +154,7 @@ def test_a_worker_that_leaves_on_purpose_may_be_replaced(talk: Conversation):
 # Status
 
 
-def test_status_tells_who_is_missing_since_when_and_why(talk: Conversation):
+def test_status_names_the_missing_worker_since_when_and_why(talk: Conversation):
     kill(talk, 1, 101)
     talk.now += 2.0
     (gap,) = talk.status()["recovering"]  # type: ignore[misc]
@@ -169,7 +169,7 @@ def test_status_tells_who_is_missing_since_when_and_why(talk: Conversation):
     assert (talk.status()["recovering"], talk.status()["restarts"]) == ([], 1)
 
 
-def test_where_nobody_may_be_replaced_a_loss_ends_the_run():
+def test_without_restarts_a_loss_ends_the_run():
     talk = talk_of(terms=replace(REPLACING, restarts=0))
     (stop,) = stops(kill(talk, 1, 101))
     assert stop.reason.endswith("was killed by SIGKILL. It had sent no report")

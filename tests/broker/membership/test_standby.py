@@ -29,12 +29,12 @@ def spare(pid: int, *, claim: int | None = None, name: str = "spare") -> Hello:
     return Hello(CONTROL_VERSION, "d" * 64, name, "cloud", pid, "", claim, spare=True)
 
 
-def test_a_spare_stands_by_until_a_worker_is_lost_and_is_called_at_once(talk: Conversation):
+def test_a_spare_stands_by_until_a_worker_is_lost_and_is_placed_at_once(talk: Conversation):
     ((_, standby),) = talk.send(b"spare", spare(1))
     assert isinstance(standby, Standby)
     assert standby.reason.startswith("all 2 workers of the plan have joined")
     reach(talk, 20)
-    told = [sentence for recipient, sentence in kill(talk, 1, 101) if recipient == b"spare"]
+    told = [message for recipient, message in kill(talk, 1, 101) if recipient == b"spare"]
     assert told[0] == Assigned("run-1", 1, 3, 20)
     assert talk.status()["spares"] == []
 
@@ -47,18 +47,18 @@ def test_a_spare_leaves_the_places_to_others_before_the_run_has_begun():
     assert talk.core.records.phase is RunPhase.RUNNING
 
 
-def test_spares_are_called_in_turn_and_only_to_places_that_they_want(talk: Conversation):
+def test_spares_are_placed_in_turn_and_only_where_they_claim(talk: Conversation):
     talk.send(b"a", spare(1, claim=0)), talk.send(b"b", spare(2)), talk.send(b"c", spare(3))
     talk.send(b"b", spare(2))
     assert talk.status()["spares"] == [
         {"name": "spare", "host": "cloud", "pid": pid, "heard": 0.0} for pid in (1, 2, 3)
     ]
-    assert [to for to, sentence in kill(talk, 1, 101) if isinstance(sentence, Assigned)] == [b"b"]
+    assert [to for to, message in kill(talk, 1, 101) if isinstance(message, Assigned)] == [b"b"]
     talk.send(b"a", spare(1, claim=0)), talk.send(b"c", spare(3))
-    assert [to for to, sentence in kill(talk, 0, 100) if isinstance(sentence, Assigned)] == [b"a"]
+    assert [to for to, message in kill(talk, 0, 100) if isinstance(message, Assigned)] == [b"a"]
 
 
-def test_a_spare_that_is_silent_is_not_called(talk: Conversation):
+def test_a_silent_spare_is_not_placed(talk: Conversation):
     talk.send(b"spare", spare(1))
     talk.after(SILENCE)
     assert kill(talk, 1, 101) == []
@@ -102,26 +102,26 @@ def test_loading_for_longer_than_a_lease_is_no_lack_of_progress_once_it_is_done(
     assert talk.core.records.registry.missing == []
 
 
-def test_a_spare_whose_call_got_lost_hears_it_again(talk: Conversation):
+def test_a_spare_whose_assignment_got_lost_gets_it_again(talk: Conversation):
     talk.send(b"spare", spare(1))
     kill(talk, 1, 101)
     assert talk.assigned(b"spare", spare(1)) == Assigned("run-1", 1, 3, 0)
 
 
-def test_a_spare_hears_of_the_end(talk: Conversation):
+def test_a_spare_gets_the_stop_message(talk: Conversation):
     talk.send(b"spare", spare(1))
     stop = Stop("enough; nothing is saved yet", 130)
     assert (b"spare", stop) in talk.send(b"train", StopRun("enough", 130))
     assert talk.send(b"late", spare(2)) == [(b"late", stop)]
 
 
-def test_where_nobody_may_be_replaced_there_are_no_spares():
+def test_without_restarts_there_are_no_spares():
     talk = talk_of(terms=TERMS)
     ((_, refused),) = talk.send(b"spare", spare(1))
     assert isinstance(refused, Refused)
 
 
-def test_a_worker_that_was_started_again_before_its_loss_was_noticed_stands_by_and_soon_has_its_place(
+def test_a_worker_restarted_before_its_loss_was_noticed_stands_by_and_soon_has_its_place(
     talk: Conversation,
 ):
     talk.after(1.5)
@@ -132,7 +132,7 @@ def test_a_worker_that_was_started_again_before_its_loss_was_noticed_stands_by_a
     assert "was restarted" in talk.core.records.events.infos[-2]
 
 
-def test_a_worker_that_is_heard_is_not_pushed_out_by_another_of_its_name(talk: Conversation):
+def test_a_worker_that_reports_keeps_its_place_though_another_of_its_name_claims_it(talk: Conversation):
     for _ in range(30):
         talk.send(name(0), report(0)), talk.send(name(1), report(1)), talk.send(b"again", replacement(1, 201))
         assert talk.after(0.3) == []
@@ -144,7 +144,7 @@ def test_two_machines_that_claim_one_place_have_made_a_mistake(talk: Conversatio
     assert isinstance(refused, Refused)
 
 
-def test_a_worker_that_comes_back_after_its_place_was_given_away_stands_by(talk: Conversation):
+def test_a_worker_that_returns_after_its_place_was_given_away_stands_by(talk: Conversation):
     talk.send(b"spare", spare(1))
     kill(talk, 1, 101)
     ((_, standby),) = talk.send(b"back", replacement(1, 201))

@@ -53,7 +53,7 @@ def test_a_snapshot_of_a_stage_that_is_not_the_workers_counts_for_nothing(talk: 
     assert talk.status()["oddities"] == {"illegal": 1}
 
 
-def test_a_checkpoint_that_was_missed_is_told_with_the_next_hello(talk: Conversation):
+def test_a_missed_checkpoint_is_announced_after_the_next_hello(talk: Conversation):
     reach(talk, 20)
     talk.after(1.0)
     sends = talk.send(b"new socket", hello(1, incarnation=2, endpoint="ipc://1"))
@@ -81,7 +81,7 @@ def test_what_a_lost_worker_had_completes_no_checkpoint_of_its_replacement(talk:
     assert trims(talk.after(1.0)) == [20]
 
 
-def test_a_zombies_snapshot_completes_nothing(talk: Conversation):
+def test_a_snapshot_of_a_stale_incarnation_completes_nothing(talk: Conversation):
     kill(talk, 1, 101)
     talk.assigned(b"new", replacement(1, 201))
     talk.send(name(0), said(1, stage=0, upto=20, snapshots=[(0, 20)]))

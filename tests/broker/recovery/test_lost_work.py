@@ -27,7 +27,7 @@ def attempts(talk: Conversation, step: int, microbatch: int, stage: int = 1) -> 
     return told.facts["stages"][stage]["attempts"]  # type: ignore[index, no-any-return, call-overload]
 
 
-def test_the_story_of_a_microbatch_tells_the_attempts_that_were_lost(talk: Conversation):
+def test_the_story_of_a_microbatch_has_the_lost_attempts(talk: Conversation):
     reach(talk, 20)
     begun = [Event(1, 22, 0, "done", talk.now), Event(1, 22, 1, "forward", talk.now)]
     talk.send(name(1), msgspec.structs.replace(said(2, stage=1, upto=22), events=begun))

@@ -32,7 +32,7 @@ from support.conversation import PLAN, TERMS, Conversation, name, steps
 REPLACING = replace(TERMS, restarts=2, snapshots=True)
 LEASE = TERMS.lease
 Sends = list[tuple[bytes, FromBroker]]
-SHARED = [(stage, step) for stage in (0, 1) for step in (20, 40)]  # what everybody finds on a disk that all share
+SHARED = [(stage, step) for stage in (0, 1) for step in (20, 40)]  # on a disk that all workers share
 
 
 def talk_at(store: MemoryStore) -> Conversation:
@@ -70,7 +70,7 @@ def blind(index: int | None, pid: int) -> Hello:
 
 
 def assignments(sends: Sends) -> dict[bytes, Assigned]:
-    return {to: sentence for to, sentence in sends if isinstance(sentence, Assigned)}
+    return {to: message for to, message in sends if isinstance(message, Assigned)}
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def lost() -> Conversation:
     return Conversation(MemoryStore(), now=100.0, terms=REPLACING)
 
 
-def test_workers_that_are_at_work_go_on_where_they_are_under_new_incarnations(lost: Conversation):
+def test_running_workers_continue_where_they_are_under_new_incarnations(lost: Conversation):
     for index in (0, 1):
         assert lost.send(name(index), report(index, index + 1, 48)) == []
         assert lost.send(name(index), remembering(index, index + 1)) == []
@@ -97,7 +97,7 @@ def test_workers_that_are_at_work_go_on_where_they_are_under_new_incarnations(lo
     assert lost.core.records.ledger.losses == dict.fromkeys(range(0, 48, 10), 0.5)
 
 
-def test_nothing_is_decided_before_everyone_has_had_a_lease_to_speak(lost: Conversation):
+def test_nothing_is_decided_before_all_workers_had_a_lease_to_reconnect(lost: Conversation):
     lost.send(name(0), remembering(0, 1))
     ((_, standby),) = lost.send(b"new", newcomer(1, 201))
     assert standby == Standby(
@@ -109,7 +109,7 @@ def test_nothing_is_decided_before_everyone_has_had_a_lease_to_speak(lost: Conve
     assert assignments(lost.after(0.4)).keys() == {name(0), name(1)}
 
 
-def test_who_is_absent_is_placed_again_at_the_newest_step_of_which_all_snapshots_are_on_disk(lost: Conversation):
+def test_an_absent_worker_is_replaced_at_the_newest_step_of_which_all_snapshots_are_on_disk(lost: Conversation):
     lost.send(name(0), remembering(0, 1))
     lost.after(LEASE - 1)
     lost.send(b"new", newcomer(1, 201))
@@ -119,7 +119,7 @@ def test_who_is_absent_is_placed_again_at_the_newest_step_of_which_all_snapshots
     assert lost.core.records.ledger.finished == [47, 40]
 
 
-def test_who_is_behind_that_step_is_placed_again(lost: Conversation):
+def test_a_worker_behind_that_step_is_replaced(lost: Conversation):
     lost.send(name(0), remembering(0, 1)), lost.send(name(1), remembering(1, 2, step=31, complete=20))
     assert assignments(lost.after(LEASE + 0.2)).keys() == {name(0)}
     ((_, refused),) = lost.send(name(1), report(1, 2, 31))
@@ -143,19 +143,19 @@ def test_snapshots_that_each_finds_on_its_own_disk_are_put_together(lost: Conver
     assert {each.step for each in assignments(lost.after(LEASE + 0.2)).values()} == {40}
 
 
-def test_two_that_claim_one_place_are_told_apart_by_their_incarnations(lost: Conversation):
-    lost.send(b"owner", remembering(1, 7, pid=901)), lost.send(b"zombie", remembering(1, 2, pid=101))
+def test_of_two_owners_of_one_place_the_higher_incarnation_counts(lost: Conversation):
+    lost.send(b"owner", remembering(1, 7, pid=901)), lost.send(b"stale", remembering(1, 2, pid=101))
     lost.send(name(0), remembering(0, 1))
     given = assignments(lost.after(LEASE + 0.2))
     assert given.keys() == {b"owner", name(0)}
-    ((_, refused),) = lost.send(b"zombie", remembering(1, 2, pid=101))
+    ((_, refused),) = lost.send(b"stale", remembering(1, 2, pid=101))
     assert isinstance(refused, Refused)
 
 
-# Snapshots of a stage that nobody can see may be newer than those of the others, but what came before them is gone.
+# Snapshots of a stage that no worker can see may be newer than those of the others, but what came before them is gone.
 
 
-def test_the_decision_waits_for_somebody_who_sees_the_snapshots_of_every_stage(lost: Conversation):
+def test_the_decision_waits_until_the_snapshots_of_every_stage_are_known(lost: Conversation):
     own = [(0, 20), (0, 40)]
     lost.send(name(0), remembering(0, 1, snapshots=own))
     assert lost.after(3 * LEASE) == []
@@ -163,7 +163,7 @@ def test_the_decision_waits_for_somebody_who_sees_the_snapshots_of_every_stage(l
     assert {each.step for each in assignments(lost.after(0.2)).values()} == {40}
 
 
-def test_who_has_not_looked_at_its_disk_has_said_nothing_yet(lost: Conversation):
+def test_a_worker_that_has_not_read_its_disk_does_not_count_yet(lost: Conversation):
     lost.send(name(0), remembering(0, 1, snapshots=[(0, 20), (0, 40)]))
     lost.send(b"new", blind(1, 201))
     assert lost.after(3 * LEASE) == []
@@ -171,7 +171,7 @@ def test_who_has_not_looked_at_its_disk_has_said_nothing_yet(lost: Conversation)
     assert {each.step for each in assignments(lost.after(0.2)).values()} == {40}
 
 
-def test_that_nobody_has_looked_yet_does_not_make_it_the_beginning(lost: Conversation):
+def test_unread_disks_do_not_mean_that_the_run_is_at_its_beginning(lost: Conversation):
     """In a container, a worker that is started again is the same process by name, host and number."""
     lost.send(name(0), remembering(0, 1, pid=100))
     lost.send(b"again", msgspec.structs.replace(blind(0, 100), name="worker-0"))
@@ -181,7 +181,7 @@ def test_that_nobody_has_looked_yet_does_not_make_it_the_beginning(lost: Convers
     assert lost.core.records.checkpoints.complete == 40
 
 
-def test_if_nobody_comes_who_sees_them_the_run_is_given_up_naming_the_stage(lost: Conversation):
+def test_if_the_snapshots_of_a_stage_stay_unknown_the_run_is_given_up_naming_it(lost: Conversation):
     lost.send(name(0), remembering(0, 1, snapshots=[(0, 20), (0, 40)]))
     lost.after(61.0)
     assert lost.status()["code"] == 69
@@ -207,7 +207,7 @@ def test_before_the_first_step_there_is_nothing_to_wait_for(lost: Conversation):
 # Words that get lost
 
 
-def test_a_worker_that_missed_its_new_incarnation_hears_it_again(lost: Conversation):
+def test_a_worker_that_missed_its_new_incarnation_gets_it_again(lost: Conversation):
     lost.send(name(0), remembering(0, 1)), lost.send(name(1), remembering(1, 2))
     given = assignments(lost.after(LEASE + 0.2))
     for words in (report(1, 2, 48), remembering(1, 2), Finished(2, {})):
@@ -234,7 +234,7 @@ def test_a_broker_that_is_killed_while_it_asks_asks_again(lost: Conversation):
 # A process that is started afresh may come before the first of the old ones.
 
 
-def test_who_was_given_a_place_before_the_loss_was_noticed_is_placed_again(lost: Conversation):
+def test_a_worker_placed_before_the_loss_was_noticed_is_placed_again(lost: Conversation):
     hasty = lost.assigned(b"new", blind(1, 201))
     assert hasty.step == 0
     lost.send(name(0), remembering(0, 1)), lost.send(name(1), remembering(1, 2))
@@ -243,12 +243,12 @@ def test_who_was_given_a_place_before_the_loss_was_noticed_is_placed_again(lost:
     assert isinstance(refused, Refused)
 
 
-def test_once_everyone_is_there_who_comes_from_before_is_a_zombie(lost: Conversation):
+def test_once_all_workers_are_there_an_earlier_incarnation_is_stale(lost: Conversation):
     for index in (0, 1):
         given = lost.assigned(name(index), blind(index, 200 + index))
         lost.send(name(index), replace_hello(blind(index, 200 + index), given.incarnation))
     assert lost.core.records.phase is RunPhase.RUNNING
-    ((_, refused),) = lost.send(b"zombie", remembering(1, 2))
+    ((_, refused),) = lost.send(b"stale", remembering(1, 2))
     assert isinstance(refused, Refused)
 
 
@@ -262,7 +262,7 @@ def test_a_worker_of_another_run_proves_nothing(lost: Conversation):
     assert lost.core.records.lifecycle.state is not RunState.RECONCILING
 
 
-def test_where_nobody_is_replaced_a_strange_incarnation_is_refused():
+def test_without_restarts_an_unknown_incarnation_is_refused():
     talk = Conversation(terms=TERMS)
     ((_, refused),) = talk.send(name(0), remembering(0, 7))
     assert isinstance(refused, Refused)
@@ -285,7 +285,7 @@ def test_an_old_store_is_noticed_by_an_incarnation_that_is_not_in_it():
     assert old.core.records.registry.members[1].pid == 301
 
 
-def test_an_old_store_that_names_only_zombies_is_noticed_though_they_have_spoken():
+def test_an_old_store_that_names_only_stale_incarnations_is_noticed_though_they_sent_messages():
     store = MemoryStore()
     talk = talk_at(store)
     backup = copy.deepcopy(store)
@@ -356,7 +356,7 @@ def test_a_disk_on_which_nothing_newer_is_shows_nothing(snapshots: list[tuple[in
     assert old.core.records.lifecycle.state is not RunState.RECONCILING
 
 
-def test_why_says_that_the_broker_asks(lost: Conversation):
+def test_why_explains_that_the_broker_reconciles(lost: Conversation):
     lost.send(name(0), remembering(0, 1))
     ((_, answer),) = lost.send(b"me", Ask("why"))
     assert isinstance(answer, Answer)

@@ -1,4 +1,4 @@
-"""Where a resumed run begins: decided from what everybody has read of its snapshots, before anybody has a place."""
+"""Where a resumed run begins: decided from the snapshots that all workers have read, before any has a place."""
 
 import msgspec
 import pytest
@@ -42,20 +42,20 @@ def test_a_run_begins_at_the_newest_checkpoint_if_all_its_snapshots_can_be_used(
     assert CheckpointPoll(BOTH, 40).result(read) == ResumePoint(40)
 
 
-def test_nothing_is_decided_before_somebody_has_read_the_snapshots_of_every_place():
-    roll_call = CheckpointPoll(BOTH, 40)
-    assert roll_call.result([]) is None
-    assert roll_call.result([having_read(0, 40), hello(1)]) is None
-    assert roll_call.result([having_read(0, 40), having_read(1, 20)]) is None  # an answer to another question
-    assert roll_call.absent([having_read(0, 40), having_read(1, 20)]) == [1]
-    assert roll_call.result([having_read(1, 40, DAMAGE, there=[20])]) is None
+def test_nothing_is_decided_before_the_snapshots_of_every_place_were_read():
+    poll = CheckpointPoll(BOTH, 40)
+    assert poll.result([]) is None
+    assert poll.result([having_read(0, 40), hello(1)]) is None
+    assert poll.result([having_read(0, 40), having_read(1, 20)]) is None  # an answer to another question
+    assert poll.absent([having_read(0, 40), having_read(1, 20)]) == [1]
+    assert poll.result([having_read(1, 40, DAMAGE, there=[20])]) is None
 
 
 def test_a_damaged_snapshot_leads_to_the_next_older_step_of_which_all_stages_have_one():
-    roll_call = CheckpointPoll(BOTH, 40)
+    poll = CheckpointPoll(BOTH, 40)
     read = [having_read(0, 40, there=[10, 20, 30]), having_read(1, 40, DAMAGE, there=[10, 20])]
     again = CheckpointPoll(BOTH, 20, (DAMAGE,), frozenset({40}))
-    assert roll_call.result(read) == again
+    assert poll.result(read) == again
     assert again.result(read) is None
     assert again.result([having_read(0, 20), having_read(1, 20)]) == ResumePoint(20, (DAMAGE,))
 
@@ -71,11 +71,11 @@ def test_a_newer_step_that_all_stages_have_is_better_than_an_older_one():
 
 
 def test_a_damaged_one_there_leads_further_back_and_in_the_end_nowhere():
-    roll_call = CheckpointPoll(BOTH, 20, (DAMAGE,), frozenset({40}))
+    poll = CheckpointPoll(BOTH, 20, (DAMAGE,), frozenset({40}))
     older = DAMAGE.replace("40", "20")
     read = [having_read(0, 20, older, there=[10]), having_read(1, 20, there=[10, 40])]
-    assert roll_call.result(read) == CheckpointPoll(BOTH, 10, (DAMAGE, older), frozenset({20, 40}))
-    assert roll_call.result([read[0], having_read(1, 20)]) == ResumePoint(None, (DAMAGE, older))
+    assert poll.result(read) == CheckpointPoll(BOTH, 10, (DAMAGE, older), frozenset({20, 40}))
+    assert poll.result([read[0], having_read(1, 20)]) == ResumePoint(None, (DAMAGE, older))
 
 
 def test_the_beginning_is_no_checkpoint():
@@ -85,23 +85,23 @@ def test_the_beginning_is_no_checkpoint():
 
 def test_workers_that_take_any_place_count_for_as_many_as_they_are():
     shared = [(stage, step) for stage in (0, 1) for step in (20, 40)]
-    anybody = seeing(None, 40, [0, 1], there=shared)
-    roll_call = CheckpointPoll(BOTH, 40)
-    assert roll_call.absent([anybody]) == [1]
-    assert roll_call.result([anybody, anybody]) == ResumePoint(40)
+    unclaimed = seeing(None, 40, [0, 1], there=shared)
+    poll = CheckpointPoll(BOTH, 40)
+    assert poll.absent([unclaimed]) == [1]
+    assert poll.result([unclaimed, unclaimed]) == ResumePoint(40)
     damaged = seeing(None, 40, [0], DAMAGE, there=shared)
-    assert roll_call.result([damaged, damaged]) == CheckpointPoll(BOTH, 20, (DAMAGE,), frozenset({40}))
+    assert poll.result([damaged, damaged]) == CheckpointPoll(BOTH, 20, (DAMAGE,), frozenset({40}))
 
 
-def test_what_others_see_of_a_stage_is_of_no_use_to_the_one_that_claims_its_place():
+def test_only_the_snapshots_that_the_claimant_of_a_place_can_read_count():
     of_one = [(1, 40), (1, 20)]
     read = [seeing(0, 40, [0, 1], there=[(0, 40), (0, 20), *of_one]), seeing(1, 40, [], DAMAGE, there=[(1, 40)])]
     assert CheckpointPoll(BOTH, 40).result(read) == ResumePoint(None, (DAMAGE,))
 
 
-def test_a_snapshot_that_nobody_has_is_named_by_its_stage():
-    anybody = seeing(None, 40, [0], there=[(0, 40)])
-    assert CheckpointPoll(BOTH, 40).result([anybody, anybody]) == ResumePoint(
+def test_a_snapshot_that_no_worker_has_is_named_by_its_stage():
+    unclaimed = seeing(None, 40, [0], there=[(0, 40)])
+    assert CheckpointPoll(BOTH, 40).result([unclaimed, unclaimed]) == ResumePoint(
         None, ("no worker has a snapshot of step 40 of stage 1",)
     )
 
@@ -128,7 +128,7 @@ def question(sends: list[tuple[bytes, FromBroker]]) -> Standby:
     return standby
 
 
-def test_nobody_is_given_a_place_before_everybody_has_read_its_snapshots(talk):
+def test_no_worker_is_placed_before_all_have_read_their_snapshots(talk):
     first = question(talk.send(name(0), hello(0)))
     assert (first.run, first.step) == ("run-1", 40)
     assert talk.after(1.0) == []
@@ -191,11 +191,11 @@ def test_the_records_catch_up_with_a_newer_checkpoint_that_the_run_begins_at(tal
     assert (again.core.records.checkpoints.complete, again.core.records.ledger.finished) == (60, [60, 60])
 
 
-def test_what_was_decided_is_stored_before_anybody_is_told(talk):
+def test_a_decision_is_stored_before_it_is_sent(talk):
     fall_back(talk)
     again = Conversation(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
     assert again.core.records.checkpoints.complete == 20
-    assert question(again.send(name(0), hello(0))).step == 20  # nobody had a place: the roll is called again
+    assert question(again.send(name(0), hello(0))).step == 20  # no worker had a place: the snapshots are read again
     assert again.core.records.ledger.finished == [20, 20]
 
 
@@ -210,13 +210,13 @@ def test_a_broker_that_dies_when_places_were_given_does_not_ask_again(talk):
 def test_without_an_older_checkpoint_the_run_ends_and_names_what_is_damaged(talk):
     talk.send(name(0), having_read(0, 40, there=[20]))
     talk.send(name(1), having_read(1, 40, DAMAGE))
-    stops = [sentence for _, sentence in talk.after(0.1) if isinstance(sentence, Stop)]
+    stops = [message for _, message in talk.after(0.1) if isinstance(message, Stop)]
     assert [stop.code for stop in stops] == [1, 1]
     assert DAMAGE in stops[0].reason
     assert (talk.core.records.phase, talk.core.records.checkpoints.complete) == (RunPhase.FAILED, 40)
 
 
-def test_who_was_at_work_before_is_refused_and_a_spare_waits(talk):
+def test_a_worker_of_the_former_run_is_refused_and_a_spare_stands_by(talk):
     ((_, refused),) = talk.send(name(0), msgspec.structs.replace(hello(0), incarnation=1))
     assert isinstance(refused, Refused)
     ((_, refused),) = talk.send(name(0), hello(9))
@@ -227,7 +227,7 @@ def test_who_was_at_work_before_is_refused_and_a_spare_waits(talk):
     assert talk.status()["missing"] == [0, 1]
 
 
-def test_who_has_not_been_heard_of_lately_is_not_there(talk):
+def test_a_worker_without_recent_messages_is_absent(talk):
     talk.send(name(0), having_read(0, 40))
     talk.after(5.0)
     talk.send(name(1), having_read(1, 40))
@@ -250,7 +250,7 @@ def test_a_run_without_a_complete_checkpoint_begins_at_once():
     assert isinstance(again.assigned(name(0), hello(0)), Assigned)
 
 
-def test_a_run_without_records_waits_ten_minutes_for_who_has_its_snapshots_and_a_spare_is_nobody():
+def test_a_run_without_records_waits_ten_minutes_for_the_workers_with_its_snapshots_and_a_spare_does_not_count():
     store = MemoryStore()
     run_of(store, PLAN, "run-1", resume=True)
     talk = Conversation(store, now=200.0, terms=SNAPSHOTS)
@@ -264,7 +264,7 @@ def test_a_run_without_records_waits_ten_minutes_for_who_has_its_snapshots_and_a
     assert "which snapshots exist of worker 1 (stage 1)" in str(talk.status()["reason"])
 
 
-def test_whoever_claims_no_place_is_given_one_that_it_has_snapshots_of():
+def test_a_worker_without_a_claim_gets_a_place_that_it_has_snapshots_of():
     """Two machines, each with the snapshots of its own stage, came in the other order than before."""
     registry = Registry(BOTH, lease=10.0)
     has_of_1 = seeing(None, 20, [1], there=[(1, 20)])

@@ -19,14 +19,14 @@ def test_of_two_brokers_the_one_that_wrote_first_later_stops():
     with closing(RedisStore(url, "run")) as one, closing(RedisStore(url, "run")) as other:
         one.put("run", {"id": "a"})
         assert other.load().facts == {"run": {"id": "a"}}
-        one.put("run", {"id": "b"})  # whoever only looks takes nothing over
+        one.put("run", {"id": "b"})  # reading does not take ownership
         other.put("run", {"id": "c"})
         with pytest.raises(StoreUnusable, match="another broker has taken over"):
             one.put("run", {"id": "d"})
 
 
-def test_a_server_that_is_away_is_told_of_while_it_is_waited_for():
-    heard: list[str] = []
+def test_the_reason_is_reported_while_a_server_is_away():
+    received: list[str] = []
     with pytest.raises(StoreUnusable, match="cannot be reached"):
-        RedisStore("redis://127.0.0.1:1/0", "run", patience=0.1, waiting=heard.append)
-    assert "Connection refused" in heard[0]
+        RedisStore("redis://127.0.0.1:1/0", "run", patience=0.1, waiting=received.append)
+    assert "Connection refused" in received[0]
