@@ -158,7 +158,7 @@ class SnapshotHooks(CheckpointHooks):
     """Recovery by snapshots of one worker's `stages`, whose state is that of checkpoint `start`.
 
     A snapshot is written every `every` steps and after the last of `steps`; on stage `last` it holds the losses of
-    every `log_every`-th step.
+    every `log_every`-th step. `forgotten(step)` is called when those of steps before `step` are deleted.
     """
 
     def __init__(
@@ -173,6 +173,7 @@ class SnapshotHooks(CheckpointHooks):
         last: int,
         every: int,
         log_every: int,
+        forgotten: Callable[[int], None] = lambda step: None,
     ) -> None:
         self._stages = stages
         self._progress = progress
@@ -183,6 +184,7 @@ class SnapshotHooks(CheckpointHooks):
         self._last = last
         self._every = every
         self._log_every = log_every
+        self._forgotten = forgotten
         self._stop_at: int | None = None
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -205,12 +207,9 @@ class SnapshotHooks(CheckpointHooks):
         """Keeps the complete checkpoint before `complete`: a run that is resumed can begin there if `complete` is
         damaged. Newer snapshots are kept in any case."""
         if complete > self._newest:
-            self.delete_before(self._newest)
+            self._writer.delete_before(self._newest)
+            self._forgotten(self._newest)
             self._newest = complete
-
-    def delete_before(self, step: int) -> None:
-        """Deletes what no run can begin with any more. Returns at once."""
-        self._writer.delete_before(step)
 
     def stop_at(self, step: int) -> None:
         self._stop_at = step
@@ -234,15 +233,15 @@ def open_snapshots(
     assigned: Assigned,
     executor: Executor,
     progress: Progress,
-    hooks: Callable[..., SnapshotHooks] = SnapshotHooks,
+    forgotten: Callable[[int], None] = lambda step: None,
 ) -> SnapshotHooks:
-    """Restores the checkpoint that the worker begins at, and makes its `hooks`.
+    """Restores the checkpoint that the worker begins at, and makes its hooks; `forgotten` as they take it.
 
     Raises `SnapshotDamaged` and `ForeignState`.
     """
     checkpoints = _checkpoints(job.plan, assigned.run)
     restore(executor.stages, progress, checkpoints.load, assigned.step)
-    return hooks(
+    return SnapshotHooks(
         executor.stages,
         progress,
         SnapshotWriter(checkpoints, executor.stages, progress.durable),
@@ -252,6 +251,7 @@ def open_snapshots(
         last=job.program.last,
         every=job.plan.recovery.snapshot_every,
         log_every=job.plan.run.log_every,
+        forgotten=forgotten,
     )
 
 

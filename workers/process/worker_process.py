@@ -8,9 +8,8 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -25,20 +24,14 @@ from stageline.pipeline.errors import ExitCode, ForeignState
 from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.workers.checkpoint.directory import SnapshotFailed
-from stageline.workers.checkpoint.hooks import CheckpointHooks, LocalSnapshots, SnapshotHooks, open_snapshots
+from stageline.workers.checkpoint.hooks import CheckpointHooks, LocalSnapshots, open_snapshots
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
-from stageline.workers.replay.recorder import (
-    RecordingExecutor,
-    RecordingHooks,
-    RecordWriter,
-    record_failure,
-    record_writer,
-)
+from stageline.workers.replay.recorder import RecordWriter, record_failure
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job, prepare
@@ -143,15 +136,16 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
     reported = failures_reported(control, incarnation, explain, replaced=job.plan.recovery.on)
     with closing(_open_queues(job, assigned, control, folder, make_room)) as queues, reported:
         decisions = SkipLog(runs.folder(job.plan, run))
-        executor = job.executor(job.schedule.placement[assigned.index], decisions)
-        recorder = record_writer(job.plan, assigned.index, run, incarnation, start)
-        carry_out = executor.carry_out if recorder is None else RecordingExecutor(executor, recorder).carry_out
+        stages = job.schedule.placement[assigned.index]
+        executor = job.executor(stages, decisions)
+        records_all = job.plan.recovery.record == "all"
+        recorder = RecordWriter(job.plan, run, stages, incarnation, start) if records_all else None
         loop = WorkerLoop(
             job.program,
             assigned.index,
             executor,
             queues,
-            carry_out=carry_out,
+            carry_out=None if recorder is None else recorder.recording(executor.carry_out),
             run=run,
             incarnation=incarnation,
             start=start,
@@ -159,7 +153,7 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
         loop.progress.stages, loop.progress.queues = executor.stages, queues
         here = reachable(queues.endpoint, options.broker)
         control.start(assigned, here, loop, steps=job.steps, ring=queues.ring)
-        with _hooks(job, assigned, executor, loop.progress, recorder) as hooks:
+        with recorder or nullcontext(), _hooks(job, assigned, executor, loop.progress, recorder) as hooks:
             commands = CommandHandler(assigned, control, queues, hooks, loop)
             commands.run(
                 lambda: save_weights(executor.stages, runs.folder(job.plan, run)),
@@ -225,8 +219,9 @@ def _hooks(
     """Restores the checkpoint that the worker begins at."""
     if not job.plan.recovery.on:
         return CheckpointHooks()
-    hooks = SnapshotHooks if recorder is None else partial(RecordingHooks, recorder)
-    return open_snapshots(job, assigned, executor, progress, hooks)
+    if recorder is None:
+        return open_snapshots(job, assigned, executor, progress)
+    return open_snapshots(job, assigned, executor, progress, recorder.delete_before)
 
 
 def _identity(plan: Plan, options: WorkerOptions) -> WorkerIdentity:

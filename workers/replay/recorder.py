@@ -1,7 +1,8 @@
 """Records what a worker's stages take and give, so that a microbatch can be run again alone.
 
-record = "all"    RecordingExecutor  --record(stage, direction, message)-->  RecordWriter's thread  -->  disk
-                  RecordingHooks delete records together with snapshots
+record = "all"    the compute loop  --record(stage, direction, message)-->  RecordWriter's thread  -->  disk
+                  Records are kept for as long as snapshots: since the complete checkpoint before the newest, so that a
+                  run that has just completed a checkpoint, or has finished, can still be replayed.
 record = "bad"    record_failure writes the microbatch that stops the run, with the stage's state. This costs nothing
                   before a microbatch fails: its messages are still retained by their producers, which deliver them
                   again after a rewind.
@@ -9,12 +10,12 @@ record = "bad"    record_failure writes the microbatch that stops the run, with 
 
 import shutil
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from shlex import quote
 from time import monotonic
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import structlog
 from torch import Tensor
@@ -28,7 +29,6 @@ from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.schedule.queues import outbound
 from stageline.pipeline.stage.memory import copied
 from stageline.pipeline.tree import Tree, map_tensors, tensors
-from stageline.workers.checkpoint.hooks import SnapshotHooks
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot, write_snapshot
 from stageline.workers.disk.atomic_file import draft_of, publish, sync, write_json
 from stageline.workers.disk.background_writer import BackgroundWriter
@@ -36,7 +36,7 @@ from stageline.workers.disk.tensor_file import Unsaveable
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor import ComputeFailed, Culprit, Executor
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.loop import PATIENCE
+from stageline.workers.runtime.loop import PATIENCE, CarryOut
 from stageline.workers.runtime.program import Instruction, queue_key
 
 from .records import MESSAGES, REASON, Direction, Reason, RecordDirectory, write_entry
@@ -47,7 +47,7 @@ LONGEST = 5.0  # seconds that the producers have to deliver the messages of a ba
 log = structlog.get_logger()
 
 
-class RecordWriter:
+class RecordWriter(AbstractContextManager["RecordWriter"]):
     """The only writer under `incarnation` of the records of `stages`, from step `start` on, until it is closed.
 
     Writes while the compute loop goes on, to one file for the steps between two snapshots. Tensors that are handed over
@@ -55,9 +55,8 @@ class RecordWriter:
     """
 
     def __init__(self, plan: Plan, run: str, stages: Iterable[int], incarnation: int, start: int) -> None:
-        self.plan = plan
-        self.run = run
-        self.incarnation = incarnation
+        self._run = run
+        self._incarnation = incarnation
         self._records = {stage: RecordDirectory(runs.folder(plan, run), stage) for stage in stages}
         self._start = start
         self._every = plan.recovery.snapshot_every  # a file holds the steps between two snapshots
@@ -65,6 +64,25 @@ class RecordWriter:
         self._writer = BackgroundWriter("recorder", BACKLOG, self._fail)
         for records in self._records.values():
             self._writer.submit(partial(records.describe, run, plan))
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.close(PATIENCE if error is None else 4 * PATIENCE)
+
+    def recording(self, carry_out: CarryOut) -> CarryOut:
+        """`carry_out`, which also records what stages take and give in training."""
+
+        def recorded(instruction: Instruction, received: Sequence[Tree]) -> Tree:
+            if instruction.evaluates:
+                return carry_out(instruction, received)
+            for key, payload in zip(instruction.takes, received, strict=True):
+                before = map_tensors(_copied, payload)  # a layer may write to its input
+                self._record(instruction, Direction.TAKEN, key, before)
+            result = carry_out(instruction, received)
+            if (key_of_result := result_queue(instruction.action)) is not None:
+                self._record(instruction, Direction.GIVEN, key_of_result, result)
+            return result
+
+        return recorded
 
     def record(self, stage: int, direction: Direction, message: Message) -> None:
         """Hands a message over; returns at once unless the disk is far behind."""
@@ -80,10 +98,15 @@ class RecordWriter:
         self._writer.submit(self._close_files)
         self._writer.close(timeout, drop=False)
 
+    def _record(self, instruction: Instruction, direction: Direction, key: QueueKey, payload: Tree) -> None:
+        place = instruction.step, instruction.action.microbatch, key.stage
+        message = Message(self._run, key.flow, *place, self._incarnation, instruction.number, payload)
+        self.record(instruction.action.stage, direction, message)
+
     def _write(self, stage: int, direction: Direction, message: Message) -> None:
         frames = encode(message)
         begin = max(self._start, message.step - message.step % self._every)
-        path = self._records[stage].segment(begin, self.incarnation)
+        path = self._records[stage].segment(begin, self._incarnation)
         if path not in self._files:
             self._files[path] = path.open("wb")
         write_entry(self._files[path], direction, frames if direction is Direction.TAKEN else frames[:1])
@@ -104,57 +127,6 @@ class RecordWriter:
         while self._files:
             with suppress(OSError):  # a full disk was reported when it was written to
                 self._files.popitem()[1].close()
-
-
-def record_writer(plan: Plan, worker: int, run: str, incarnation: int, start: int) -> RecordWriter | None:
-    """The record writer of a worker that begins at step `start`, if the plan records every microbatch."""
-    if plan.recovery.record != "all":
-        return None
-    return RecordWriter(plan, run, plan.workers[worker].stages, incarnation, start)
-
-
-class RecordingExecutor:
-    """Carries out instructions as `executor` does; passes what stages take and give in training to `writer`."""
-
-    def __init__(self, executor: Executor, writer: RecordWriter) -> None:
-        self._executor = executor
-        self._writer = writer
-
-    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        if instruction.evaluates:
-            return self._executor.carry_out(instruction, received)
-        for key, payload in zip(instruction.takes, received, strict=True):
-            before = map_tensors(_copied, payload)  # a layer may write to its input
-            self._record(instruction, Direction.TAKEN, key, before)
-        result = self._executor.carry_out(instruction, received)
-        if (key_of_result := result_queue(instruction.action)) is not None:
-            self._record(instruction, Direction.GIVEN, key_of_result, result)
-        return result
-
-    def _record(self, instruction: Instruction, direction: Direction, key: QueueKey, payload: Tree) -> None:
-        stage, writer = instruction.action.stage, self._writer
-        place = instruction.step, instruction.action.microbatch, key.stage
-        message = Message(writer.run, key.flow, *place, writer.incarnation, instruction.number, payload)
-        writer.record(stage, direction, message)
-
-
-class RecordingHooks(SnapshotHooks):
-    """Keeps records for as long as snapshots: since the complete checkpoint before the newest.
-
-    So a run that has just completed a checkpoint, or has finished, can still be replayed.
-    """
-
-    def __init__(self, records: RecordWriter, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._records = records
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        super().__exit__(kind, error, traceback)
-        self._records.close(PATIENCE if error is None else 4 * PATIENCE)
-
-    def delete_before(self, step: int) -> None:
-        super().delete_before(step)
-        self._records.delete_before(step)
 
 
 def result_queue(action: Action) -> QueueKey | None:
