@@ -1,0 +1,46 @@
+"""A command's questions to a broker."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from stageline.broker.control.open import open_server
+from stageline.broker.control.protocol import Answer, Ask, FromBroker, Heard, Refused, decode_to_broker, encode
+from stageline.workers.control.client import BrokerUnreachable, Client
+from support.control_channels import received
+
+
+@contextmanager
+def broker(*answers: FromBroker) -> Iterator[str]:
+    """The address of a broker that answers one question."""
+    with closing(open_server("tcp://127.0.0.1:0")) as server:
+
+        def serve() -> None:
+            ((sender, frame),) = received(server)
+            assert decode_to_broker(frame or b"") == Ask("status", {"of": "run-1"})
+            server.send((sender, encode(answer)) for answer in answers)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.endpoint
+        thread.join()
+
+
+def test_the_answer_to_the_question_is_found_among_other_messages() -> None:
+    others = (Heard(1), Answer("events/1", {}))
+    with broker(*others, Answer("status/1", {"phase": "running"})) as url, Client(url) as client:
+        assert client.ask("status", of="run-1") == {"schema": "status/1", "phase": "running"}
+
+
+def test_a_refusal_is_raised_with_its_reason() -> None:
+    refused = pytest.raises(ValueError, match="there is no run-1")
+    with broker(Refused("there is no run-1", 2)) as url, Client(url) as client, refused:
+        client.ask("status", of="run-1")
+
+
+def test_a_broker_that_does_not_answer_is_named() -> None:
+    named = pytest.raises(BrokerUnreachable, match=r"no broker (answered at tcp://127\.0\.0\.1:9|can be reached)")
+    with Client("tcp://127.0.0.1:9") as client, named:
+        client.ask("status", timeout=0.1)

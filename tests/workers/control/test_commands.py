@@ -1,0 +1,141 @@
+"""One worker under the broker's commands, over queues in memory, with an executor that computes nothing."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from stageline.broker.control.protocol import Assigned, Finished, Peers, Refused, Stop, Trim
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.memory import MemoryQueues
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.schedule import make_schedule
+from stageline.pipeline.tree import Tree
+from stageline.workers.checkpoint.hooks import CheckpointHooks
+from stageline.workers.control.commands import CommandHandler
+from stageline.workers.control.session import Stopped
+from stageline.workers.runtime.loop import WorkerLoop
+from stageline.workers.runtime.program import Instruction, Program
+
+STEPS = 5
+JOINED = Peers({0: (7, "ipc://0")})
+OVER = Stop("all steps are done", 0)
+
+
+class WiredQueues(MemoryQueues):
+    """Those of a worker whose peers have endpoints."""
+
+    connected: Mapping[QueueKey, str] | None = None
+
+    def connect(self, peers: Mapping[QueueKey, str]) -> None:
+        self.connected = peers
+
+
+class Broker:
+    """In place of a control thread: `commands` for the worker; answers Finished with the end of the run."""
+
+    silence = 0.0
+
+    def __init__(self, *commands: object) -> None:
+        self.commands = deque(commands)
+        self.sent: list[object] = []
+        self.confirmed = 0
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+        self.commands.append(OVER)
+
+    def wait_until_confirmed(self, timeout: float) -> None:
+        self.confirmed += 1
+
+
+class NotedHooks(CheckpointHooks):
+    """What was asked of them."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[int] = []
+        self.stops: list[int] = []
+        self.flushed = 0
+
+    def forget(self, complete: int) -> None:
+        self.forgotten.append(complete)
+
+    def stop_at(self, step: int) -> None:
+        self.stops.append(step)
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+
+class CommandedWorker:
+    """Runs both stages. `at` gives the command that comes while a step is computed."""
+
+    def __init__(self, *commands: object, at: Mapping[int, object] | None = None) -> None:
+        self.broker, self.hooks, self.queues = Broker(*commands), NotedHooks(), WiredQueues("run", 1)
+        self.loss: float | None = None
+        self.steps: list[int] = []
+        self._at = dict(at or {})
+        program = Program(make_schedule("gpipe", ((0, 1),), 1), STEPS)
+        self.loop = WorkerLoop(program, 0, self, self.queues, run="run", incarnation=7)
+
+    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        self.steps.append(instruction.step)
+        if (command := self._at.pop(instruction.step, None)) is not None:
+            self.broker.commands.append(command)
+            self.loop.attention = True
+        return None
+
+    def run(self, workers_timeout: float = 10.0) -> None:
+        handler = CommandHandler(Assigned("run", 0, 7, 0), self.broker, self.queues, self.hooks, self.loop)
+        try:
+            handler.run(dict, workers_timeout=workers_timeout, lease=1.0)
+        finally:
+            self.queues.close()
+
+
+def test_a_worker_runs_when_all_have_joined_and_leaves_when_the_run_is_over() -> None:
+    worker = CommandedWorker(JOINED)
+    worker.run()
+    assert set(worker.steps) == set(range(STEPS))
+    assert worker.broker.sent == [Finished(7, {})]
+    assert worker.queues.connected == {}  # its queues begin and end at itself
+
+
+def test_a_worker_whose_peers_do_not_come_says_where_to_look() -> None:
+    with pytest.raises(Stopped, match="the other workers did not come within 0 s") as stopped:
+        CommandedWorker().run(workers_timeout=0.0)
+    assert stopped.value.code == ExitCode.NO_WORKER
+
+
+def test_a_trim_frees_messages_and_older_snapshots() -> None:
+    worker = CommandedWorker(JOINED, at={3: Trim(2)})
+    worker.run()
+    assert worker.loop.progress.complete == 2
+    assert worker.hooks.forgotten == [2]
+
+
+def test_a_stop_ends_the_loop_before_the_next_action() -> None:
+    worker = CommandedWorker(JOINED, at={1: Stop("enough", 1)})
+    with pytest.raises(Stopped, match="enough") as stopped:
+        worker.run()
+    assert stopped.value.told
+    assert worker.steps.count(1) == 1
+
+
+def test_a_stop_at_the_end_of_a_step_waits_for_that_and_for_its_snapshot() -> None:
+    worker = CommandedWorker(JOINED, at={1: Stop("enough", 75, at_step_end=True, step=3)})
+    with pytest.raises(Stopped, match="enough"):
+        worker.run()
+    assert max(worker.steps) == 2
+    assert (worker.hooks.stops, worker.hooks.flushed, worker.broker.confirmed) == ([3], 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"), [(Refused("another incarnation has this place", 1), True), (Stopped("SIGTERM", 130), False)]
+)
+def test_a_refusal_and_a_signal_end_the_loop_too(command, told: bool) -> None:
+    worker = CommandedWorker(JOINED, at={1: command})
+    with pytest.raises(Stopped) as stopped:
+        worker.run()
+    assert stopped.value.told is told
+    assert max(worker.steps) == 1

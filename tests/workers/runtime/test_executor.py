@@ -1,0 +1,71 @@
+"""Carrying out instructions: inputs, losses, metrics, and what the user's own code raises."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stageline.pipeline.data import Microbatch
+from stageline.pipeline.schedule import make_schedule
+from stageline.pipeline.stage.stage import Stage
+from stageline.workers.runtime.executor import BadMicrobatch, ComputeFailed, Executor, delivered, delivery
+from stageline.workers.runtime.program import Instruction, Program
+from support.shapes import line
+
+
+class Rows:
+    """In place of a feed: microbatches of one row, the second one of a step without rows."""
+
+    def microbatch(self, step: int, microbatch: int) -> Microbatch:
+        rows = 1 - microbatch
+        return Microbatch(torch.ones(rows, 2), torch.full((rows, 1), float(step)), rows, float(rows))
+
+
+def executor(loss=nn.functional.mse_loss, **metrics) -> Executor:
+    layer = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    stage = Stage(nn.Sequential(layer), loss=loss, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))
+    return Executor({0: stage}, Rows(), 0, metrics)
+
+
+def instructions(evaluation: range = range(0)) -> list[Instruction]:
+    return list(Program(make_schedule("gpipe", line(1), 2), 1, evaluation).instructions(0))
+
+
+def test_the_loss_of_a_step_is_the_sum_over_its_microbatches_with_rows() -> None:
+    ran = executor()
+    for instruction in instructions():
+        ran.carry_out(instruction, [])
+    assert ran.loss == 4.0  # (2 - 0)²
+
+
+def test_a_metric_is_a_mean_over_rows() -> None:
+    ran = executor(output=lambda outputs, targets: outputs.mean())
+    assert ran.measured() == {}
+    for instruction in instructions(range(1, 3)):
+        ran.carry_out(instruction, [])
+    assert ran.measured() == {"output": 2.0}
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_update() -> None:
+    ran = executor(loss=lambda outputs, targets: outputs.mean() * float("nan"))
+    *others, update = instructions()
+    for instruction in others:
+        ran.carry_out(instruction, [])
+    with pytest.raises(BadMicrobatch, match="the loss of microbatch 0 of step 0 is nan on stage 0") as stopped:
+        ran.carry_out(update, [])
+    assert str(stopped.value.culprit.action) == "0F0"
+
+
+def test_an_error_of_the_users_code_names_the_stage_the_action_and_the_place() -> None:
+    def broken(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise KeyError("no such thing")
+
+    with pytest.raises(ComputeFailed, match=r"stage 0 failed in 0F0 of step 0, the loss: KeyError: 'no such thing'"):
+        executor(loss=broken).carry_out(instructions()[0], [])
+
+
+def test_a_microbatch_of_a_loader_of_ones_own_travels_as_inputs_and_as_targets() -> None:
+    given = Microbatch("inputs", "targets", 3, 0.5)
+    assert delivered("inputs", delivery(given)) == given
+    with pytest.raises(ComputeFailed, match=r"a target queue carries \(targets, rows, share\)"):
+        delivered("inputs", "targets")

@@ -1,0 +1,46 @@
+"""What a plan comes to once its model and its data are loaded."""
+
+import pytest
+
+from stageline.pipeline.model.load import load_source
+from stageline.pipeline.plan import read_plan
+from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.job import Job, prepare
+from stageline.workers.runtime.skipping import SkipLog, SkippingExecutor
+from support.workspace import Workspace
+
+
+def job(workspace: Workspace, *sets: str) -> Job:
+    return prepare(read_plan(workspace.folder, sets=sets))
+
+
+def test_epochs_are_steps_of_the_data_source(workspace: Workspace) -> None:
+    text = (workspace.folder / "stageline.toml").read_text()
+    workspace.write("stageline.toml", text.replace("steps = 6", "epochs = 2"))
+    assert job(workspace).steps == 2 * load_source(read_plan(workspace.folder)).steps_per_epoch
+
+
+def test_evaluation_follows_training_if_there_are_metrics(workspace: Workspace) -> None:
+    assert job(workspace).evaluation.start == 6
+    assert not job(workspace, "model.metrics=[]").evaluation
+
+
+def test_metrics_are_named_by_their_function_unless_two_share_the_name(workspace: Workspace) -> None:
+    assert list(job(workspace).metrics) == ["accuracy"]
+    both = 'model.metrics=["model.py:accuracy", "metrics.py:accuracy"]'
+    workspace.write("metrics.py", "def accuracy(outputs, targets):\n    return 0.0\n")
+    assert list(job(workspace, both).metrics) == ["model.py:accuracy", "metrics.py:accuracy"]
+
+
+def test_every_queue_has_a_window_of_twice_what_the_schedule_has_under_way(workspace: Workspace) -> None:
+    prepared = job(workspace)
+    for key, window in prepared.windows().items():
+        most = prepared.verdict.queue_bound[str(key)]
+        assert window == max(2 * most + 2, most + 3)
+
+
+@pytest.mark.parametrize(("choice", "kind"), [("halt", Executor), ("skip", SkippingExecutor)])
+def test_bad_microbatches_are_skipped_if_the_plan_says_so(workspace: Workspace, choice: str, kind: type) -> None:
+    made = job(workspace, f"recovery.on_bad_microbatch={choice}").executor([0, 1], SkipLog(workspace.folder))
+    assert type(made) is kind
+    assert sorted(made.stages) == [0, 1]

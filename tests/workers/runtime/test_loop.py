@@ -1,0 +1,90 @@
+"""One worker's loop over queues in memory, with an executor that computes nothing."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from stageline.broker.queues.memory import MemoryQueues
+from stageline.pipeline.schedule import Kind, make_schedule
+from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
+from stageline.workers.runtime.program import Instruction, Program
+from support.shapes import line
+
+STEPS, MICROBATCHES = 3, 2
+
+
+class Echo:
+    """An executor: what it gives names the instruction."""
+
+    def __init__(self) -> None:
+        self.loss: float | None = 0.5
+        self.done: list[str] = []
+
+    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        self.done.append(str(instruction))
+        return None if instruction.action.kind is Kind.UPDATE else str(instruction)
+
+    def measured(self) -> dict[str, float]:
+        return {"accuracy": 1.0}
+
+
+@pytest.fixture
+def queues():
+    queues = MemoryQueues("run", MICROBATCHES)
+    yield queues
+    queues.close()
+
+
+def loops(queues: MemoryQueues, start: int = 0, evaluation: range = range(0)) -> list[WorkerLoop]:
+    program = Program(make_schedule("1f1b", line(2), MICROBATCHES), STEPS, evaluation)
+    return [WorkerLoop(program, each, Echo(), queues, run="run", incarnation=1, start=start) for each in range(2)]
+
+
+def test_two_workers_in_turn_run_their_programs_to_the_end(queues: MemoryQueues) -> None:
+    first, last = loops(queues, evaluation=range(STEPS, STEPS + 1))
+    take_turns([first, last], lambda loop: loop.finished)
+    assert [record.step for record in last.progress.steps] == [0, 1, 2, 3]
+    assert [record.loss for record in last.progress.steps] == [0.5, 0.5, 0.5, None]
+    assert [record.loss for record in first.progress.steps] == [None] * 4
+    assert last.progress.metrics == {"accuracy": 1.0}
+    assert (first.doing, first.step) == ("finished", None)
+
+
+def test_workers_that_wait_for_each_other_are_stuck_and_say_for_what(queues: MemoryQueues) -> None:
+    _, last = loops(queues)
+    with pytest.raises(Stuck, match="1F0 of step 0 waits for message 0 of forward-1"):
+        take_turns([last], lambda loop: loop.finished)
+
+
+def test_a_loop_begins_at_the_step_of_its_checkpoint(queues: MemoryQueues) -> None:
+    first, _ = loops(queues, start=2)
+    assert first.step == 2
+    assert (first.progress.complete, first.progress.finished) == (2, {0: 2})
+
+
+def test_between_two_turns_it_is_attended_to_only_when_that_was_asked_for(queues: MemoryQueues) -> None:
+    program = Program(make_schedule("gpipe", ((0, 1),), MICROBATCHES), STEPS)
+    loop = WorkerLoop(program, 0, Echo(), queues, run="run", incarnation=1)
+    attended: list[int | None] = []
+
+    def on_step(stage: int, step: int, loss: float | None) -> None:
+        if (stage, step) == (1, 1):
+            loop.attention = True  # as another thread, or a signal, would
+
+    loop.run(lambda: attended.append(loop.step), on_step)
+    assert attended == [0, 2]  # before the first turn in any case
+    assert loop.progress.over
+
+
+def test_what_is_carried_out_may_be_more_than_the_executor_does(queues: MemoryQueues) -> None:
+    program, executor, seen = Program(make_schedule("gpipe", ((0, 1),), MICROBATCHES), 1), Echo(), []
+
+    def carry_out(instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        seen.append(list(received))
+        return executor.carry_out(instruction, received)
+
+    loop = WorkerLoop(program, 0, executor, queues, carry_out=carry_out, run="run", incarnation=1)
+    take_turns([loop], lambda loop: loop.finished)
+    assert len(executor.done) == len(seen) == 4 * MICROBATCHES + 2
+    assert ["0F1 of step 0"] in seen

@@ -1,0 +1,48 @@
+"""One worker's state machine: every command, and the events that do not answer it."""
+
+import pytest
+
+from stageline.pipeline.schedule import make_schedule
+from stageline.workers.runtime.machine import Compute, Finish, Machine, OutOfPlace, Take
+from stageline.workers.runtime.program import Program, queue_key
+from support.shapes import line
+
+FORWARD, BACKWARD, TARGET = map(queue_key, ("forward-1", "backward-1", "target-2"))
+
+
+def machine(stages: int = 3, worker: int = 1, *, fed: bool = False) -> Machine:
+    return Machine(Program(make_schedule("gpipe", line(stages), 1), 1, fed=fed).instructions(worker))
+
+
+def test_each_instruction_waits_for_what_it_takes_and_is_then_computed() -> None:
+    walked = machine()
+    taken = []
+    while not isinstance(walked.command, Finish):
+        if isinstance(walked.command, Take):
+            taken.append(f"{walked.command.instruction.name} {walked.command.key}")
+            walked.arrived(walked.command.key, 0, 0)
+        assert isinstance(walked.command, Compute)
+        walked.computed()
+    assert taken == ["1F0 forward-1", "1B0 backward-1"]
+
+
+def test_an_instruction_that_takes_from_two_queues_waits_for_both_in_order() -> None:
+    walked = machine(3, 2, fed=True)
+    assert isinstance(walked.command, Take)
+    assert walked.command.key == queue_key("forward-2")
+    assert isinstance(walked.arrived(queue_key("forward-2"), 0, 0), Take)
+    assert isinstance(walked.arrived(TARGET, 0, 0), Compute)
+
+
+@pytest.mark.parametrize("place", [(BACKWARD, 0, 0), (FORWARD, 1, 0), (FORWARD, 0, 1)])
+def test_a_message_of_another_place_is_refused(place) -> None:
+    with pytest.raises(OutOfPlace, match="but 1F0 of step 0 needs microbatch 0 of step 0 on forward-1"):
+        machine().arrived(*place)
+
+
+def test_an_event_that_does_not_answer_the_command_is_refused() -> None:
+    with pytest.raises(OutOfPlace, match="nothing was to be computed"):
+        machine().computed()
+    first = machine(worker=0)
+    with pytest.raises(OutOfPlace, match="none was asked for"):
+        first.arrived(FORWARD, 0, 0)

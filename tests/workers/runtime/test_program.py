@@ -1,0 +1,58 @@
+"""What a worker does: every instruction with its queues and the number of its messages."""
+
+import pytest
+
+from stageline.pipeline.schedule import make_schedule
+from stageline.workers.runtime.program import Program, producer, queue_key
+from support.shapes import line, looped
+
+
+def written(program: Program, worker: int, start: int = 0) -> list[str]:
+    return [
+        f"{each} #{each.number} {' '.join(map(str, each.takes)) or '-'} -> {each.gives or '-'}"
+        for each in program.instructions(worker, start)
+    ]
+
+
+def test_an_instruction_names_its_queues_and_the_number_of_its_messages() -> None:
+    program = Program(make_schedule("gpipe", line(3), 2), 2)
+    assert written(program, 1, start=1) == [
+        "1F0 of step 1 #2 forward-1 -> forward-2",
+        "1F1 of step 1 #3 forward-1 -> forward-2",
+        "1B0 of step 1 #2 backward-1 -> backward-0",
+        "1B1 of step 1 #3 backward-1 -> backward-0",
+        "1U of step 1 #2 - -> -",
+    ]
+
+
+def test_evaluation_runs_forward_only_after_the_last_step() -> None:
+    program = Program(make_schedule("gpipe", line(2), 1), 1, evaluation=range(1, 3))
+    assert [str(each) for each in program.instructions(1) if each.evaluates] == ["1F0 of step 1", "1F0 of step 2"]
+    assert [program.steps_of(key) for key in program.queues] == [3, 1]
+
+
+def test_a_frozen_stage_sends_no_gradient_and_gets_none() -> None:
+    program = Program(make_schedule("gpipe", line(3), 1, first_trainable=1), 1)
+    assert [str(key) for key in program.queues] == ["forward-1", "forward-2", "backward-1"]
+    assert written(program, 1)[1] == "1B0 of step 0 #0 backward-1 -> -"
+
+
+def test_a_loader_of_ones_own_feeds_the_first_stage_and_the_last_and_takes_what_that_computes() -> None:
+    program = Program(make_schedule("gpipe", line(2), 1), 1, fed=True)
+    assert written(program, 0)[0] == "0F0 of step 0 #0 forward-0 -> forward-1"
+    assert written(program, 1)[0] == "1F0 of step 0 #0 forward-1 target-1 -> forward-2"
+
+
+def test_a_worker_with_several_stages_has_queues_of_its_own() -> None:
+    program = Program(make_schedule("interleaved-1f1b", looped(2, 2), 2), 1)
+    assert program.local(0) == set()
+    assert program.producers(0) == {queue_key("forward-2"): 1, queue_key("backward-0"): 1, queue_key("backward-2"): 1}
+    together = Program(make_schedule("gpipe", ((0, 1),), 2), 1)
+    assert together.local(0) == set(together.queues)
+    assert together.producers(0) == {}
+
+
+@pytest.mark.parametrize(("name", "stage"), [("forward-2", 1), ("backward-2", 3)])
+def test_a_queue_is_filled_by_the_neighbour_of_the_stage_that_takes_from_it(name: str, stage: int) -> None:
+    assert producer(queue_key(name)) == stage
+    assert str(queue_key(name)) == name

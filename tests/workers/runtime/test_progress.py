@@ -1,0 +1,39 @@
+"""What the compute loop leaves behind for the reports."""
+
+from array import array
+
+from stageline.pipeline.schedule import make_schedule
+from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.progress import Progress
+from support.shapes import line
+
+
+def test_a_finished_step_becomes_a_record_with_the_times_of_its_actions() -> None:
+    progress = Progress(last=0)
+    for begin, instruction in enumerate(Program(make_schedule("gpipe", line(1), 1), 1).instructions(0)):
+        progress.computing(instruction, float(begin))
+        progress.done(instruction, begin + 0.5)
+    progress.closed(0, 0, 0.25)
+    (record,) = progress.steps
+    assert list(array("d", record.times)) == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
+    assert (record.loss, progress.newest, progress.finished) == (0.25, (0, 0.25), {0: 1})
+    assert (progress.actions, progress.busy, progress.open[0]) == (3, 1.5, [])
+
+
+def test_a_broker_without_records_receives_how_far_each_stage_is_and_the_losses() -> None:
+    progress = Progress(complete=2, last=1, finished={0: 3, 1: 2})
+    progress.restored({0: 0.5})
+    progress.closed(1, 2, 0.25)
+    assert [(each.stage, each.step, each.loss) for each in progress.records(10)] == [
+        (0, 2, None),
+        (1, 0, 0.5),
+        (1, 2, 0.25),
+    ]
+    memory = progress.memory("run-1", 1)
+    assert (memory.complete, memory.step) == (2, 3)
+
+
+def test_a_snapshot_on_disk_is_reported_and_remembered() -> None:
+    progress = Progress()
+    progress.durable(1, 4)
+    assert list(progress.snapshots) == progress.written == [(1, 4)]
