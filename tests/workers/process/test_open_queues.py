@@ -1,21 +1,15 @@
-"""Where a worker's queues are, as others must be told; and what it tells if it cannot have them there."""
+"""Where a worker's queues are, as other workers can reach them."""
 
-import socket
 from pathlib import Path
 
 import pytest
 
-from stageline.broker.control.protocol import Assigned, Failed, Goodbye
-from stageline.broker.errors import EndpointTaken
-from stageline.pipeline.plan import read_plan
-from stageline.workers.process import worker_process as process
-from stageline.workers.process.open_queues import reachable
-from stageline.workers.runtime.job import prepare
-from support.paths import EXAMPLES
+from stageline.workers.process import open_queues as module
+from stageline.workers.process.open_queues import TooDeep, demand_short_socket_paths, longest_socket_path, reachable
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/q", "tcp://127.0.0.1:7001", "tcp://10.1.2.3:7001", "redis://h:6379"])
-def test_an_endpoint_with_an_address_is_told_as_it_is(endpoint):
+def test_an_endpoint_with_an_address_stays_as_it_is(endpoint):
     assert reachable(endpoint, "tcp://127.0.0.1:5600") == endpoint
 
 
@@ -25,22 +19,9 @@ def test_an_endpoint_on_all_interfaces_is_named_by_the_way_to_the_broker(bound, 
     assert reachable(bound, broker) in ("tcp://127.0.0.1:7001", "tcp://[::1]:7001")
 
 
-class Said(list):
-    """What was said to the broker."""
-
-    send = list.append
-
-
-@pytest.mark.parametrize(("step", "last_word"), [(0, Failed), (20, Goodbye)])
-def test_an_address_in_use_ends_the_run_unless_it_may_be_a_predecessors_that_hangs(
-    step: int, last_word: type, tmp_path: Path
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        job = prepare(read_plan(EXAMPLES / "mlp", sets=[f"queues.url={url}"], environment={}))
-        said = Said()
-        with pytest.raises(EndpointTaken):
-            process._open_queues(job, Assigned("run-1", 0, 7, step), said, tmp_path, lambda reason: None)
-    [word] = said
-    assert isinstance(word, last_word)
-    assert f"its queues cannot be opened: cannot listen at {url}: it is in use" in word.reason
+def test_a_folder_for_temporary_files_that_is_too_deep_for_sockets_is_named(monkeypatch, tmp_path: Path) -> None:
+    demand_short_socket_paths()
+    deep = tmp_path / ("x" * 100)
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(deep))
+    with pytest.raises(TooDeep, match=f"paths of {longest_socket_path()} bytes, 107 are the most. Set TMPDIR"):
+        demand_short_socket_paths()
