@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from stageline.broker.control.open import open_server
-from stageline.broker.control.protocol import Answer, Ask, FromBroker, Heard, Refused, decode_to_broker, encode
+from stageline.broker.control.protocol import Answer, Ask, Confirmed, FromBroker, Refused, decode_to_broker, encode
 from stageline.workers.control.client import BrokerUnreachable, Client
 from support.control_channels import received
 
@@ -29,7 +29,7 @@ def broker(*answers: FromBroker) -> Iterator[str]:
 
 
 def test_the_answer_to_the_question_is_found_among_other_messages() -> None:
-    others = (Heard(1), Answer("events/1", {}))
+    others = (Confirmed(1), Answer("events/1", {}))
     with broker(*others, Answer("status/1", {"phase": "running"})) as url, Client(url) as client:
         assert client.ask("status", of="run-1") == {"schema": "status/1", "phase": "running"}
 

@@ -31,7 +31,7 @@ class WiredQueues(MemoryQueues):
         self.connected = peers
 
 
-class Broker:
+class AnsweringBroker:
     """In place of a control thread: `commands` for the worker; answers Finished with the end of the run."""
 
     silence = 0.0
@@ -71,7 +71,7 @@ class CommandedWorker:
     """Runs both stages. `at` gives the command that comes while a step is computed."""
 
     def __init__(self, *commands: object, at: Mapping[int, object] | None = None) -> None:
-        self.broker, self.hooks, self.queues = Broker(*commands), NotedHooks(), WiredQueues("run", 1)
+        self.broker, self.hooks, self.queues = AnsweringBroker(*commands), NotedHooks(), WiredQueues("run", 1)
         self.loss: float | None = None
         self.steps: list[int] = []
         self._at = dict(at or {})

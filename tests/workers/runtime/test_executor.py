@@ -12,7 +12,7 @@ from stageline.workers.runtime.program import Instruction, Program
 from support.shapes import line
 
 
-class Rows:
+class OneRow:
     """In place of a feed: microbatches of one row, the second one of a step without rows."""
 
     def microbatch(self, step: int, microbatch: int) -> Microbatch:
@@ -24,7 +24,7 @@ def executor(loss=nn.functional.mse_loss, **metrics) -> Executor:
     layer = nn.Linear(2, 1, bias=False)
     nn.init.ones_(layer.weight)
     stage = Stage(nn.Sequential(layer), loss=loss, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))
-    return Executor({0: stage}, Rows(), 0, metrics)
+    return Executor({0: stage}, OneRow(), 0, metrics)
 
 
 def instructions(evaluation: range = range(0)) -> list[Instruction]:
