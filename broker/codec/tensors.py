@@ -100,9 +100,8 @@ def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
     The frame of a dense CPU tensor is a view of its memory and keeps that alive. Raises `Unsendable` for a tensor that
     does not consist of numbers in strided memory, or of an unknown dtype.
     """
-    if not (type(tensor) in _TENSOR_TYPES and tensor.layout is torch.strided and tensor.dtype in CODES):
-        raise Unsendable(_complaint(tensor))
-    if tensor.is_nested or tensor.is_meta:
+    can_travel = type(tensor) in _TENSOR_TYPES and tensor.layout is torch.strided and tensor.dtype in CODES
+    if not can_travel or tensor.is_nested or tensor.is_meta:
         raise Unsendable(_complaint(tensor))
     plain = tensor.detach() if tensor.requires_grad else tensor
     shape, strides = tuple(tensor.shape), tensor.stride()

@@ -1,4 +1,4 @@
-"""Binds a socket, or says who is in the way; and leaves the path free."""
+"""Binds a socket, or names the process that holds its address; removes the file of an ipc socket in the end."""
 
 import errno
 import os
@@ -26,7 +26,8 @@ _REASONS = {
 
 
 def bind(socket: zmq.Socket[Any], url: str) -> str:
-    """Binds `socket` to `url` and returns the endpoint to connect to. Raises `EndpointTaken`, naming who has it."""
+    """Binds `socket` to `url` and returns the endpoint to connect to. Raises `EndpointTaken`, naming the process
+    that holds it, where the system shows it."""
     if url.startswith("ipc://"):
         _refuse_served_path(url)  # ZeroMQ would silently take the path away from the process that serves it
     try:
@@ -67,15 +68,10 @@ def _refuse_served_path(url: str) -> None:
             probe.connect(path)
         except OSError:  # nothing there, or left behind by a dead process
             return
-        pid = _peer(probe)
+        pid = None
+        if hasattr(sockets, "SO_PEERCRED"):  # on Linux
+            pid = int.from_bytes(probe.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 4), sys.byteorder)
     raise EndpointTaken(f"cannot listen at {url}: it is in use{_by(pid)}; stop that process, or use another path")
-
-
-def _peer(probe: sockets.socket) -> int | None:
-    """The process at the other end, where the system tells."""
-    if not hasattr(sockets, "SO_PEERCRED"):
-        return None
-    return int.from_bytes(probe.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 4), sys.byteorder)
 
 
 def _by(pid: int | None) -> str:

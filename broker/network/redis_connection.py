@@ -98,7 +98,10 @@ class RedisLink:
     def send(self, packed: Sequence[bytes | memoryview]) -> None:
         """Sends what `pack` made of some units; `receive` waits for the answers. Raises as `exchange` does."""
         if not self.is_fit:
-            self._begin()
+            self._send(pack([INQUIRY]))
+            (answers,) = self._receive([INQUIRY])
+            self.check(answers)
+            self.is_fit = True
         self._send(packed)
 
     def receive(self, units: Sequence[Unit]) -> list[list[Any]]:
@@ -119,12 +122,6 @@ class RedisLink:
     def close(self) -> None:
         self.is_fit = False
         self._connection.disconnect()
-
-    def _begin(self) -> None:
-        self._send(pack([INQUIRY]))
-        (answers,) = self._receive([INQUIRY])
-        self.check(answers)
-        self.is_fit = True
 
     def _send(self, packed: Sequence[bytes | memoryview]) -> None:
         with self._explained():

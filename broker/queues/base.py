@@ -86,14 +86,17 @@ class Inbound(Protocol):
 class Queues(Protocol):
     """All queue ends of one worker."""
 
-    def outbound(self, key: QueueKey) -> Outbound: ...
+    def outbound(self, key: QueueKey) -> Outbound:
+        """The producer's end of a queue, made when it is first asked for."""
 
-    def inbound(self, key: QueueKey) -> Inbound: ...
+    def inbound(self, key: QueueKey) -> Inbound:
+        """The consumer's end of a queue, made when it is first asked for."""
 
     def pump(self, timeout: float) -> None:
         """Serves the requests of the other ends (credit, resends), waiting up to `timeout` seconds for one."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends are of no use afterwards: `QueueClosed`. Closing twice is closing once."""
 
 
 class WorkerQueues(Queues, Protocol):

@@ -58,10 +58,12 @@ class QueueEnds(ABC):
         """Serves the other queues for so long: a `put` waits for room."""
 
     @abstractmethod
-    def _new_outbound(self, log: Log) -> Outbound: ...
+    def _new_outbound(self, log: Log) -> Outbound:
+        """The producer's end of the queue of `log`."""
 
     @abstractmethod
-    def _new_inbound(self, key: QueueKey, window: int) -> Inbound: ...
+    def _new_inbound(self, key: QueueKey, window: int) -> Inbound:
+        """The consumer's end, for a producer that may be `window` messages ahead of what is taken."""
 
     def outbound(self, key: QueueKey) -> Outbound:
         if key not in self._outbounds:

@@ -60,8 +60,6 @@ class StreamEntry:
 class Keys:
     """The keys of queue `key` of `run`."""
 
-    __slots__ = ("entries", "kept", "taken")
-
     def __init__(self, run: str, key: QueueKey) -> None:
         name = f"{prefix(run)}{key}"
         self.entries = name.encode()
@@ -79,9 +77,13 @@ def layout(run: str, microbatches: int) -> tuple[bytes, bytes]:
     return f"{prefix(run)}layout".encode(), b"%d %d" % (LAYOUT, microbatches)
 
 
-def additions(key: bytes, number: int, frames: Sequence[Frame], milliseconds: int) -> list[Command]:
-    """The commands that add message `number` to a stream that exists; to one that does not, they add nothing."""
+def additions(
+    key: bytes, number: int, frames: Sequence[Frame], milliseconds: int, *, create: bool = False
+) -> list[Command]:
+    """The commands that add message `number` to a stream. To one that does not exist, they add nothing, unless they
+    may `create` it."""
     commands = []
+    existing = () if create else (b"NOMKSTREAM",)
     parts = _parts(frames[1:])
     for place, pieces in enumerate(parts, start=1):
         fields: list[bytes | memoryview] = [b"t", b"%d" % milliseconds]
@@ -89,13 +91,8 @@ def additions(key: bytes, number: int, frames: Sequence[Frame], milliseconds: in
             fields += [b"d", piece]
         if place == len(parts):
             fields += [b"h", frames[0]]
-        commands.append((b"XADD", key, b"NOMKSTREAM", bytes(EntryId(number, place)), *fields))
+        commands.append((b"XADD", key, *existing, bytes(EntryId(number, place)), *fields))
     return commands
-
-
-def creating(command: Command) -> Command:
-    """The same addition, which creates the stream if it does not exist."""
-    return command[:2] + command[3:]
 
 
 def last_entry(key: bytes, number: int | None = None) -> Command:

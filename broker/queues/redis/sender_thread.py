@@ -243,15 +243,12 @@ class SenderThread(RedisThread):
                 "less: a smaller recovery.snapshot_every"
             ) from error
         with self._ends.changed:
-            self._lose_connection()
+            self._checked_at = float("-inf")
+            for writer in self._ends.writers:
+                writer.lose_connection()
+            for reader in self._ends.readers:
+                reader.receiver.must_report = True
             super()._back_off(error)
-
-    def _lose_connection(self) -> None:
-        self._checked_at = float("-inf")
-        for writer in self._ends.writers:
-            writer.lose_connection()
-        for reader in self._ends.readers:
-            reader.receiver.must_report = True
 
     def _receive_layout(self, answers: list[Any]) -> None:
         _, found = sound(answers)

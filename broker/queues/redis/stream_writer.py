@@ -19,7 +19,7 @@ from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.network.redis_connection import Command, Exchange, sound
 from stageline.broker.queues.delivery import Credit, Retention, Sender
 
-from .entries import Announcer, Keys, additions, creating, last_entry, read_entry, read_id
+from .entries import Announcer, Keys, additions, last_entry, read_entry, read_id
 
 BATCH_BYTES = 4 * 2**20  # of the messages in one transaction; at least one message
 BATCH_MESSAGES = 64  # in one transaction
@@ -118,15 +118,12 @@ class StreamWriter:
         self._check_length(length, removed)
 
     def _add(self, milliseconds: int) -> Exchange:
-        key = self.keys.entries
         numbers, batch = self._batch()
         commands = [
             command
             for number, frames in zip(numbers, batch, strict=True)
-            for command in additions(key, number, frames, milliseconds)
+            for command in additions(self.keys.entries, number, frames, milliseconds, create=not self._exists)
         ]
-        if not self._exists:
-            commands[0] = creating(commands[0])
         return Exchange(commands, partial(self._added, numbers))
 
     def _added(self, numbers: range, ids: list[Any]) -> None:

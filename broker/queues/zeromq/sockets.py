@@ -20,7 +20,7 @@ from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import TOO_OFTEN, Receiver, Sender
 from stageline.pipeline.numbering import message_number
 
-from .connection import Context, Handshake, Socket, open_socket
+from .connection import Context, Handshake, open_socket
 from .requests import CreditRequest, Requester, RetentionReply, pack, reply_to, unpack
 
 # Bytes of a frame from which on its memory is handed over and not copied. To give memory back, pyzmq wakes a thread of
@@ -142,7 +142,7 @@ class Dealer:
         self._unanswered = 0.0  # since when a request has had, or could have, no answer; 0: all are answered
         self._patience = UNANSWERED
         self._next_check = 0.0
-        self.socket = self._connect()
+        self._connect()
 
     def add(self, requester: Requester) -> None:
         self.requesters[requester.receiver.key] = requester
@@ -223,11 +223,10 @@ class Dealer:
         if request.ask or self._blocked:
             self._unanswered = self._unanswered or now
 
-    def _connect(self) -> Socket:
-        socket = open_socket(self._context, zmq.DEALER, self._hwm)
-        self._handshake = Handshake(self._context, socket)
-        socket.connect(self.endpoint)
-        return socket
+    def _connect(self) -> None:
+        self.socket = open_socket(self._context, zmq.DEALER, self._hwm)
+        self._handshake = Handshake(self._context, self.socket)
+        self.socket.connect(self.endpoint)
 
     def _check_connection(self, now: float) -> None:
         """Replaces the connection if it seems to be of no use any more."""
@@ -236,15 +235,14 @@ class Dealer:
                 return
             self._patience = min(2 * self._patience, LONGEST_UNANSWERED)
         self.close()
-        self.socket = self._connect()
+        self._connect()
         self._unanswered = 0.0
         for requester in self.requesters.values():
             requester.introduce()
 
     def _receive_message(self, frames: list[memoryview], now: float) -> None:
         header = read_header(frames[0])
-        if header.run != self._run:
-            check_run(header, self._run)
+        check_run(header, self._run)
         requester = self.requesters.get((header.flow, header.stage))
         if requester is None:  # of a queue that has moved to another connection
             return

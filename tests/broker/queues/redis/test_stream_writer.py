@@ -45,13 +45,10 @@ class StreamServer:
             case [b"XADD", key, b"MINID", b"=", _, entry_id, *fields]:
                 self.streams[key] = [(entry_id, fields)]
                 return entry_id
-            case [b"XADD", key, b"NOMKSTREAM", entry_id, *fields] if key in self.streams:
-                stream.append((entry_id, fields))
-                return entry_id
-            case [b"XADD", _, b"NOMKSTREAM", *_]:
+            case [b"XADD", key, b"NOMKSTREAM", *_] if key not in self.streams:
                 return None
-            case [b"XADD", key, entry_id, *fields]:
-                self.streams[key] = [(entry_id, fields)]
+            case [b"XADD", key, b"NOMKSTREAM", entry_id, *fields] | [b"XADD", key, entry_id, *fields]:
+                self.streams.setdefault(key, []).append((entry_id, fields))
                 return entry_id
         raise AssertionError(command)
 
