@@ -47,7 +47,7 @@ class QueuePair:
         return isinstance(self.producer, RedisQueues)
 
     def message(self, number: int, payload: Tree = None, **others: Any) -> Message:
-        """Message `number` of the queue; its payload says its number unless another is given."""
+        """Message `number` of the queue; its payload is its number unless another is given."""
         step, microbatch = message_place(number, self.microbatches)
         content = torch.full((3,), float(number)) if payload is None else payload
         fields = {"run": RUN, "flow": KEY.flow, "stage": KEY.stage, "incarnation": 1, "sequence": number}
@@ -65,7 +65,7 @@ class QueuePair:
         return [self.take().sequence for _ in range(count)]
 
     def settle(self) -> None:
-        """Lets both ends say what they have to say to each other."""
+        """Lets both ends exchange what they have to report."""
         for _ in range(3):
             self.consumer.pump(0.01)
             self.producer.pump(0.01)

@@ -27,7 +27,7 @@ from stageline.pipeline.tree import Tree
 from support.paths import DOCS
 from support.payloads import bits, message, through, trees
 
-# torch says so whenever a complex32 tensor is made; it only has to travel here.
+# torch warns whenever a complex32 tensor is made; it only has to travel here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 DOCUMENT = (DOCS / "messages.md").read_text()

@@ -12,7 +12,7 @@ from stageline.broker.codec.message import Frame, Limits, decode, encode
 from stageline.broker.errors import BadMessage
 from support.payloads import bits, message, trees
 
-# torch says so whenever a complex32 tensor is made; it only has to travel here.
+# torch warns whenever a complex32 tensor is made; it only has to travel here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 SAMPLE = message(

@@ -26,7 +26,7 @@ from stageline.broker.errors import BadMessage
 from stageline.pipeline.tree import Tree
 from support.payloads import bits, message, noise, raw, tensors
 
-# torch says so whenever a complex32 tensor is made; it only has to travel here.
+# torch warns whenever a complex32 tensor is made; it only has to travel here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 FRAMES = [bytes(frame) for frame in encode(message(torch.zeros(2, 3)))]
@@ -170,7 +170,7 @@ def test_what_is_no_message_of_ours_is_told_from_damage():
 
 def test_a_message_of_another_wire_version_is_refused_with_both_versions_and_the_way_out():
     with pytest.raises(BadMessage, match=r"wire version 2, this side has 1; install the same version"):
-        read_header(sealed(b"what version 2 may say", version=2))
+        read_header(sealed(b"what version 2 may contain", version=2))
 
 
 def test_a_message_of_another_run_is_refused_with_both_runs():

@@ -21,7 +21,7 @@ from stageline.broker.errors import Unsendable
 from support.paths import DOCS
 from support.payloads import bits, message, noise, raw, tensor_through, tensors
 
-# torch says so whenever a complex32 tensor is made; it only has to travel here.
+# torch warns whenever a complex32 tensor is made; it only has to travel here.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 DOCUMENT = (DOCS / "messages.md").read_text()

@@ -1,4 +1,4 @@
-"""What every queue promises, whatever carries it. broker/queue.py has the promise in words."""
+"""What every queue promises, whatever carries it. broker/queues/base.py has the promise in words."""
 
 import gc
 import weakref
@@ -212,7 +212,7 @@ def test_the_depth_counts_what_waits_what_is_under_way_and_what_is_kept(make: Ma
     assert 0 < depth.oldest < 100
 
 
-def test_a_write_by_the_receiver_reaches_nobody_else(line: QueuePair) -> None:
+def test_a_write_by_the_receiver_changes_no_other_copy(line: QueuePair) -> None:
     line.put(0)
     line.take().payload.fill_(-1)
     line.inbound.rewind(0)

@@ -14,10 +14,9 @@ from stageline.broker.errors import Overwritten, QueueFull
 from stageline.broker.queues import spill as spill_module
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import Log, RetentionBudget
-from stageline.broker.queues.spill import Spill
 
 KEY = QueueKey(Flow.TARGET, 3)
-MakeShelf = Callable[[int], RetentionBudget]
+MakeBudget = Callable[[int], RetentionBudget]
 SIZE = 400  # bytes of a test message's tensor; its header has a few dozen more
 
 
@@ -27,21 +26,21 @@ def message(number: int, payload: torch.Tensor | None = None) -> Message:
 
 
 @pytest.fixture
-def shelf_of(tmp_path: Path) -> Iterator[MakeShelf]:
-    """Makes shelves with so much memory and plenty of disk."""
-    shelves: list[RetentionBudget] = []
+def budget_of(tmp_path: Path) -> Iterator[MakeBudget]:
+    """Makes budgets with so much memory and plenty of disk."""
+    budgets: list[RetentionBudget] = []
 
     def make(memory: int) -> RetentionBudget:
-        shelves.append(RetentionBudget(memory, disk=1000 * SIZE, folder=str(tmp_path)))
-        return shelves[-1]
+        budgets.append(RetentionBudget(memory, disk=1000 * SIZE, folder=str(tmp_path)))
+        return budgets[-1]
 
     yield make
-    for shelf in shelves:
-        shelf.spill.close()
+    for budget in budgets:
+        budget.spill.close()
 
 
-def log_on(shelf: RetentionBudget, count: int = 0, key: QueueKey = KEY) -> Log:
-    log = Log("run", key, 2, shelf)
+def log_on(budget: RetentionBudget, count: int = 0, key: QueueKey = KEY) -> Log:
+    log = Log("run", key, 2, budget)
     for number in range(count):
         log.put(message(number), now=float(number))
     return log
@@ -51,18 +50,18 @@ def contents(log: Log) -> list[float]:
     return [decode(log.frames(number)).payload[0].item() for number in range(log.first, log.end)]
 
 
-def test_memory_is_used_up_to_its_limit_and_then_the_disk(shelf_of: MakeShelf) -> None:
-    shelf = shelf_of(5 * SIZE)
-    log = log_on(shelf, 40)
-    assert 4 * SIZE <= shelf.used <= 5 * SIZE
-    assert shelf.used + shelf.spill.bytes == log.bytes
+def test_memory_is_used_up_to_its_limit_and_then_the_disk(budget_of: MakeBudget) -> None:
+    budget = budget_of(5 * SIZE)
+    log = log_on(budget, 40)
+    assert 4 * SIZE <= budget.used <= 5 * SIZE
+    assert budget.used + budget.spill.bytes == log.bytes
     assert contents(log) == list(range(40))
 
 
-def test_the_oldest_go_to_the_disk_first(shelf_of: MakeShelf) -> None:
-    shelf = shelf_of(5 * SIZE)
+def test_the_oldest_go_to_the_disk_first(budget_of: MakeBudget) -> None:
+    budget = budget_of(5 * SIZE)
     tensors = [torch.full((SIZE // 4,), float(number)) for number in range(10)]
-    log = log_on(shelf)
+    log = log_on(budget)
     for number, tensor in enumerate(tensors):
         log.put(message(number, tensor), now=0.0)
     tensors[0].zero_()  # its bytes are safe
@@ -72,8 +71,8 @@ def test_the_oldest_go_to_the_disk_first(shelf_of: MakeShelf) -> None:
         contents(log)
 
 
-def test_a_tensor_written_to_is_found_before_it_goes_to_the_disk(shelf_of: MakeShelf) -> None:
-    log = log_on(shelf_of(3 * SIZE))
+def test_a_tensor_written_to_is_found_before_it_goes_to_the_disk(budget_of: MakeBudget) -> None:
+    log = log_on(budget_of(3 * SIZE))
     tensor = torch.zeros(SIZE // 4)
     log.put(message(0, tensor), now=0.0)
     tensor.add_(1)
@@ -82,57 +81,57 @@ def test_a_tensor_written_to_is_found_before_it_goes_to_the_disk(shelf_of: MakeS
         log.put(message(2), now=0.0)
 
 
-def test_a_message_larger_than_memory_goes_straight_to_the_disk(shelf_of: MakeShelf) -> None:
-    shelf = shelf_of(SIZE // 2)
-    log = log_on(shelf, 3)
-    assert shelf.used == 0
+def test_a_message_larger_than_memory_goes_straight_to_the_disk(budget_of: MakeBudget) -> None:
+    budget = budget_of(SIZE // 2)
+    log = log_on(budget, 3)
+    assert budget.used == 0
     assert contents(log) == [0, 1, 2]
 
 
-def test_logs_share_one_shelf(shelf_of: MakeShelf) -> None:
-    shelf = shelf_of(6 * SIZE)
-    first, second = log_on(shelf, 4), log_on(shelf, 8)
-    assert shelf.used <= 6 * SIZE
+def test_logs_share_one_budget(budget_of: MakeBudget) -> None:
+    budget = budget_of(6 * SIZE)
+    first, second = log_on(budget, 4), log_on(budget, 8)
+    assert budget.used <= 6 * SIZE
     first.trim(2)
     assert contents(second) == list(range(8))
     second.trim(4)
-    assert (shelf.used, shelf.spill.bytes) == (0, 0)
+    assert (budget.used, budget.spill.bytes) == (0, 0)
 
 
-def test_trimming_gives_disk_space_back_file_by_file(shelf_of: MakeShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trimming_gives_disk_space_back_file_by_file(budget_of: MakeBudget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill_module, "FILES", 250)  # of 4 messages each
     none = len(os.listdir("/proc/self/fd"))
-    shelf = shelf_of(SIZE)
-    log, files = log_on(shelf, 40), []
+    budget = budget_of(SIZE)
+    log, files = log_on(budget, 40), []
     for step in range(21):
         log.trim(step)
         files.append(len(os.listdir("/proc/self/fd")) - none)
     assert files == sorted(files, reverse=True)
     assert files[0] >= 10
     assert files[10] <= 6
-    assert (files[-1], shelf.spill.bytes) == (0, 0)
+    assert (files[-1], budget.spill.bytes) == (0, 0)
 
 
 def test_what_is_trimmed_takes_no_room_from_what_is_put_though_its_file_is_still_needed(tmp_path: Path) -> None:
     # It did: a run whose messages lie on the disk in every step waited in vain, since no file was ever all trimmed.
-    shelf = RetentionBudget(3 * SIZE, disk=12 * SIZE, folder=str(tmp_path))
-    log = log_on(shelf)
+    budget = RetentionBudget(3 * SIZE, disk=12 * SIZE, folder=str(tmp_path))
+    log = log_on(budget)
     for number in range(200):
         log.put(message(number), now=0.0)
         log.trim(number // 2 - 3)
-    assert shelf.spill.bytes <= 6 * (SIZE + 100)
-    shelf.spill.close()
+    assert budget.spill.bytes <= 6 * (SIZE + 100)
+    budget.spill.close()
 
 
-def test_a_log_goes_on_after_all_of_it_was_trimmed(shelf_of: MakeShelf) -> None:
-    log = log_on(shelf_of(3 * SIZE), 20)
+def test_a_log_goes_on_after_all_of_it_was_trimmed(budget_of: MakeBudget) -> None:
+    log = log_on(budget_of(3 * SIZE), 20)
     log.trim(10)
     for number in range(20, 40):
         log.put(message(number), now=0.0)
     assert contents(log) == list(range(20, 40))
 
 
-def test_whoever_finds_no_room_is_asked_whether_to_wait() -> None:
+def test_a_put_without_room_asks_whether_to_wait() -> None:
     asked: list[tuple[str, float]] = []
 
     def wait(reason: str, since: float) -> bool:
@@ -148,9 +147,9 @@ def test_whoever_finds_no_room_is_asked_whether_to_wait() -> None:
     assert "target-3 retains 2 messages, " in asked[0][0]
 
 
-def test_a_full_disk_is_an_error_that_names_it(shelf_of: MakeShelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = shelf_of(3 * SIZE)
-    log = log_on(shelf, 2)
+def test_a_full_disk_is_an_error_that_names_it(budget_of: MakeBudget, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = budget_of(3 * SIZE)
+    log = log_on(budget, 2)
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -159,26 +158,9 @@ def test_a_full_disk_is_an_error_that_names_it(shelf_of: MakeShelf, monkeypatch:
         patch.setattr(os, "pwrite", full)
         with pytest.raises(QueueFull, match="the disk takes no more: No space left on device"):
             log.put(message(2), now=0.0)
-    assert (len(log), shelf.spill.bytes) == (2, 0)
+    assert (len(log), budget.spill.bytes) == (2, 0)
     log.put(message(2), now=0.0)
     assert contents(log) == [0, 1, 2]
-
-
-def test_nothing_is_written_beyond_the_disk_limit(tmp_path: Path) -> None:
-    spill = Spill(100, str(tmp_path))
-    slot = spill.write([b"x" * 60, b"y" * 30])
-    with pytest.raises(QueueFull, match="90 of 100 bytes on the disk are used"):
-        spill.write([b"z" * 11])
-    assert [bytes(frame) for frame in spill.read(slot)] == [b"x" * 60, b"y" * 30]
-    spill.forget(slot)
-    assert spill.bytes == 0
-
-
-def test_spilled_files_have_no_name(tmp_path: Path) -> None:
-    spill = Spill(100, str(tmp_path))
-    slot = spill.write([b"secret"])
-    assert list(tmp_path.iterdir()) == []
-    spill.forget(slot)
 
 
 def test_the_age_is_that_of_the_oldest_kept() -> None:
@@ -191,11 +173,11 @@ def test_the_age_is_that_of_the_oldest_kept() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_happens_all_that_is_kept_can_be_read(shelf_of: MakeShelf, seed: int) -> None:
-    """Two logs on one shelf against lists: puts of all sizes, repeated puts, trims and reads in any order."""
+def test_whatever_happens_all_that_is_kept_can_be_read(budget_of: MakeBudget, seed: int) -> None:
+    """Two logs on one budget against lists: puts of all sizes, repeated puts, trims and reads in any order."""
     dice = random.Random(seed)
-    shelf = shelf_of(dice.choice([0, 3, 10, 50]) * SIZE)
-    logs = [log_on(shelf), log_on(shelf)]
+    budget = budget_of(dice.choice([0, 3, 10, 50]) * SIZE)
+    logs = [log_on(budget), log_on(budget)]
     firsts, ends = [0, 0], [0, 0]
     for _ in range(120):
         which = dice.randrange(2)
@@ -214,10 +196,10 @@ def test_whatever_happens_all_that_is_kept_can_be_read(shelf_of: MakeShelf, seed
                 ends[which] += 1
         assert (log.first, log.end) == (firsts[which], ends[which])
         assert contents(log) == list(range(firsts[which], ends[which]))
-        assert shelf.used <= shelf.memory
+        assert budget.used <= budget.memory
     for log in logs:
         log.trim(1000)
-    assert (shelf.used, shelf.spill.bytes) == (0, 0)
+    assert (budget.used, budget.spill.bytes) == (0, 0)
 
 
 def sized(number: int) -> torch.Tensor:

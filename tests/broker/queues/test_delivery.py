@@ -60,14 +60,14 @@ def test_both_ends_may_be_replaced_again_and_again(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_zombie_changes_nothing(seed: int) -> None:
+def test_a_stale_worker_changes_nothing(seed: int) -> None:
     world = WireWorld(seed)
     world.start_consumer(incarnation=7, step=0)
 
     def haunt() -> bool:
-        zombie = CreditRequest(RUN, KEY.flow, KEY.stage, 2, world.dice.randrange(100), 0, 10**6, resend=True, ask=False)
+        stale = CreditRequest(RUN, KEY.flow, KEY.stage, 2, world.dice.randrange(100), 0, 10**6, resend=True, ask=False)
         if world.dice.random() < 0.1:
-            world.request(zombie)
+            world.request(stale)
         return len(world.delivered) == world.end
 
     world.run(until=haunt)
@@ -109,12 +109,12 @@ def test_a_producer_that_computes_other_bits_after_its_replacement_is_found(seed
         world.run()
 
 
-def test_a_zombie_that_asks_learns_that_it_is_one() -> None:
+def test_a_stale_consumer_that_requests_is_fenced() -> None:
     world = WireWorld(5, Faults())
-    zombie = world.receiver, world.requester
+    stale = world.receiver, world.requester
     world.start_consumer(incarnation=9, step=0)
     world.run(until=lambda: len(world.delivered) == 3)
-    world.receiver, world.requester = zombie
+    world.receiver, world.requester = stale
     world.requester.introduce()
     with pytest.raises(Fenced, match="incarnation 9 now; this worker is incarnation 2"):
         world.run()

@@ -1,0 +1,65 @@
+"""Queues of two workers over a Redis server, and what tests do with them."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import torch
+
+from stageline.broker.codec.message import Flow
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.redis.queues import RedisQueues
+from support.paths import importing_tests
+from support.queue_pair import KEY, RUN, QueuePair, wait_for
+
+BACK = QueueKey(Flow.BACKWARD, 0)
+STREAM = "stageline:{line-run}:forward-1"
+
+
+def worker(stack: ExitStack, incarnation: int, url: str, since: int = 0, **changed: Any) -> RedisQueues:
+    terms = QueueOptions(**{"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 20.0, **changed})
+    return stack.enter_context(closing(RedisQueues(RUN, incarnation, url, terms, since=since)))
+
+
+def use(queues: RedisQueues) -> None:
+    """Until what is wrong with the server is raised."""
+    wait_for(lambda: queues.pump(0.01))
+
+
+def line_at(stack: ExitStack, url: str, **terms: Any) -> QueuePair:
+    return QueuePair(worker(stack, 1, url, **terms), worker(stack, 2, url, **terms), 4)
+
+
+@contextmanager
+def producer_process(url: str, incarnation: int, step: int, end: int) -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "support.redis_producer", url, *map(str, (incarnation, step, end))],
+        env=importing_tests(),
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def payloads(count: int, elements: int = 50) -> list[torch.Tensor]:
+    return [torch.randn(elements) for _ in range(count)]
+
+
+def put_all(line: QueuePair, tensors: list[torch.Tensor], first: int = 0) -> None:
+    for number, tensor in enumerate(tensors, start=first):
+        line.outbound.put(line.message(number, tensor))
+
+
+def take_all(line: QueuePair, tensors: list[torch.Tensor]) -> None:
+    """Takes a message for each of them, in order, and checks that it is the one."""
+    for tensor in tensors:
+        assert torch.equal(line.take().payload, tensor)
+
+
+def acl(client: Any, *rules: str) -> None:
+    """Makes `client`'s server know a user with these rights."""
+    client.execute_command("ACL", "SETUSER", "trainer", "reset", "on", ">secret", *rules)

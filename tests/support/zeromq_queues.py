@@ -1,0 +1,48 @@
+"""Queues of two workers over real sockets, with or without a faulty network between them."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+from stageline.broker.codec.message import Flow
+from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from support.paths import importing_tests
+from support.proxy import Proxy
+from support.queue_pair import KEY, RUN, QueuePair
+
+LOOPBACK = "tcp://127.0.0.1:0"
+BACK = QueueKey(Flow.BACKWARD, 0)
+
+
+def worker(stack: ExitStack, incarnation: int, url: str = LOOPBACK, **changed: Any) -> ZeroMQQueues:
+    terms = QueueOptions(**{"microbatches": 4, "windows": {KEY: 8, BACK: 8}, "patience": 0.0, **changed})
+    return stack.enter_context(closing(ZeroMQQueues(RUN, incarnation, url, terms)))
+
+
+def line_of(producer: ZeroMQQueues, consumer: ZeroMQQueues) -> QueuePair:
+    consumer.connect({KEY: producer.endpoint})
+    return QueuePair(producer, consumer, 4)
+
+
+@contextmanager
+def producer_process(url: str, incarnation: int, step: int, end: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "support.producer_process", url, *map(str, (incarnation, step, end))]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=importing_tests()
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.kill()
+
+
+def proxied(stack: ExitStack) -> tuple[QueuePair, Proxy, Callable[[], None]]:
+    """A line, a proxy on its way, and what connects its consumer to that."""
+    producer, consumer = worker(stack, 1), worker(stack, 2)
+    proxy = stack.enter_context(Proxy(producer.endpoint))
+    return QueuePair(producer, consumer, 4), proxy, lambda: consumer.connect({KEY: proxy.endpoint})
