@@ -45,22 +45,22 @@ class Coordinator:
     """
 
     def __init__(self, config: RunConfig, store: Store, run: str, now: float) -> None:
-        self.records = RunRecords(run, config, store)
-        self._restart = Restart(self.records)
-        self._registration = Registration(self.records, self._restart)
-        self._supervision = Supervision(self.records)
-        self._shutdown = Shutdown(self.records)
+        self.run = RunRecords(run, config, store)
+        self._restart = Restart(self.run)
+        self._registration = Registration(self.run, self._restart)
+        self._supervision = Supervision(self.run)
+        self._shutdown = Shutdown(self.run)
         self._trimmed, self._trimmed_at = 0, now
         self._ticked = now
         self._restore(now)
 
     @property
     def stop_requested(self) -> bool:
-        return self._shutdown.request is not None or self.records.lifecycle.state is RunState.DISMISSED
+        return self._shutdown.request is not None or self.run.lifecycle.state is RunState.DISMISSED
 
     def handle(self, sender: bytes, message: ToBroker, now: float) -> list[Outgoing]:
         """Decides on a message; returns the messages to send, with their recipients."""
-        self.records.outgoing = []
+        self.run.outgoing = []
         match message:
             case Report() | Finished() | Failed() | Goodbye():
                 self._handle_member(sender, message, now)
@@ -72,55 +72,55 @@ class Coordinator:
             case StopRun():
                 self._shutdown.stop(message, now)
             case Ask():
-                view = RunView(now, self.records, self._restart, self._supervision)
-                self.records.outgoing.append((sender, answer(view, message)))
-        return self.records.outgoing
+                view = RunView(now, self.run, self._restart, self._supervision)
+                self.run.outgoing.append((sender, answer(view, message)))
+        return self.run.outgoing
 
     def tick(self, now: float) -> list[Outgoing]:
         """What is due by time. Call it several times a second, after all messages that have arrived were handled."""
-        self.records.outgoing = []
+        self.run.outgoing = []
         away, self._ticked = now - self._ticked, now
-        if away > max(self.records.config.lease / 2, AWAY):
-            self.records.events.warnings.append(f"the broker itself was away for {away:.1f} s; every lease starts over")
-            self.records.registry.restart_leases(now)
-            self.records.replacements.restart_deadlines(now)
-        match self.records.lifecycle.state:
+        if away > max(self.run.config.lease / 2, AWAY):
+            self.run.events.warnings.append(f"the broker itself was away for {away:.1f} s; every lease starts over")
+            self.run.registry.restart_leases(now)
+            self.run.replacements.restart_deadlines(now)
+        match self.run.lifecycle.state:
             case RunState.RECONCILING:
                 self._reconcile(now)
             case RunState.RECONNECTING:
                 self._restart.reconnect(now)
                 self._start_if_all_present()
-                if self.records.lifecycle.state is RunState.RECONNECTING:
+                if self.run.lifecycle.state is RunState.RECONNECTING:
                     self._shutdown.stop_if_due(now)
             case RunState.STOPPED | RunState.FINISHED | RunState.FAILED | RunState.DISMISSED:
                 self._supervision.mark_lost(now)
             case _:
                 self._supervise(now)
-        return self.records.outgoing
+        return self.run.outgoing
 
     def _restore(self, now: float) -> None:
-        stored = self.records.store.load()
-        self.records.restore(stored, now)
-        if self.records.outcome is not None:
-            finished = self.records.outcome.phase is RunPhase.FINISHED
-            self.records.lifecycle.move(RunEvent.ALL_FINISHED if finished else RunEvent.FAILURE)
+        stored = self.run.store.load()
+        self.run.restore(stored, now)
+        if self.run.outcome is not None:
+            finished = self.run.outcome.phase is RunPhase.FINISHED
+            self.run.lifecycle.move(RunEvent.ALL_FINISHED if finished else RunEvent.FAILURE)
         else:
             self._restart.begin(ResumeMode.stored_in(stored.facts), now)
             self._start_if_all_present()
 
     def _start_if_all_present(self) -> None:
-        if self.records.lifecycle.state is RunState.WAITING and self.records.registry.begun:
-            self.records.lifecycle.move(RunEvent.ALL_PRESENT)
+        if self.run.lifecycle.state is RunState.WAITING and self.run.registry.begun:
+            self.run.lifecycle.move(RunEvent.ALL_PRESENT)
             if self.stop_requested:  # before the records were lost
-                self.records.lifecycle.move(RunEvent.STOP_REQUESTED)
+                self.run.lifecycle.move(RunEvent.STOP_REQUESTED)
 
     def _supervise(self, now: float) -> None:
         self._shutdown.note_progress(now)
         self._supervision.check(now)
-        if self.records.lifecycle.state is RunState.CHOOSING_CHECKPOINT:
+        if self.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT:
             self._restart.choose_checkpoint(now)
         self._shutdown.stop_if_due(now)
-        if not self.records.lifecycle.over:
+        if not self.run.lifecycle.over:
             self._registration.promote(now)
             self._supervision.check_empty_places(now)
             self._trim(now)
@@ -128,23 +128,22 @@ class Coordinator:
     def _reconcile(self, now: float) -> None:
         if self._restart.reconcile(now):
             self._start_if_all_present()
-            for member in self.records.registry.reachable():
+            for member in self.run.registry.reachable():
                 self._registration.assign(member)
 
     def _handle_member(self, sender: bytes, message: FromMember, now: float) -> None:
-        records = self.records
-        member = records.registry.current(message.incarnation)
+        member = self.run.registry.current(message.incarnation)
         if (
             isinstance(message, Report)
-            and message.complete > records.checkpoints.complete
-            and records.lack_checkpoint(message.complete, member)
+            and message.complete > self.run.checkpoints.complete
+            and self.run.lack_checkpoint(message.complete, member)
         ):
             why = f"a worker knows of checkpoint {message.complete}, the broker's records do not"
             self._restart.lose_records(why, now)
-        if member is None or records.lifecycle.state is RunState.RECONCILING:
+        if member is None or self.run.lifecycle.state is RunState.RECONCILING:
             self._registration.answer_unknown(message, sender)
             return
-        records.registry.note_contact(member, sender, now)
+        self.run.registry.note_contact(member, sender, now)
         match message:
             case Report():
                 self._ingest(member, message, now)
@@ -152,65 +151,62 @@ class Coordinator:
                 self._finish(member, message)
             case Failed():
                 member.status = MemberStatus.LEFT
-                records.fail(f"{member.label} failed: {message.reason}", message.code or ExitCode.FAILED)
+                self.run.fail(f"{member.label} failed: {message.reason}", message.code or ExitCode.FAILED)
             case Goodbye():
                 self._supervision.note_goodbye(member, message, now)
 
     def _ingest(self, member: Member, report: Report, now: float) -> None:
-        records = self.records
-        records.registry.note_report(member, report, now)
-        records.metrics |= report.metrics
+        self.run.registry.note_report(member, report, now)
+        self.run.metrics |= report.metrics
         if report.training_steps is not None:
-            records.training_steps = report.training_steps
-        found = records.ledger.ingest(report, member.stages, Holder(member.name, member.incarnation))
+            self.run.training_steps = report.training_steps
+        found = self.run.ledger.ingest(report, member.stages, Holder(member.name, member.incarnation))
         if found.steps:
-            records.store.append(found.steps, found.losses)
+            self.run.store.append(found.steps, found.losses)
         illegal = found.illegal
-        if report.snapshots or (report.steps and records.checkpoints.candidates):
+        if report.snapshots or (report.steps and self.run.checkpoints.candidates):
             illegal += self._record_snapshots(report, member)
-            if records.outcome is not None:
-                self._shutdown.update_outcome(records.outcome)
+            if self.run.outcome is not None:
+                self._shutdown.update_outcome(self.run.outcome)
         for error in illegal:
-            records.events.count("illegal", f"{member.label} reports what cannot be: {error}")
-        if report.actions and member.index in records.replacements.pending:
-            lost = records.replacements.pending.pop(member.index).since
-            records.events.infos.append(
+            self.run.events.count("illegal", f"{member.label} reports what cannot be: {error}")
+        if report.actions and member.index in self.run.replacements.pending:
+            lost = self.run.replacements.pending.pop(member.index).since
+            self.run.events.infos.append(
                 f"{member.label} computes again, {now - lost:.1f} s after its loss was detected"
             )
         if report.number:
-            records.outgoing.append((member.sender, Confirmed(report.number)))
-        if records.outcome is not None:
-            records.outgoing.append((member.sender, records.outcome.stop_message))
+            self.run.outgoing.append((member.sender, Confirmed(report.number)))
+        if self.run.outcome is not None:
+            self.run.outgoing.append((member.sender, self.run.outcome.stop_message))
 
     def _record_snapshots(self, report: Report, member: Member) -> list[IllegalTransition]:
         """Records the snapshots that `member` reports; completes a checkpoint if it can. Returns what was wrong."""
-        records = self.records
         own = [(stage, step) for stage, step in report.snapshots if stage in member.stages]
-        added = [records.checkpoints.add(stage, step) for stage, step in own]
-        completed = records.checkpoints.advance(records.ledger.finished_floor)
+        added = [self.run.checkpoints.add(stage, step) for stage, step in own]
+        completed = self.run.checkpoints.advance(self.run.ledger.finished_floor)
         if completed:
-            records.replacements.in_a_row.clear()
+            self.run.replacements.in_a_row.clear()
         if completed or any(added):
-            records.save()
+            self.run.save()
         foreign = (stage for stage, _ in report.snapshots if stage not in member.stages)
         return [IllegalTransition(f"stage {stage} is not its own") for stage in foreign]
 
     def _finish(self, member: Member, finished: Finished) -> None:
-        records = self.records
-        if records.outcome is not None:
-            records.outgoing.append((member.sender, records.outcome.stop_message))
+        if self.run.outcome is not None:
+            self.run.outgoing.append((member.sender, self.run.outcome.stop_message))
             return
         member.status = MemberStatus.FINISHED
         member.digests = finished.digests
-        parts = [each.digests for each in records.registry.members.values() if each.digests is not None]
-        if len(parts) == len(records.config.schedule.placement):
+        parts = [each.digests for each in self.run.registry.members.values() if each.digests is not None]
+        if len(parts) == len(self.run.config.schedule.placement):
             digest = weights_sha256({name: digest for part in parts for name, digest in part.items()})
             outcome = RunOutcome(RunPhase.FINISHED, "all steps are done", ExitCode.OK, digest)
-            records.end(RunEvent.ALL_FINISHED, outcome)
+            self.run.end(RunEvent.ALL_FINISHED, outcome)
 
     def _trim(self, now: float) -> None:
-        floor = self.records.trimmable
-        over, recent = self.records.lifecycle.over, now - self._trimmed_at < TRIM_EVERY
+        floor = self.run.trimmable
+        over, recent = self.run.lifecycle.over, now - self._trimmed_at < TRIM_EVERY
         if floor > self._trimmed and not over and not recent:
             self._trimmed, self._trimmed_at = floor, now
-            self.records.broadcast(Trim(floor))
+            self.run.broadcast(Trim(floor))

@@ -28,7 +28,7 @@ class RunView:
     """What queries read of the run at `now` (seconds since the epoch). They change nothing."""
 
     now: float
-    records: RunRecords
+    run: RunRecords
     restart: Restart
     supervision: Supervision
 
@@ -50,31 +50,31 @@ def answer(view: RunView, ask: Ask) -> Answer | Refused:
 def _status(view: RunView, of: Mapping[str, str]) -> Facts:
     """The run, its workers, and the losses from step `losses_from` on (all if not given)."""
     first = _number(of, "losses_from", 0)
-    records, outcome, ledger = view.records, view.records.outcome, view.records.ledger
+    run, outcome, ledger = view.run, view.run.outcome, view.run.ledger
     return {
-        "run": records.run,
-        "name": records.config.name,
-        "plan": _plan(records.config),
-        "phase": str(records.phase),
-        "missing": view.restart.missing if records.phase is RunPhase.WAITING else [],
+        "run": run.id,
+        "name": run.config.name,
+        "plan": _plan(run.config),
+        "phase": str(run.phase),
+        "missing": view.restart.missing if run.phase is RunPhase.WAITING else [],
         "reason": outcome.reason if outcome else None,
         "code": outcome.code if outcome else None,
         "weights_sha256": outcome.weights_sha256 if outcome else None,
-        "training_steps": records.training_steps,
+        "training_steps": run.training_steps,
         "finished": list(ledger.finished),
         "finished_floor": ledger.finished_floor,
         "last_loss": ledger.last_loss and {"step": ledger.last_loss[0], "loss": ledger.last_loss[1]},
         "losses": {str(step): ledger.losses[step] for step in sorted(ledger.losses) if step >= first},
-        "metrics": {name: _json_number(value) for name, value in records.metrics.items()},
-        "checkpoint": records.checkpoints.complete if records.config.snapshots else None,
-        "listening": records.lifecycle.state is RunState.RECONNECTING,
-        "recollecting": records.lifecycle.state is RunState.RECONCILING,
+        "metrics": {name: _json_number(value) for name, value in run.metrics.items()},
+        "checkpoint": run.checkpoints.complete if run.config.snapshots else None,
+        "listening": run.lifecycle.state is RunState.RECONNECTING,
+        "recollecting": run.lifecycle.state is RunState.RECONCILING,
         "damaged": list(view.restart.damages),
-        "restarts": records.replacements.ever.total(),
-        "recovering": [_replacement(view, each) for each in records.replacements.pending.values()],
-        "spares": [_standby(contact, view.now) for contact in records.standby.values()],
-        "oddities": dict(records.events.anomalies),
-        "workers": [_worker(view, index) for index in range(len(records.config.schedule.placement))],
+        "restarts": run.replacements.ever.total(),
+        "recovering": [_replacement(view, each) for each in run.replacements.pending.values()],
+        "spares": [_standby(contact, view.now) for contact in run.standby.values()],
+        "oddities": dict(run.events.anomalies),
+        "workers": [_worker(view, index) for index in range(len(run.config.schedule.placement))],
     }
 
 
@@ -88,10 +88,10 @@ def _replacement(view: RunView, pending: Replacement) -> Facts:
     return {
         "index": pending.index,
         "pid": pending.pid,
-        "stages": list(view.records.config.schedule.placement[pending.index]),
+        "stages": list(view.run.config.schedule.placement[pending.index]),
         "since": max(0.0, view.now - pending.since),  # seconds ago
         "why": pending.why,
-        "given": pending.index in view.records.registry.members,
+        "given": pending.index in view.run.registry.members,
     }
 
 
@@ -114,8 +114,8 @@ def _plan(config: RunConfig) -> Facts:
 
 
 def _worker(view: RunView, index: int) -> Facts:
-    member = view.records.registry.members.get(index)
-    place: Facts = {"index": index, "stages": list(view.records.config.schedule.placement[index])}
+    member = view.run.registry.members.get(index)
+    place: Facts = {"index": index, "stages": list(view.run.config.schedule.placement[index])}
     if member is None:
         return {**place, "standing": "missing"}
     report = member.report
@@ -141,11 +141,9 @@ def _worker(view: RunView, index: int) -> Facts:
 
 def _queues(view: RunView, of: Mapping[str, str]) -> Facts:
     """Each queue as each worker with an end of it sees it."""
-    reports = [
-        (index, member.report) for index, member in sorted(view.records.registry.members.items()) if member.report
-    ]
+    reports = [(index, member.report) for index, member in sorted(view.run.registry.members.items()) if member.report]
     rows = [_queue(index, name, depth) for index, report in reports for name, depth in report.queues.items()]
-    return {"run": view.records.run, "queues": rows}
+    return {"run": view.run.id, "queues": rows}
 
 
 def _queue(worker: int, name: str, depth: list[float]) -> Facts:
@@ -156,28 +154,28 @@ def _queue(worker: int, name: str, depth: list[float]) -> Facts:
 def _story(view: RunView, of: Mapping[str, str]) -> Facts:
     """The history of a microbatch: one entry per stage."""
     step, microbatch = _number(of, "step"), _number(of, "microbatch")
-    schedule = view.records.config.schedule
+    schedule = view.run.config.schedule
     if microbatch >= schedule.microbatches:
         raise _BadQuery(f"there is no microbatch {microbatch}: a step has {schedule.microbatches}")
     stages = [_at_stage(view, MicrobatchPosition(stage, step, microbatch)) for stage in range(schedule.stages)]
-    return {"run": view.records.run, "step": step, "microbatch": microbatch, "stages": stages}
+    return {"run": view.run.id, "step": step, "microbatch": microbatch, "stages": stages}
 
 
 def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
     """The state of a microbatch at one stage, when each action on it began and ended, and what was lost."""
-    records, schedule = view.records, view.records.config.schedule
-    entry, record = records.ledger.entry(at), records.store.record(at.stage, at.step)
+    run, schedule = view.run, view.run.config.schedule
+    entry, record = run.ledger.entry(at), run.store.record(at.stage, at.step)
     timed = timed_actions(schedule, record) if record else []
     own = [each for each in timed if each[0].microbatch == at.microbatch or each[0].kind is Kind.UPDATE]
     holder = None
     if entry.holder is not None:
-        owner = records.registry.current(entry.holder.incarnation)  # None for a stale incarnation
+        owner = run.registry.current(entry.holder.incarnation)  # None for a stale incarnation
         life = owner.life if owner else None
         holder = {"name": entry.holder.name, "life": life, "incarnation": entry.holder.incarnation}
     return {
         "stage": at.stage,
         "worker": schedule.owner(at.stage),
-        "attempts": attempts_on(at, records.lost_work),  # those before
+        "attempts": attempts_on(at, run.lost_work),  # those before
         "state": str(entry.state),
         "since": own[-1][2] if own else entry.since,
         "holder": holder,
@@ -187,8 +185,8 @@ def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
 
 def _why(view: RunView, of: Mapping[str, str]) -> Facts:
     """Why the run waits, or why the worker that owns a stage does."""
-    facts: Facts = {"run": view.records.run, "phase": str(view.records.phase)}
-    if view.records.outcome is not None or view.restart.waiting_for:
+    facts: Facts = {"run": view.run.id, "phase": str(view.run.phase)}
+    if view.run.outcome is not None or view.restart.waiting_for:
         text, action = _without_chain(view)
         return {**facts, "text": text, "chain": [], "root": None, "action": action}
     found = view.supervision.diagnose(view.now, _owner(view, of))
@@ -204,11 +202,11 @@ def _why(view: RunView, of: Mapping[str, str]) -> Facts:
 
 def _without_chain(view: RunView) -> tuple[str, str]:
     """Why the run waits while no worker has anything to wait for, and what to do."""
-    if view.records.outcome is not None:
-        return view.records.outcome.reason, "nothing: the run is over"
-    if view.records.lifecycle.state is RunState.CHOOSING_CHECKPOINT:
+    if view.run.outcome is not None:
+        return view.run.outcome.reason, "nothing: the run is over"
+    if view.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT:
         return view.restart.waiting_for, "start the missing workers, where their snapshots are"
-    if view.records.lifecycle.state is RunState.RECONCILING:
+    if view.run.lifecycle.state is RunState.RECONCILING:
         return view.restart.waiting_for, "wait: the run continues by itself, or the broker names what is missing"
     return view.restart.waiting_for, "wait: the run continues by itself"
 
@@ -216,10 +214,10 @@ def _without_chain(view: RunView) -> tuple[str, str]:
 def _owner(view: RunView, of: Mapping[str, str]) -> int | None:
     if "stage" not in of:
         return None
-    stage, stages = _number(of, "stage"), view.records.config.schedule.stages
+    stage, stages = _number(of, "stage"), view.run.config.schedule.stages
     if stage >= stages:
         raise _BadQuery(f"there is no stage {stage}: the plan has {stages}")
-    return view.records.config.schedule.owner(stage)
+    return view.run.config.schedule.owner(stage)
 
 
 def _number(of: Mapping[str, str], name: str, default: int | None = None) -> int:

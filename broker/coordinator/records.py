@@ -70,7 +70,7 @@ class RunRecords:
 
     def __init__(self, run: str, config: RunConfig, store: Store) -> None:
         schedule = config.schedule
-        self.run = run
+        self.id = run
         self.config = config
         self.store = store
         self.lifecycle = RunLifecycle()
@@ -120,7 +120,7 @@ class RunRecords:
         """Ends the run, and stops all workers."""
         self.lifecycle.move(event)
         self.set_outcome(outcome)
-        self.events.infos.append(f"run {self.run} has {outcome.phase}: {outcome.reason}")
+        self.events.infos.append(f"run {self.id} has {outcome.phase}: {outcome.reason}")
         self.stop_workers(outcome)
 
     def set_outcome(self, outcome: RunOutcome) -> None:

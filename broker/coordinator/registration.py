@@ -39,55 +39,53 @@ FromMember = Report | Finished | Failed | Goodbye
 class Registration:
     """Of the workers of one run. Times are seconds since the epoch."""
 
-    def __init__(self, records: RunRecords, restart: Restart) -> None:
-        self._records = records
+    def __init__(self, run: RunRecords, restart: Restart) -> None:
+        self._run = run
         self._restart = restart
         self._announced: dict[int, tuple[int, str]] = {}  # the peers that all workers were sent last
 
     def answer(self, hello: Hello, sender: bytes, now: float) -> None:
-        records = self._records
-        if records.outcome is not None and self._belongs(hello):
-            records.outgoing.append((sender, records.outcome.stop_message))
+        if self._run.outcome is not None and self._belongs(hello):
+            self._run.outgoing.append((sender, self._run.outcome.stop_message))
             return
         if self._outdates_records(hello):
             why = f"{hello.name} knows more of the run than the broker's records, which are lost or stale"
             self._restart.lose_records(why, now)
-        newest = records.registry.incarnation
+        newest = self._run.registry.incarnation
         match self._mismatch(hello) or self._unreachable_queues(hello) or self._decide(hello, sender, now):
             case Member() as member:
                 self.assign(member, new=member.incarnation > newest)
             case Refused() as refused:
-                records.events.count("refused", f"{hello.name}: {refused.reason}")
-                records.outgoing.append((sender, refused))
+                self._run.events.count("refused", f"{hello.name}: {refused.reason}")
+                self._run.outgoing.append((sender, refused))
             case Standby() as standby:
                 if (predecessor := self._predecessor(hello)) is not None:  # lost as soon as it is silent
                     predecessor.superseded = True
-                records.standby[process_key(hello)] = Contact(hello, sender, now)
-                records.outgoing.append((sender, standby))
+                self._run.standby[process_key(hello)] = Contact(hello, sender, now)
+                self._run.outgoing.append((sender, standby))
 
     def answer_unknown(self, message: FromMember, sender: bytes) -> None:
         """A worker whose incarnation may only be missing in the records gets no answer before it sends Hello."""
-        records, incarnation = self._records, message.incarnation
-        renewed = records.registry.renewed(incarnation)
+        incarnation = message.incarnation
+        renewed = self._run.registry.renewed(incarnation)
         if renewed is not None:
             renewed.sender = sender
             self.assign(renewed)
-        elif records.lifecycle.state is not RunState.RECONCILING and not self._is_unknown(incarnation):
-            records.events.count(
+        elif self._run.lifecycle.state is not RunState.RECONCILING and not self._is_unknown(incarnation):
+            self._run.events.count(
                 "fenced", f"{type(message).__name__} of incarnation {incarnation}, which is not current"
             )
             reason = (
-                f"incarnation {incarnation} is not current in run {records.run}: its stages belong to another process, "
-                "or its run is over. Stop this worker"
+                f"incarnation {incarnation} is not current in run {self._run.id}: its stages belong to another "
+                "process, or its run is over. Stop this worker"
             )
-            records.outgoing.append((sender, Refused(reason, code=ExitCode.FAILED)))
+            self._run.outgoing.append((sender, Refused(reason, code=ExitCode.FAILED)))
 
     def promote(self, now: float) -> None:
         """Gives the places of lost workers to those on standby."""
-        records = self._records
-        records.standby.prune(now)
-        for index in records.registry.missing if records.registry.begun else []:
-            contact = records.standby.take(index)
+        self._run.standby.prune(now)
+        for index in self._run.registry.missing if self._run.registry.begun else []:
+            contact = self._run.standby.take(index)
             if contact is None:
                 continue
             member = self._register(msgspec.structs.replace(contact.hello, claim=index), contact.sender, now)
@@ -97,69 +95,67 @@ class Registration:
 
     def assign(self, member: Member, *, new: bool = False) -> None:
         """Sends a worker its place, its peers and the newest checkpoint."""
-        records = self._records
         if new:
             who = f"{member.process}, life {member.life}, incarnation {member.incarnation}"
-            records.events.infos.append(f"{member.label} is {who}")
+            self._run.events.infos.append(f"{member.label} is {who}")
         start, keep = self._start_step(member), member.former > 0
-        place = Assigned(records.run, member.index, member.incarnation, start, keep, records.registry.since)
-        records.outgoing.append((member.sender, place))
+        place = Assigned(self._run.id, member.index, member.incarnation, start, keep, self._run.registry.since)
+        self._run.outgoing.append((member.sender, place))
         self._send_peers(member.sender)
-        if records.checkpoints.complete and records.config.snapshots:  # its announcement may have been missed
-            records.outgoing.append((member.sender, Trim(records.checkpoints.complete)))
+        if self._run.checkpoints.complete and self._run.config.snapshots:  # its announcement may have been missed
+            self._run.outgoing.append((member.sender, Trim(self._run.checkpoints.complete)))
 
     def _start_step(self, member: Member) -> int:
         """The step that `member` is told to begin at."""
-        finished = self._records.ledger.finished
-        return member.start if self._records.config.snapshots else min(finished[stage] for stage in member.stages)
+        finished = self._run.ledger.finished
+        return member.start if self._run.config.snapshots else min(finished[stage] for stage in member.stages)
 
     def _send_peers(self, sender: bytes) -> None:
         """To all workers if the peers have changed, else to `sender` only."""
-        registry = self._records.registry
+        registry = self._run.registry
         if not registry.complete:
             return
         peers = Peers(registry.peers)
         if peers.workers == self._announced:
-            self._records.outgoing.append((sender, peers))
+            self._run.outgoing.append((sender, peers))
         else:
             self._announced = peers.workers
-            self._records.events.infos.append(f"run {self._records.run}: all workers have joined")
-            self._records.broadcast(peers)
+            self._run.events.infos.append(f"run {self._run.id}: all workers have joined")
+            self._run.broadcast(peers)
 
     def _decide(self, hello: Hello, sender: bytes, now: float) -> Member | Refused | Standby | None:
         """A place, a refusal, or standby; None for a running worker that is to wait for the broker's decision."""
-        records, restart = self._records, self._restart
-        if records.lifecycle.state is RunState.RECONCILING:
+        restart = self._restart
+        if self._run.lifecycle.state is RunState.RECONCILING:
             restart.reconciliation.add(hello, sender, now)
-            return None if hello.memory else Standby(restart.waiting_for, records.run)
-        if records.lifecycle.state is RunState.RECONNECTING and not hello.incarnation:
+            return None if hello.memory else Standby(restart.waiting_for, self._run.id)
+        if self._run.lifecycle.state is RunState.RECONNECTING and not hello.incarnation:
             return Standby(restart.waiting_for)
-        if hello.spare and not records.registry.begun:
+        if hello.spare and not self._run.registry.begun:
             return Standby("the run has not begun; a spare takes the place of a lost worker")
-        possible = hello.claim is None or hello.claim < len(records.registry.placement)
-        if records.lifecycle.state is RunState.CHOOSING_CHECKPOINT and possible and not hello.incarnation:
-            return Standby(restart.waiting_for, records.run, restart.poll.step)
+        possible = hello.claim is None or hello.claim < len(self._run.registry.placement)
+        if self._run.lifecycle.state is RunState.CHOOSING_CHECKPOINT and possible and not hello.incarnation:
+            return Standby(restart.waiting_for, self._run.id, restart.poll.step)
         found = self._register(hello, sender, now)
         if isinstance(found, Refused) and self._may_stand_by(hello):
             return Standby(found.reason)
-        records.standby.pop(process_key(hello), None)
+        self._run.standby.pop(process_key(hello), None)
         return found
 
     def _register(self, hello: Hello, sender: bytes, now: float) -> Member | Refused:
         """Gives a place, or refuses. What it gave is stored."""
-        found = self._records.registry.register(hello, sender, now, self._records.checkpoints.complete)
+        found = self._run.registry.register(hello, sender, now, self._run.checkpoints.complete)
         if isinstance(found, Member):
-            found.life = self._records.replacements.life(found.index)
-            self._records.save()
+            found.life = self._run.replacements.life(found.index)
+            self._run.save()
         return found
 
     def _belongs(self, hello: Hello) -> bool:
         """Whether the run's end is the end of this worker too."""
-        records = self._records
         return (
             hello.spare
-            or process_key(hello) in records.standby
-            or records.registry.current(hello.incarnation) is not None
+            or process_key(hello) in self._run.standby
+            or self._run.registry.current(hello.incarnation) is not None
         )
 
     def _may_stand_by(self, hello: Hello) -> bool:
@@ -169,44 +165,43 @@ class Registration:
         or while its place's owner has not reconnected to this broker. Two that claim one place from the beginning may
         not: that is a user's mistake.
         """
-        records = self._records
-        if not records.config.restarts or hello.incarnation:
+        if not self._run.config.restarts or hello.incarnation:
             return False
-        given_away = hello.claim is not None and records.replacements.life(hello.claim) > 1
-        owners = [each for each in records.registry.members.values() if hello.claim in (None, each.index)]
+        given_away = hello.claim is not None and self._run.replacements.life(hello.claim) > 1
+        owners = [each for each in self._run.registry.members.values() if hello.claim in (None, each.index)]
         unconfirmed = any(not owner.sender for owner in owners)
         return hello.spare or given_away or unconfirmed or self._predecessor(hello) is not None
 
     def _predecessor(self, hello: Hello) -> Member | None:
         """The owner of the place that is claimed, if it seems to be the same worker before it was restarted."""
-        owner = self._records.registry.members.get(hello.claim) if hello.claim is not None else None
+        owner = self._run.registry.members.get(hello.claim) if hello.claim is not None else None
         same = owner is not None and (owner.name, owner.host) == (hello.name, hello.host)
         return owner if same else None
 
     def _outdates_records(self, hello: Hello) -> bool:
         """Whether the worker belongs to this run and proves that the records are lost or stale."""
-        records, memory = self._records, hello.memory
-        if not records.config.restarts or hello.plan != records.config.plan:
+        memory = hello.memory
+        if not self._run.config.restarts or hello.plan != self._run.config.plan:
             return False
         if memory is None:
             return self._has_lost_its_start(hello)
-        ahead = records.lack_checkpoint(memory.complete, records.registry.current(hello.incarnation))
-        return memory.run == records.run and (ahead or records.registry.is_unknown(hello.incarnation))
+        ahead = self._run.lack_checkpoint(memory.complete, self._run.registry.current(hello.incarnation))
+        return memory.run == self._run.id and (ahead or self._run.registry.is_unknown(hello.incarnation))
 
     def _has_lost_its_start(self, hello: Hello) -> bool:
         """Whether the records must be stale, since the snapshot that a worker was told to begin with was deleted after
         a newer one."""
-        member = self._records.registry.current(hello.incarnation)
+        member = self._run.registry.current(hello.incarnation)
         if member is None or hello.snapshots is None:
             return False
         return is_gone(member.start, member.stages, hello.snapshots)
 
     def _is_unknown(self, incarnation: int) -> bool:
-        return self._records.config.restarts > 0 and self._records.registry.is_unknown(incarnation)
+        return self._run.config.restarts > 0 and self._run.registry.is_unknown(incarnation)
 
     def _mismatch(self, hello: Hello) -> Refused | None:
         """Refusal of a worker of another version or plan, or of a run that is over; None if the worker fits."""
-        config, outcome = self._records.config, self._records.outcome
+        config, outcome = self._run.config, self._run.outcome
         if hello.version != CONTROL_VERSION:
             return Refused(
                 f"{hello.name} uses control protocol version {hello.version}, the broker version {CONTROL_VERSION}; "
@@ -229,7 +224,7 @@ class Registration:
 
     def _unreachable_queues(self, hello: Hello) -> Refused | None:
         """Refusal of a worker whose ipc:// queues workers on other hosts cannot reach; None if all can."""
-        for other in self._records.registry.members.values():
+        for other in self._run.registry.members.values():
             local = hello.endpoint.startswith("ipc://") and other.endpoint
             if local and other.host != hello.host and other.index != hello.claim:
                 return Refused(

@@ -22,29 +22,29 @@ RECONCILE_RESUMED = 600.0  # seconds that a resumed run without records waits fo
 class Restart:
     """Moves the run from STARTING to WAITING. Times are seconds since the epoch."""
 
-    def __init__(self, records: RunRecords) -> None:
-        placement = records.config.schedule.placement
+    def __init__(self, run: RunRecords) -> None:
+        placement = run.config.schedule.placement
         self.damages: tuple[str, ...] = ()  # what was wrong with the snapshots that could not be used
-        self.reconciliation = Reconciliation(placement, records.config.lease, 0.0)  # while RECONCILING
+        self.reconciliation = Reconciliation(placement, run.config.lease, 0.0)  # while RECONCILING
         self.poll = CheckpointPoll(placement, 0)  # while CHOOSING_CHECKPOINT
-        self._records = records
+        self._run = run
         self._placement = placement
 
     @property
     def missing(self) -> list[int]:
         """The indexes of workers that the run waits for."""
-        if self._records.lifecycle.state is RunState.CHOOSING_CHECKPOINT:
+        if self._run.lifecycle.state is RunState.CHOOSING_CHECKPOINT:
             return self.poll.absent(self._candidates())
-        return self._records.registry.missing
+        return self._run.registry.missing
 
     @property
     def waiting_for(self) -> str:
         """What has to happen before places are given, for people; "" if nothing."""
-        match self._records.lifecycle.state:
+        match self._run.lifecycle.state:
             case RunState.RECONCILING:
                 return "the broker has lost its records and asks the workers, which keep training, how far the run is"
             case RunState.RECONNECTING:
-                lease, complete = self._records.config.lease, self._records.checkpoints.complete
+                lease, complete = self._run.config.lease, self._run.checkpoints.complete
                 return (
                     f"broker restarted: waiting up to {lease:g} s for running workers to reconnect (a minute if they "
                     f"were loading); if none does, all begin at checkpoint {complete}"
@@ -58,10 +58,10 @@ class Restart:
 
     def begin(self, mode: ResumeMode | None, now: float) -> None:
         """At the broker's start: `mode` says how the run is resumed, None if the broker only restarts."""
-        if mode is ResumeMode.WITHOUT_RECORDS and self._records.config.restarts:
-            self.lose_records(f"there are no records of run {self._records.run} here", now, resumed=True)
-        elif mode is ResumeMode.UNLESS_AT_WORK and self._records.registry.members:
-            self._records.lifecycle.move(RunEvent.BROKER_RESTARTED)
+        if mode is ResumeMode.WITHOUT_RECORDS and self._run.config.restarts:
+            self.lose_records(f"there are no records of run {self._run.id} here", now, resumed=True)
+        elif mode is ResumeMode.UNLESS_AT_WORK and self._run.registry.members:
+            self._run.lifecycle.move(RunEvent.BROKER_RESTARTED)
         elif mode is not None:
             self._resume(now)
         else:
@@ -69,20 +69,20 @@ class Restart:
 
     def lose_records(self, why: str, now: float, *, resumed: bool = False) -> None:
         """The records are lost or stale: collects what the workers and the disks know."""
-        if not self._records.lifecycle.allows(RunEvent.RECORDS_LOST):
+        if not self._run.lifecycle.allows(RunEvent.RECORDS_LOST):
             return
-        self._records.lifecycle.move(RunEvent.RECORDS_LOST)
-        events = self._records.events
+        self._run.lifecycle.move(RunEvent.RECORDS_LOST)
+        events = self._run.events
         (events.infos if resumed else events.warnings).append(f"{why}: asking all workers how far the run is")
-        self.reconciliation = Reconciliation(self._placement, self._records.config.lease, now, resumed=resumed)
+        self.reconciliation = Reconciliation(self._placement, self._run.config.lease, now, resumed=resumed)
 
     def reconnect(self, now: float) -> None:
         """While RECONNECTING: the run continues if workers still run, or is restarted as a whole if none does."""
         at_work = self._workers_at_work(now)
         if at_work:
-            self._records.store.put(RESUMED, {})
-            self._records.events.infos.append(f"run {self._records.run} continues: its workers are still running")
-            self._records.lifecycle.move(RunEvent.START_KNOWN)
+            self._run.store.put(RESUMED, {})
+            self._run.events.infos.append(f"run {self._run.id} continues: its workers are still running")
+            self._run.lifecycle.move(RunEvent.START_KNOWN)
         elif at_work is not None:
             self._resume(now)
 
@@ -91,37 +91,37 @@ class Restart:
 
         Whether it is known now.
         """
-        config, collected = self._records.config, self.reconciliation
+        config, collected = self._run.config, self.reconciliation
         patience = RECONCILE_RESUMED if collected.resumed else max(config.patience, config.lease)
         if now - collected.began >= patience and collected.unknown:
             which = f"which snapshots exist of {self._labels(collected.unknown)}"
             what = (
                 f"the broker's records are lost, and no worker joined that knows {which}; start a worker where they are"
             )
-            self._records.fail(what, ExitCode.NO_WORKER)
+            self._run.fail(what, ExitCode.NO_WORKER)
             return False
         found = collected.result(now)
         if found is None:
             return False
         if collected.resumed and not found.kept:
             self._restart_all_at(found.step)
-            self._records.events.infos.append(f"the run is at checkpoint {found.step}")
+            self._run.events.infos.append(f"the run is at checkpoint {found.step}")
             self._open()
         else:
             self._apply(found, now)
             kept = f"{len(found.kept)} workers keep running"
-            self._records.events.infos.append(f"the run is at checkpoint {found.step}; {kept}")
-            self._records.lifecycle.move(RunEvent.START_KNOWN)
-        self._records.store.put(RESUMED, {})
+            self._run.events.infos.append(f"the run is at checkpoint {found.step}; {kept}")
+            self._run.lifecycle.move(RunEvent.START_KNOWN)
+        self._run.store.put(RESUMED, {})
         return True
 
     def choose_checkpoint(self, now: float) -> None:
         """While CHOOSING_CHECKPOINT: decides where the run begins, once all workers are there; or ends it."""
-        self._records.standby.prune(now)
+        self._run.standby.prune(now)
         found = self.poll.result(self._candidates())
         if found is None:
             return
-        warnings = self._records.events.warnings
+        warnings = self._run.events.warnings
         warnings += found.damages[len(self.damages) :]
         self.damages = found.damages
         if isinstance(found, ResumePoint):
@@ -135,7 +135,7 @@ class Restart:
 
         If some are lost, the others are of use only if those can be replaced.
         """
-        replaces, registry = self._records.config.restarts > 0, self._records.registry
+        replaces, registry = self._run.config.restarts > 0, self._run.registry
         members, lost = registry.members.values(), len(registry.losses(now))
         reconnected = [member for member in members if member.sender]
         if len(reconnected) == len(members) or (reconnected and replaces):
@@ -144,58 +144,56 @@ class Restart:
 
     def _resume(self, now: float) -> None:
         """Continues a run that was stopped, or whose processes are all gone, at its newest complete checkpoint."""
-        records = self._records
-        records.add_lost_work(records.registry.members.values(), "ended before the run was resumed", now)
-        records.registry.free_all()
-        records.replacements.clear()
-        records.go_back(range(records.config.schedule.stages))
-        records.store.put(RESUMED, {})
-        newest = f"its newest complete checkpoint is {records.checkpoints.complete}"
-        records.events.infos.append(f"run {records.run} is resumed; {newest}")
+        self._run.add_lost_work(self._run.registry.members.values(), "ended before the run was resumed", now)
+        self._run.registry.free_all()
+        self._run.replacements.clear()
+        self._run.go_back(range(self._run.config.schedule.stages))
+        self._run.store.put(RESUMED, {})
+        newest = f"its newest complete checkpoint is {self._run.checkpoints.complete}"
+        self._run.events.infos.append(f"run {self._run.id} is resumed; {newest}")
         self._open()
 
     def _restart_all_at(self, step: int) -> None:
         """Empties every place; all stages will begin at checkpoint `step`, whatever the records say."""
-        records, stages = self._records, range(self._records.config.schedule.stages)
-        records.registry.free_all()
-        records.checkpoints.reset(step)
-        records.ledger.reset(stages, step)
-        records.store.go_back(stages, step)
-        records.save()
+        stages = range(self._run.config.schedule.stages)
+        self._run.registry.free_all()
+        self._run.checkpoints.reset(step)
+        self._run.ledger.reset(stages, step)
+        self._run.store.go_back(stages, step)
+        self._run.save()
 
     def _apply(self, state: ReconciledState, now: float) -> None:
         """Replaces the records by what workers and disks know."""
-        records = self._records
-        floor = max(records.registry.incarnation, self.reconciliation.incarnation, records.unused_incarnation(now))
-        records.registry.reset(state.kept, state.step, floor, now)
-        records.checkpoints.reset(state.step)
-        records.replacements.clear()
-        for index in records.registry.missing:
-            records.replacements.pending[index] = Replacement(index, now, "its worker did not reconnect", 0, now)
+        floor = max(self._run.registry.incarnation, self.reconciliation.incarnation, self._run.unused_incarnation(now))
+        self._run.registry.reset(state.kept, state.step, floor, now)
+        self._run.checkpoints.reset(state.step)
+        self._run.replacements.clear()
+        for index in self._run.registry.missing:
+            self._run.replacements.pending[index] = Replacement(index, now, "its worker did not reconnect", 0, now)
         for index, stages in enumerate(self._placement):
             kept = state.kept.get(index)
             memory = kept.hello.memory if kept is not None else None
-            records.ledger.reset(stages, memory.step if memory is not None else state.step)
-        records.store.go_back(range(records.config.schedule.stages), state.step)
-        records.save()
+            self._run.ledger.reset(stages, memory.step if memory is not None else state.step)
+        self._run.store.go_back(range(self._run.config.schedule.stages), state.step)
+        self._run.save()
 
     def _open(self) -> None:
         """Places may be given, but if all stages start at a checkpoint its snapshots are verified first."""
         if self._starts_at_checkpoint():
-            self.poll = CheckpointPoll(self._placement, self._records.checkpoints.complete)
-            self._records.lifecycle.move(RunEvent.CHECKPOINT_UNVERIFIED)
+            self.poll = CheckpointPoll(self._placement, self._run.checkpoints.complete)
+            self._run.lifecycle.move(RunEvent.CHECKPOINT_UNVERIFIED)
         else:
-            self._records.lifecycle.move(RunEvent.START_KNOWN)
+            self._run.lifecycle.move(RunEvent.START_KNOWN)
 
     def _starts_at_checkpoint(self) -> bool:
         """Whether no worker has a place in a run that was running before."""
-        unplaced = not self._records.registry.begun and not self._records.registry.members
-        return unplaced and self._records.config.snapshots and self._records.checkpoints.complete > 0
+        unplaced = not self._run.registry.begun and not self._run.registry.members
+        return unplaced and self._run.config.snapshots and self._run.checkpoints.complete > 0
 
     def _begin_at(self, point: ResumePoint) -> None:
-        records, newest = self._records, self._records.checkpoints.complete
+        newest = self._run.checkpoints.complete
         if point.step is None:
-            records.fail(
+            self._run.fail(
                 f"checkpoint {newest} cannot be used, and there is no other one that can: "
                 f"{'; '.join(point.damages)}. Put the files back and resume the run, or begin another",
                 ExitCode.FAILED,
@@ -205,12 +203,12 @@ class Restart:
             self._restart_all_at(point.step)
             instead = f"checkpoint {newest} cannot be used: the run begins at checkpoint {point.step} instead"
             self.damages = (*self.damages, instead)
-            records.events.warnings.append(instead)
-        records.events.infos.append(f"run {records.run} continues; every stage begins at step {point.step}")
-        records.lifecycle.move(RunEvent.START_KNOWN)
+            self._run.events.warnings.append(instead)
+        self._run.events.infos.append(f"run {self._run.id} continues; every stage begins at step {point.step}")
+        self._run.lifecycle.move(RunEvent.START_KNOWN)
 
     def _candidates(self) -> list[Hello]:
-        return [contact.hello for contact in self._records.standby.values() if not contact.hello.spare]
+        return [contact.hello for contact in self._run.standby.values() if not contact.hello.spare]
 
     def _labels(self, indexes: list[int]) -> str:
         return " and ".join(worker_label(index, self._placement[index]) for index in indexes)

@@ -25,24 +25,24 @@ _INTERRUPTIONS = frozenset({ExitCode.SAVED, ExitCode.INTERRUPTED})
 class Shutdown:
     """A request to stop the run, and what follows from it. Times are seconds since the epoch."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, run: RunRecords) -> None:
         self.request: StopRun | None = None
-        self._records = records
+        self._run = run
         self._deadline = 0.0  # when it is decided, whatever is known
         self._decided = False  # the request has ended the run
         self._pace = _Pace()
 
     def note_progress(self, now: float) -> None:
-        if self._records.lifecycle.state in (RunState.RUNNING, RunState.STOPPING):
-            self._pace.note(self._records.ledger.begun, now)
+        if self._run.lifecycle.state in (RunState.RUNNING, RunState.STOPPING):
+            self._pace.note(self._run.ledger.begun, now)
 
     def stop(self, request: StopRun, now: float) -> None:
         """Stops the run: the newest request counts, from the time of the first.
 
         After its end: dismisses the broker, and workers no longer finish the step.
         """
-        outcome = self._records.outcome
-        self._records.lifecycle.move(RunEvent.STOP_REQUESTED)
+        outcome = self._run.outcome
+        self._run.lifecycle.move(RunEvent.STOP_REQUESTED)
         if outcome is None:
             if self.request is None:
                 self._deadline = now + DELAY
@@ -50,23 +50,23 @@ class Shutdown:
             self.stop_if_due(now)
         else:
             if not request.at_step_end:
-                outcome = self._records.outcome = msgspec.structs.replace(outcome, at_step_end=False, step=None)
-            self._records.stop_workers(outcome)
+                outcome = self._run.outcome = msgspec.structs.replace(outcome, at_step_end=False, step=None)
+            self._run.stop_workers(outcome)
 
     def stop_if_due(self, now: float) -> None:
         """Not before it is known after which step all can stop."""
-        request, records = self.request, self._records
-        if request is None or records.lifecycle.over:
+        request = self.request
+        if request is None or self._run.lifecycle.over:
             return
         last_step = None
-        if records.config.snapshots and request.at_step_end:
-            if records.registry.begun and now < self._deadline and not self._pace.is_known(now):
+        if self._run.config.snapshots and request.at_step_end:
+            if self._run.registry.begun and now < self._deadline and not self._pace.is_known(now):
                 return
-            last_step = self._pace.last_step(records.ledger.begun, records.training_steps, now)
+            last_step = self._pace.last_step(self._run.ledger.begun, self._run.training_steps, now)
         self._decided = True
         reason, code = self._reason(request)
         outcome = RunOutcome(RunPhase.FAILED, reason, code, at_step_end=request.at_step_end, step=last_step)
-        records.end(RunEvent.STOP_DUE, outcome)
+        self._run.end(RunEvent.STOP_DUE, outcome)
 
     def update_outcome(self, outcome: RunOutcome) -> None:
         """Workers of a stopped run may have completed a newer checkpoint."""
@@ -75,11 +75,11 @@ class Shutdown:
         reason, code = self._reason(self.request)
         updated = msgspec.structs.replace(outcome, reason=reason, code=code)
         if updated != outcome:
-            self._records.set_outcome(updated)
+            self._run.set_outcome(updated)
 
     def _reason(self, request: StopRun) -> tuple[str, int]:
-        checkpoint = self._records.checkpoints.complete
-        if not self._records.config.snapshots or request.code not in _INTERRUPTIONS:
+        checkpoint = self._run.checkpoints.complete
+        if not self._run.config.snapshots or request.code not in _INTERRUPTIONS:
             return request.reason, request.code
         if not checkpoint:
             return f"{request.reason}; nothing is saved yet", ExitCode.INTERRUPTED

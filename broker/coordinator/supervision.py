@@ -23,45 +23,45 @@ _PASSED_ON = frozenset({ExitCode.USAGE, ExitCode.SAVED, ExitCode.REFUSED, ExitCo
 class Supervision:
     """Of the workers of one run. Times are seconds since the epoch."""
 
-    def __init__(self, records: RunRecords) -> None:
-        self._records = records
-        self._standstill = Standstill(records.config.lease)
+    def __init__(self, run: RunRecords) -> None:
+        self._run = run
+        self._standstill = Standstill(run.config.lease)
 
     def check(self, now: float) -> None:
         """Finds lost workers; the first loss that the run cannot survive ends it, once all have been recorded."""
-        losses = self._records.registry.losses(now)
-        fatal = [(reason, loss) for loss in losses if (reason := self._lose(loss, now))]
-        if fatal:
-            self._records.fail(fatal[0][0], _code(fatal[0][1].status))
+        found = [(self._lose(loss, now), loss.status) for loss in self._run.registry.losses(now)]
+        reason, status = next((fatal for fatal in found if fatal[0]), ("", None))
+        if reason:
+            self._run.fail(reason, _code(status))
         else:
             self._check_standstill(now)
 
     def check_empty_places(self, now: float) -> None:
         """Ends the run if a place has been empty for too long."""
-        missing, patience = self._records.registry.missing, self._records.config.patience
-        for pending in self._records.replacements.pending.values():
+        missing, patience = self._run.registry.missing, self._run.config.patience
+        for pending in self._run.replacements.pending.values():
             if pending.index in missing and now - pending.awaited >= patience:
                 waited = f"no replacement joined within {now - pending.awaited:.0f} s for {self._label(pending.index)}"
                 why = self.diagnose(now, pending.index).text
-                self._records.fail(f"{waited}: {why}", ExitCode.NO_WORKER)
+                self._run.fail(f"{waited}: {why}", ExitCode.NO_WORKER)
 
     def mark_lost(self, now: float) -> None:
         """After the run, silent workers have left or are lost; nothing follows from it."""
-        for loss in self._records.registry.losses(now):
+        for loss in self._run.registry.losses(now):
             finished = loss.member.status is MemberStatus.FINISHED
             loss.member.status = MemberStatus.LEFT if finished else MemberStatus.LOST
 
     def note_goodbye(self, member: Member, goodbye: Goodbye, now: float) -> None:
         loss = WorkerLoss(member, f"left: {goodbye.reason}")
-        reason = "" if self._records.lifecycle.over else self._lose(loss, now)
+        reason = "" if self._run.lifecycle.over else self._lose(loss, now)
         member.status = MemberStatus.LEFT
         if reason:
-            self._records.fail(reason, ExitCode.FAILED)
+            self._run.fail(reason, ExitCode.FAILED)
 
     def note_exit(self, exited: Exited, now: float) -> None:
         """A process ended. While the run lasts, its worker is lost once its last messages have had time to arrive."""
-        registry = self._records.registry
-        member, over = registry.members.get(exited.index), self._records.lifecycle.over
+        registry = self._run.registry
+        member, over = registry.members.get(exited.index), self._run.lifecycle.over
         if member is None and exited.index in registry.missing and not over:
             self._note_failed_start(exited)
         elif member is not None and member.pid == exited.pid:
@@ -72,12 +72,12 @@ class Supervision:
 
     def diagnose(self, now: float, worker: int | None = None) -> Diagnosis:
         """Why the run waits, or why `worker` does."""
-        records, config = self._records, self._records.config
+        config = self._run.config
         cluster = ClusterState(
             config.schedule,
-            records.registry.members,
-            records.replacements.pending,
-            records.ledger,
+            self._run.registry.members,
+            self._run.replacements.pending,
+            self._run.ledger,
             now,
             config.lease,
             config.patience,
@@ -90,54 +90,53 @@ class Supervision:
 
         Before the run starts, a lost worker with unknown exit status only frees its place.
         """
-        member, records = loss.member, self._records
-        if not records.registry.begun and loss.status is None:
-            records.registry.free(member)
-            records.events.infos.append(f"{member.label} is free again: {member.process} {loss.why}")
+        member = loss.member
+        if not self._run.registry.begun and loss.status is None:
+            self._run.registry.free(member)
+            self._run.events.infos.append(f"{member.label} is free again: {member.process} {loss.why}")
             return ""
-        why = failure_report(loss, records.ledger, now)
+        why = failure_report(loss, self._run.ledger, now)
         if not self._may_replace(member.index, loss.status):
             reason = self._with_waiters(why, now) + self._times_replaced(member)
             member.status = MemberStatus.LOST
             return reason
         self._vacate(loss, why, now)
-        records.events.infos.append(f"{why}. Its replacement begins at step {records.checkpoints.complete}")
+        self._run.events.infos.append(f"{why}. Its replacement begins at step {self._run.checkpoints.complete}")
         return ""
 
     def _vacate(self, loss: WorkerLoss, why: str, now: float) -> None:
         """Empties the place of a lost worker; its stages are back at the complete checkpoint. `why` is for people."""
-        member, records = loss.member, self._records
-        records.registry.free(member)
-        records.replacements.count(member.index)
-        records.replacements.pending[member.index] = Replacement(member.index, now, why, member.pid, now)
-        records.add_lost_work([member], loss.why, now)
-        records.go_back(member.stages)
+        member = loss.member
+        self._run.registry.free(member)
+        self._run.replacements.count(member.index)
+        self._run.replacements.pending[member.index] = Replacement(member.index, now, why, member.pid, now)
+        self._run.add_lost_work([member], loss.why, now)
+        self._run.go_back(member.stages)
 
     def _note_failed_start(self, exited: Exited) -> None:
         """A process ended that was to take an empty place; unless it is the one whose loss has emptied it."""
-        records = self._records
-        pending = records.replacements.pending.get(exited.index)
+        pending = self._run.replacements.pending.get(exited.index)
         if pending is not None and pending.pid == exited.pid:
             return
         what = f"{self._label(exited.index)} {describe_exit(exited.status)} before it joined; see its own output"
         if self._may_replace(exited.index, exited.status):
-            records.replacements.count(exited.index)
-            records.save()
-            records.events.infos.append(what)
+            self._run.replacements.count(exited.index)
+            self._run.save()
+            self._run.events.infos.append(what)
         else:
-            records.fail(what, _code(exited.status))
+            self._run.fail(what, _code(exited.status))
 
     def _may_replace(self, index: int, status: int | None) -> bool:
-        in_a_row = self._records.replacements.in_a_row[index]
-        return status not in _DELIBERATE and in_a_row < self._records.config.restarts
+        in_a_row = self._run.replacements.in_a_row[index]
+        return status not in _DELIBERATE and in_a_row < self._run.config.restarts
 
     def _check_standstill(self, now: float) -> None:
         """Ends the run if all workers wait for each other: nothing will change that."""
-        members = self._records.registry.reachable()
+        members = self._run.registry.reachable()
         lasts = self._standstill.lasts(members, now)
-        if lasts >= self._standstill.bound and self._records.registry.complete:
+        if lasts >= self._standstill.bound and self._run.registry.complete:
             places = ", ".join(f"worker {each.index} at {each.endpoint} on host {each.host}" for each in members)
-            self._records.fail(
+            self._run.fail(
                 f"every worker has been waiting for another for {lasts:.0f} s: {self.diagnose(now).text}. "
                 f"Can they reach each other's queues? They are: {places}. See queues.url",
                 ExitCode.FAILED,
@@ -151,14 +150,14 @@ class Supervision:
         return f"{why}. {found.text[0].upper()}{found.text[1:]}"
 
     def _times_replaced(self, member: Member) -> str:
-        times = self._records.replacements.in_a_row[member.index]
+        times = self._run.replacements.in_a_row[member.index]
         if not times:
             return ""
-        step, most = self._records.checkpoints.complete, self._records.config.restarts
+        step, most = self._run.checkpoints.complete, self._run.config.restarts
         return f". It was replaced {times} times since checkpoint {step} (recovery.restarts is {most})"
 
     def _label(self, index: int) -> str:
-        return worker_label(index, self._records.config.schedule.placement[index])
+        return worker_label(index, self._run.config.schedule.placement[index])
 
 
 def _code(status: int | None) -> int:

@@ -99,7 +99,7 @@ class SimulatedBroker(SimulatedProcess):
         self.later(TICK, self._tick)
 
     def _decide(self, decide: Callable[[], list[Outgoing]]) -> None:
-        listened = self.core.records.lifecycle.state is RunState.RECONNECTING
+        listened = self.core.run.lifecycle.state is RunState.RECONNECTING
         try:
             sends = decide()
         except Killed:
@@ -107,10 +107,10 @@ class SimulatedBroker(SimulatedProcess):
             return
         if (
             listened
-            and self.core.records.lifecycle.state is not RunState.RECONNECTING
-            and self.core.records.lifecycle.state is not RunState.RECONCILING
+            and self.core.run.lifecycle.state is not RunState.RECONNECTING
+            and self.core.run.lifecycle.state is not RunState.RECONCILING
         ):
-            self._fired[CONTINUES if self.core.records.registry.members else STARTS_OVER] += 1
+            self._fired[CONTINUES if self.core.run.registry.members else STARTS_OVER] += 1
         self._watch(sends)
         for recipient, message in sends:
             connection, client = self._connections.get(recipient, (None, None))

@@ -89,7 +89,7 @@ class World:
     def resume(self) -> None:
         """Everybody is gone, and the run is resumed as a whole, perhaps without records. What can be damaged of its
         newest checkpoint is."""
-        complete, disk = self.core.records.checkpoints.complete, self.environment.disk
+        complete, disk = self.core.run.checkpoints.complete, self.environment.disk
         for worker in list(self.workers):
             worker.end(-9)
         if self.broker.alive:
@@ -110,7 +110,7 @@ class World:
         self.environment.clock.after(seconds, partial(self._go_back_to, old, self._complete, then))
 
     def _go_back_to(self, old: FragileStore, complete: int, then: Callable[[], object]) -> None:
-        if self.broker.alive and self.core.records.outcome is None:
+        if self.broker.alive and self.core.run.outcome is None:
             self.broker.end(-9)
             self.store, self._complete = old, complete
             then()
@@ -142,7 +142,7 @@ class World:
 
     def _start_worker(self, index: int | None, host: str) -> None:
         """Of the plan's place `index`, or a spare."""
-        if self.core.records.outcome is not None:
+        if self.core.run.outcome is not None:
             return
         self._started += 1
         unlike = 0 if self.scenario.contained else self._started
@@ -177,13 +177,13 @@ class World:
             self._last_injection = self.environment.clock.now + injection.delay + injection.seconds
 
     def _strike(self, injection: Injection) -> None:
-        if self.core.records.outcome is None:
+        if self.core.run.outcome is None:
             self.fired[injection.fault] += strike(self, injection)
 
     # what is found
 
     def _over(self) -> bool:
-        outcome = self.core.records.outcome
+        outcome = self.core.run.outcome
         if outcome is not None and outcome.phase is not RunPhase.FINISHED:
             raise Wrong(f"the run has {outcome.phase}: {outcome.reason}")
         return outcome is not None and not self.workers
@@ -198,20 +198,20 @@ class World:
 
     def _judge(self) -> None:
         expected = undisturbed(self.scenario.schedule, self.scenario.steps)
-        outcome = self.core.records.outcome
+        outcome = self.core.run.outcome
         if outcome is None or outcome.weights_sha256 != weights_sha256(named(dict(enumerate(expected.digests)))):
             raise Wrong("the weights are not those of the undisturbed run")
         losses = {step: loss for step, loss in enumerate(expected.losses) if step % LOG_EVERY == 0}
         stored = {step: loss for step, loss in self.store.load().losses.items() if step % LOG_EVERY == 0}
-        for kept in (self.core.records.ledger.losses, stored):
+        for kept in (self.core.run.ledger.losses, stored):
             if kept != losses:
                 raise Wrong(f"the losses are {kept}, and {losses} in the undisturbed run")
         last = len(expected.losses) - 1, expected.losses[-1]
-        if self.core.records.ledger.last_loss != last:
-            raise Wrong(f"the last loss is {self.core.records.ledger.last_loss}, and {last} in the undisturbed run")
+        if self.core.run.ledger.last_loss != last:
+            raise Wrong(f"the last loss is {self.core.run.ledger.last_loss}, and {last} in the undisturbed run")
         self.store.fuse = 0
         run_of(self.store, PLAN, RUN, resume=True)
-        if Coordinator(self._terms, self.store, RUN, self.environment.clock.now).records.phase is not RunPhase.FINISHED:
+        if Coordinator(self._terms, self.store, RUN, self.environment.clock.now).run.phase is not RunPhase.FINISHED:
             raise Wrong("the run has finished, and a resume begins it again")
 
     def _watch(self, sends: list[Outgoing]) -> None:

@@ -77,8 +77,8 @@ def _record_broker(write: Callable[..., None], on_done: Callable[[], None]) -> N
         answer = handle(self, *arguments)
         if complete < 0:
             write(ANSWERED)
-        if self.records.checkpoints.complete > complete:
-            complete = self.records.checkpoints.complete
+        if self.run.checkpoints.complete > complete:
+            complete = self.run.checkpoints.complete
             write(CHECKPOINT, complete)
         on_done()
         return answer

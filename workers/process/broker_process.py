@@ -85,10 +85,10 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         try:
             on_bound(channel.endpoint)
             serve_channel(core, channel, stop=host.should_exit, linger=1.0 if place.parent else LINGER)
-            _clear_queues(core.records, plan.queues.url)
+            _clear_queues(core.run, plan.queues.url)
         finally:
             (folder / runs.BROKER).unlink(missing_ok=True)
-    return _exit_code(run, core.records.outcome)
+    return _exit_code(run, core.run.outcome)
 
 
 def serve_channel(
@@ -126,10 +126,10 @@ def _turn(
         except ForeignMessage:
             sends.append((sender, _UNREADABLE))
         except BadMessage:  # its sender repeats what matters
-            coordinator.records.events.count("damaged", "a message arrived damaged")
+            coordinator.run.events.count("damaged", "a message arrived damaged")
     sends += coordinator.tick(clock())
     channel.send((recipient, encode(message)) for recipient, message in sends)
-    _write_log(coordinator.records.events)
+    _write_log(coordinator.run.events)
 
 
 def _write_log(events: EventLog) -> None:
@@ -146,22 +146,22 @@ class _Departure:
 
     def __init__(self, coordinator: Coordinator, linger: float) -> None:
         self._coordinator = coordinator
-        self._records = coordinator.records
+        self._run = coordinator.run
         self._linger = linger
         self._over: float | None = None  # since when
 
     def is_due(self) -> bool:
-        outcome = self._records.outcome
+        outcome = self._run.outcome
         if outcome is None:
             return False
         if self._over is None:
             self._over = monotonic()
-        dismissed = self._records.lifecycle.state is RunState.DISMISSED and self._records.all_left
+        dismissed = self._run.lifecycle.state is RunState.DISMISSED and self._run.all_left
         return dismissed or monotonic() - self._over >= self._patience(outcome)
 
     def _patience(self, outcome: RunOutcome) -> float:
         """Seconds."""
-        if outcome.at_step_end and not self._records.all_left:
+        if outcome.at_step_end and not self._run.all_left:
             return STEP_END
         return min(LEAVING, self._linger) if self._coordinator.stop_requested else self._linger
 
@@ -177,17 +177,17 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
     return plan, make_schedule(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
 
 
-def _clear_queues(records: RunRecords, url: str) -> None:
+def _clear_queues(run: RunRecords, url: str) -> None:
     """Removes a finished run's queues from their server. Those of a stopped run are needed to go on with it."""
-    if not url.startswith(REDIS) or records.phase is not RunPhase.FINISHED:
+    if not url.startswith(REDIS) or run.phase is not RunPhase.FINISHED:
         return
     from stageline.broker.queues.redis.queues import forget  # takes time to load
 
-    if not records.all_left:  # a worker that still runs could put again what it keeps
+    if not run.all_left:  # a worker that still runs could put again what it keeps
         log.warning("the queues stay at the server", address=masked(url), reason="not every worker has exited")
         return
     try:
-        forget(url, records.run)
+        forget(url, run.id)
     except BrokerError as error:
         log.warning("the queues stay at the server", address=masked(url), reason=str(error))
 
@@ -211,14 +211,14 @@ class _Host:
         self._parent = parent
         self._signals = signals
         self._started = monotonic()
-        self._over = core.records.outcome is not None
+        self._over = core.run.outcome is not None
 
     def should_exit(self) -> bool:
         """Called in every turn. After a signal the run is stopped: workers learn of it with their next report. A run
         that is over does not keep the broker running after a signal."""
-        if self._signals.count and self._core.records.lifecycle.state is not RunState.DISMISSED:
+        if self._signals.count and self._core.run.lifecycle.state is not RunState.DISMISSED:
             self._core.handle(b"", StopRun("the broker was interrupted", ExitCode.INTERRUPTED), time())
-        if not self._over and self._core.records.outcome is not None:
+        if not self._over and self._core.run.outcome is not None:
             self._over = True
             self._keep_result()
         return self._signals.count > 1 or bool(self._parent and os.getppid() != self._parent)
@@ -227,7 +227,7 @@ class _Host:
         for _, answer in self._core.handle(b"", Ask("status"), time()):
             if isinstance(answer, Answer) and answer.facts["weights_sha256"] and answer.facts["training_steps"]:
                 result = result_of(
-                    self._core.records.run, self._plan.schedule.microbatches, answer.facts, monotonic() - self._started
+                    self._core.run.id, self._plan.schedule.microbatches, answer.facts, monotonic() - self._started
                 )
                 write_json(self._folder / runs.RESULT, result)
                 log.info("result", weights_sha256=result.weights_sha256, file=self._folder / runs.RESULT)

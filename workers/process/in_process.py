@@ -95,7 +95,7 @@ class _Local:
         """Why the run stops, with its bad microbatch kept."""
         stage = error.culprit.action.stage if error.culprit is not None else 0
         place = self._places[self._job.schedule.owner(stage)]
-        run, incarnation = self._coordinator.records.run, place.reporter.incarnation
+        run, incarnation = self._coordinator.run.id, place.reporter.incarnation
         return record_failure(self._job, place.executor, self._queues, error, run, incarnation)
 
     def finish(self, folder: Path) -> LaunchOutcome:
@@ -120,7 +120,7 @@ class _Local:
             if isinstance(answer, Assigned)
         )
         executor = job.executor(job.schedule.placement[index], self._decisions)
-        run = self._coordinator.records.run
+        run = self._coordinator.run.id
         loop = WorkerLoop(job.program, index, executor, self._queues, run=run, incarnation=incarnation)
         return _Place(sender, executor, loop, Reporter(loop.progress, incarnation, job.steps))
 

@@ -49,15 +49,15 @@ def test_a_report_of_a_stale_incarnation_is_refused_and_changes_nothing(talk: Co
     assert recipient == b"stale"
     assert isinstance(refused, Refused)
     assert refused.reason.startswith("incarnation 9 is not current in run run-1")
-    assert talk.core.records.ledger.finished == [0, 0]
+    assert talk.core.run.ledger.finished == [0, 0]
     assert talk.status()["oddities"] == {"fenced": 1}
 
 
 def test_what_a_worker_cannot_know_is_counted_and_left_out(talk: Conversation):
     talk.send(b"a", report(0, steps=steps(1, 3), events=[Event(0, 0, 9, "forward", 1.0), Event(1, 0, 0, "done", 1.0)]))
-    assert talk.core.records.ledger.finished == [0, 0]
+    assert talk.core.run.ledger.finished == [0, 0]
     assert talk.status()["oddities"] == {"illegal": 3}
-    assert talk.core.records.events.warnings == [
+    assert talk.core.run.events.warnings == [
         "worker 0 (stage 0) reports what cannot be: stage 1 is not its own",
         "worker 0 (stage 0) reports what cannot be: there is no microbatch 9: a step has 4",
         "worker 0 (stage 0) reports what cannot be: stage 1 is not its own",
@@ -120,7 +120,7 @@ def test_a_stopped_run_stops_every_worker_with_its_code(talk: Conversation):
     sends = talk.send(b"train", StopRun("interrupted, nothing saved", 130, at_step_end=True))
     assert sends == [(name(0), stop), (name(1), stop)]
     assert talk.send(name(0), report(0)) == [(name(0), stop)]
-    assert (talk.core.records.phase, talk.status()["code"]) == (RunPhase.FAILED, 130)
+    assert (talk.core.run.phase, talk.status()["code"]) == (RunPhase.FAILED, 130)
 
 
 def test_a_second_stop_does_not_wait_for_the_steps_end(talk: Conversation):
@@ -131,23 +131,23 @@ def test_a_second_stop_does_not_wait_for_the_steps_end(talk: Conversation):
 
 def test_the_broker_is_dismissed_after_the_run_not_by_ending_it(talk: Conversation):
     talk.send(b"train", StopRun("enough", 130))
-    assert talk.core.records.lifecycle.state is not RunState.DISMISSED
+    assert talk.core.run.lifecycle.state is not RunState.DISMISSED
     talk.send(b"train", StopRun("over", 0))
-    assert talk.core.records.lifecycle.state is RunState.DISMISSED
+    assert talk.core.run.lifecycle.state is RunState.DISMISSED
     assert talk.status()["reason"] == "enough"
 
 
 def test_all_workers_have_left_after_goodbyes_and_exits(talk: Conversation):
     talk.send(b"train", StopRun("enough", 130))
     talk.send(name(0), Goodbye(1, "told to stop"))
-    assert not talk.core.records.all_left
+    assert not talk.core.run.all_left
     talk.send(b"train", Exited(1, 101, 130))
-    assert talk.core.records.all_left
+    assert talk.core.run.all_left
 
 
 def test_the_goodbye_of_a_finished_worker_is_not_waited_for(talk: Conversation):
     talk.send(name(0), finished(0)), talk.send(name(1), finished(1))
-    assert talk.core.records.all_left
+    assert talk.core.run.all_left
 
 
 def test_a_broker_that_was_away_gives_every_worker_a_new_lease(talk: Conversation):
@@ -162,14 +162,14 @@ def test_a_lease_shorter_than_the_brokers_turn_still_ends():
     talk.core = Coordinator(replace(TERMS, lease=0.05), talk.store, "run-1", talk.now)
     talk.join(0), talk.join(1)
     talk.after(0.2)
-    assert talk.core.records.phase is RunPhase.FAILED
+    assert talk.core.run.phase is RunPhase.FAILED
 
 
 def test_a_restarted_broker_continues_the_run(talk: Conversation):
     talk.send(name(0), report(0, steps=steps(0, *range(5))))
     talk.send(name(1), report(1, steps=steps(1, *range(3), loss=0.5)))
     again = Conversation(talk.store, now=talk.now + 3.0)
-    assert (again.core.records.run, again.core.records.phase, again.core.records.ledger.finished) == (
+    assert (again.core.run.id, again.core.run.phase, again.core.run.ledger.finished) == (
         "run-1",
         RunPhase.RUNNING,
         [5, 3],
@@ -189,5 +189,5 @@ def test_workers_that_do_not_return_to_a_restarted_broker_are_lost(talk: Convers
 def test_a_restarted_broker_knows_how_the_run_ended(talk: Conversation):
     talk.send(name(0), finished(0)), talk.send(name(1), finished(1))
     again = Coordinator(TERMS, talk.store, "run-1", 2000.0)
-    assert again.records.outcome == talk.core.records.outcome
+    assert again.run.outcome == talk.core.run.outcome
     assert again.handle(b"a", finished(0), 2000.0) == [(b"a", Stop("all steps are done", 0))]

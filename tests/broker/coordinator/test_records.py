@@ -18,8 +18,8 @@ def test_a_restarted_broker_knows_checkpoint_snapshots_gaps_and_counts(talk: Con
     talk.send(name(1), said(2, upto=37))
     kill(talk, 1, 101)
     again = Conversation(talk.store, now=talk.now + 3.0, terms=REPLACING)
-    assert (again.core.records.phase, again.core.records.registry.missing) == (RunPhase.RUNNING, [1])
-    assert again.core.records.ledger.finished == [40, 20]
+    assert (again.core.run.phase, again.core.run.registry.missing) == (RunPhase.RUNNING, [1])
+    assert again.core.run.ledger.finished == [40, 20]
     given = again.assigned(b"new", replacement(1, 201))
     assert (given.index, given.step) == (1, 20)
     again.send(b"new", said(given.incarnation, upto=40, snapshots=[(1, 40)]))

@@ -162,7 +162,7 @@ class Orders(RuleBasedStateMachine):
                     if not lost and process.alive:
                         process.begin(message)
                 case Trim(step):
-                    assert step <= self.talk.core.records.checkpoints.complete
+                    assert step <= self.talk.core.run.checkpoints.complete
                     process.complete = process.complete if lost else max(process.complete, step)
                 case Refused():
                     process.alive = process.alive and lost
@@ -175,7 +175,7 @@ class Orders(RuleBasedStateMachine):
         new = incarnation not in self.owners
         assert self.owners.setdefault(incarnation, process) is process
         if new:
-            assert step == self.talk.core.records.checkpoints.complete
+            assert step == self.talk.core.run.checkpoints.complete
         if assigned.keep:
             assert process.assigned is not None
             return
@@ -183,7 +183,7 @@ class Orders(RuleBasedStateMachine):
 
     def is_current(self, process: ModelProcess) -> bool:
         assert process.assigned is not None
-        return self.talk.core.records.registry.current(process.assigned.incarnation) is not None
+        return self.talk.core.run.registry.current(process.assigned.incarnation) is not None
 
     def placed(self, alive: bool = True) -> list[ModelProcess]:
         return [each for each in self.processes if each.assigned and (each.alive or not alive)]
@@ -249,7 +249,7 @@ class Orders(RuleBasedStateMachine):
     def time_passes(self, seconds: float, speaking: bool) -> None:
         """With the live workers speaking, only the dead are lost; without, all are."""
         end = self.talk.now + seconds
-        while self.talk.now < end and self.talk.core.records.outcome is None:
+        while self.talk.now < end and self.talk.core.run.outcome is None:
             if speaking:
                 for process in self.placed():
                     self.speak(process, snapshots=False)
@@ -265,7 +265,7 @@ class Orders(RuleBasedStateMachine):
         self.informed = True
         if now_and_then:
             self.backups.append(copy.deepcopy(self.store))
-        assert self.talk.core.records.run == "run-1"
+        assert self.talk.core.run.id == "run-1"
 
     @rule(backup=st.none() | st.integers(0, 9), data=st.data())
     def the_records_are_lost(self, backup: int | None, data: st.DataObject) -> None:
@@ -287,15 +287,15 @@ class Orders(RuleBasedStateMachine):
         self.informed = True
 
     def decided(self) -> object:
-        known = self.talk.core.records
+        known = self.talk.core.run
         return known.facts(), list(known.ledger.finished)
 
     def current_owners(self) -> list[ModelProcess]:
-        return [self.owners[member.incarnation] for member in self.talk.core.records.registry.members.values()]
+        return [self.owners[member.incarnation] for member in self.talk.core.run.registry.members.values()]
 
     def check_checkpoint(self) -> None:
         """It never goes back; when it comes to be, all stages' snapshots are there, and every owner has come so far."""
-        known = self.talk.core.records
+        known = self.talk.core.run
         complete, disk = known.checkpoints.complete, self.disk()
         assert complete >= self.complete
         if complete > self.complete:
@@ -316,13 +316,13 @@ class Orders(RuleBasedStateMachine):
 
     @invariant()
     def what_is_stored_is_what_was_decided(self) -> None:
-        again = Conversation(self.store, now=self.talk.now, terms=ENDLESS).core.records
-        assert again.facts()["checkpoints"] == self.talk.core.records.facts()["checkpoints"]
-        assert again.registry.incarnation == self.talk.core.records.registry.incarnation
+        again = Conversation(self.store, now=self.talk.now, terms=ENDLESS).core.run
+        assert again.facts()["checkpoints"] == self.talk.core.run.facts()["checkpoints"]
+        assert again.registry.incarnation == self.talk.core.run.registry.incarnation
 
     @invariant()
     def only_a_place_that_stays_empty_ends_the_run(self) -> None:
-        outcome = self.talk.core.records.outcome
+        outcome = self.talk.core.run.outcome
         assert outcome is None or (outcome.phase is RunPhase.FAILED and outcome.code == 69)
 
 

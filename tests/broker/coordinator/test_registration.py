@@ -28,11 +28,11 @@ def test_workers_are_assigned_and_get_their_peers_once_all_have_joined():
     talk = Conversation()
     assert talk.send(b"a", hello(0)) == [(b"a", Assigned("run-1", 0, 1, 0))]
     assert talk.join(1)[1:] == []
-    assert talk.core.records.phase is RunPhase.WAITING
+    assert talk.core.run.phase is RunPhase.WAITING
     peers = Peers({0: (1, "ipc://a"), 1: (2, "ipc://1")})
     sends = talk.send(b"a", hello(0, incarnation=1, endpoint="ipc://a"))
     assert sends == [(b"a", Assigned("run-1", 0, 1, 0)), (b"a", peers), (name(1), peers)]
-    assert talk.core.records.phase is RunPhase.RUNNING
+    assert talk.core.run.phase is RunPhase.RUNNING
 
 
 def test_a_repeated_hello_is_answered_with_the_peers_again(talk: Conversation):
@@ -44,7 +44,7 @@ def test_a_worker_that_names_its_endpoint_at_once_need_not_repeat_it():
     talk = Conversation()
     for index in (0, 1):
         talk.send(name(index), hello(index, endpoint="memory://"))
-    assert talk.core.records.phase is RunPhase.RUNNING
+    assert talk.core.run.phase is RunPhase.RUNNING
 
 
 def test_an_incarnation_is_stored_before_it_is_handed_out():

@@ -38,7 +38,7 @@ def why(talk: Conversation) -> dict[str, object]:
 def again(talk: Conversation, *, resume: bool = True, alone: bool = False) -> Conversation:
     """The broker is killed and started again."""
     run_of(talk.store, PLAN, "run-1", resume=resume, alone=alone)
-    return Conversation(talk.store, now=talk.now + 5.0, terms=talk.core.records.config)
+    return Conversation(talk.store, now=talk.now + 5.0, terms=talk.core.run.config)
 
 
 def working(index: int, turn: int = 0) -> Report:
@@ -51,20 +51,20 @@ def test_workers_that_are_still_at_work_keep_their_places_and_what_they_have(tal
     talk.after(0.5)
     talk.send(name(1), Report(2, 12, "computes", 0.0, 0.0, steps=steps(1, 47, loss=0.5), number=2))
     talk.after(0.5)
-    assert talk.core.records.ledger.finished == [48, 48]
-    assert [member.incarnation for member in talk.core.records.registry.reachable()] == [1, 2]
+    assert talk.core.run.ledger.finished == [48, 48]
+    assert [member.incarnation for member in talk.core.run.registry.reachable()] == [1, 2]
     assert talk.status()["restarts"] == 0
-    assert again(talk, resume=False).core.records.lifecycle.state is not RunState.RECONNECTING
+    assert again(talk, resume=False).core.run.lifecycle.state is not RunState.RECONNECTING
 
 
 def test_if_no_worker_reconnects_within_a_lease_all_begin_again(talk):
     talk.after(9.0)
-    assert talk.core.records.phase is RunPhase.RUNNING
-    assert len(talk.core.records.registry.members) == 2
+    assert talk.core.run.phase is RunPhase.RUNNING
+    assert len(talk.core.run.registry.members) == 2
     talk.after(2.0)
-    assert talk.core.records.registry.members == {}
-    assert talk.core.records.lifecycle.state is RunState.CHOOSING_CHECKPOINT
-    assert talk.core.records.ledger.finished == [40, 40]
+    assert talk.core.run.registry.members == {}
+    assert talk.core.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT
+    assert talk.core.run.ledger.finished == [40, 40]
 
 
 def test_workers_that_were_started_again_are_known_by_their_names_and_wait_two_seconds(talk):
@@ -96,14 +96,14 @@ def test_a_running_worker_continues_and_only_the_lost_one_is_replaced(talk):
     talk.after(2.5)
     talk.send(name(0), Report(1, 13, "computes", 0.0, 0.0, number=3))
     assert talk.assigned(name(1), msgspec.structs.replace(hello(1), pid=7)).step == 40
-    assert talk.core.records.ledger.finished == [48, 40]
-    assert talk.core.records.registry.members[0].incarnation == 1
+    assert talk.core.run.ledger.finished == [48, 40]
+    assert talk.core.run.registry.members[0].incarnation == 1
 
 
 def test_a_worker_that_registers_again_is_at_work_too(talk):
     talk.send(name(0), msgspec.structs.replace(hello(0, incarnation=1, endpoint="ipc://0"), memory=MEMORY))
     talk.after(0.2)
-    assert talk.core.records.lifecycle.state is not RunState.RECONNECTING
+    assert talk.core.run.lifecycle.state is not RunState.RECONNECTING
 
 
 def test_a_new_worker_stands_by_until_the_workers_before_it_have_reconnected_or_are_lost(talk):
@@ -122,7 +122,7 @@ def test_a_new_worker_stands_by_until_the_workers_before_it_have_reconnected_or_
         if any(isinstance(message, Assigned) and to == b"stranger" for to, message in sends):
             break
         talk.send(b"stranger", stranger)
-    assert talk.core.records.registry.members[1].name == "spot-7"
+    assert talk.core.run.registry.members[1].name == "spot-7"
 
 
 def test_once_all_have_reconnected_a_new_worker_is_refused(talk):
@@ -140,35 +140,35 @@ def test_without_recovery_a_part_of_the_workers_is_of_no_use():
     talk = again(before)
     talk.send(name(0), working(0))
     talk.after(0.2)
-    assert talk.core.records.lifecycle.state is RunState.RECONNECTING
+    assert talk.core.run.lifecycle.state is RunState.RECONNECTING
     talk.send(name(1), working(1))
     talk.after(0.2)
-    assert [member.incarnation for member in talk.core.records.registry.reachable()] == [1, 2]
+    assert [member.incarnation for member in talk.core.run.registry.reachable()] == [1, 2]
     talk = again(talk)
     for turn in range(12):
         talk.send(name(0), working(0, turn))
         talk.after(1.0)
-    assert (talk.core.records.registry.members, talk.core.records.phase) == ({}, RunPhase.WAITING)
+    assert (talk.core.run.registry.members, talk.core.run.phase) == ({}, RunPhase.WAITING)
 
 
 @pytest.mark.parametrize("at_step_end", [False, True])
 def test_it_can_be_stopped_meanwhile_and_stays_stopped(talk, at_step_end: bool):
     talk.send(b"me", StopRun("enough", 130, at_step_end))
     talk.after(2.0)
-    assert talk.core.records.outcome is not None
-    assert (talk.core.records.phase, talk.core.records.outcome.code) == (RunPhase.FAILED, 75)
-    assert again(talk, resume=False).core.records.outcome == talk.core.records.outcome
+    assert talk.core.run.outcome is not None
+    assert (talk.core.run.phase, talk.core.run.outcome.code) == (RunPhase.FAILED, 75)
+    assert again(talk, resume=False).core.run.outcome == talk.core.run.outcome
     resumed = again(talk)
-    assert (resumed.core.records.registry.members, resumed.core.records.outcome) == ({}, None)
-    assert again(resumed, resume=False).core.records.outcome is None
+    assert (resumed.core.run.registry.members, resumed.core.run.outcome) == ({}, None)
+    assert again(resumed, resume=False).core.run.outcome is None
 
 
 def test_a_run_that_ends_while_workers_may_reconnect_has_ended(talk):
     for index in (0, 1):
         talk.send(name(index), finished(index))
-    assert talk.core.records.phase is RunPhase.FINISHED
+    assert talk.core.run.phase is RunPhase.FINISHED
     for resume in (False, True):
-        assert again(talk, resume=resume).core.records.phase is RunPhase.FINISHED
+        assert again(talk, resume=resume).core.run.phase is RunPhase.FINISHED
 
 
 def test_a_worker_that_knows_more_than_the_records_starts_reconciliation_and_the_end_of_that_run_lasts(talk):
@@ -177,26 +177,26 @@ def test_a_worker_that_knows_more_than_the_records_starts_reconciliation_and_the
         both = [(0, 60), (1, 60)]
         said = msgspec.structs.replace(hello(index), incarnation=10**9 + index, memory=knows, snapshots=both)
         talk.send(name(index), said)
-    assert talk.core.records.lifecycle.state is RunState.RECONCILING
-    assert talk.core.records.lifecycle.state is not RunState.RECONNECTING
+    assert talk.core.run.lifecycle.state is RunState.RECONCILING
+    assert talk.core.run.lifecycle.state is not RunState.RECONNECTING
     talk.after(11.0)
-    for index, member in enumerate(talk.core.records.registry.reachable()):
+    for index, member in enumerate(talk.core.run.registry.reachable()):
         talk.send(name(index), msgspec.structs.replace(finished(index), incarnation=member.incarnation))
-    assert talk.core.records.phase is RunPhase.FINISHED
-    assert again(talk).core.records.phase is RunPhase.FINISHED
+    assert talk.core.run.phase is RunPhase.FINISHED
+    assert again(talk).core.run.phase is RunPhase.FINISHED
 
 
 def test_no_worker_is_waited_for_if_the_run_was_stopped_or_the_broker_is_alone():
-    assert again(at_work(), alone=True).core.records.registry.members == {}
+    assert again(at_work(), alone=True).core.run.registry.members == {}
     stopped = at_work()
     stopped.send(b"me", StopRun("enough", 130))
-    assert again(stopped).core.records.registry.members == {}
+    assert again(stopped).core.run.registry.members == {}
 
 
 def test_a_broker_killed_while_workers_reconnect_is_followed_by_one_that_waits_too_unless_it_is_alone(talk):
     listening = again(talk)
-    assert listening.core.records.lifecycle.state is RunState.RECONNECTING
+    assert listening.core.run.lifecycle.state is RunState.RECONNECTING
     listening.send(name(0), working(0))
     listening.after(0.1)
-    assert listening.core.records.lifecycle.state is not RunState.RECONNECTING
-    assert again(again(listening), alone=True).core.records.registry.members == {}
+    assert listening.core.run.lifecycle.state is not RunState.RECONNECTING
+    assert again(again(listening), alone=True).core.run.registry.members == {}

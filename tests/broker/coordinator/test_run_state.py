@@ -214,9 +214,9 @@ def test_conversations_take_every_transition_of_the_table(taken: list[Step]):
 def test_a_stop_that_was_requested_before_the_records_were_lost_is_not_forgotten(taken: list[Step]):
     talk = stopping()
     show_newer_checkpoint(talk)
-    assert talk.core.records.lifecycle.state is S.RECONCILING
+    assert talk.core.run.lifecycle.state is S.RECONCILING
     reconcile(talk)
-    assert talk.core.records.lifecycle.state is S.STOPPED
+    assert talk.core.run.lifecycle.state is S.STOPPED
     assert taken[-3:] == [(S.WAITING, E.ALL_PRESENT), (S.RUNNING, E.STOP_REQUESTED), (S.STOPPING, E.STOP_DUE)]
 
 
@@ -224,4 +224,4 @@ def test_records_cannot_be_lost_after_the_end():
     talk = Conversation(terms=replace(SNAPSHOTS, restarts=2))
     stop(talk)
     lose_records(talk)
-    assert talk.core.records.lifecycle.state is S.STOPPED
+    assert talk.core.run.lifecycle.state is S.STOPPED

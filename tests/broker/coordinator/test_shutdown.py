@@ -63,15 +63,15 @@ def test_a_checkpoint_that_workers_leave_behind_makes_the_outcome_better():
     stop_of(talk)
     tell(talk, 8, snapshot=8)
     assert (talk.status()["code"], talk.status()["reason"]) == (75, "interrupted; the state after 8 steps is saved")
-    assert Coordinator(SNAPSHOTS, talk.store, "run-1", talk.now).records.outcome == talk.core.records.outcome
+    assert Coordinator(SNAPSHOTS, talk.store, "run-1", talk.now).run.outcome == talk.core.run.outcome
 
 
 def test_a_failure_is_not_made_better():
     talk = talk_at(7)
     talk.send(name(1), Goodbye(2, "told")), talk.send(b"supervisor", Exited(1, 9, 78))
-    before = talk.core.records.outcome
+    before = talk.core.run.outcome
     tell(talk, 8, snapshot=8)
-    assert talk.core.records.outcome == before is not None
+    assert talk.core.run.outcome == before is not None
 
 
 # Stages run ahead of each other: told to finish "the step", each would stop after another one.
@@ -144,7 +144,7 @@ def test_after_a_second_stop_request_no_step_is_waited_for():
 def test_a_run_without_a_stop_request_continues():
     talk = talk_at(5)
     talk.after(2 * DELAY)
-    assert (talk.core.records.outcome, talk.core.stop_requested) == (None, False)
+    assert (talk.core.run.outcome, talk.core.stop_requested) == (None, False)
 
 
 # Going on
@@ -154,12 +154,12 @@ def test_a_resumed_run_begins_at_its_checkpoint_under_new_incarnations():
     talk = talk_at(37, snapshot=20)
     stop_of(talk)
     again = resumed(talk)
-    assert (again.core.records.run, again.core.records.phase, again.core.records.outcome) == (
+    assert (again.core.run.id, again.core.run.phase, again.core.run.outcome) == (
         "run-1",
         RunPhase.WAITING,
         None,
     )
-    assert again.core.records.ledger.finished == [20, 20]
+    assert again.core.run.ledger.finished == [20, 20]
     for index in (0, 1):
         again.send(name(index), having_read(index, 20))
     again.after(0.1)
@@ -171,9 +171,9 @@ def test_a_resumed_run_begins_at_its_checkpoint_under_new_incarnations():
 
 def test_a_run_whose_processes_are_all_gone_is_resumed_at_once():
     again = resumed(talk_at(37, snapshot=20))
-    assert again.core.records.registry.missing == [0, 1]
+    assert again.core.run.registry.missing == [0, 1]
     assert again.after(1000.0) == []
-    assert again.core.records.outcome is None
+    assert again.core.run.outcome is None
 
 
 def test_a_resumed_run_has_no_outcome_also_after_its_broker_was_killed():
@@ -185,7 +185,7 @@ def test_a_resumed_run_has_no_outcome_also_after_its_broker_was_killed():
     again.after(0.1)
     again.send(name(0), having_read(0, 20))
     after = Conversation(talk.store, now=talk.now + 200.0, terms=SNAPSHOTS)
-    assert (after.core.records.outcome, after.core.records.registry.missing) == (None, [1])
+    assert (after.core.run.outcome, after.core.run.registry.missing) == (None, [1])
 
 
 def test_a_worker_from_before_the_restart_is_refused():
@@ -194,7 +194,7 @@ def test_a_worker_from_before_the_restart_is_refused():
     again = resumed(talk)
     ((_, refused),) = again.send(name(0), Report(1, 9, "computes", 0.0, 0.0, steps(0, 50)))
     assert isinstance(refused, Refused)
-    assert again.core.records.ledger.finished == [20, 20]
+    assert again.core.run.ledger.finished == [20, 20]
 
 
 def test_losses_in_a_row_are_counted_from_zero_and_all_restarts_on():
@@ -202,7 +202,7 @@ def test_losses_in_a_row_are_counted_from_zero_and_all_restarts_on():
     talk.send(name(1), Goodbye(2, "the machine is wanted back"))
     stop_of(talk)
     again = resumed(talk)
-    assert (again.status()["recovering"], again.status()["restarts"], again.core.records.replacements.in_a_row[1]) == (
+    assert (again.status()["recovering"], again.status()["restarts"], again.core.run.replacements.in_a_row[1]) == (
         [],
         1,
         0,
@@ -212,7 +212,7 @@ def test_losses_in_a_row_are_counted_from_zero_and_all_restarts_on():
 def test_a_finished_run_stays_finished():
     talk = talk_at(37)
     talk.send(name(0), finished(0)), talk.send(name(1), finished(1))
-    assert resumed(talk).core.records.phase is RunPhase.FINISHED
+    assert resumed(talk).core.run.phase is RunPhase.FINISHED
 
 
 def test_a_run_is_resumed_with_its_own_plan_only():

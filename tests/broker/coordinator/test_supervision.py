@@ -122,7 +122,7 @@ def test_a_silent_worker_ends_the_run_naming_what_it_held(final: Conversation):
         "worker 1 (stage 1), worker-1 (pid 101, host desk), was silent for 10.0 s (recovery.lease is 10 s). "
         "It held 1F3 of step 118 since 9.8 s; microbatch 2 of step 118, stashed at stage 1"
     )
-    assert (final.core.records.phase, final.status()["code"]) == (RunPhase.FAILED, 1)
+    assert (final.core.run.phase, final.status()["code"]) == (RunPhase.FAILED, 1)
 
 
 def test_a_killed_process_ends_the_run_naming_its_signal(final: Conversation):
@@ -145,7 +145,7 @@ def test_the_last_message_of_a_process_explains_more_than_its_exit(final: Conver
 def test_the_exit_of_a_former_process_is_no_news(final: Conversation):
     final.send(b"supervisor", Exited(1, 55, 1))
     assert final.after(1.0) == []
-    assert final.core.records.phase is RunPhase.RUNNING
+    assert final.core.run.phase is RunPhase.RUNNING
 
 
 def test_a_process_that_exits_before_it_joined_ends_the_run_with_its_code():
@@ -171,6 +171,6 @@ def test_while_the_run_waits_a_lost_worker_only_leaves_its_place():
     talk = Conversation()
     talk.join(0)
     assert talk.after(10.5) == []
-    assert (talk.core.records.phase, talk.status()["missing"]) == (RunPhase.WAITING, [0, 1])
+    assert (talk.core.run.phase, talk.status()["missing"]) == (RunPhase.WAITING, [0, 1])
     ((_, assigned), *_) = talk.send(b"b", hello(0))
     assert assigned == Assigned("run-1", 0, 2, 0)

@@ -43,9 +43,9 @@ def test_a_lost_workers_place_goes_to_the_next_at_the_newest_complete_checkpoint
     reach(talk, 20)
     talk.send(name(1), said(2, upto=37))
     assert stops(kill(talk, 1, 101)) == []
-    assert talk.core.records.phase is RunPhase.RUNNING
+    assert talk.core.run.phase is RunPhase.RUNNING
     assert talk.send(b"new", replacement(1, 201)) == [(b"new", Assigned("run-1", 1, 3, 20)), (b"new", Trim(20))]
-    assert talk.core.records.events.infos[-1].endswith("is worker-1 (pid 201, host desk), life 2, incarnation 3")
+    assert talk.core.run.events.infos[-1].endswith("is worker-1 (pid 201, host desk), life 2, incarnation 3")
 
 
 def test_an_incarnation_and_its_start_are_stored_before_they_are_handed_out(talk: Conversation):
@@ -72,9 +72,9 @@ def test_a_lost_stages_ledger_goes_back_to_the_checkpoint_and_the_losses_stay(ta
     reach(talk, 20)
     talk.send(name(1), Report(2, 9, "1F3", 0.0, 0.0, steps(1, *range(37), loss=0.5), [Event(1, 40, 2, "forward", 1.0)]))
     kill(talk, 1, 101)
-    assert talk.core.records.ledger.finished == [20, 20]
+    assert talk.core.run.ledger.finished == [20, 20]
     assert talk.store.load().finished == {0: 20, 1: 20}
-    assert talk.core.records.ledger.held([1]) == []
+    assert talk.core.run.ledger.held([1]) == []
     assert sorted(talk.store.load().losses) == list(range(37))
 
 
@@ -110,7 +110,7 @@ def test_a_worker_that_hangs_is_replaced_and_refused_when_it_wakes(talk: Convers
         ((_, refused),) = talk.send(name(1), words)
         assert isinstance(refused, Refused)
         assert refused.code == 1
-    assert (talk.core.records.phase, talk.core.records.ledger.finished) == (RunPhase.RUNNING, [0, 0])
+    assert (talk.core.run.phase, talk.core.run.ledger.finished) == (RunPhase.RUNNING, [0, 0])
 
 
 def test_a_replacement_may_take_its_time_to_load(talk: Conversation):
@@ -118,12 +118,12 @@ def test_a_replacement_may_take_its_time_to_load(talk: Conversation):
     talk.assigned(b"new", replacement(1, 201))
     for _ in range(40):
         talk.send(name(0), report(0)), talk.after(1.0)
-    assert (talk.core.records.phase, talk.core.records.registry.missing) == (RunPhase.RUNNING, [])
+    assert (talk.core.run.phase, talk.core.run.registry.missing) == (RunPhase.RUNNING, [])
     talk.send(b"new", replacement(1, 201, incarnation=3, endpoint="ipc://new"))
     for _ in range(40):
         talk.send(name(0), report(0)), talk.after(1.0)
         talk.send(b"new", Report(3, 0, "waits for its snapshot to be read", 0.0, 0.0))
-    assert (talk.core.records.phase, talk.core.records.registry.missing) == (RunPhase.RUNNING, [])
+    assert (talk.core.run.phase, talk.core.run.registry.missing) == (RunPhase.RUNNING, [])
 
 
 def test_a_finished_worker_that_is_lost_has_to_finish_again(talk: Conversation):

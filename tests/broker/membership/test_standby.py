@@ -44,7 +44,7 @@ def test_a_spare_leaves_the_places_to_others_before_the_run_has_begun():
     ((_, standby),) = talk.send(b"spare", spare(1))
     assert standby == Standby("the run has not begun; a spare takes the place of a lost worker")
     talk.join(0), talk.join(1)
-    assert talk.core.records.phase is RunPhase.RUNNING
+    assert talk.core.run.phase is RunPhase.RUNNING
 
 
 def test_spares_are_placed_in_turn_and_only_where_they_claim(talk: Conversation):
@@ -62,7 +62,7 @@ def test_a_silent_spare_is_not_placed(talk: Conversation):
     talk.send(b"spare", spare(1))
     talk.after(SILENCE)
     assert kill(talk, 1, 101) == []
-    assert talk.core.records.registry.missing == [1]
+    assert talk.core.run.registry.missing == [1]
 
 
 def test_a_spare_that_does_not_answer_its_call_loses_the_place_to_the_next(talk: Conversation):
@@ -81,7 +81,7 @@ def test_a_spare_that_has_answered_may_take_its_time_to_load(talk: Conversation)
     talk.send(b"spare", Report(3, 0, "waits for its model", 0.0, 0.0))
     for _ in range(40):
         talk.send(name(0), report(0)), talk.after(1.0)
-    assert talk.core.records.registry.missing == []
+    assert talk.core.run.registry.missing == []
 
 
 def test_loading_for_longer_than_a_lease_is_no_lack_of_progress_once_it_is_done(talk: Conversation):
@@ -92,14 +92,14 @@ def test_loading_for_longer_than_a_lease_is_no_lack_of_progress_once_it_is_done(
     for _ in range(30):
         talk.send(name(0), report(0)), talk.after(1.0)
     talk.send(b"spare", msgspec.structs.replace(spare(1), endpoint="tcp://cloud:5555", incarnation=3))
-    assert talk.core.records.registry.members[1].introduced
+    assert talk.core.run.registry.members[1].introduced
     for _ in range(5):
         (
             talk.send(name(0), report(0)),
             talk.send(b"spare", Report(3, 0, "1F0 of step 0", talk.now, 0.0)),
             talk.after(1.0),
         )
-    assert talk.core.records.registry.missing == []
+    assert talk.core.run.registry.missing == []
 
 
 def test_a_spare_whose_assignment_got_lost_gets_it_again(talk: Conversation):
@@ -129,14 +129,14 @@ def test_a_worker_restarted_before_its_loss_was_noticed_stands_by_and_soon_has_i
     ((_, standby),) = talk.send(b"again", replacement(1, 101))
     assert isinstance(standby, Standby)
     assert talk.after(1.0) == [(b"again", Assigned("run-1", 1, 3, 0))]
-    assert "was restarted" in talk.core.records.events.infos[-2]
+    assert "was restarted" in talk.core.run.events.infos[-2]
 
 
 def test_a_worker_that_reports_keeps_its_place_though_another_of_its_name_claims_it(talk: Conversation):
     for _ in range(30):
         talk.send(name(0), report(0)), talk.send(name(1), report(1)), talk.send(b"again", replacement(1, 201))
         assert talk.after(0.3) == []
-    assert talk.core.records.registry.members[1].pid == 101
+    assert talk.core.run.registry.members[1].pid == 101
 
 
 def test_two_machines_that_claim_one_place_have_made_a_mistake(talk: Conversation):

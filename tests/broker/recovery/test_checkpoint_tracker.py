@@ -89,4 +89,4 @@ def test_a_snapshot_of_a_stale_incarnation_completes_nothing(talk: Conversation)
     assert isinstance(refused, Refused)
     assert refused.code == 1
     assert trims(talk.after(1.0)) == []
-    assert talk.core.records.ledger.finished == [20, 0]
+    assert talk.core.run.ledger.finished == [20, 0]

@@ -92,9 +92,9 @@ def test_running_workers_continue_where_they_are_under_new_incarnations(lost: Co
     peers = Peers({index: (incarnations[index], f"ipc://{index}") for index in (0, 1)})
     assert (name(0), peers) in sends
     assert (name(1), Trim(40)) in sends
-    assert (lost.core.records.phase, lost.core.records.ledger.finished) == (RunPhase.RUNNING, [47, 47])
+    assert (lost.core.run.phase, lost.core.run.ledger.finished) == (RunPhase.RUNNING, [47, 47])
     assert lost.send(name(1), report(1, incarnations[1], 48)) == [(name(1), Confirmed(1))]
-    assert lost.core.records.ledger.losses == dict.fromkeys(range(0, 48, 10), 0.5)
+    assert lost.core.run.ledger.losses == dict.fromkeys(range(0, 48, 10), 0.5)
 
 
 def test_nothing_is_decided_before_all_workers_had_a_lease_to_reconnect(lost: Conversation):
@@ -116,7 +116,7 @@ def test_an_absent_worker_is_replaced_at_the_newest_step_of_which_all_snapshots_
     given = assignments(lost.after(2.0))
     assert (given[b"new"].step, given[b"new"].keep) == (40, False)
     assert (given[name(0)].step, given[name(0)].keep) == (40, True)
-    assert lost.core.records.ledger.finished == [47, 40]
+    assert lost.core.run.ledger.finished == [47, 40]
 
 
 def test_a_worker_behind_that_step_is_replaced(lost: Conversation):
@@ -178,7 +178,7 @@ def test_unread_disks_do_not_mean_that_the_run_is_at_its_beginning(lost: Convers
     assert lost.after(3 * LEASE) == []
     lost.send(b"again", msgspec.structs.replace(newcomer(0, 100), name="worker-0")), lost.send(b"new", newcomer(1, 201))
     lost.after(0.2)
-    assert lost.core.records.checkpoints.complete == 40
+    assert lost.core.run.checkpoints.complete == 40
 
 
 def test_if_the_snapshots_of_a_stage_stay_unknown_the_run_is_given_up_naming_it(lost: Conversation):
@@ -193,7 +193,7 @@ def test_if_the_announced_checkpoint_is_nowhere_every_stage_goes_back(lost: Conv
     lost.send(name(0), remembering(0, 1, snapshots=[(0, 20), (0, 40), (1, 20)]))
     given = assignments(lost.after(LEASE + 0.2))
     assert name(0) not in given
-    assert lost.core.records.checkpoints.complete == 20
+    assert lost.core.run.checkpoints.complete == 20
     ((_, refused),) = lost.send(name(0), report(0, 1, 48))
     assert isinstance(refused, Refused)
 
@@ -212,7 +212,7 @@ def test_a_worker_that_missed_its_new_incarnation_gets_it_again(lost: Conversati
     given = assignments(lost.after(LEASE + 0.2))
     for words in (report(1, 2, 48), remembering(1, 2), Finished(2, {})):
         assert assignments(lost.send(name(1), words)) == {name(1): given[name(1)]}
-    assert lost.core.records.phase is RunPhase.RUNNING
+    assert lost.core.run.phase is RunPhase.RUNNING
 
 
 def test_a_broker_that_is_killed_again_knows_what_was_decided(lost: Conversation):
@@ -221,7 +221,7 @@ def test_a_broker_that_is_killed_again_knows_what_was_decided(lost: Conversation
     again = Conversation(lost.store, now=200.0, terms=REPLACING)
     assert again.send(name(0), report(0, given[name(0)].incarnation, 48)) == [(name(0), Confirmed(1))]
     assert assignments(again.send(name(1), report(1, 2, 48))) == {name(1): given[name(1)]}
-    assert again.core.records.checkpoints.complete == 40
+    assert again.core.run.checkpoints.complete == 40
 
 
 def test_a_broker_that_is_killed_while_it_asks_asks_again(lost: Conversation):
@@ -247,7 +247,7 @@ def test_once_all_workers_are_there_an_earlier_incarnation_is_stale(lost: Conver
     for index in (0, 1):
         given = lost.assigned(name(index), blind(index, 200 + index))
         lost.send(name(index), replace_hello(blind(index, 200 + index), given.incarnation))
-    assert lost.core.records.phase is RunPhase.RUNNING
+    assert lost.core.run.phase is RunPhase.RUNNING
     ((_, refused),) = lost.send(b"stale", remembering(1, 2))
     assert isinstance(refused, Refused)
 
@@ -259,7 +259,7 @@ def replace_hello(said: Hello, incarnation: int) -> Hello:
 def test_a_worker_of_another_run_proves_nothing(lost: Conversation):
     ((_, refused),) = lost.send(name(0), remembering(0, 1, run="yesterday"))
     assert isinstance(refused, Refused)
-    assert lost.core.records.lifecycle.state is not RunState.RECONCILING
+    assert lost.core.run.lifecycle.state is not RunState.RECONCILING
 
 
 def test_without_restarts_an_unknown_incarnation_is_refused():
@@ -282,7 +282,7 @@ def test_an_old_store_is_noticed_by_an_incarnation_that_is_not_in_it():
     old.send(b"owner", remembering(1, 3, pid=301)), old.send(name(0), remembering(0, 1))
     given = assignments(old.after(LEASE + 0.2))
     assert given.keys() == {b"owner", name(0)}
-    assert old.core.records.registry.members[1].pid == 301
+    assert old.core.run.registry.members[1].pid == 301
 
 
 def test_an_old_store_that_names_only_stale_incarnations_is_noticed_though_they_sent_messages():
@@ -353,7 +353,7 @@ def test_a_disk_on_which_nothing_newer_is_shows_nothing(snapshots: list[tuple[in
     first = old.assigned(b"1", blind(1, 301))
     (again, *_) = old.send(b"1", beginning(1, first.incarnation, snapshots))
     assert again == (b"1", first)
-    assert old.core.records.lifecycle.state is not RunState.RECONCILING
+    assert old.core.run.lifecycle.state is not RunState.RECONCILING
 
 
 def test_why_explains_that_the_broker_reconciles(lost: Conversation):

@@ -136,7 +136,7 @@ def test_no_worker_is_placed_before_all_have_read_their_snapshots(talk):
     talk.after(0.5)
     assert talk.status()["missing"] == [1]
     assert question(talk.send(name(0), having_read(0, 40))).reason.endswith("it waits for worker 1 (stage 1)")
-    assert talk.core.records.registry.members == {}
+    assert talk.core.run.registry.members == {}
     ((_, why),) = talk.send(b"me", Ask("why"))
     assert isinstance(why, Answer)
     assert why.facts["text"] == (
@@ -150,7 +150,7 @@ def test_with_nothing_damaged_the_run_begins_at_the_newest_checkpoint(talk):
     talk.after(0.1)
     given = [talk.assigned(name(index), having_read(index, 40)) for index in (0, 1)]
     assert [each.step for each in given] == [40, 40]
-    assert (talk.status()["damaged"], talk.core.records.events.warnings) == ([], [])
+    assert (talk.status()["damaged"], talk.core.run.events.warnings) == ([], [])
 
 
 def fall_back(talk: Conversation) -> None:
@@ -164,17 +164,17 @@ def fall_back(talk: Conversation) -> None:
 
 
 def test_a_damaged_checkpoint_is_named_and_all_stages_begin_at_the_older_one_under_new_incarnations(talk):
-    before = talk.core.records.registry.incarnation
+    before = talk.core.run.registry.incarnation
     fall_back(talk)
     given = [talk.assigned(name(index), having_read(index, 20)) for index in (0, 1)]
     assert [each.step for each in given] == [20, 20]
     assert before <= given[0].since < given[0].incarnation < given[1].incarnation
-    assert talk.core.records.ledger.finished == [20, 20]
+    assert talk.core.run.ledger.finished == [20, 20]
     assert set(talk.store.load().losses) == set(range(47))
     instead = "checkpoint 40 cannot be used: the run begins at checkpoint 20 instead"
     assert talk.status()["damaged"] == [DAMAGE, instead]
     assert talk.status()["checkpoint"] == 20
-    assert {DAMAGE, instead} <= set(talk.core.records.events.warnings)
+    assert {DAMAGE, instead} <= set(talk.core.run.events.warnings)
 
 
 def test_the_records_catch_up_with_a_newer_checkpoint_that_the_run_begins_at(talk):
@@ -188,15 +188,15 @@ def test_the_records_catch_up_with_a_newer_checkpoint_that_the_run_begins_at(tal
     assert [each.step for each in given] == [60, 60]
     assert talk.status()["damaged"] == [DAMAGE, "checkpoint 40 cannot be used: the run begins at checkpoint 60 instead"]
     again = Conversation(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
-    assert (again.core.records.checkpoints.complete, again.core.records.ledger.finished) == (60, [60, 60])
+    assert (again.core.run.checkpoints.complete, again.core.run.ledger.finished) == (60, [60, 60])
 
 
 def test_a_decision_is_stored_before_it_is_sent(talk):
     fall_back(talk)
     again = Conversation(talk.store, now=talk.now + 3.0, terms=SNAPSHOTS)
-    assert again.core.records.checkpoints.complete == 20
+    assert again.core.run.checkpoints.complete == 20
     assert question(again.send(name(0), hello(0))).step == 20  # no worker had a place: the snapshots are read again
-    assert again.core.records.ledger.finished == [20, 20]
+    assert again.core.run.ledger.finished == [20, 20]
 
 
 def test_a_broker_that_dies_when_places_were_given_does_not_ask_again(talk):
@@ -213,7 +213,7 @@ def test_without_an_older_checkpoint_the_run_ends_and_names_what_is_damaged(talk
     stops = [message for _, message in talk.after(0.1) if isinstance(message, Stop)]
     assert [stop.code for stop in stops] == [1, 1]
     assert DAMAGE in stops[0].reason
-    assert (talk.core.records.phase, talk.core.records.checkpoints.complete) == (RunPhase.FAILED, 40)
+    assert (talk.core.run.phase, talk.core.run.checkpoints.complete) == (RunPhase.FAILED, 40)
 
 
 def test_a_worker_of_the_former_run_is_refused_and_a_spare_stands_by(talk):
@@ -238,8 +238,8 @@ def test_a_worker_without_recent_messages_is_absent(talk):
 def test_a_worker_that_knows_more_than_the_records_ends_the_roll_call(talk):
     memory = WorkerRecord("run-1", 0, 60, 61)
     talk.send(name(0), msgspec.structs.replace(hello(0), incarnation=10**9, memory=memory, snapshots=[(0, 60)]))
-    assert talk.core.records.lifecycle.state is RunState.RECONCILING
-    assert talk.core.records.lifecycle.state is not RunState.CHOOSING_CHECKPOINT
+    assert talk.core.run.lifecycle.state is RunState.RECONCILING
+    assert talk.core.run.lifecycle.state is not RunState.CHOOSING_CHECKPOINT
 
 
 def test_a_run_without_a_complete_checkpoint_begins_at_once():
@@ -258,9 +258,9 @@ def test_a_run_without_records_waits_ten_minutes_for_the_workers_with_its_snapsh
     talk.send(name(0), msgspec.structs.replace(hello(0), snapshots=[(0, 20)]))
     talk.send(name(1), spare)
     talk.after(599.0)
-    assert talk.core.records.phase is RunPhase.WAITING
+    assert talk.core.run.phase is RunPhase.WAITING
     talk.after(2.0)
-    assert talk.core.records.phase is RunPhase.FAILED
+    assert talk.core.run.phase is RunPhase.FAILED
     assert "which snapshots exist of worker 1 (stage 1)" in str(talk.status()["reason"])
 
 

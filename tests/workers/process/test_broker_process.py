@@ -261,7 +261,7 @@ def test_no_order_of_sentences_stops_the_core_and_all_it_says_can_be_sent(
         now += passes
         for _, said in [*broker.handle(sender, sentence, now), *broker.tick(now)]:  # type: ignore[arg-type]
             assert decode_from_broker(encode(said)) == said or "nan" in repr(said)
-        phases.append(broker.records.phase)
+        phases.append(broker.run.phase)
     over = [phase for phase in phases if phase in ("finished", "failed")]
     assert len(set(over)) <= 1
     assert phases[len(phases) - len(over) :] == over
