@@ -1,5 +1,6 @@
 """Names runs and the files in their folders."""
 
+import os
 import secrets
 from datetime import datetime
 from pathlib import Path
@@ -104,7 +105,7 @@ def make_folder(plan: "Plan", run: str) -> Path:
 
 def is_run(folder: Path) -> bool:
     """Whether a run was begun in `folder`."""
-    return (folder / PLAN).exists()
+    return os.path.exists(folder / PLAN)  # False for a name that the system refuses
 
 
 def result_in(folder: Path) -> Result | None:

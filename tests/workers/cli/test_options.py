@@ -47,6 +47,7 @@ def test_a_run_is_named_by_its_id_or_its_folder(tmp_path, monkeypatch):
         (("--broker", "ipc://"), "goes with a path"),
         (("--bind", "http://x"), "begins with ipc:// or tcp://"),
         (("--run", "a/b"), "is no run's id"),
+        (("--run", f"runs/{'a' * 300}"), "is no run's id"),
         (("--seconds", "nan"), "not a finite number"),
     ],
 )
