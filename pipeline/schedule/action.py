@@ -1,8 +1,7 @@
 """An action: one thing a worker does. Written `2F0`: stage 2, forward, microbatch 0."""
 
-import re
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 
 class Kind(StrEnum):
@@ -17,9 +16,6 @@ class Kind(StrEnum):
     __hash__ = str.__hash__  # Enum's own is slow Python code, and runs for every action of a program
 
 
-_WRITTEN = re.compile(r"(?a:(?P<stage>\d+)(?:(?P<kind>[FBIW])(?P<microbatch>\d+)|U))")
-
-
 class Action(NamedTuple):
     """One thing a worker does: `kind`, for `stage` and `microbatch`, both from 0. An update's microbatch is 0."""
 
@@ -31,13 +27,3 @@ class Action(NamedTuple):
         if self.kind is Kind.UPDATE:
             return f"{self.stage}U"
         return f"{self.stage}{self.kind}{self.microbatch}"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """The inverse of `str`. Raises `ValueError` for any other text."""
-        match = _WRITTEN.fullmatch(text)
-        if match is None:
-            raise ValueError(
-                f"{text!r} is not an action; one is written like 2F0 (stage 2, forward, microbatch 0) or 2U"
-            )
-        return cls(Kind(match["kind"] or "U"), int(match["stage"]), int(match["microbatch"] or 0))

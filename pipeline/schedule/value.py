@@ -34,11 +34,6 @@ class Schedule:
     def stages(self) -> int:
         return sum(len(stages) for stages in self.placement)
 
-    @property
-    def updates(self) -> bool:
-        """Whether a step ends with an update; one of forwards alone does not."""
-        return any(action.kind is not Kind.FORWARD for actions in self.workers for action in actions)
-
     def owner(self, stage: int) -> int:
         """The worker that owns `stage`. Raises `ValueError` if no worker does."""
         for worker, stages in enumerate(self.placement):

@@ -1,5 +1,6 @@
 """Shapes and pictures of schedules that several tests share."""
 
+import re
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -25,9 +26,15 @@ def scattered(stages: int, seed: int) -> Placement:
     return tuple(tuple(stage for stage in range(stages) if owners[stage] == worker) for worker in sorted(set(owners)))
 
 
+def parsed(text: str) -> Action:
+    """The action that is written `2F0`, or `2U`."""
+    stage, kind, microbatch = re.fullmatch(r"(\d+)([FBIWU])(\d*)", text).groups()
+    return Action(Kind(kind), int(stage), int(microbatch or 0))
+
+
 def by_hand(*workers: str, microbatches: int = 1) -> Schedule:
     """A schedule written down, with a worker for each stage."""
-    lists = tuple(tuple(map(Action.parse, actions.split())) for actions in workers)
+    lists = tuple(tuple(map(parsed, actions.split())) for actions in workers)
     return Schedule("by-hand", "sync", line(len(workers)), microbatches, lists)
 
 

@@ -69,7 +69,8 @@ def _wanted(schedule: Schedule, stage: int) -> Iterator[Action]:
         yield Action(Kind.FORWARD, stage, microbatch)
         if stage >= schedule.first_trainable:
             yield Action(Kind.BACKWARD, stage, microbatch)
-    if schedule.updates:
+    # A step of forwards alone, as in evaluation, updates nothing.
+    if any(action.kind is not Kind.FORWARD for actions in schedule.workers for action in actions):
         yield Action(Kind.UPDATE, stage)
 
 

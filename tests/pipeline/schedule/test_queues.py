@@ -2,9 +2,9 @@
 
 import pytest
 
-from stageline.pipeline.schedule import Action, make_schedule
+from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.schedule.queues import hops, inbound, outbound
-from support.shapes import line
+from support.shapes import line, parsed
 
 
 def test_every_hop_has_a_queue_for_activations_and_one_for_gradients_that_are_wanted() -> None:
@@ -17,4 +17,4 @@ def test_every_hop_has_a_queue_for_activations_and_one_for_gradients_that_are_wa
     [("1F0", "forward-1", "forward-2"), ("1B0", "backward-1", "backward-0"), ("1U", "", "")],
 )
 def test_what_one_stage_puts_into_a_queue_the_next_one_takes_from_it(action: str, takes: str, gives: str) -> None:
-    assert (inbound(Action.parse(action)), outbound(Action.parse(action))) == (takes, gives)
+    assert (inbound(parsed(action)), outbound(parsed(action))) == (takes, gives)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stageline.pipeline.schedule import Action, Kind, Schedule, ScheduleRefused, make_schedule, schedule_names
 from stageline.pipeline.schedule.alternating import alternate
 from stageline.pipeline.schedule.check import Costs, Deadlock, UnsoundSchedule, Verdict, check_schedule
-from support.shapes import line, random_costs, scattered, times
+from support.shapes import line, parsed, random_costs, scattered, times
 
 
 def unchecked(window: list[int], microbatches: int) -> Schedule:
@@ -32,7 +32,7 @@ def test_a_deadlock_names_what_each_worker_waits_for() -> None:
 
 
 def test_a_worker_that_has_its_stages_the_wrong_way_round_waits_for_itself() -> None:
-    lists = (tuple(map(Action.parse, ["1F0", "0F0", "1B0", "0B0", "0U", "1U"])),)
+    lists = (tuple(map(parsed, ["1F0", "0F0", "1B0", "0B0", "0U", "1U"])),)
     with pytest.raises(Deadlock, match="worker 0 waits at 1F0 of step 0 for the activation from stage 0 on worker 0"):
         check_schedule(Schedule("by-hand", "sync", ((0, 1),), 1, lists))
 
