@@ -105,28 +105,24 @@ def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False, alone: 
     Raises `OtherRun` if the stored run has another digest than `plan`.
     """
     facts = store.load().facts
-    kept = msgspec.convert(facts["run"], _StoredName) if "run" in facts else None
-    if kept is None or (not resume and facts.get("outcome") and kept.id != fresh):
+    kept = facts.get("run", {})
+    if not kept or (not resume and facts.get("outcome") and kept["id"] != fresh):
         store.begin()
         if resume:  # stored before the run's id: a broker that finds the id also finds this
             store.put(RESUMED, {"how": ResumeMode.WITHOUT_RECORDS})
         store.put("run", {"id": fresh, "plan": plan})
         return fresh
-    if kept.plan != plan:
+    run, former = str(kept["id"]), str(kept["plan"])
+    if former != plan:
         raise OtherRun(
-            f"the broker's store holds run {kept.id} of another plan (digest {kept.plan[:12]}, now {plan[:12]}); "
+            f"the broker's store holds run {run} of another plan (digest {former[:12]}, now {plan[:12]}); "
             "start it with its own plan, or give this run another run.dir"
         )
-    store.put("run", {"id": kept.id, "plan": plan})  # the first write: from here on the store is this broker's
+    store.put("run", {"id": run, "plan": plan})  # the first write: from here on the store is this broker's
     if resume and not _finished(facts):  # the outcome is cleared last: a broker killed in between leaves a stopped run
         store.put(RESUMED, {"how": _resume_mode(facts, alone=alone)})
         store.put("outcome", {})
-    return kept.id
-
-
-class _StoredName(msgspec.Struct, frozen=True):
-    id: str
-    plan: str
+    return run
 
 
 def _resume_mode(facts: Mapping[str, Fact], *, alone: bool) -> ResumeMode:

@@ -43,16 +43,13 @@ def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
     """The last of `edges`, as it follows the others."""
     edge = edges[-1]
     source = _source_label(cluster, edge)
-    what = f"room in {edge.queue} until {source} makes progress" if edge.room else f"{_message(edge)} from {source}"
+    message = f"{_MESSAGES[edge.flow]} of step {edge.step} microbatch {edge.microbatch}"
+    what = f"room in {edge.queue} until {source} makes progress" if edge.room else f"{message} from {source}"
     if len(edges) == 1:
         return f"stage {edge.stage} waits for {what}"
     if edges[-2].source == edge.stage:
         return f", which waits for {what}"
     return f", whose worker first runs {edge.action} of stage {edge.stage}, which waits for {what}"
-
-
-def _message(edge: WaitEdge) -> str:
-    return f"{_MESSAGES[edge.flow]} of step {edge.step} microbatch {edge.microbatch}"
 
 
 def _source_label(cluster: ClusterState, edge: WaitEdge) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stageline.broker.control.protocol import Hello, Report
+from stageline.broker.control.protocol import Report
 from stageline.pipeline.digest import TensorDigest
 
 
@@ -58,9 +58,6 @@ class Member:
     def reachable(self) -> bool:
         """Whether messages are still sent to it."""
         return self.status in (MemberStatus.PRESENT, MemberStatus.FINISHED)
-
-    def is_process_of(self, hello: Hello) -> bool:
-        return (self.name, self.host, self.pid) == (hello.name, hello.host, hello.pid)
 
 
 def worker_label(index: int, stages: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from stageline.pipeline.schedule import Placement
 
 from .failure_detector import WorkerLoss, loss_of
 from .member import Member, stages_label
-from .standby import Contact
+from .standby import Contact, process_key
 
 # What a store keeps of a member.
 _STORED = (
@@ -166,8 +166,8 @@ class Registry:
         """
         if hello.incarnation:
             return self.current(hello.incarnation) or self.renewed(hello.incarnation)
-        same = (member for member in self.members.values() if member.is_process_of(hello) and not member.aware)
-        return next(same, None)
+        unaware = (member for member in self.members.values() if not member.aware)
+        return next((each for each in unaware if (each.name, each.host, each.pid) == process_key(hello)), None)
 
     def _reconnect(self, member: Member, hello: Hello, sender: bytes, now: float) -> None:
         member.sender, member.endpoint, member.last_seen = sender, hello.endpoint, now
