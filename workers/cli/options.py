@@ -7,21 +7,19 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 import msgspec
 
 from stageline.broker.control.protocol import RunId
+from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import addresses
 from stageline.pipeline.plan.addresses import masked
 from stageline.workers.runs import folder as runs
 
 from .errors import CommandFailed
-
-if TYPE_CHECKING:  # imports pydantic
-    from stageline.pipeline.plan import Plan
 
 Callback = Callable[[click.Context, click.Parameter, str | None], str | None]
 _VISIBLE = (
@@ -69,6 +67,12 @@ def run_id(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
         raise click.BadParameter(f"{value!r} is no run's id: {wanted}") from None
 
 
+def _run_or_newest(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """`value`, or the folder of the newest run in ./runs; None if there is no run."""
+    newest = runs.newest_in(Path("runs")) if value is None else None
+    return value if newest is None else str(newest)
+
+
 def _address_fault(url: str, *, dials: bool) -> str | None:
     if (fault := addresses.fault(url, addresses.BROKER)) is not None:
         return fault or f"it begins with {' or '.join(f'{scheme}://' for scheme in addresses.BROKER)}"
@@ -85,7 +89,7 @@ sets = click.option(
     "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a key of the plan: --set run.steps=20."
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a versioned schema on stdout.")
-where = click.argument("where", type=click.Path(), required=False)
+where = click.argument("where", type=click.Path(), required=False, callback=_run_or_newest)
 broker = click.option(
     "--broker", callback=address(dials=True), metavar="URL", help="The broker's address. Default: found from WHERE."
 )
@@ -98,11 +102,9 @@ def require_existence(where: str) -> None:
         raise CommandFailed(f"{where} does not exist: name the folder of a run, or a plan", ExitCode.REFUSED)
 
 
-def plan_of(config: str, sets: Sequence[str]) -> "Plan":
+def plan_of(config: str, sets: Sequence[str]) -> "plans.Plan":
     """The plan that the command line and the environment name; warnings go to stderr."""
-    from stageline.pipeline.plan import read_plan
-
-    plan = read_plan(config, sets=sets, environment=os.environ)
+    plan = plans.read_plan(config, sets=sets, environment=os.environ)
     warn(plan.warnings)
     return plan
 
@@ -113,7 +115,7 @@ def warn(warnings: Sequence[str]) -> None:
         click.echo(f"stageline: warning: {warning}", err=True)
 
 
-def require_restarts(plan: "Plan") -> None:
+def require_restarts(plan: "plans.Plan") -> None:
     """Raises `click.UsageError` if the plan has no use for spare workers."""
     if not plan.recovery.on:
         raise click.UsageError("a spare has nothing to wait for: no worker is replaced; add --set recovery.restarts=5")

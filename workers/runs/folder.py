@@ -4,18 +4,14 @@ import os
 import secrets
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.pipeline.plan import PlanError, PlanRefused, differences
 from stageline.workers.disk.atomic_file import write_file
 
 from .result import Result
-
-if TYPE_CHECKING:  # imports pydantic
-    from stageline.pipeline.plan import Plan
 
 STORE = "broker.sqlite"
 IN_FOLDER = "sqlite"  # of `broker.store`: the records are in that file
@@ -24,7 +20,7 @@ PLAN = "plan.json"
 BROKER = "broker.url"  # there while the broker of the run is
 
 
-def new_id(plan: "Plan") -> str:
+def new_id(plan: "plans.Plan") -> str:
     """A name that no other run has, and that sorts by time: digits-20260131-235959-1f0c."""
     return f"{plan.run.name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
@@ -41,7 +37,7 @@ class NoSuchRun(StagelineError):
     exit_code = ExitCode.USAGE
 
 
-def run_to_resume(plan: "Plan", run: str) -> str:
+def run_to_resume(plan: "plans.Plan", run: str) -> str:
     """The run to resume: `run`, or if that is "" the newest unfinished one of the plan's name. Raises `NoSuchRun`."""
     if run and not is_run(folder(plan, run)):
         raise NoSuchRun(f"there is no run {run} in {plan.run.dir}; `stageline train` without --resume begins one")
@@ -51,7 +47,7 @@ def run_to_resume(plan: "Plan", run: str) -> str:
     return run or unfinished[-1]
 
 
-def require_same_plan(plan: "Plan", folder: Path) -> None:
+def require_same_plan(plan: "plans.Plan", folder: Path) -> None:
     """Raises `PlanRefused`, which names the differences, if the run in `folder` was begun with another plan.
 
     `plan` has its stages and workers filled in. Without a readable plan there, only the broker can compare.
@@ -60,10 +56,10 @@ def require_same_plan(plan: "Plan", folder: Path) -> None:
         kept = msgspec.json.decode((folder / PLAN).read_bytes(), type=dict[str, object])
     except (OSError, msgspec.MsgspecError):
         return
-    if found := "; ".join(map(str, differences(plan.as_mapping(), kept))):
-        raise PlanRefused(
+    if found := "; ".join(map(str, plans.differences(plan.as_mapping(), kept))):
+        raise plans.PlanRefused(
             [
-                PlanError(
+                plans.PlanError(
                     "",
                     f"run {folder.name} was begun with another plan: {found} (here: this plan, there: the run's). "
                     "Resume it with the plan that it began with, or leave out --resume to begin another run",
@@ -72,7 +68,7 @@ def require_same_plan(plan: "Plan", folder: Path) -> None:
         )
 
 
-def newest(plan: "Plan") -> Path:
+def newest(plan: "plans.Plan") -> Path:
     """The folder of the plan's newest run. Raises `NoSuchRun`."""
     found = _begun(plan.run.dir, f"{plan.run.name}-")
     if not found:
@@ -85,12 +81,12 @@ def newest_in(runs: Path) -> Path | None:
     return next(reversed(_begun(runs)), None)
 
 
-def folder(plan: "Plan", run: str) -> Path:
+def folder(plan: "plans.Plan", run: str) -> Path:
     """The folder of a run's files: weights, logs, the broker's records, the result."""
     return plan.run.dir / run
 
 
-def make_folder(plan: "Plan", run: str) -> Path:
+def make_folder(plan: "plans.Plan", run: str) -> Path:
     """Makes the folder of a run's files and returns it. Raises `FolderUnusable`."""
     made = folder(plan, run)
     try:

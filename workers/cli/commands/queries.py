@@ -42,7 +42,6 @@ def status(where: str | None, broker: str | None, as_json: bool) -> None:
     WHERE is a run's folder, or a plan, whose broker.url is queried. Default: the newest run in ./runs. A run that has
     finished is shown with its result.
     """
-    where = where if broker else _run_or_newest(where)
     if where and not broker and (result := runs.result_in(Path(where))) is not None:
         click.echo(msgspec.json.encode(result) if as_json else summary(result, Path(where)))
     else:
@@ -105,7 +104,6 @@ def _ask(
 
     Raises `BrokerUnreachable`, and `CommandFailed` if the broker refuses the query.
     """
-    where = where if broker else _run_or_newest(where)
     try:
         with Client(broker or _address(where)) as client:
             facts = client.ask(query, PATIENCE, **arguments)
@@ -119,12 +117,6 @@ def _ask(
         click.echo(msgspec.json.encode(facts))
     else:
         show_answer(facts)
-
-
-def _run_or_newest(where: str | None) -> str | None:
-    """`where`, or the folder of the newest run in ./runs; None if there is no run."""
-    newest = runs.newest_in(Path("runs")) if where is None else None
-    return where if newest is None else str(newest)
 
 
 def _address(where: str | None) -> str:
