@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import BinaryIO
 
 from stageline.broker.codec.message import Frame
@@ -66,11 +67,7 @@ class Spill:
     def read(self, slot: Slot) -> list[Frame]:
         """The frames that were written."""
         content = memoryview(_read_all(slot.segment.file, slot.start, sum(slot.sizes)))
-        frames: list[Frame] = []
-        for size in slot.sizes:
-            frames.append(content[:size])
-            content = content[size:]
-        return frames
+        return [content[end - size : end] for size, end in zip(slot.sizes, accumulate(slot.sizes), strict=True)]
 
     def forget(self, slot: Slot) -> None:
         """The message is not needed any more."""
