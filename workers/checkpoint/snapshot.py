@@ -179,16 +179,15 @@ def _training(state: StageState) -> dict[str, Any]:
         "lr_scheduler": state.lr_scheduler,
         "buffers": dict(state.buffers),
         "gradients": dict(state.gradients),
-        "in_flight": [_fields(each) for each in state.in_flight],
-    }
-
-
-def _fields(each: InFlight) -> dict[str, Any]:
-    return {
-        "step": each.step,
-        "microbatch": each.microbatch,
-        "weights": dict(each.weights),
-        "buffers": dict(each.buffers),
+        "in_flight": [
+            {
+                "step": each.step,
+                "microbatch": each.microbatch,
+                "weights": dict(each.weights),
+                "buffers": dict(each.buffers),
+            }
+            for each in state.in_flight
+        ],
     }
 
 

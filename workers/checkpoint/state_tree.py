@@ -48,8 +48,10 @@ def encode_state(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
             return _items(value, path, tensors)
         case tuple() if type(value) is tuple:
             return {"$tuple": _items(value, path, tensors)}
+        case dict() if type(value) in (dict, OrderedDict) and all(map(_is_plain, value)):
+            return {key: encode_state(each, f"{path}.{key}", tensors) for key, each in value.items()}
         case dict() if type(value) in (dict, OrderedDict):
-            return _dict(value, path, tensors)
+            return {"$dict": _pairs(value, path, tensors)}
         case Counter():
             return {"$counter": _pairs(value, path, tensors)}
         case _:
@@ -63,7 +65,7 @@ def decode_state(encoded: Json, tensors: Mapping[str, Tensor]) -> Any:
             return encoded
         case list():
             return [decode_state(each, tensors) for each in encoded]
-        case dict() if not any(key.startswith("$") for key in encoded):
+        case dict() if all(map(_is_plain, encoded)):
             return {key: decode_state(each, tensors) for key, each in encoded.items()}
         case dict():
             return _tagged(encoded, tensors)
@@ -100,10 +102,9 @@ def _items(values: list[Any] | tuple[Any, ...], path: str, tensors: dict[str, Te
     return [encode_state(each, f"{path}.{place}", tensors) for place, each in enumerate(values)]
 
 
-def _dict(value: dict[Any, Any], path: str, tensors: dict[str, Tensor]) -> Json:
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: encode_state(each, f"{path}.{key}", tensors) for key, each in value.items()}
-    return {"$dict": _pairs(value, path, tensors)}
+def _is_plain(key: object) -> bool:
+    """Whether `key` can be one of a JSON object, and is not mistaken for a tag."""
+    return isinstance(key, str) and not key.startswith("$")
 
 
 def _pairs(value: Mapping[Any, Any], path: str, tensors: dict[str, Tensor]) -> list[Json]:

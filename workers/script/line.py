@@ -122,8 +122,8 @@ class Line(AbstractContextManager["Line"]):
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the weights under the unsplit model's names (as `nn.Sequential(*model)` has them for a list)."""
-        state = {name: tensor for stage in self._stages for name, tensor in stage.state_dict().items()}
-        return {name: tensor.detach().clone() for name, tensor in state.items()}
+        parts = (stage.state_dict() for stage in self._stages)
+        return {name: tensor.detach().clone() for part in parts for name, tensor in part.items()}
 
     def close(self) -> None:
         """Releases the queues; `state_dict` still works."""

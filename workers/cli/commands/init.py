@@ -18,7 +18,11 @@ def init(folder: Path) -> None:
 
     Nothing is overwritten. The JSON schema beside the plan lets editors complete and check its keys.
     """
-    texts = _texts()
+    from stageline.pipeline.plan.schema import plan_schema
+
+    templates = files("stageline.workers.cli") / "templates"
+    texts = {name: (templates / name).read_text(encoding="utf-8") for name in TEMPLATES}
+    texts[SCHEMA] = json.dumps(plan_schema(), indent=2) + "\n"
     if existing := [name for name in texts if (folder / name).exists()]:
         where = "this folder" if folder == Path() else folder
         raise click.UsageError(
@@ -30,12 +34,3 @@ def init(folder: Path) -> None:
     click.echo(f"wrote {', '.join(str(folder / name) for name in texts)}")
     named = () if folder == Path() else (str(folder),)
     click.echo(f"train it with: {shlex.join(('stageline', 'train', *named))}")
-
-
-def _texts() -> dict[str, str]:
-    """The files, by name."""
-    from stageline.pipeline.plan.schema import plan_schema
-
-    templates = files("stageline.workers.cli") / "templates"
-    texts = {name: (templates / name).read_text(encoding="utf-8") for name in TEMPLATES}
-    return {**texts, SCHEMA: json.dumps(plan_schema(), indent=2) + "\n"}

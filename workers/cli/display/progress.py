@@ -48,16 +48,13 @@ class Lines:
             click.echo(f"stageline: {phase}", err=True)
         elif facts["phase"] == "running" and now - self._printed >= INTERVAL:
             self._printed = now
-            click.echo(f"stageline: {self._progress(facts)}", err=True)
-
-    def _progress(self, facts: Facts) -> str:
-        parts = (
-            f"step {self._pace.finished(facts)} of {self._pace.steps}",
-            last_loss(facts),
-            self._pace.rate,
-            f"idle {', '.join(map(share, self._pace.idle))}",
-        )
-        return ", ".join(part for part in parts if part)
+            parts = (
+                f"step {self._pace.finished(facts)} of {self._pace.steps}",
+                last_loss(facts),
+                self._pace.rate,
+                f"idle {', '.join(map(share, self._pace.idle))}",
+            )
+            click.echo(f"stageline: {', '.join(part for part in parts if part)}", err=True)
 
 
 class Bars:
