@@ -64,7 +64,7 @@ class SnapshotDirectory:
         except (OSError, Unsaveable, SnapshotDamaged) as error:
             raise SnapshotFailed(
                 f"stage {snapshot.stage} could not write its snapshot of step {snapshot.step} to {target.parent}: "
-                f"{error}. Older snapshots are untouched; mend this and resume the run"
+                f"{error}. Older snapshots are untouched; repair this and resume the run"
             ) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)

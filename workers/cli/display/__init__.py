@@ -1,4 +1,4 @@
 """What commands draw on a terminal: progress, tables, the summary of a run.
 
-May import nothing but its own files and `broker.control`. Read the file you need.
+May import `launch`, `runs` and `broker.control`. Read the file you need.
 """
