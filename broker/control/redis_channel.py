@@ -126,10 +126,10 @@ class RedisServerChannel:
             self._refresh()
             found = [sound(answers)[0] for answers in self._link.exchange([[first], [others]])]
         except (RedisAway, RedisRefusal) as error:
-            self._note_away(str(error))
+            self._note_server(str(error))
             Event().wait(timeout)
             return None
-        self._note_back()
+        self._note_server("")
         values = [*(found[0] or ())[1:], *(found[1] or ())]
         return [_received(value) for value in values]
 
@@ -141,7 +141,7 @@ class RedisServerChannel:
             for answers in self._link.exchange(units):
                 sound(answers)
         except (RedisAway, RedisRefusal) as error:
-            self._note_away(str(error))
+            self._note_server(str(error))
 
     def close(self) -> None:
         """Deletes the broker's key at once, if the server is reachable."""
@@ -187,15 +187,13 @@ class RedisServerChannel:
         host, _, rest = (self._holder() or b"").decode("utf-8", "replace").partition("/")
         return f"a broker (pid {rest.partition('/')[0]} on host {host})" if host else "another broker"
 
-    def _note_away(self, reason: str) -> None:
-        if not self._away:
-            log.warning("workers cannot reach the broker", reason=reason)
-        self._away = True
-
-    def _note_back(self) -> None:
-        if self._away:
+    def _note_server(self, trouble: str) -> None:
+        """Logs when the server is away, with the reason, and when it is back ("")."""
+        if trouble and not self._away:
+            log.warning("workers cannot reach the broker", reason=trouble)
+        elif self._away and not trouble:
             log.info("the server is back", address=self._link.address)
-        self._away = False
+        self._away = bool(trouble)
 
 
 def _open(url: str) -> tuple[RedisLink, bytes]:

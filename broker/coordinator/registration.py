@@ -68,13 +68,13 @@ class Registration:
         """A worker whose incarnation may only be missing in the records gets no answer before it sends Hello."""
         incarnation = message.incarnation
         renewed = self._run.registry.renewed(incarnation)
+        unknown = self._run.config.restarts > 0 and self._run.registry.is_unknown(incarnation)
         if renewed is not None:
             renewed.sender = sender
             self.assign(renewed)
-        elif self._run.lifecycle.state is not RunState.RECONCILING and not self._is_unknown(incarnation):
-            self._run.events.count(
-                "fenced", f"{type(message).__name__} of incarnation {incarnation}, which is not current"
-            )
+        elif self._run.lifecycle.state is not RunState.RECONCILING and not unknown:
+            what = f"{type(message).__name__} of incarnation {incarnation}, which is not current"
+            self._run.events.count("fenced", what)
             reason = (
                 f"incarnation {incarnation} is not current in run {self._run.id}: its stages belong to another "
                 "process, or its run is over. Stop this worker"
@@ -195,9 +195,6 @@ class Registration:
         if member is None or hello.snapshots is None:
             return False
         return is_gone(member.start, member.stages, hello.snapshots)
-
-    def _is_unknown(self, incarnation: int) -> bool:
-        return self._run.config.restarts > 0 and self._run.registry.is_unknown(incarnation)
 
     def _mismatch(self, hello: Hello) -> Refused | None:
         """Refusal of a worker of another version or plan, or of a run that is over; None if the worker fits."""
