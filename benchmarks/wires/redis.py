@@ -10,8 +10,8 @@ from typing import Self
 import redis
 import torch
 from torch import Tensor
+from zlib_ng.zlib_ng import crc32
 
-from stageline.broker.codec.checksum import crc32
 from stageline.broker.queues.redis.queues import RedisQueues
 
 from ..processes import PATIENCE

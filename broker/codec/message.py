@@ -17,11 +17,11 @@ from typing import TypeAlias
 
 import msgspec
 import torch
+from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.errors import BadMessage, ForeignMessage, Unsendable
 from stageline.pipeline.tree import Tree
 
-from .checksum import crc32
 from .structure import ONE_TENSOR, Structure, count_tensors, flatten, unflatten
 from .tensors import Count, TensorHeader, buffer, copy, occupied_bytes, pack, unpack
 

@@ -10,11 +10,10 @@ from typing import Annotated
 import msgspec
 import torch
 from torch import Tensor
+from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.errors import Unsendable
 from stageline.pipeline.stage.memory import ALIGNMENT, Ints, empty, layout, packed_strides, skew_of, stored_shape
-
-from .checksum import crc32
 
 MOST = 2**63 - 1  # the largest count that can travel
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]

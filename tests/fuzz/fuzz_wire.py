@@ -18,7 +18,6 @@ import atheris
 with atheris.instrument_imports(include=["stageline"]):
     import torch
 
-    from stageline.broker.codec.checksum import sealed
     from stageline.broker.codec.message import Flow, Limits, Message, decode, read_header
     from stageline.broker.codec.message import encode as frames_of
     from stageline.broker.control.protocol import Report, Stop, decode_from_broker, decode_to_broker, encode
@@ -63,7 +62,7 @@ def announcement(data: bytes) -> None:
 def control(data: bytes) -> None:
     for decode_control in (decode_to_broker, decode_from_broker):
         with contextlib.suppress(BadMessage):
-            decode_control(sealed(data))
+            decode_control(zlib.crc32(data).to_bytes(4, "little") + data)
 
 
 TARGETS = (message, header, request, announcement, control)

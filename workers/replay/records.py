@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
+from zlib_ng.zlib_ng import crc32
 
-from stageline.broker.codec.checksum import crc32
 from stageline.broker.codec.message import Frame, Header, Message, decode, read_header
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.base import QueueKey

@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stageline.broker.codec.checksum import crc32
+from zlib_ng.zlib_ng import crc32
+
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
 from stageline.broker.network.redis_connection import Command, sound
