@@ -1,4 +1,4 @@
-"""A worker process that produces the messages of `lines.py` from a step on, until it is killed or its input ends.
+"""A worker process that produces the messages of `queue_pair.py` from a step on, until it is killed or its input ends.
 
 python producer_process.py URL INCARNATION STEP END
 """

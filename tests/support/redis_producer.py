@@ -1,4 +1,4 @@
-"""A worker process that puts the messages of `lines.py` into Redis from a step on, until it is killed.
+"""A worker process that puts the messages of `queue_pair.py` into Redis from a step on, until it is killed.
 
 python redis_producer.py URL INCARNATION STEP END
 """
