@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Protocol
 
 import structlog
 
@@ -48,13 +47,7 @@ IGNORED = 12.0  # seconds that the compute loop gets to exit when the broker say
 CLOSING = 2.0  # seconds that the thread gets to send what is left
 
 
-class RunningThread(Protocol):
-    """What `join` waits for."""
-
-    def join(self, timeout: float) -> None: ...
-
-
-def start_thread(target: Callable[[], None]) -> RunningThread:
+def start_thread(target: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=target, name="control", daemon=True)
     thread.start()
     return thread
@@ -75,7 +68,7 @@ class ControlThread:
         parent: int = 0,
         open_channel: Callable[[str], ClientChannel] = open_client,
         clock: Clock = time,
-        spawn: Callable[[Callable[[], None]], RunningThread] = start_thread,
+        spawn: Callable[[Callable[[], None]], threading.Thread] = start_thread,
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:
         self.commands: deque[FromBroker | Stopped] = deque()
@@ -89,7 +82,7 @@ class ControlThread:
         self._exit_process = exit_process
         self._outbox: deque[Failed | Finished | Goodbye] = deque()
         self._closing = False
-        self._thread: RunningThread | None = None
+        self._thread: threading.Thread | None = None
         self._session: Session | None = None
         self._dismissed: tuple[float, Stop | Refused] | None = None  # when the broker first ended this worker's work
 

@@ -43,10 +43,9 @@ class Reporter:
         progress = self._progress
         if (self._records or self._snapshots) and now - self._sent < AGAIN:
             return self._report(now, 0, [], [])
-        while progress.steps and len(self._records) < MOST:
-            self._records.append(progress.steps.popleft())
-        while self._resent and not progress.steps and len(self._records) < MOST:
-            self._records.append(self._resent.popleft())
+        for source in (progress.steps, self._resent):
+            while source and len(self._records) < MOST:
+                self._records.append(source.popleft())
         while progress.snapshots:
             self._snapshots.append(progress.snapshots.popleft())
         self._number += 1

@@ -58,7 +58,7 @@ class Machine:
         if type(wanted) is not Take:
             raise OutOfPlace(f"a message of {key} arrived, and none was asked for: {wanted} is the command")
         instruction = wanted.instruction
-        if (key, step, microbatch) != (wanted.key, instruction.step, instruction.action.microbatch):
+        if key != wanted.key or step != instruction.step or microbatch != instruction.action.microbatch:
             raise OutOfPlace(
                 f"microbatch {microbatch} of step {step} arrived on {key}, but {instruction} needs "
                 f"microbatch {instruction.action.microbatch} of step {instruction.step} on {wanted.key}"

@@ -113,14 +113,13 @@ class Program:
 
     def _instructions(self, actions: Iterator[tuple[int, Action]], *, evaluates: bool) -> Iterator[Instruction]:
         of_every_step = cache(lambda action: (str(action), self.takes(action), self.gives(action)))
-        microbatches = self.schedule.microbatches
-
-        def made(step: int, action: Action) -> Instruction:
-            number = message_number(step, action.microbatch, microbatches)
-            return Instruction(step, action, number, *of_every_step(action), evaluates)
+        count = self.schedule.microbatches
 
         def chunks() -> Iterator[list[Instruction]]:
-            while chunk := [made(step, action) for step, action in islice(actions, CHUNK)]:
+            while chunk := [
+                Instruction(step, each, message_number(step, each.microbatch, count), *of_every_step(each), evaluates)
+                for step, each in islice(actions, CHUNK)
+            ]:
                 yield chunk
 
         return chain.from_iterable(chunks())
