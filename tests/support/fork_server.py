@@ -127,7 +127,7 @@ class ForkServer:
     def close(self) -> None:
         if self._process.returncode is None:
             self._socket.close()
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=60)  # it may still be loading torch
 
     def _ask(self, request: dict[str, Any], *files: int) -> dict[str, Any]:
         """Sends a request with open files; returns the answer."""
