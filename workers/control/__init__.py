@@ -1,4 +1,4 @@
 """A worker's connection to the broker, and the client that commands use.
 
-May import `runtime`. Read `control_thread.py` first.
+May import `runtime` and `checkpoint`. Read `control_thread.py` first.
 """

@@ -191,15 +191,11 @@ class Session:
                 self.reporter.confirmed(number)
             case Assigned():
                 self._known = True
-                self._keep_place(message)
+                if message.keep and message.incarnation > self.reporter.incarnation:  # the broker had lost its records
+                    self.reporter.resend_all(message.incarnation)
             case _:
                 return message
         return None
-
-    def _keep_place(self, assigned: Assigned) -> None:
-        """The broker had lost its records: the worker continues under a new incarnation."""
-        if assigned.keep and assigned.incarnation > self.reporter.incarnation:
-            self.reporter.resend_all(assigned.incarnation)
 
     def _hello(self) -> Hello:
         run, index = self._assigned.run, self._assigned.index

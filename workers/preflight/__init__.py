@@ -1,4 +1,4 @@
 """Checks before a run: what a plan comes to, and whether this machine can run it.
 
-May import `runtime` and `process`. Read `estimate.py` first: it runs `dry_run.py`, and `doctor.py` uses both.
+May import `runtime` and `process`. Read `estimate.py` first; `doctor.py` uses it.
 """

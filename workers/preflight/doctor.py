@@ -122,7 +122,9 @@ def _sockets(folder: Path) -> Iterator[CheckResult]:
 
 def _plan(plan: Plan, folder: Path) -> Iterator[CheckResult]:
     yield from (CheckResult("exposure", Health.NOTE, warning) for warning in plan.warnings)
-    yield _threads(plan)
+    wanted, there = sum(worker.threads for worker in plan.workers), os.cpu_count() or 1
+    health = Health.NOTE if wanted > there else Health.GOOD
+    yield CheckResult("threads", health, f"the plan's workers use {wanted}, this machine has {there} cores")
     yield _tried("broker.url", lambda: f"{_free(plan.broker.url)} is free")
     servers = {"queues.url": plan.queues.url, "broker.store": plan.broker.store}
     yield from (_tried(key, partial(_server, url)) for key, url in servers.items() if url.startswith(REDIS))
@@ -160,12 +162,6 @@ def _writable(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder):
         return f"{folder} can be written to"
-
-
-def _threads(plan: Plan) -> CheckResult:
-    wanted, there = sum(worker.threads for worker in plan.workers), os.cpu_count() or 1
-    health = Health.NOTE if wanted > there else Health.GOOD
-    return CheckResult("threads", health, f"the plan's workers use {wanted}, this machine has {there} cores")
 
 
 def _works(plan: Plan) -> str:
