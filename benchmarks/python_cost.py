@@ -21,7 +21,6 @@ from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.data import cut
-from stageline.pipeline.numbering import message_place
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Stage, layer_seed
 from stageline.pipeline.tree import Tree
@@ -243,7 +242,7 @@ class _Ready:
         return self
 
     def take(self, timeout: float) -> Message:
-        step, microbatch = message_place(self._taken, MICROBATCHES)
+        step, microbatch = divmod(self._taken, MICROBATCHES)
         self._taken += 1
         return Message("cost", Flow.BACKWARD, step, microbatch, 0, 2, 0, None)
 

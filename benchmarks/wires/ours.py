@@ -10,7 +10,6 @@ from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from stageline.pipeline.numbering import message_place
 
 from ..processes import PATIENCE
 
@@ -31,7 +30,7 @@ class OurWire:
         self._sent = 0
 
     def send(self, tensor: Tensor) -> None:
-        key, (step, microbatch) = self._out.key, message_place(self._sent, ROUND)
+        key, (step, microbatch) = self._out.key, divmod(self._sent, ROUND)
         self._out.put(Message("wire", key.flow, step, microbatch, key.stage, self._end + 1, self._sent, tensor))
         self._sent += 1
         if self._sent % ROUND == 0:

@@ -76,6 +76,11 @@ class MessageInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
         return f"{self.flow} message {self.step}/{self.microbatch} to stage {self.stage}"
 
 
+def message_number(step: int, microbatch: int, microbatches: int) -> int:
+    """The number of a message in its queue: 0, 1, ... over the steps of the run, each of which has `microbatches`."""
+    return step * microbatches + microbatch
+
+
 class Header(MessageInfo, frozen=True):
     """A message without the bytes of its tensors."""
 

@@ -11,7 +11,6 @@ from stageline.broker.control.protocol import Report, Wait
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.replacements import Replacement
-from stageline.pipeline.numbering import message_place
 from stageline.pipeline.schedule import Schedule
 
 QUIET = 1.0  # seconds without a report after which a worker counts as silent; it reports ten times a second
@@ -159,7 +158,7 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
         if source is None:  # no stage of the run fills this queue
             return None
         stage, source = source, _furthest_behind(cluster, stage)
-    step, microbatch = message_place(wait.number, cluster.ledger.microbatches)
+    step, microbatch = divmod(wait.number, cluster.ledger.microbatches)
     seconds = max(0.0, cluster.now - member.activity_since)
     return WaitEdge(index, stage, wait.action, wait.queue, flow, step, microbatch, seconds, source, wait.room)
 

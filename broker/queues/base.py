@@ -1,7 +1,7 @@
 """What a queue promises; each transport keeps the promise in its own way.
 
 A queue is a retained, ordered log from the one worker that produces its messages to the one that consumes them.
-Its messages are numbered as `pipeline.numbering` says: 0, 1, ... over all microbatches of all steps.
+Its messages are numbered as `message_number` says: 0, 1, ... over all microbatches of all steps.
 """
 
 from collections.abc import Mapping

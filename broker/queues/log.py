@@ -10,9 +10,17 @@ from collections.abc import Callable
 import msgspec
 from torch import Tensor
 
-from stageline.broker.codec.message import Frame, Header, Message, decode, encode, fingerprint, read_header
+from stageline.broker.codec.message import (
+    Frame,
+    Header,
+    Message,
+    decode,
+    encode,
+    fingerprint,
+    message_number,
+    read_header,
+)
 from stageline.broker.errors import Disagreement, Overwritten, QueueFull, QueueGap
-from stageline.pipeline.numbering import message_number, message_place
 from stageline.pipeline.tree import Tree, tensors
 
 from .base import QueueKey
@@ -156,7 +164,7 @@ class Log:
 
     def name(self, number: int) -> str:
         """Message `number`, for people."""
-        step, microbatch = message_place(number, self._microbatches)
+        step, microbatch = divmod(number, self._microbatches)
         return f"message {number} of {self.key} (step {step}, microbatch {microbatch})"
 
     def close(self) -> None:

@@ -10,13 +10,12 @@ from functools import partial
 from simulation.environment import RUN, Environment
 from simulation.network import Connection
 from simulation.process import SimulatedProcess, VirtualWakeup
-from stageline.broker.codec.message import Frame, Message, assemble, check_run, fingerprint, read_header
+from stageline.broker.codec.message import Frame, Message, assemble, check_run, fingerprint, message_number, read_header
 from stageline.broker.queues.base import Depth, QueueKey
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import QueueEnds, QueueOptions
 from stageline.broker.queues.log import Log
 from stageline.broker.queues.zeromq.requests import CreditRequest, Requester, RetentionReply, reply_to
-from stageline.pipeline.numbering import message_number
 
 RECONNECT = 0.05  # seconds between two attempts
 

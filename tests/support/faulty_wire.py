@@ -13,7 +13,7 @@ from itertools import count
 
 import torch
 
-from stageline.broker.codec.message import Flow, Message, allocate, assemble, fingerprint, read_header
+from stageline.broker.codec.message import Flow, Message, allocate, assemble, fingerprint, message_number, read_header
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Receiver, Sender
@@ -26,7 +26,6 @@ from stageline.broker.queues.zeromq.requests import (
     reply_to,
     unpack,
 )
-from stageline.pipeline.numbering import message_number, message_place
 
 RUN = "wire-run"
 KEY = QueueKey(Flow.FORWARD, 1)
@@ -107,7 +106,7 @@ class WireWorld:
 
     def put(self) -> None:
         """The producer computes its next message."""
-        step, microbatch = message_place(self._put, MICROBATCHES)
+        step, microbatch = divmod(self._put, MICROBATCHES)
         payload = self.compute(self._put)
         message = Message(RUN, KEY.flow, step, microbatch, KEY.stage, self._incarnation, self._put, payload)
         self.sender.log.put(message, self.now)

@@ -15,7 +15,6 @@ from stageline.broker.queues.log import RetentionBudget
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.broker.queues.redis.queues import RedisQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from stageline.pipeline.numbering import message_place
 from stageline.pipeline.tree import Tree
 from support.redis_server import shared_server
 
@@ -48,7 +47,7 @@ class QueuePair:
 
     def message(self, number: int, payload: Tree = None, **others: Any) -> Message:
         """Message `number` of the queue; its payload is its number unless another is given."""
-        step, microbatch = message_place(number, self.microbatches)
+        step, microbatch = divmod(number, self.microbatches)
         content = torch.full((3,), float(number)) if payload is None else payload
         fields = {"run": RUN, "flow": KEY.flow, "stage": KEY.stage, "incarnation": 1, "sequence": number}
         return Message(**{**fields, "step": step, "microbatch": microbatch, **others}, payload=content)

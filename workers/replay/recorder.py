@@ -20,10 +20,9 @@ from typing import BinaryIO
 import structlog
 from torch import Tensor
 
-from stageline.broker.codec.message import Message, encode
+from stageline.broker.codec.message import Message, encode, message_number
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import QueueKey, Queues
-from stageline.pipeline.numbering import message_number
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.schedule.queues import outbound

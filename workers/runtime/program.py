@@ -11,9 +11,8 @@ from itertools import chain, islice
 
 import msgspec
 
-from stageline.broker.codec.message import Flow
+from stageline.broker.codec.message import Flow, message_number
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.numbering import message_number
 from stageline.pipeline.schedule import Action, Kind, Schedule, forward_only
 from stageline.pipeline.schedule.queues import hops, inbound, outbound
 

@@ -13,12 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Flow, Message, message_number
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.data import cut as cut_batch
 from stageline.pipeline.model.cut import cut_model, first_trainable
-from stageline.pipeline.numbering import message_number
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory, Stage
 from stageline.pipeline.tree import Tree

@@ -2,7 +2,7 @@
 
     stageline:{RUN}:layout            string   "1 M": the version of all this, and how many microbatches a step has
     stageline:{RUN}:forward-1         stream   the messages to stage 1 that may still be needed
-        id     NUMBER-PLACE                    message NUMBER (`pipeline.numbering`), its entries counted from 1
+        id     NUMBER-PLACE                    message NUMBER (`message_number`), its entries counted from 1
         t      milliseconds since 1970         when it was added
         d      bytes                           of the message's tensors, one after another, as often as there are pieces
         h      header                          in the last entry of a message, and only there

@@ -14,12 +14,12 @@ from stageline.broker.codec.message import (
     assemble,
     check_run,
     fingerprint,
+    message_number,
     read_header,
 )
 from stageline.broker.errors import ForeignMessage, QueueGap
 from stageline.broker.network.redis_connection import Exchange
 from stageline.broker.queues.delivery import Receiver, Retention
-from stageline.pipeline.numbering import message_number
 
 from .entries import Announcer, EntryId, Keys, StreamEntry, pour, read_entry
 

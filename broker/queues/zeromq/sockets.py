@@ -13,12 +13,20 @@ from time import monotonic
 
 import zmq
 
-from stageline.broker.codec.message import Flow, Frame, Message, check_run, complete, fingerprint, read_header
+from stageline.broker.codec.message import (
+    Flow,
+    Frame,
+    Message,
+    check_run,
+    complete,
+    fingerprint,
+    message_number,
+    read_header,
+)
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.network.bind import bind
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import TOO_OFTEN, Receiver, Sender
-from stageline.pipeline.numbering import message_number
 
 from .connection import Context, Handshake, open_socket
 from .requests import CreditRequest, Requester, RetentionReply, pack, reply_to, unpack

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.numbering import message_number, message_place
 from stageline.pipeline.schedule import Action, Kind, Schedule
 
 Program = Sequence[tuple[int, Action]]  # a worker's actions, each after its step
@@ -89,10 +88,10 @@ def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[in
         for kind in _AFTER_PREVIOUS:
             yield step, Action(kind, action.stage, schedule.microbatches - 1)
         return
-    number = message_number(step, action.microbatch, schedule.microbatches)
-    previous_step, previous = message_place(number - 1, schedule.microbatches)
+    first = action.microbatch == 0
+    previous = (step - 1, schedule.microbatches - 1) if first else (step, action.microbatch - 1)
     for kind in _AFTER_PREVIOUS[action.kind]:
-        yield previous_step, Action(kind, action.stage, previous)
+        yield previous[0], Action(kind, action.stage, previous[1])
     if action.kind in _BUILDS_ON:
         yield step, Action(_BUILDS_ON[action.kind], action.stage, action.microbatch)
     if schedule.mode == "sync":

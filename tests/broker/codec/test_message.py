@@ -20,6 +20,7 @@ from stageline.broker.codec.message import (
     assemble,
     decode,
     encode,
+    message_number,
     read_header,
 )
 from stageline.broker.errors import Unsendable
@@ -163,6 +164,13 @@ TOO_DEEP: Tree = None
 
 for _ in range(17):
     TOO_DEEP = (TOO_DEEP,)
+
+
+def test_messages_are_numbered_from_step_to_step():
+    places = [(step, microbatch) for step in range(3) for microbatch in range(4)]
+    numbers = [message_number(*place, microbatches=4) for place in places]
+    assert numbers == list(range(12))
+    assert [divmod(number, 4) for number in numbers] == places
 
 
 CANNOT_TRAVEL = [
