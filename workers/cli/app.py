@@ -1,5 +1,6 @@
 """The command line: finds a command by its name, runs it, and turns its errors into a message and an exit code."""
 
+import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
@@ -77,11 +78,16 @@ def run(arguments: Sequence[str]) -> int:
     except click.Abort:
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - what is not expected is a bug, whatever it is
-        expected = isinstance(error, StagelineError | OSError)
+        expected = isinstance(error, StagelineError | OSError | _zmq_error())
         if not expected or "--debug" in arguments:
             traceback.print_exception(error)
         click.echo(f"stageline: {message_of(error)}" if expected else _BUG, err=True)
         return error.exit_code if isinstance(error, StagelineError) else ExitCode.FAILED
+
+
+def _zmq_error() -> type[Exception]:
+    """ZeroMQ's error, such as too many open files; it is no `OSError`. Only if the command has imported zmq."""
+    return sys.modules["zmq"].ZMQError if "zmq" in sys.modules else OSError
 
 
 def _print_usage_error(error: click.ClickException) -> None:

@@ -1,9 +1,11 @@
 """The command line as a whole: help, typing errors, unexpected errors, what is imported."""
 
+import errno
 import subprocess
 import sys
 
 import pytest
+import zmq
 
 from stageline.workers.cli.app import COMMANDS, run
 
@@ -99,6 +101,16 @@ def test_a_bug_shows_its_traceback_and_asks_to_be_reported(capsys, monkeypatch, 
     said = capsys.readouterr().err
     assert "Traceback" in said
     assert "bug in stageline" in said
+
+
+def test_what_the_system_refuses_zeromq_is_a_message_not_a_bug(capsys, monkeypatch, tmp_path):
+    def ask(*arguments):
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("stageline.workers.cli.commands.queries._ask", ask)
+    assert run(["status"]) == 1
+    assert capsys.readouterr().err == "stageline: Too many open files\n"
 
 
 def test_debug_shows_the_traceback_of_an_expected_error_too(capsys):
