@@ -133,7 +133,8 @@ class Log:
         kept = self._kept[number]
         if kept.slot is not None:
             return self._budget.spill.read(kept.slot)
-        self._check_seal(number, kept)
+        if kept.seal is not None and kept.seal.is_broken:
+            raise self._overwritten(number)
         return kept.frames
 
     def check_same(self, number: int, header: Header, how: str) -> None:
@@ -223,13 +224,15 @@ class Log:
             self._spill(number, new)
 
     def _spill(self, number: int, kept: _RetainedMessage) -> None:
-        self._check_seal(number, kept)
+        if kept.seal is not None and kept.seal.is_broken:
+            raise self._overwritten(number)
         kept.slot = self._budget.spill.write(kept.frames)
         kept.frames, kept.seal = [], None
 
     def _forget(self, number: int) -> None:
         kept = self._kept[number]
-        self._check_seal(number, kept)
+        if kept.seal is not None and kept.seal.is_broken:
+            raise self._overwritten(number)
         del self._kept[number]
         self.bytes -= kept.size
         if kept.slot is None:
@@ -237,9 +240,8 @@ class Log:
         else:
             self._budget.spill.forget(kept.slot)
 
-    def _check_seal(self, number: int, kept: _RetainedMessage) -> None:
-        if kept.seal is not None and kept.seal.is_broken:
-            raise Overwritten(
-                f"a tensor of {self.name(number)} was written to in place after it was put, and its message may be "
-                "needed again as it was: let the stage's output be a tensor of its own (.clone() it)"
-            )
+    def _overwritten(self, number: int) -> Overwritten:
+        return Overwritten(
+            f"a tensor of {self.name(number)} was written to in place after it was put, and its message may be "
+            "needed again as it was: let the stage's output be a tensor of its own (.clone() it)"
+        )

@@ -153,14 +153,15 @@ class ZeroMQOutbound:
         self.trim = sender.log.trim
         self.peek = sender.log.peek
         self._queues = queues
+        self._router = queues.router
         self._sender = sender
 
     def put(self, message: Message) -> None:
         self._queues.check_open()
         self._sender.log.put(message, monotonic())
-        self._queues.router.flush(self._sender)
+        self._router.flush(self._sender)
         if self._sender.is_behind:
-            self._queues.router.serve()
+            self._router.serve()
 
     def depth(self) -> Depth:
         return self._sender.depth(monotonic())
