@@ -78,7 +78,7 @@ class CommandHandler:
                 case Stop() as stop:
                     self._end(stop)
                 case Refused(reason, code):
-                    raise Stopped(reason, code, told=True)
+                    raise Stopped(reason, code, broker_knows=True)
                 case Stopped() as stopped:
                     raise stopped
                 case _:
@@ -98,7 +98,7 @@ class CommandHandler:
             self.handle()
 
     def _serve_until_stopped(self, lease: float) -> None:
-        """Sends the others what they still need, until the broker says that all have finished.
+        """Sends the others what they still need, until the broker reports that all have finished.
 
         A broker that is away is waited for as long as others still have to take something, and `lease` seconds longer.
         """
@@ -126,7 +126,7 @@ class CommandHandler:
         current, flushes = self._loop.step, self._loop.program.schedule.mode == "sync"
         late = stop.step is None or current is None or current > stop.step
         if late or not (stop.at_step_end and flushes and self._joined):
-            raise Stopped(stop.reason, stop.code, told=True)
+            raise Stopped(stop.reason, stop.code, broker_knows=True)
         if self._stop is None and stop.step is not None:
             self._hooks.stop_at(stop.step)
             self._stop = stop, self._clock.monotonic() + STEP_END
@@ -139,7 +139,7 @@ class CommandHandler:
         if done:
             self._hooks.flush()
             self._control.wait_until_confirmed(CONFIRMATION)
-        raise Stopped(stop.reason, stop.code, told=True)
+        raise Stopped(stop.reason, stop.code, broker_knows=True)
 
     def _has_untaken_messages(self) -> bool:
         depths = [outbound.depth() for outbound in self._outbound]

@@ -38,12 +38,12 @@ UNANSWERED = 2.0  # seconds without a message from the broker, which confirms ev
 
 
 class Stopped(Exception):
-    """The worker exits before its program is over, with exit code `code`. `told`: the broker knows of it."""
+    """The worker exits before its program is over, with exit code `code`. `broker_knows`: it need not be reported."""
 
-    def __init__(self, reason: str, code: int, *, told: bool = False) -> None:
+    def __init__(self, reason: str, code: int, *, broker_knows: bool = False) -> None:
         super().__init__(reason)
         self.code = code
-        self.told = told
+        self.broker_knows = broker_knows
 
 
 class SnapshotInventory(Protocol):

@@ -90,7 +90,7 @@ class Supervisor:
     def _reason(self, given: str) -> str:
         """Why the run ended, as the broker gives it; with the last log lines of workers that failed before they could
         report to it."""
-        if not any(words in given for words in _NOT_STARTED):
+        if not any(text in given for text in _NOT_STARTED):
             return given
         workers = self._children.workers
         failed = sorted(name for name in self._exited if workers[name].returncode not in (0, None))

@@ -1,4 +1,4 @@
-"""Opens a worker's queues by what the plan's `queues.url` says, and where their sockets go."""
+"""Opens a worker's queues at the plan's `queues.url`, and chooses where their sockets go."""
 
 import os
 import socket

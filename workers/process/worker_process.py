@@ -172,8 +172,8 @@ def failures_reported(
     """
     try:
         yield
-    except BaseException as error:  # the run must end, and say why, whatever it was
-        if isinstance(error, Stopped) and (error.told or (error.code == ExitCode.INTERRUPTED and replaced)):
+    except BaseException as error:  # whatever it was, the run must end with its reason
+        if isinstance(error, Stopped) and (error.broker_knows or (error.code == ExitCode.INTERRUPTED and replaced)):
             control.send(Goodbye(incarnation, str(error)))
         else:
             control.send(Failed(incarnation, *_cause(error, explain)))
@@ -198,7 +198,7 @@ def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tup
 def _open_queues(
     job: Job, assigned: Assigned, control: ControlThread, folder: Path, make_room: Callable[[str], None]
 ) -> WorkerQueues:
-    """The worker's queues. If they cannot be had, the broker is told: a replacement could do no better, unless a
+    """The worker's queues. If they cannot be opened, the run fails, since a replacement could do no better; unless a
     predecessor that hangs still has the address."""
     try:
         return open_queues(job, assigned, folder, make_room)

@@ -118,7 +118,7 @@ def test_a_stop_ends_the_loop_before_the_next_action() -> None:
     worker = CommandedWorker(JOINED, at={1: Stop("enough", 1)})
     with pytest.raises(Stopped, match="enough") as stopped:
         worker.run()
-    assert stopped.value.told
+    assert stopped.value.broker_knows
     assert worker.steps.count(1) == 1
 
 
@@ -131,11 +131,11 @@ def test_a_stop_at_the_end_of_a_step_waits_for_that_and_for_its_snapshot() -> No
 
 
 @pytest.mark.parametrize(
-    ("command", "told"), [(Refused("another incarnation has this place", 1), True), (Stopped("SIGTERM", 130), False)]
+    ("command", "known"), [(Refused("another incarnation has this place", 1), True), (Stopped("SIGTERM", 130), False)]
 )
-def test_a_refusal_and_a_signal_end_the_loop_too(command, told: bool) -> None:
+def test_a_refusal_and_a_signal_end_the_loop_too(command, known: bool) -> None:
     worker = CommandedWorker(JOINED, at={1: command})
     with pytest.raises(Stopped) as stopped:
         worker.run()
-    assert stopped.value.told is told
+    assert stopped.value.broker_knows is known
     assert max(worker.steps) == 1

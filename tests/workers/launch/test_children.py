@@ -30,7 +30,7 @@ class FakeProcess:
 
 def children(folder: Path, spares: int = 0, ends_at: int = signal.SIGTERM) -> Children:
     local = LocalRun(
-        ["plan.toml"], 2, folder, spawn=lambda words, log: FakeProcess(list(words), log, ends_at), spares=spares
+        ["plan.toml"], 2, folder, spawn=lambda arguments, log: FakeProcess(list(arguments), log, ends_at), spares=spares
     )
     return Children(local, folder, kill_now=lambda: True)
 
