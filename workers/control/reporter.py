@@ -94,7 +94,7 @@ class Reporter:
             snapshots=snapshots,
             complete=progress.complete,
             waits=self._waits(),
-            layer=progress.layer,
+            layer=self._layer(),
             trouble=trouble.reason if trouble else "",
             troubled=max(0.0, now - trouble.since) if trouble else 0.0,
         )
@@ -123,6 +123,13 @@ class Reporter:
         if not progress.waits:
             return action
         return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {action}"
+
+    def _layer(self) -> str:
+        """The layer that is being computed; "" if none is."""
+        progress, instruction = self._progress, self._progress.instruction
+        if progress.waits or progress.full is not None or instruction is None or not progress.stages:
+            return ""
+        return progress.stages[instruction.action.stage].at_layer
 
     def _idle(self) -> float:
         now, progress = self._clock(), self._progress

@@ -58,14 +58,6 @@ class Progress:
     stages: Mapping[int, Stage] = field(default_factory=dict)  # for the layer that they are in
     queues: WorkerQueues | None = None  # for the trouble that they have
 
-    @property
-    def layer(self) -> str:
-        """The layer that is being computed; "" if none is."""
-        instruction = self.instruction
-        if self.waits or self.full is not None or instruction is None or not self.stages:
-            return ""
-        return self.stages[instruction.action.stage].at_layer
-
     def computing(self, instruction: Instruction, now: float) -> None:
         """The loop starts on `instruction`."""
         self.instruction, self.waits, self.since = instruction, False, now

@@ -94,10 +94,11 @@ def test_time_that_room_was_waited_for_is_not_time_computed() -> None:
 def test_a_worker_that_waits_for_room_is_in_no_layer() -> None:
     stage = Stage(nn.Linear(1, 1), names=["layers.3"])
     progress = Progress(stages={0: stage})
+    reporter = Reporter(progress, 1, 10)
     progress.computing(instruction(), 100.0)
-    assert progress.layer == "layers.3"
+    assert reporter.report(0.0).layer == "layers.3"
     progress.lacks_room(Take(FORWARD, instruction()), 102.0)
-    assert progress.layer == ""
+    assert reporter.report(0.0).layer == ""
 
 
 def test_trouble_with_the_server_is_reported_with_its_age_and_is_what_a_worker_waits_for() -> None:
