@@ -152,9 +152,7 @@ class StreamWriter:
                 self._has_hole = True
                 return
             if number in self._retained(numbers):
-                self.log.check_same(
-                    number, header, "lies in Redis with different bits, put there by another incarnation"
-                )
+                self.log.check_same(number, header, _FOREIGN_BITS)
             self.sender.sent = number + 1
 
     def _begin_again(self) -> Exchange:
