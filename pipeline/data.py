@@ -16,7 +16,6 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 import torch
-from torch import Tensor
 
 from stageline.pipeline.errors import ExitCode, StagelineError, describe_error
 from stageline.pipeline.tree import Tree, map_tensors, tensors
@@ -91,7 +90,7 @@ class Rows:
     def held_out(self) -> Batch | None:
         return self._held_out
 
-    def _draw_order(self, epoch: int) -> Tensor:
+    def _draw_order(self, epoch: int) -> torch.Tensor:
         key = sha256(f"{self._seed}/epoch {epoch}".encode()).digest()[:8]
         return torch.randperm(self._count, generator=torch.Generator().manual_seed(int.from_bytes(key, "little")))
 
@@ -180,7 +179,7 @@ def split_batch(tree: Tree, microbatches: int) -> list[Tree]:
     last ones are empty. Plain values are the same in every microbatch. Raises `DataError` as `rows` does.
     """
     rows(tree)
-    if isinstance(tree, Tensor):
+    if isinstance(tree, torch.Tensor):
         return list(tree.tensor_split(microbatches))
     slices = [leaf.tensor_split(microbatches) for leaf in tensors(tree)]
     return [_refill(tree, iter(microbatch)) for microbatch in zip(*slices, strict=True)]
@@ -190,9 +189,9 @@ def _slice(tree: Tree, here: slice) -> Tree:
     return map_tensors(lambda leaf: leaf[here], tree)
 
 
-def _pick(tree: Tree, picked: Tensor) -> Tree:
+def _pick(tree: Tree, picked: torch.Tensor) -> Tree:
     return map_tensors(lambda leaf: leaf.index_select(0, picked.to(leaf.device)), tree)
 
 
-def _refill(tree: Tree, leaves: Iterator[Tensor]) -> Tree:
+def _refill(tree: Tree, leaves: Iterator[torch.Tensor]) -> Tree:
     return map_tensors(lambda _: next(leaves), tree)

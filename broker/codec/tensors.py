@@ -9,7 +9,6 @@ from typing import Annotated
 
 import msgspec
 import torch
-from torch import Tensor
 from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.errors import Unsendable
@@ -45,7 +44,7 @@ DTYPES: dict[int, torch.dtype] = {
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
-_TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
+_TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _NUMPY_DTYPES = frozenset(  # those whose tensors `Tensor.numpy` accepts
     {torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64}
     | {torch.int64, torch.float16, torch.float32, torch.float64}
@@ -93,7 +92,7 @@ def occupied_bytes(
     return form.extent * dtype.itemsize + skew
 
 
-def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
+def pack(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
     """The header and the frame of `tensor`, of any shape and any dtype in `DTYPES`.
 
     The frame of a dense CPU tensor is a view of its memory and keeps that alive. Raises `Unsendable` for a tensor that
@@ -112,7 +111,7 @@ def pack(tensor: Tensor) -> tuple[TensorHeader, memoryview]:
     return TensorHeader(code, shape, strides, tensor.requires_grad, len(memory), checksum, skew), memory
 
 
-def copy(header: TensorHeader, frame: bytes | memoryview) -> Tensor:
+def copy(header: TensorHeader, frame: bytes | memoryview) -> torch.Tensor:
     """The tensor of a checked header, in memory of its own, filled from `frame`."""
     dtype = DTYPES[header.dtype]
     if dtype in _NUMPY_DTYPES and header.nbytes and not header.skew:
@@ -131,7 +130,7 @@ def buffer(header: TensorHeader) -> memoryview:
     return memory.numpy().data[header.skew :]
 
 
-def unpack(header: TensorHeader, buffer: memoryview) -> Tensor:
+def unpack(header: TensorHeader, buffer: memoryview) -> torch.Tensor:
     """The tensor of a checked header. `buffer` becomes its memory, or is spread out where the layout has gaps."""
     shape, strides, dtype = header.shape, header.strides, DTYPES[header.dtype]
     form = layout(shape, strides)
@@ -144,7 +143,7 @@ def unpack(header: TensorHeader, buffer: memoryview) -> Tensor:
     return tensor.requires_grad_() if header.requires_grad else tensor
 
 
-def _complaint(tensor: Tensor) -> str:
+def _complaint(tensor: torch.Tensor) -> str:
     if type(tensor) not in _TENSOR_TYPES:
         return f"a {type(tensor).__qualname__} cannot travel; send a tensor: .as_subclass(torch.Tensor)"
     if tensor.is_nested or tensor.layout is not torch.strided:
@@ -154,7 +153,7 @@ def _complaint(tensor: Tensor) -> str:
     return f"a {tensor.dtype} tensor cannot travel; convert it, for example with .dequantize()"
 
 
-def _stored(plain: Tensor, shape: Ints, strides: Ints) -> tuple[Ints, memoryview]:
+def _stored(plain: torch.Tensor, shape: Ints, strides: Ints) -> tuple[Ints, memoryview]:
     """The strides to send, and the stored elements as one block of bytes."""
     form = layout(shape, strides)
     if form.extent is None:
@@ -164,7 +163,7 @@ def _stored(plain: Tensor, shape: Ints, strides: Ints) -> tuple[Ints, memoryview
     return strides, plain.as_strided((form.stored,), (1,)).view(torch.uint8).numpy().data
 
 
-def _packed(tensor: Tensor) -> Tensor:
+def _packed(tensor: torch.Tensor) -> torch.Tensor:
     """A dense copy on the CPU, its elements in the same order, with pending conjugation and negation resolved."""
     shape, strides = tuple(tensor.shape), tensor.stride()
     stored, packed = stored_shape(shape, strides), packed_strides(shape, strides)
@@ -172,7 +171,7 @@ def _packed(tensor: Tensor) -> Tensor:
     return memory.copy_(tensor.as_strided(stored, strides)).as_strided_(shape, packed)
 
 
-def _spread(elements: Tensor, header: TensorHeader) -> Tensor:
+def _spread(elements: torch.Tensor, header: TensorHeader) -> torch.Tensor:
     shape, strides = header.shape, header.strides
     stored, packed = stored_shape(shape, strides), packed_strides(shape, strides)
     memory = empty(stored, strides, elements.dtype, header.skew)

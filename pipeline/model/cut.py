@@ -7,7 +7,6 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from torch import nn
 
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.stage import Stage
@@ -22,7 +21,7 @@ class Segment:
     index: int
     first_layer: int
     names: tuple[str, ...]
-    layers: tuple[nn.Module, ...]
+    layers: tuple[torch.nn.Module, ...]
 
     @property
     def trainable(self) -> bool:
@@ -57,7 +56,7 @@ def cut_model(model: Any, cut: Sequence[int] | str | None = None, stages: int | 
     else:
         names, layers = _layers_of(model)
         bounds = range(0)
-    if not layers or not all(isinstance(layer, nn.Module) for layer in layers):
+    if not layers or not all(isinstance(layer, torch.nn.Module) for layer in layers):
         raise ModelRefused("the model has no layers, or some are not torch modules")
     edges = list(bounds) or _edges(layers, cut, stages)
     segments = [
@@ -103,8 +102,8 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
     )
 
 
-def _layers_of(model: Any) -> tuple[list[str], list[nn.Module]]:
-    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
+def _layers_of(model: Any) -> tuple[list[str], list[torch.nn.Module]]:
+    if not isinstance(model, torch.nn.Sequential) or type(model).forward is not torch.nn.Sequential.forward:
         raise ModelRefused(
             f"the model is a {type(model).__name__}; wanted is an nn.Sequential, whose layers can be cut between, "
             f"or a list with one module for each stage"
@@ -120,7 +119,7 @@ def _layers_of(model: Any) -> tuple[list[str], list[nn.Module]]:
     return [name for name, _ in children], [child for _, child in children]
 
 
-def _edges(layers: Sequence[nn.Module], cut: Sequence[int] | str | None, stages: int | None) -> list[int]:
+def _edges(layers: Sequence[torch.nn.Module], cut: Sequence[int] | str | None, stages: int | None) -> list[int]:
     if cut is None or cut == "auto" or isinstance(cut, str):
         return _balanced_edges(layers, stages or 1)
     beyond = [c for c in cut if not 0 < c < len(layers)]
@@ -132,7 +131,7 @@ def _edges(layers: Sequence[nn.Module], cut: Sequence[int] | str | None, stages:
     return [0, *cut, len(layers)]
 
 
-def _balanced_edges(layers: Sequence[nn.Module], stages: int) -> list[int]:
+def _balanced_edges(layers: Sequence[torch.nn.Module], stages: int) -> list[int]:
     """The edges of `stages` contiguous parts whose largest has as few parameters as possible; the earliest such cuts.
 
     A layer counts one more than its parameters, so that layers without any are spread too.

@@ -3,22 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
 
 from stageline.pipeline.tree import Tree
 
 from .memory import copied
 
-Weights = Mapping[str, Tensor]
+Weights = Mapping[str, torch.Tensor]
 
 
-class Body(nn.ModuleList):
+class Body(torch.nn.ModuleList):
     """One module, so that `torch.func.functional_call` can run the layers with other weights.
 
     In here the first layer is "0", as in every module list; in the unsplit model it is `names[0]`.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], names: Sequence[str], device: torch.device) -> None:
+    def __init__(self, layers: Sequence[torch.nn.Module], names: Sequence[str], device: torch.device) -> None:
         super().__init__(layers)
         self.names = tuple(names)
         self.device = device
@@ -27,7 +26,7 @@ class Body(nn.ModuleList):
     def forward(self, run: Callable[[], Tree]) -> Tree:
         return run()
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> dict[str, torch.Tensor]:
         """The layers' state dicts as one, by unsplit names. The tensors are the layers' own, not copies."""
         pairs = zip(self.names, self, strict=True)
         return {f"{name}.{key}": value for name, layer in pairs for key, value in layer.state_dict().items()}
@@ -38,20 +37,20 @@ class Body(nn.ModuleList):
             prefix = f"{name}."
             layer.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
 
-    def trainable(self) -> dict[str, nn.Parameter]:
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that require a gradient, by their names in here."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
-    def by_unsplit_names(self, named: Weights) -> dict[str, Tensor]:
+    def by_unsplit_names(self, named: Weights) -> dict[str, torch.Tensor]:
         """The same tensors, by their names in the unsplit model."""
         return {self._unsplit(name): tensor for name, tensor in named.items()}
 
-    def by_own_names(self, named: Weights) -> dict[str, Tensor]:
+    def by_own_names(self, named: Weights) -> dict[str, torch.Tensor]:
         """The same tensors, by their names in here, without those that are of no parameter or buffer."""
         names = [name for name, _ in (*self.named_parameters(), *self.named_buffers())]
         return {name: named[self._unsplit(name)] for name in names if self._unsplit(name) in named}
 
-    def unsplit_buffers(self) -> dict[str, Tensor]:
+    def unsplit_buffers(self) -> dict[str, torch.Tensor]:
         """The layers' own buffers, by their names in the unsplit model."""
         return self.by_unsplit_names(dict(self.named_buffers()))
 

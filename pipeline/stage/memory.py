@@ -15,7 +15,6 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from stageline.pipeline.errors import StageError
 from stageline.pipeline.tree import Tree, leaves, map_tensors, tensors
@@ -67,7 +66,7 @@ def packed_strides(shape: Ints, strides: Ints) -> Ints:
     return tuple(packed)
 
 
-def skew_of(tensor: Tensor) -> int:
+def skew_of(tensor: torch.Tensor) -> int:
     """The address of the tensor's first element modulo `ALIGNMENT`, in bytes.
 
     0 on other devices, where only torch allocates, and at addresses that are no multiple of the element size, which
@@ -79,7 +78,9 @@ def skew_of(tensor: Tensor) -> int:
     return 0 if skew % tensor.itemsize else skew
 
 
-def empty(shape: Ints, strides: Ints, dtype: torch.dtype, skew: int = 0, device: torch.device | None = None) -> Tensor:
+def empty(
+    shape: Ints, strides: Ints, dtype: torch.dtype, skew: int = 0, device: torch.device | None = None
+) -> torch.Tensor:
     """An uninitialised tensor of this layout (not an overlapping one), `skew` bytes off the alignment boundary."""
     if not skew:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -88,7 +89,7 @@ def empty(shape: Ints, strides: Ints, dtype: torch.dtype, skew: int = 0, device:
     return memory.as_strided_(shape, strides, offset)
 
 
-def copied(tensor: Tensor) -> Tensor:
+def copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the same device that lies as `tensor` does: gaps, expanded dimensions and skew included.
 
     Overlapping layouts are packed, with the dimensions in the same order. Lazy conjugation and negation are resolved.
@@ -117,7 +118,7 @@ class OutputGuard:
     its input. The weights and buffers are those of `layers`.
     """
 
-    def __init__(self, layers: nn.Module, stage: int) -> None:
+    def __init__(self, layers: torch.nn.Module, stage: int) -> None:
         self._stage = stage
         self._owned = {_address(tensor) for tensor in (*layers.parameters(), *layers.buffers())} - {0}
 
@@ -133,7 +134,7 @@ class OutputGuard:
         """
         seen: dict[int, str] = {}
         for path, leaf in leaves(output):
-            if not isinstance(leaf, Tensor) or not leaf.numel():
+            if not isinstance(leaf, torch.Tensor) or not leaf.numel():
                 continue
             if (first := seen.setdefault(leaf.data_ptr(), path)) != path:
                 raise StageError(
@@ -141,7 +142,7 @@ class OutputGuard:
                     f"and derive the other in the next stage; or clone it"
                 )
 
-    def _send(self, taken: list[int], tensor: Tensor) -> Tensor:
+    def _send(self, taken: list[int], tensor: torch.Tensor) -> torch.Tensor:
         detached = tensor.detach()
         address = _address(detached)
         if address and (address in taken or address in self._owned):
@@ -149,5 +150,5 @@ class OutputGuard:
         return detached.requires_grad_() if tensor.requires_grad else detached
 
 
-def _address(tensor: Tensor) -> int:
+def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()

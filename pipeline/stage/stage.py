@@ -20,7 +20,6 @@ from hashlib import sha256
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from stageline.pipeline.errors import ForeignState, LossNotScalar, StageError
 from stageline.pipeline.tree import Tree, describe, map_tensors
@@ -31,9 +30,9 @@ from .stash import InputNodes, Stash, matched
 from .state import StageState, capture_state, restore_state
 from .versions import Version, Versions
 
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
-Loss = Callable[[Any, Any], Tensor]
+Loss = Callable[[Any, Any], torch.Tensor]
 
 LOSS = "the loss"  # in place of a layer's name
 
@@ -57,7 +56,7 @@ class Stage:
 
     def __init__(
         self,
-        layers: nn.Module | Sequence[nn.Module],
+        layers: torch.nn.Module | Sequence[torch.nn.Module],
         *,
         index: int = 0,
         first_layer: int = 0,
@@ -127,7 +126,7 @@ class Stage:
         self._forwarded += 1
         if loss is not None:
             return map_tensors(lambda t: t.detach() * share, output)
-        if not isinstance(output, Tensor):
+        if not isinstance(output, torch.Tensor):
             self._output_guard.refuse_aliases(output)
         return self._output_guard.sendable(output, None if owned else x)
 
@@ -181,11 +180,11 @@ class Stage:
             inputs = map_tensors(partial(self._own, owned), x)
             return self._output_guard.sendable(self._run(inputs, (step, microbatch), None), None if owned else x)
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by the unsplit model's names. The tensors are the stage's own, not copies."""
         return self._body.weights()
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Loads what `state_dict` returns. Raises torch's `RuntimeError`, which names what is missing or misshapen."""
         self._body.set_weights(state)
 
@@ -246,26 +245,26 @@ class Stage:
             x = layer(x)
         return x
 
-    def _receive(self, input_nodes: InputNodes, owned: bool, tensor: Tensor) -> Tensor:
+    def _receive(self, input_nodes: InputNodes, owned: bool, tensor: torch.Tensor) -> torch.Tensor:
         mine = self._own(owned, tensor)
         return input_nodes.enter(mine) if tensor.requires_grad else mine
 
-    def _own(self, owned: bool, tensor: Tensor) -> Tensor:
+    def _own(self, owned: bool, tensor: torch.Tensor) -> torch.Tensor:
         mine = tensor.detach()
         here = self._here(mine)
         return here if owned or here is not mine else copied(here)
 
-    def _here(self, tensor: Tensor) -> Tensor:
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.device == self.device else tensor.to(self.device)
 
-    def _loss_of(self, function: Loss, output: Tree, target: Tree) -> Tensor:
+    def _loss_of(self, function: Loss, output: Tree, target: Tree) -> torch.Tensor:
         self.at_layer = LOSS
         loss = function(output, map_tensors(self._here, target))
-        if isinstance(loss, Tensor) and loss.dim() == 0:
+        if isinstance(loss, torch.Tensor) and loss.dim() == 0:
             return loss
         raise LossNotScalar(
             f"the loss must be one number (a 0-dimensional tensor, the mean over rows); "
-            f"it returned {describe(loss) if isinstance(loss, Tensor) else repr(loss)}. "
+            f"it returned {describe(loss) if isinstance(loss, torch.Tensor) else repr(loss)}. "
             f"Use reduction='mean', or take its mean()."
         )
 
@@ -284,7 +283,7 @@ def _generators(device: torch.device) -> list[torch.Generator]:
     return [torch.default_generator, torch.cuda.default_generators[index]]
 
 
-def _listed(layers: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
-    if isinstance(layers, nn.Sequential):
+def _listed(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    if isinstance(layers, torch.nn.Sequential):
         return list(layers)
-    return [layers] if isinstance(layers, nn.Module) else list(layers)
+    return [layers] if isinstance(layers, torch.nn.Module) else list(layers)

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 
 from stageline.pipeline.errors import GradientMismatch, StageError
 from stageline.pipeline.tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
@@ -25,9 +24,9 @@ class InputNodes:
 
     def __init__(self, x: Tree) -> None:
         self._places = _places(x)
-        self._gradients: list[Tensor | None] = []
+        self._gradients: list[torch.Tensor | None] = []
 
-    def enter(self, tensor: Tensor) -> Tensor:
+    def enter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Makes the next of these tensors, in the order of `leaves`, itself a node of the graph, which then owns it."""
         self._gradients.append(None)
         return _Enter.apply(tensor, _anchor, self._gradients, len(self._gradients) - 1)  # type: ignore[no-any-return, no-untyped-call]
@@ -44,24 +43,26 @@ class _Enter(torch.autograd.Function):
     gradient and gets none, makes autograd call `backward`, which puts the gradient at its `place` in the list."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, anchor: Tensor, gradients: list[Tensor | None], place: int) -> Tensor:
+    def forward(
+        ctx: Any, tensor: torch.Tensor, anchor: torch.Tensor, gradients: list[torch.Tensor | None], place: int
+    ) -> torch.Tensor:
         ctx.mark_dirty(tensor)
         ctx.gradients = gradients
         ctx.place = place
         return tensor
 
     @staticmethod
-    def backward(ctx: Any, *gradient: Tensor) -> tuple[None, None, None, None]:
+    def backward(ctx: Any, *gradient: torch.Tensor) -> tuple[None, None, None, None]:
         ctx.gradients[ctx.place] = gradient[0]
         return None, None, None, None
 
 
 def _places(x: Tree) -> Tree:
     """The tree of `x` with the numbers 0, 1, ... for tensors that require a gradient, None for other leaves."""
-    if isinstance(x, Tensor):
+    if isinstance(x, torch.Tensor):
         return 0 if x.requires_grad else None
     numbers = count()
-    return map_leaves(lambda leaf: next(numbers) if isinstance(leaf, Tensor) and leaf.requires_grad else None, x)
+    return map_leaves(lambda leaf: next(numbers) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None, x)
 
 
 _anchor = torch.zeros((), requires_grad=True)
@@ -109,7 +110,7 @@ class Stash:
         self, key: Key, outputs: Tree, share: float | None, input_nodes: InputNodes, version: Version | None
     ) -> None:
         """Stashes one forward, if it will go backward or has a version of the weights, which is in use until then."""
-        if isinstance(outputs, Tensor):
+        if isinstance(outputs, torch.Tensor):
             requires_grad = outputs.requires_grad
         else:
             requires_grad = any(leaf.requires_grad for leaf in tensors(outputs))
@@ -128,13 +129,13 @@ class Stash:
         return self.kept.pop(next(iter(self.kept)))
 
 
-def matched(outputs: Tree, gradient: Tree, stage: int) -> tuple[list[Tensor], list[Tensor]]:
+def matched(outputs: Tree, gradient: Tree, stage: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The outputs that take part in backward, and their gradients. An output without a gradient takes no part.
 
     Raises `GradientMismatch`, which names `stage`, the gradient and the output, unless each gradient is at the place
     of an output of the same shape and dtype.
     """
-    if isinstance(outputs, Tensor) and _fits(outputs, gradient):
+    if isinstance(outputs, torch.Tensor) and _fits(outputs, gradient):
         return [outputs], [gradient]  # type: ignore[list-item]  # only a tensor fits
     found = {path: given for path, given in leaves(gradient) if given is not None}
     taking_part, gradients = [], []
@@ -152,7 +153,7 @@ def matched(outputs: Tree, gradient: Tree, stage: int) -> tuple[list[Tensor], li
 
 
 def _fits(output: Leaf, gradient: Tree) -> bool:
-    if not isinstance(output, Tensor) or not isinstance(gradient, Tensor) or not output.requires_grad:
+    if not isinstance(output, torch.Tensor) or not isinstance(gradient, torch.Tensor) or not output.requires_grad:
         return False
     return gradient.shape == output.shape and gradient.dtype == output.dtype
 

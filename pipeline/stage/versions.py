@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from stageline.pipeline.tree import Tree
 
@@ -89,9 +88,9 @@ class Versions:
         )
 
 
-def _leaf(tensor: Tensor) -> Tensor:
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_()
 
 
-def _on_host(named: Mapping[str, Tensor]) -> Weights:
+def _on_host(named: Mapping[str, torch.Tensor]) -> Weights:
     return {name: tensor.detach().cpu() for name, tensor in named.items()}

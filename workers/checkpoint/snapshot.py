@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.stage.state import InFlight, StageState
@@ -103,7 +102,7 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin) -> Manifest
 
     Raises `OSError`, and `Unsaveable` if the state holds a value that cannot be stored.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     training = {name: encode_state(value, name, tensors) for name, value in _training(snapshot.state).items()}
     write_tensors(folder / WEIGHTS, snapshot.state.weights)
     write_tensors(folder / TRAINING, tensors)
@@ -191,7 +190,7 @@ def _training(state: StageState) -> dict[str, Any]:
     }
 
 
-def _state(weights: Mapping[str, Tensor], training: dict[str, Any]) -> StageState:
+def _state(weights: Mapping[str, torch.Tensor], training: dict[str, Any]) -> StageState:
     """Raises `TypeError` if `training` has other fields."""
     in_flight = tuple(InFlight(**each) for each in training.pop("in_flight", ()))
     return StageState(weights, in_flight=in_flight, **training)

@@ -12,7 +12,6 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from stageline.pipeline.stage.memory import empty, layout, packed_strides, skew_of
 
@@ -33,7 +32,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     complex: bool = False
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes CPU tensors to a new file; when this returns, it is on the disk and was read back from there.
 
     Raises `OSError`, also if the file does not read back as it was written, and `Unsaveable` for a tensor that the
@@ -53,7 +52,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     _require_equal(path, stored)
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file, in memory of their own. Raises `OSError`, `ValueError`."""
     try:
         with safe_open(path, "pt") as file:
@@ -71,14 +70,14 @@ def _drop_cache(path: Path) -> None:
         os.close(descriptor)
 
 
-def _stored(name: str, tensor: Tensor) -> Tensor:
+def _stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise Unsaveable(f"{name} is a tensor of layout {tensor.layout} and type {tensor.dtype}")
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return real.contiguous()
 
 
-def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same tensors, none in the memory of another: the format refuses that."""
     found: dict[int, str] = {}
     for name, tensor in tensors.items():
@@ -87,13 +86,13 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor if name in first else tensor.clone() for name, tensor in tensors.items()}
 
 
-def _note(tensor: Tensor) -> Note:
+def _note(tensor: torch.Tensor) -> Note:
     shape, strides = tuple(tensor.shape), tensor.stride()
     unusual = strides != _row_major(shape) and 0 not in strides and layout(shape, strides).extent is not None
     return Note(strides if unusual else None, skew_of(tensor), tensor.is_complex())
 
 
-def _restored(stored: Tensor, note: Note) -> Tensor:
+def _restored(stored: torch.Tensor, note: Note) -> torch.Tensor:
     tensor = torch.view_as_complex(stored) if note.complex else stored
     shape = tuple(tensor.shape)
     return empty(shape, note.strides or _row_major(shape), tensor.dtype, note.skew).copy_(tensor)
@@ -103,12 +102,12 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return packed_strides(shape, tuple(range(len(shape), 0, -1)))  # the last dimension is the innermost
 
 
-def _require_equal(path: Path, stored: Mapping[str, Tensor]) -> None:
+def _require_equal(path: Path, stored: Mapping[str, torch.Tensor]) -> None:
     with safe_open(path, "pt") as file:
         for name, tensor in stored.items():
             if not torch.equal(_bytes(file.get_tensor(name)), _bytes(tensor)):
                 raise OSError(f"{name} reads back from {path} otherwise than it was written: mistrust this disk")
 
 
-def _bytes(tensor: Tensor) -> Tensor:
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)

@@ -10,7 +10,6 @@ from math import ceil
 
 import msgspec
 import torch
-from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from stageline.broker.codec.message import Message, encode
@@ -195,7 +194,7 @@ class _Saved:
         self.bytes = 0
         self._seen = {tensor.untyped_storage().data_ptr() for tensor in stage.state_dict().values()}
 
-    def note(self, tensor: Tensor) -> Tensor:
+    def note(self, tensor: torch.Tensor) -> torch.Tensor:
         memory = tensor.untyped_storage()
         if memory.data_ptr() not in self._seen:
             self._seen.add(memory.data_ptr())
@@ -219,7 +218,7 @@ def _forward(job: Job, stage: int, *, evaluates: bool = False) -> Instruction:
 
 
 def _as_gradient(leaf: Leaf) -> Leaf:
-    return leaf if isinstance(leaf, Tensor) and leaf.requires_grad else None
+    return leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None
 
 
 def _message(job: Job, action: Action, payload: Tree) -> dict[QueueKey, int]:
@@ -243,7 +242,7 @@ def _estimate(job: Job, executor: Executor, index: int, activations: int) -> Sta
     held = {
         "weights": _total(stage.state_dict().values()),
         "gradients": _total(trainable),
-        "optimizer": _total(value for entry in state for value in entry.values() if isinstance(value, Tensor)),
+        "optimizer": _total(value for entry in state for value in entry.values() if isinstance(value, torch.Tensor)),
         "activations": activations * in_flight,
         "stashed_weights": _total(trainable) * versions,  # only what is trained has versions
     }
@@ -258,7 +257,7 @@ def _estimate(job: Job, executor: Executor, index: int, activations: int) -> Sta
     )
 
 
-def _total(held: Iterable[Tensor]) -> int:
+def _total(held: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import structlog
 import torch
-from torch import nn
 
 from stageline.broker.control.protocol import CONTROL_VERSION, Assigned, Failed, Goodbye, Hello
 from stageline.broker.errors import BrokerError, EndpointTaken
@@ -246,7 +245,7 @@ def warm_up(plan: Plan, worker: int | None) -> None:
 
 def warm_up_device(device: str) -> None:
     """One step of a small layer there."""
-    layer = nn.Linear(8, 8, device=device)
+    layer = torch.nn.Linear(8, 8, device=device)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     layer(torch.zeros(2, 8, device=device)).sum().backward()
     optimizer.step()

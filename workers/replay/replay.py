@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from stageline.broker.codec.message import Message, encode, fingerprint, read_header
 from stageline.broker.queues.base import QueueKey
@@ -233,7 +232,7 @@ def _outcome(
     entry = messages.get(_place_of(Direction.GIVEN, key, instruction))
     place = run, key.flow, instruction.step, instruction.action.microbatch, key.stage, 0, 0
     bits = fingerprint(read_header(encode(Message(*place, result))[0]))
-    value = f" {result.item():.9g}" if isinstance(result, Tensor) and result.numel() == 1 else ""
+    value = f" {result.item():.9g}" if isinstance(result, torch.Tensor) and result.numel() == 1 else ""
     same = None if entry is None else bits == fingerprint(entry.header)
     return ReplayOutcome(action, f"{describe(result)}{value}", same)
 

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
-from torch import Tensor, nn
 
 from stageline.broker.codec.message import Flow, Message, message_number
 from stageline.broker.queues.base import QueueKey
@@ -41,7 +40,7 @@ class Line(AbstractContextManager["Line"]):
 
     def __init__(
         self,
-        model: nn.Sequential | Sequence[nn.Module],
+        model: torch.nn.Sequential | Sequence[torch.nn.Module],
         *,
         loss: Loss,
         optimizer: OptimizerFactory,
@@ -119,7 +118,7 @@ class Line(AbstractContextManager["Line"]):
             x = stage.evaluate(x, step=self._step)
         return x
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy of the weights under the unsplit model's names (as `nn.Sequential(*model)` has them for a list)."""
         parts = (stage.state_dict() for stage in self._stages)
         return {name: tensor.detach().clone() for part in parts for name, tensor in part.items()}
