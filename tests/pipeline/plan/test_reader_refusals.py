@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stageline.pipeline.plan import PlanRefused, from_mapping, read_plan
 from stageline.pipeline.plan.models import PlanTables, section
-from support.small_plans import VALUES, the_error
+from support.small_plans import SMALLEST, VALUES, the_error
 
 BAD = """\
 colour = 3
@@ -140,6 +140,17 @@ def test_what_is_wrong_is_named_with_what_would_be_right(changes: dict[str, obje
     error = the_error(**changes)
     assert error.key == key
     assert reason in error.reason
+
+
+def test_nan_at_top_level_is_refused_and_named(file: Path) -> None:
+    """The check whether a typed number stands where text is wanted looked up a table of this name, and crashed."""
+    with pytest.raises(PlanRefused) as typed:
+        read_plan(file, sets=["colour=nan"])
+    file.write_text(f"colour = nan\n{SMALLEST}")
+    with pytest.raises(PlanRefused) as written:
+        read_plan(file)
+    found = [(error.key, error.where) for refused in (typed, written) for error in refused.value.errors]
+    assert found == [("colour", "--set"), ("colour", f"{file}:1")]
 
 
 MODELS = [(table, section(table)) for table in PlanTables.model_fields]
