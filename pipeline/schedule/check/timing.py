@@ -7,7 +7,7 @@ window, for room in it. The result does not depend on the order in which the wor
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Self
+from typing import Self
 
 from stageline.pipeline.schedule import Action, Kind, Schedule
 from stageline.pipeline.schedule.queues import hops, inbound, outbound
@@ -92,19 +92,13 @@ def simulate(
     `ValueError` if the costs or windows do not fit the schedule.
     """
     _check_fit(schedule, costs, windows)
-    pipeline = _Pipeline(schedule, costs, steps, windows)
-    pipeline.run()
+    pipeline = _Pipeline(schedule, costs, windows)
+    pipeline.run(steps)
     most = {name: queue.most for name, queue in pipeline.queues.items()}
     return sorted(pipeline.timed, key=lambda timed: timed.start), most
 
 
-class _Move(NamedTuple):
-    """An action is up to three moves; a worker may wait where it takes from a `queue` and where it puts into one."""
-
-    does: Literal["take", "run", "put"]
-    step: int
-    action: Action
-    queue: str = ""
+_Wait = tuple[int, Action, str]  # a step and its action, and the queue that it can neither take from nor put into yet
 
 
 @dataclass(slots=True)
@@ -121,17 +115,15 @@ class _TimedQueue:
 
 @dataclass(slots=True)
 class _Worker:
-    """How far a worker is, and of how many takes of each queue it knows."""
+    """What time it is at a worker, and of how many takes of each queue it knows."""
 
     number: int
-    moves: list[_Move]
     known: list[int]
-    place: int = 0
     time: float = 0
 
 
 class _Pipeline:
-    def __init__(self, schedule: Schedule, costs: Costs, steps: range, windows: Mapping[str, int]) -> None:
+    def __init__(self, schedule: Schedule, costs: Costs, windows: Mapping[str, int]) -> None:
         self._schedule = schedule
         self._costs = costs
         self.queues = {
@@ -143,55 +135,44 @@ class _Pipeline:
             )
             for number, (name, hop) in enumerate(hops(schedule).items())
         }
-        self._workers = [
-            _Worker(number, list(self._moves(number, steps)), [0] * len(self.queues))
-            for number in range(len(schedule.placement))
-        ]
         self.timed: list[Timed] = []
 
-    def run(self) -> None:
-        while any(self._advance(worker) for worker in self._workers):
+    def run(self, steps: range) -> None:
+        workers = range(len(self._schedule.placement))
+        runs = [self._run(_Worker(number, [0] * len(self.queues)), steps) for number in workers]
+        waits: list[_Wait | tuple[()] | None] = [() for _ in workers]  # (): not begun yet, None: at its end
+
+        def advances(worker: int) -> bool:
+            before = waits[worker]
+            waits[worker] = next(runs[worker], None)
+            return waits[worker] != before
+
+        while any(map(advances, workers)):
             pass
-        waits = [self._wait(worker) for worker in self._workers if worker.place < len(worker.moves)]
-        if waits:
-            raise Deadlock(f"schedule {self._schedule.name} deadlocks: {'; '.join(waits)}")
+        if found := [self._described(worker, *wait) for worker, wait in enumerate(waits) if wait]:
+            raise Deadlock(f"schedule {self._schedule.name} deadlocks: {'; '.join(found)}")
 
-    def _moves(self, worker: int, steps: range) -> Iterator[_Move]:
-        for step, action in self._schedule.program(worker, steps):
-            if (queue := inbound(action)) in self.queues:
-                yield _Move("take", step, action, queue)
-            yield _Move("run", step, action)
-            if (queue := outbound(action)) in self.queues:
-                yield _Move("put", step, action, queue)
+    def _run(self, worker: _Worker, steps: range) -> Iterator[_Wait]:
+        """Runs the worker's list; yields whenever it has to wait."""
+        for step, action in self._schedule.program(worker.number, steps):
+            source = self.queues.get(inbound(action))
+            while source and not _take(worker, source):
+                yield step, action, inbound(action)
+            end = worker.time + self._costs.of(action)
+            self.timed.append(Timed(worker.number, action, worker.time, end, step))
+            worker.time = end
+            target = self.queues.get(outbound(action))
+            while target and not _put(worker, target):
+                yield step, action, outbound(action)
 
-    def _advance(self, worker: _Worker) -> bool:
-        before = worker.place
-        while worker.place < len(worker.moves) and self._make(worker, worker.moves[worker.place]):
-            worker.place += 1
-        return worker.place > before
-
-    def _make(self, worker: _Worker, move: _Move) -> bool:
-        match move.does:
-            case "take":
-                return _take(worker, self.queues[move.queue])
-            case "put":
-                return _put(worker, self.queues[move.queue])
-            case "run":
-                end = worker.time + self._costs.of(move.action)
-                self.timed.append(Timed(worker.number, move.action, worker.time, end, move.step))
-                worker.time = end
-                return True
-
-    def _wait(self, worker: _Worker) -> str:
-        move = worker.moves[worker.place]
-        ahead = 1 if move.action.kind is Kind.FORWARD else -1  # the next stage is the consumer, or the one before
-        at = f"worker {worker.number} waits at {move.action} of step {move.step}"
-        if move.does == "take":
-            what = "activation" if move.action.kind is Kind.FORWARD else "gradient"
-            return f"{at} for the {what} from {self._at(move.action.stage - ahead)}"
-        taken = len(self.queues[move.queue].takes)
-        consumer = self._at(move.action.stage + ahead)
-        return f"{at} for room in {move.queue}, of which {consumer} has taken {taken} messages"
+    def _described(self, worker: int, step: int, action: Action, queue: str) -> str:
+        ahead = 1 if action.kind is Kind.FORWARD else -1  # the next stage is the consumer, or the one before
+        at = f"worker {worker} waits at {action} of step {step}"
+        if queue == inbound(action):
+            what = "activation" if action.kind is Kind.FORWARD else "gradient"
+            return f"{at} for the {what} from {self._at(action.stage - ahead)}"
+        taken = len(self.queues[queue].takes)
+        return f"{at} for room in {queue}, of which {self._at(action.stage + ahead)} has taken {taken} messages"
 
     def _at(self, stage: int) -> str:
         return f"stage {stage} on worker {self._schedule.owner(stage)}"
