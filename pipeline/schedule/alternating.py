@@ -14,8 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from .action import Kind
-from .merge import Turn
+from .action import Action, Kind
 from .shape import Shape
 
 
@@ -34,17 +33,17 @@ def eager(stages: int) -> list[int]:
     return [2 * (stages - 1 - stage) for stage in range(stages)]
 
 
-def alternate(stage: int, numbers: range, warm_up: int, first_trainable: int) -> Iterator[Turn]:
-    """The turns of `stage` over `numbers`: `warm_up` forwards, then forward and backward in turn, then the remaining
-    backwards. A stage below `first_trainable` runs no backward."""
+def alternate(stage: int, numbers: range, warm_up: int, first_trainable: int) -> Iterator[Action]:
+    """The actions of `stage` on the microbatches `numbers`: `warm_up` forwards, then forward and backward in turn, then
+    the remaining backwards. A stage below `first_trainable` runs no backward."""
     trains = stage >= first_trainable
     warm_up = min(warm_up, len(numbers))
     for place, number in enumerate(numbers):
-        yield Turn(Kind.FORWARD, stage, number)
+        yield Action(Kind.FORWARD, stage, number)
         if trains and place >= warm_up:
-            yield Turn(Kind.BACKWARD, stage, numbers[place - warm_up])
+            yield Action(Kind.BACKWARD, stage, numbers[place - warm_up])
     for number in numbers[len(numbers) - warm_up :] if trains else ():
-        yield Turn(Kind.BACKWARD, stage, number)
+        yield Action(Kind.BACKWARD, stage, number)
 
 
 def window_for(latencies: Sequence[float], forward: float, backward: float) -> tuple[int, ...]:

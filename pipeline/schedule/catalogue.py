@@ -95,8 +95,8 @@ def _lists(shape: Shape, window: Sequence[int] | None) -> Lists:
 
 def _alternating(shape: Shape, warm_ups: Sequence[int]) -> Lists:
     numbers = range(shape.microbatches)
-    turns = [alternate(stage, numbers, warm_up, shape.first_trainable) for stage, warm_up in enumerate(warm_ups)]
-    actions = [Action(turn.kind, turn.stage, turn.number) for turn in merge(turns, shape.first_trainable)]
+    lists = [alternate(stage, numbers, warm_up, shape.first_trainable) for stage, warm_up in enumerate(warm_ups)]
+    actions = list(merge(lists, shape.first_trainable))
     return tuple(tuple(action for action in actions if action.stage in stages) for stages in shape.placement)
 
 

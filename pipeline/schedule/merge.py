@@ -2,39 +2,31 @@
 
 This works for any placement: neighbours on one worker, a U (first and last stage together), four stages on three
 workers. All workers follow one order in time, in which nothing starts before its data, so they cannot deadlock.
+
+Here an action's microbatch is its step where each step is one microbatch.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from .action import Kind
-
-
-class Turn(NamedTuple):
-    """A stage's next action: `number` is its microbatch, or its step where each step is one microbatch."""
-
-    kind: Kind
-    stage: int
-    number: int
-
+from .action import Action, Kind
 
 _COST = {Kind.FORWARD: 1, Kind.BACKWARD: 2}  # costs that are assumed before a run; messages take no time
 
 
-def merge(lists: Sequence[Iterator[Turn]], first_trainable: int) -> Iterator[Turn]:
-    """All turns of all stages' lists in the order of their start.
+def merge(lists: Sequence[Iterator[Action]], first_trainable: int) -> Iterator[Action]:
+    """All actions of all stages' lists in the order of their start.
 
-    Of turns that start at once a backward goes first, then the lower number. Nothing else can tie: a microbatch is
+    Of actions that start at once a backward goes first, then the lower number. Nothing else can tie: a microbatch is
     never at two stages at once.
     """
     clock = _Clock(len(lists), first_trainable)
-    heads = [next(turns, None) for turns in lists]
-    while ready := [(start, turn) for turn in heads if turn and (start := clock.start(turn)) is not None]:
-        start, turn = min(ready, key=_precedence)
-        clock.run(start, turn)
-        heads[turn.stage] = next(lists[turn.stage], None)
-        yield turn
+    heads = [next(actions, None) for actions in lists]
+    while ready := [(start, action) for action in heads if action and (start := clock.start(action)) is not None]:
+        start, action = min(ready, key=_precedence)
+        clock.run(start, action)
+        heads[action.stage] = next(lists[action.stage], None)
+        yield action
 
 
 class _Clock:
@@ -46,24 +38,24 @@ class _Clock:
         backward = ((Kind.BACKWARD, stage) for stage in range(first_trainable, stages - 1))
         self._arrivals: dict[tuple[Kind, int], deque[int]] = {queue: deque() for queue in (*forward, *backward)}
 
-    def start(self, turn: Turn) -> int | None:
-        """When `turn` can start; None until the message that it needs has been sent."""
-        free = self._free[turn.stage]
-        arrivals = self._arrivals.get((turn.kind, turn.stage))
+    def start(self, action: Action) -> int | None:
+        """When `action` can start; None until the message that it needs has been sent."""
+        free = self._free[action.stage]
+        arrivals = self._arrivals.get((action.kind, action.stage))
         if arrivals is None:
             return free
         return max(free, arrivals[0]) if arrivals else None
 
-    def run(self, start: int, turn: Turn) -> None:
-        """Runs `turn` at `start`: takes its message, and sends its result."""
-        self._free[turn.stage] = start + _COST[turn.kind]
-        if (turn.kind, turn.stage) in self._arrivals:
-            self._arrivals[turn.kind, turn.stage].popleft()
-        consumer = turn.stage + 1 if turn.kind is Kind.FORWARD else turn.stage - 1
-        if (turn.kind, consumer) in self._arrivals:
-            self._arrivals[turn.kind, consumer].append(self._free[turn.stage])
+    def run(self, start: int, action: Action) -> None:
+        """Runs `action` at `start`: takes its message, and sends its result."""
+        self._free[action.stage] = start + _COST[action.kind]
+        if (action.kind, action.stage) in self._arrivals:
+            self._arrivals[action.kind, action.stage].popleft()
+        consumer = action.stage + 1 if action.kind is Kind.FORWARD else action.stage - 1
+        if (action.kind, consumer) in self._arrivals:
+            self._arrivals[action.kind, consumer].append(self._free[action.stage])
 
 
-def _precedence(candidate: tuple[int, Turn]) -> tuple[int, bool, int]:
-    start, turn = candidate
-    return start, turn.kind is not Kind.BACKWARD, turn.number
+def _precedence(candidate: tuple[int, Action]) -> tuple[int, bool, int]:
+    start, action = candidate
+    return start, action.kind is not Kind.BACKWARD, action.microbatch

@@ -19,21 +19,13 @@ def hops(schedule: Schedule) -> dict[str, int]:
 
 def inbound(action: Action) -> str:
     """The queue that `action` takes from, "" for none. At the ends of the pipeline there is no queue of that name."""
-    match action.kind:
-        case Kind.FORWARD:
-            return f"forward-{action.stage}"
-        case Kind.BACKWARD | Kind.INPUT:
-            return f"backward-{action.stage}"
-        case _:
-            return ""
+    return f"{_CARRIED[action.kind]}-{action.stage}" if action.kind in _CARRIED else ""
 
 
 def outbound(action: Action) -> str:
     """The queue that `action` puts into, named in the same way."""
-    match action.kind:
-        case Kind.FORWARD:
-            return f"forward-{action.stage + 1}"
-        case Kind.BACKWARD | Kind.INPUT:
-            return f"backward-{action.stage - 1}" if action.stage else ""
-        case _:
-            return ""
+    consumer = action.stage + 1 if action.kind is Kind.FORWARD else action.stage - 1
+    return f"{_CARRIED[action.kind]}-{consumer}" if action.kind in _CARRIED and consumer >= 0 else ""
+
+
+_CARRIED = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "backward"}

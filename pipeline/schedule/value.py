@@ -7,7 +7,7 @@ from typing import Literal
 
 from .action import Action, Kind
 from .alternating import alternate, one_f_one_b
-from .merge import Turn, merge
+from .merge import merge
 from .shape import Placement
 
 Mode = Literal["sync", "async"]
@@ -59,12 +59,13 @@ class Schedule:
 
         A stage that is not trained ends its steps with the forward.
         """
-        for turn in self._turns(worker, steps):
-            yield turn.number, Action(turn.kind, turn.stage)
-            if turn.kind is Kind.BACKWARD or turn.stage < self.first_trainable:
-                yield turn.number, Action(Kind.UPDATE, turn.stage)
+        for kind, stage, step in self._one_f_one_b(worker, steps):
+            yield step, Action(kind, stage)
+            if kind is Kind.BACKWARD or stage < self.first_trainable:
+                yield step, Action(Kind.UPDATE, stage)
 
-    def _turns(self, worker: int, steps: range) -> Iterator[Turn]:
+    def _one_f_one_b(self, worker: int, steps: range) -> Iterator[Action]:
+        """The actions of `worker`, with steps in place of microbatches."""
         own = self.placement[worker]
         lists = [
             alternate(stage, steps, warm_up, self.first_trainable)
@@ -72,4 +73,4 @@ class Schedule:
         ]
         if len(own) == 1:
             return lists[own[0]]
-        return (turn for turn in merge(lists, self.first_trainable) if turn.stage in own)
+        return (action for action in merge(lists, self.first_trainable) if action.stage in own)

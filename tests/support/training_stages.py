@@ -165,15 +165,15 @@ def drive(stage: Stage, numbers: range, warm_up: int) -> tuple[dict[str, Any], d
     """PipeDream on one stage: what comes out of each action, and the state at the beginning of each step."""
     out: dict[str, Any] = {}
     states = {numbers.start: stage.snapshot()}
-    for turn in alternate(0, numbers, warm_up, 0):
-        generator = torch.Generator().manual_seed(turn.number)
+    for kind, _, step in alternate(0, numbers, warm_up, 0):
+        generator = torch.Generator().manual_seed(step)
         x, g = torch.randn(4, 6, generator=generator), torch.randn(4, 3, generator=generator)
-        if turn.kind is Kind.FORWARD:
-            out[f"F{turn.number}"] = stage.forward(x.requires_grad_(), step=turn.number, microbatch=0)
+        if kind is Kind.FORWARD:
+            out[f"F{step}"] = stage.forward(x.requires_grad_(), step=step, microbatch=0)
         else:
-            out[f"B{turn.number}"] = stage.backward(g, step=turn.number, microbatch=0)
+            out[f"B{step}"] = stage.backward(g, step=step, microbatch=0)
             stage.update()
-            states[turn.number + 1] = stage.snapshot()
+            states[step + 1] = stage.snapshot()
     return out, states
 
 
