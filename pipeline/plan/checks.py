@@ -2,23 +2,18 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
 from stageline.pipeline import schedule
 
+from .errors import PlanError
 from .models import PlanTables
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A key whose value does not go with the rest of the plan, why not, and the way out."""
+def problems(plan: PlanTables, refused: Collection[str] = ()) -> list[PlanError]:
+    """Every disagreement, by its key and reason alone.
 
-    key: str
-    reason: str
-
-
-def problems(plan: PlanTables, refused: Collection[str] = ()) -> list[Problem]:
-    """Every disagreement. A check that reads a key of `refused` is left out: that key has no value to check."""
+    A check that reads a key of `refused` is left out: that key has no value to check.
+    """
     sound = [check for keys, check in _CHECKS if not any(overlap(key, bad) for key in keys for bad in refused)]
     return [problem for check in sound for problem in check(plan)]
 
@@ -28,84 +23,84 @@ def overlap(one: str, other: str) -> bool:
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
-def _length(plan: PlanTables) -> Iterator[Problem]:
+def _length(plan: PlanTables) -> Iterator[PlanError]:
     match plan.run.steps, plan.run.epochs:
         case None, None:
-            yield Problem("run.steps", "set how long to train: steps = 1000, or epochs = 10")
+            yield PlanError("run.steps", "set how long to train: steps = 1000, or epochs = 10")
         case int(), int(epochs):
-            yield Problem("run.steps", f"epochs = {epochs} is given too; keep one of the two")
+            yield PlanError("run.steps", f"epochs = {epochs} is given too; keep one of the two")
 
 
-def _number_of_stages(plan: PlanTables) -> Iterator[Problem]:
+def _number_of_stages(plan: PlanTables) -> Iterator[PlanError]:
     match plan.model.cut, plan.model.stages:
         case "auto", None:
-            yield Problem("model.cut", "set the number of stages: add stages = 2")
+            yield PlanError("model.cut", "set the number of stages: add stages = 2")
         case tuple(cut), int(stages) if len(cut) + 1 != stages:
-            yield Problem("model.stages", f"cut = {list(cut)} makes {len(cut) + 1}; leave stages out")
+            yield PlanError("model.stages", f"cut = {list(cut)} makes {len(cut) + 1}; leave stages out")
 
 
-def _rows(plan: PlanTables) -> Iterator[Problem]:
+def _rows(plan: PlanTables) -> Iterator[PlanError]:
     rows, microbatches = plan.data.batch_size, plan.schedule.microbatches
     if rows < microbatches:
-        yield Problem(
+        yield PlanError(
             "data.batch_size",
             f"{rows} rows make no {microbatches} microbatches; "
             f"use batch_size = {microbatches} or more, or schedule.microbatches = {rows} or fewer",
         )
 
 
-def _asynchronous(plan: PlanTables) -> Iterator[Problem]:
+def _asynchronous(plan: PlanTables) -> Iterator[PlanError]:
     if plan.schedule.mode != "async":
         return
     if plan.schedule.microbatches != 1:
-        yield Problem("schedule.microbatches", 'mode = "async" updates after every microbatch; use microbatches = 1')
+        yield PlanError("schedule.microbatches", 'mode = "async" updates after every microbatch; use microbatches = 1')
     if plan.schedule.name != "1f1b":
-        yield Problem("schedule.name", 'mode = "async" is defined for name = "1f1b"; use that, or mode = "sync"')
+        yield PlanError("schedule.name", 'mode = "async" is defined for name = "1f1b"; use that, or mode = "sync"')
 
 
-def _window(plan: PlanTables) -> Iterator[Problem]:
+def _window(plan: PlanTables) -> Iterator[PlanError]:
     named, window, stages = plan.schedule.name == "window", plan.schedule.window, plan.model.stages
     if named and window is None:
-        yield Problem("schedule.window", 'name = "window" needs it: one K for each stage, such as window = [4, 2]')
+        yield PlanError("schedule.window", 'name = "window" needs it: one K for each stage, such as window = [4, 2]')
     elif not named and window is not None:
-        yield Problem(
+        yield PlanError(
             "schedule.window", f'name = "{plan.schedule.name}" takes none; use name = "window", or leave it out'
         )
     elif window is not None and stages is not None and len(window) != stages:
-        yield Problem("schedule.window", f"{len(window)} values for {stages} stages; give one K for each stage")
+        yield PlanError("schedule.window", f"{len(window)} values for {stages} stages; give one K for each stage")
 
 
-def _recovery(plan: PlanTables) -> Iterator[Problem]:
+def _recovery(plan: PlanTables) -> Iterator[PlanError]:
     if "restarts" in plan.recovery.model_fields_set and plan.recovery.restarts and not plan.recovery.snapshot_every:
-        yield Problem(
+        yield PlanError(
             "recovery.restarts",
             "a worker can be replaced only where there are snapshots; use snapshot_every = 20, or restarts = 0",
         )
 
 
-def _record(plan: PlanTables) -> Iterator[Problem]:
+def _record(plan: PlanTables) -> Iterator[PlanError]:
     if plan.recovery.record != "all":
         return
     if plan.queues.url == "memory://":
-        yield Problem("recovery.record", 'over queues.url = "memory://" nothing is recorded in passing; use "bad"')
+        yield PlanError("recovery.record", 'over queues.url = "memory://" nothing is recorded in passing; use "bad"')
     elif not plan.recovery.on:
-        yield Problem(
+        yield PlanError(
             "recovery.record",
             "what is recorded is run again from a snapshot, and none are written; "
             'use recovery.restarts = 5 and snapshot_every = 20, or record = "bad"',
         )
 
 
-def _owners(plan: PlanTables) -> Iterator[Problem]:
+def _owners(plan: PlanTables) -> Iterator[PlanError]:
     owners = Counter(stage for stages in plan.placement for stage in stages)
     count = max(owners, default=-1) + 1 if plan.model.stages is None else plan.model.stages
     for stage in range(count):
         if owners[stage] != 1:
-            yield Problem(
+            yield PlanError(
                 "workers", f"stage {stage} is owned by {_owner_names(plan, stage)}; give it to exactly one worker"
             )
     for stage in sorted(stage for stage in owners if stage >= count):
-        yield Problem(
+        yield PlanError(
             "workers",
             f"stage {stage} is owned by {_owner_names(plan, stage)}, but there are {count} stages, 0 to {count - 1}",
         )
@@ -116,7 +111,7 @@ def _owner_names(plan: PlanTables, stage: int) -> str:
     return " and ".join(owners) or "no worker"
 
 
-def _shape(plan: PlanTables) -> Iterator[Problem]:
+def _shape(plan: PlanTables) -> Iterator[PlanError]:
     known = plan.model.stages is not None and any(plan.placement)
     # What the checks above have refused already, the catalogue would refuse a second time.
     if not known or any(True for check in (_asynchronous, _window, _owners) for _ in check(plan)):
@@ -125,10 +120,10 @@ def _shape(plan: PlanTables) -> Iterator[Problem]:
     try:
         schedule.make_schedule(wanted.name, plan.placement, wanted.microbatches, mode=wanted.mode, window=wanted.window)
     except schedule.ScheduleRefused as refused:
-        yield Problem("schedule.name", str(refused))
+        yield PlanError("schedule.name", str(refused))
 
 
-Check = Callable[[PlanTables], Iterator[Problem]]
+Check = Callable[[PlanTables], Iterator[PlanError]]
 
 _STAGES = ("model.cut", "model.stages")
 _SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.window")

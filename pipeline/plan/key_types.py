@@ -147,19 +147,14 @@ def _ascending(cut: str | tuple[int, ...]) -> str | tuple[int, ...]:
     return cut
 
 
-def _size(value: object) -> object:
-    return int(_quantity(value, _SIZES)) if isinstance(value, str) else value
-
-
-def _seconds(value: object) -> object:
-    return _quantity(value, _TIMES) if isinstance(value, str) else value
-
-
-def _quantity(text: str, units: Mapping[str, float]) -> float:
-    found = _QUANTITY.fullmatch(text.strip())
+def _quantity(kind: type[int | float], units: Mapping[str, float], value: object) -> object:
+    """The number, of type `kind`, that a text such as "512MiB" writes; `value` itself if it is no text."""
+    if not isinstance(value, str):
+        return value
+    found = _QUANTITY.fullmatch(value.strip())
     if found is None or found[2] not in units:
         raise ValueError(f"units are {', '.join(units)}")
-    return float(found[1]) * units[found[2]]
+    return kind(float(found[1]) * units[found[2]])
 
 
 def _arguments(table: object) -> dict[str, object]:
@@ -204,13 +199,13 @@ Folder = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("a folder")]
 Size = Annotated[
     int,
     Field(strict=True, ge=1, le=_LARGEST),
-    BeforeValidator(_size, json_schema_input_type=int | str),
+    BeforeValidator(partial(_quantity, int, _SIZES), json_schema_input_type=int | str),
     Accepts('a size in bytes, such as 1048576 or "512MiB",'),
 ]
 Seconds = Annotated[
     float,
     Field(strict=True, gt=0, allow_inf_nan=False),
-    BeforeValidator(_seconds, json_schema_input_type=float | str),
+    BeforeValidator(partial(_quantity, float, _TIMES), json_schema_input_type=float | str),
     Accepts('a time in seconds, such as 10, "10s" or "250ms",'),
 ]
 Cut = Annotated[

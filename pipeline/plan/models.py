@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from stageline.pipeline import schedule
-from stageline.pipeline.schedule import Mode, Placement
+from stageline.pipeline.schedule import Mode, Placement, schedule_names
 
 from . import addresses
 from .key_types import (
@@ -130,7 +129,7 @@ class DataPlan(Section):
 class SchedulePlan(Section):
     """The order of the work."""
 
-    name: Annotated[str, one_of(schedule.schedule_names())] = Field(
+    name: Annotated[str, one_of(schedule_names())] = Field(
         default="1f1b", description="The order in which a stage runs forwards and backwards.", examples=["gpipe"]
     )
     microbatches: Annotated[int, whole(1, _MOST_MICROBATCHES)] = Field(
