@@ -45,20 +45,16 @@ def cut_model(model: Any, cut: Sequence[int] | str | None = None, stages: int | 
 
     `model` is an `nn.Sequential` of layers, or a list with one module for each stage. Raises `ModelRefused`.
     """
-    if isinstance(model, list | tuple):
-        names, layers = [str(k) for k in range(len(model))], list(model)
-        bounds = range(len(layers) + 1)
-        if cut not in (None, "auto") or stages not in (None, len(layers)):
-            raise ModelRefused(
-                f"the model is given as {len(layers)} ready stages: leave model.cut and model.stages out, "
-                f"or let the factory return an nn.Sequential"
-            )
-    else:
-        names, layers = _layers_of(model)
-        bounds = range(0)
+    ready = isinstance(model, list | tuple)
+    names, layers = (list(map(str, range(len(model)))), list(model)) if ready else _layers_of(model)
+    if ready and (cut not in (None, "auto") or stages not in (None, len(layers))):
+        raise ModelRefused(
+            f"the model is given as {len(layers)} ready stages: leave model.cut and model.stages out, "
+            f"or let the factory return an nn.Sequential"
+        )
     if not layers or not all(isinstance(layer, torch.nn.Module) for layer in layers):
         raise ModelRefused("the model has no layers, or some are not torch modules")
-    edges = list(bounds) or _edges(layers, cut, stages)
+    edges = range(len(layers) + 1) if ready else _edges(layers, cut, stages)
     segments = [
         Segment(k, low, tuple(names[low:high]), tuple(layers[low:high]))
         for k, (low, high) in enumerate(pairwise(edges))
@@ -120,7 +116,7 @@ def _layers_of(model: Any) -> tuple[list[str], list[torch.nn.Module]]:
 
 
 def _edges(layers: Sequence[torch.nn.Module], cut: Sequence[int] | str | None, stages: int | None) -> list[int]:
-    if cut is None or cut == "auto" or isinstance(cut, str):
+    if cut is None or isinstance(cut, str):
         return _balanced_edges(layers, stages or 1)
     beyond = [c for c in cut if not 0 < c < len(layers)]
     if beyond:
@@ -151,14 +147,13 @@ def _balanced_edges(layers: Sequence[torch.nn.Module], stages: int) -> list[int]
 
 
 def _refuse_shared_state(segments: Sequence[Segment]) -> None:
-    owner: dict[int, str] = {}
-    stage_of: dict[int, int] = {}
+    owners: dict[int, tuple[int, str]] = {}
     for part in segments:
         for name, layer in zip(part.names, part.layers, strict=True):
             for key, state in (*layer.named_parameters(name), *layer.named_buffers(name)):
-                if stage_of.setdefault(id(state), part.index) != part.index:
+                owner, first = owners.setdefault(id(state), (part.index, key))
+                if owner != part.index:
                     raise ModelRefused(
-                        f"stages {stage_of[id(state)]} and {part.index} share one parameter or buffer "
-                        f"({owner[id(state)]} is {key}): it lives on one stage. Cut elsewhere, or untie it."
+                        f"stages {owner} and {part.index} share one parameter or buffer "
+                        f"({first} is {key}): it lives on one stage. Cut elsewhere, or untie it."
                     )
-                owner.setdefault(id(state), key)

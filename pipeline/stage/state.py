@@ -4,9 +4,9 @@ Random number generators are not part of it: they are seeded before each layer o
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,7 +18,6 @@ from .body import Body, Weights
 from .memory import copied
 
 Settings = dict[str, Any]  # what a `state_dict()` of torch.optim gives
-Part = TypeVar("Part", Optimizer, LRScheduler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,10 @@ def capture_state(
 ) -> StageState:
     """Copies the state of a stage with these parts."""
     weights = body.weights()
-    buffers = body.unsplit_buffers()
     gradients = {name: p.grad for name, p in body.named_parameters() if p.grad is not None}
     return StageState(
         weights=on_host(weights),
-        buffers=on_host({name: buffer for name, buffer in buffers.items() if name not in weights}),
+        buffers=on_host({name: buffer for name, buffer in body.unsplit_buffers().items() if name not in weights}),
         gradients=on_host(body.by_unsplit_names(gradients)),
         optimizer=None if optimizer is None else on_host(optimizer.state_dict()),
         lr_scheduler=None if lr_scheduler is None else on_host(lr_scheduler.state_dict()),
@@ -77,8 +75,8 @@ def restore_state(state: StageState, body: Body, optimizer: Optimizer | None, lr
     gradients = body.by_own_names(state.gradients)
     for name, parameter in body.named_parameters():
         parameter.grad = gradients[name].to(parameter.device, copy=True) if name in gradients else None
-    _restore(optimizer, state.optimizer, _restore_optimizer, "an optimizer")
-    _restore(lr_scheduler, state.lr_scheduler, _restore_lr_scheduler, "a learning rate scheduler")
+    _restore(optimizer, state.optimizer, "an optimizer")
+    _restore(lr_scheduler, state.lr_scheduler, "a learning rate scheduler")
 
 
 def on_host(value: Any) -> Any:
@@ -113,20 +111,19 @@ def _require_same_form(saved: Weights, mine: Weights) -> None:
             raise ValueError(f"{name} is {describe(tensor)} in the state and {describe(mine[name])} in the stage")
 
 
-def _restore(part: Part | None, saved: Settings | None, restore: Callable[[Part, Settings], None], kind: str) -> None:
+def _restore(part: Optimizer | LRScheduler | None, saved: Settings | None, kind: str) -> None:
     if (part is None) != (saved is None):
         raise ValueError(f"{kind} is {'in the stage' if saved is None else 'in the state'} only")
-    if part is not None and saved is not None:
-        restore(part, on_host(saved))
+    if part is None or saved is None:
+        return
+    own = on_host(saved)
+    part.load_state_dict(own)
+    if isinstance(part, Optimizer):
+        _undo_casts(part, own)
 
 
-def _restore_lr_scheduler(lr_scheduler: LRScheduler, saved: Settings) -> None:
-    lr_scheduler.load_state_dict(saved)
-
-
-def _restore_optimizer(optimizer: Optimizer, saved: Settings) -> None:
-    """`load_state_dict` without its casts, which round state that has another dtype than its parameter."""
-    optimizer.load_state_dict(saved)
+def _undo_casts(optimizer: Optimizer, saved: Settings) -> None:
+    """Restores the tensors that `load_state_dict` rounds: those of another dtype than their parameter."""
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
