@@ -22,14 +22,14 @@ ORIGIN = Origin("digits-1", "5fa0" * 16)
 DYING = """
 import os, signal, sys
 from integration.test_resume_from_files import *
-from stageline.workers.checkpoint.hooks import SnapshotWriter
 from stageline.workers.checkpoint.snapshot import Snapshot
+from stageline.workers.disk.background_writer import BackgroundWriter
 
 torch.set_num_threads(1)
-writer = SnapshotWriter(SnapshotDirectory(Path(sys.argv[1]), ORIGIN), (1,), lambda stage, step: None)
+writer = BackgroundWriter("snapshots", limit=1)
 for snapshot in {snapshots}:
-    writer.write(snapshot)
-writer.flush()
+    writer.submit(partial(SnapshotDirectory(Path(sys.argv[1]), ORIGIN).write, snapshot), 1, 1)
+assert writer.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

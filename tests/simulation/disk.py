@@ -1,6 +1,6 @@
 """The folder of snapshots and its writer: slow, one at a time. A snapshot is there whole or not at all.
 
-The writer behaves as `SnapshotWriter` does: none is dropped, one of each stage may wait, deletions go first.
+The writer behaves as `BackgroundWriter` does: none is dropped, one of each stage may wait, deletions go first.
 """
 
 import random
@@ -32,7 +32,13 @@ class Disk:
     def is_whole(self, stage: int, step: int) -> bool:
         return (stage, step) in self._kept and (stage, step) not in self._damaged
 
-    def place(self, snapshot: Snapshot) -> None:
+    def path(self, stage: int, step: int) -> str:
+        return f"stage {stage}, step {step}"
+
+    def delete_drafts(self, stage: int) -> None:
+        """There are none: a snapshot is written in one instant."""
+
+    def write(self, snapshot: Snapshot) -> None:
         if not self.is_whole(snapshot.stage, snapshot.step):
             self._delete(snapshot.stage, snapshot.step)
         there = self._kept.setdefault((snapshot.stage, snapshot.step), snapshot)
@@ -52,7 +58,7 @@ class Disk:
         stages = [stage for stages in self.placement for stage in stages]
         return set.intersection(*({s for s in self.steps(stage) if self.is_whole(stage, s)} for stage in stages))
 
-    def forget(self, stage: int, below: int) -> None:
+    def delete_before(self, stage: int, below: int) -> None:
         for step in self.steps(stage):
             if step < below:
                 self._delete(stage, step)
@@ -93,40 +99,28 @@ class SnapshotView:
 
 
 class SimulatedWriter:
-    """The `SnapshotWriter` of `process` for `stages`. Writing takes `slowness` seconds on the average."""
+    """The `BackgroundWriter` of `process`. Writing takes `slowness` seconds on the average, deleting no time."""
 
-    doing = "a snapshot"
+    failure = None
 
-    def __init__(
-        self,
-        process: SimulatedProcess,
-        disk: Disk,
-        stages: Collection[int],
-        rng: random.Random,
-        slowness: float,
-        durable: Callable[[int, int], None],
-    ) -> None:
+    def __init__(self, process: SimulatedProcess, rng: random.Random, slowness: float) -> None:
         self._process = process
-        self._disk = disk
-        self._stages = stages
         self._rng = rng
         self._slowness = slowness
-        self._durable = durable
         self._changed = VirtualWakeup(process)
-        self._waiting: dict[int, Snapshot] = {}
-        self._writing: Snapshot | None = None
+        self._waiting: dict[int | None, Callable[[], None]] = {}
+        self._writing: Callable[[], None] | None = None
 
     def has_room(self, stage: int, timeout: float) -> bool:
         return self._wait_for(lambda: stage not in self._waiting, timeout)
 
-    def write(self, snapshot: Snapshot) -> None:
-        self._waiting[snapshot.stage] = snapshot
+    def submit(self, job: Callable[[], None], stage: int | None = None, size: int = 0, *, first: bool = False) -> None:
+        if not size:
+            job()
+            return
+        self._waiting[stage] = job
         if self._writing is None:
             self._begin()
-
-    def delete_before(self, step: int) -> None:
-        for stage in self._stages:
-            self._disk.forget(stage, step)
 
     def flush(self, timeout: float) -> bool:
         return self._wait_for(lambda: not self._waiting and self._writing is None, timeout)
@@ -143,13 +137,12 @@ class SimulatedWriter:
 
     def _begin(self) -> None:
         stage = next(iter(self._waiting), None)
-        self._writing = None if stage is None else self._waiting.pop(stage)
+        self._writing = self._waiting.pop(stage, None)
         if self._writing is not None:
             self._process.later(self._rng.expovariate(1 / self._slowness), self._end)
 
     def _end(self) -> None:
         assert self._writing is not None
-        self._disk.place(self._writing)
-        self._durable(self._writing.stage, self._writing.step)
+        self._writing()
         self._begin()
         self._changed.set()

@@ -149,25 +149,25 @@ def test_queues_that_are_trimmed_to_what_is_finished_and_not_to_what_is_saved_la
 
 
 def test_two_generations_of_snapshots_are_not_enough(monkeypatch):
-    place = Disk.place
+    write = Disk.write
 
     def keep_two(disk: Disk, snapshot: Snapshot) -> None:
-        place(disk, snapshot)
+        write(disk, snapshot)
         older = disk.steps(snapshot.stage)[:-1]
-        disk.forget(snapshot.stage, older[-1] if older else 0)
+        disk.delete_before(snapshot.stage, older[-1] if older else 0)
 
-    monkeypatch.setattr(Disk, "place", keep_two)
+    monkeypatch.setattr(Disk, "write", keep_two)
     assert first_wrong() != "nothing"
 
 
 def test_snapshots_that_are_deleted_before_a_newer_checkpoint_is_announced_are_missed(monkeypatch):
-    place = Disk.place
+    write = Disk.write
 
     def forget_at_once(disk: Disk, snapshot: Snapshot) -> None:
-        disk.forget(snapshot.stage, snapshot.step)
-        place(disk, snapshot)
+        disk.delete_before(snapshot.stage, snapshot.step)
+        write(disk, snapshot)
 
-    monkeypatch.setattr(Disk, "place", forget_at_once)
+    monkeypatch.setattr(Disk, "write", forget_at_once)
     assert "not on the disk" in first_wrong()
 
 

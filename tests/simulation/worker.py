@@ -116,13 +116,11 @@ class SimulatedWorker(SimulatedProcess):
         queues: SimulatedQueues,
     ) -> "CheckedHooks":
         environment, scenario = self._environment, self._environment.scenario
-        writer = SimulatedWriter(
-            self, environment.disk, executor.stages, environment.rng, scenario.disk, progress.durable
-        )
         hooks = CheckedHooks(
             executor.stages,
             progress,
-            writer,
+            environment.disk,
+            SimulatedWriter(self, environment.rng, scenario.disk),
             incarnation=assigned.incarnation,
             start=assigned.step,
             steps=scenario.steps,

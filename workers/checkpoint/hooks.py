@@ -8,7 +8,7 @@ The compute loop goes on while one snapshot is written, and one of each stage ma
 checkpoint that one stage leaves out never becomes complete. Beyond that, the compute loop waits.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -82,90 +82,20 @@ class LocalSnapshots:
             checkpoints.delete_after(stage, assigned.step)
 
 
-class SnapshotWriter:
-    """The only writer of the snapshots of `stages`, on a thread of its own, until it is closed.
-
-    `durable(stage, step)` is called for each snapshot that is on disk and was read back from there. It is called from
-    the writing thread and must not wait.
-    """
-
-    def __init__(
-        self, snapshots: SnapshotDirectory, stages: Iterable[int], durable: Callable[[int, int], None]
-    ) -> None:
-        self.doing = "nothing"  # what the thread does, for people
-        self._snapshots = snapshots
-        self._stages = tuple(stages)
-        self._durable = durable
-        self._writer = BackgroundWriter("snapshots", limit=1)
-        for stage in self._stages:
-            self._writer.submit(partial(snapshots.delete_drafts, stage))
-
-    def has_room(self, stage: int, timeout: float = 0.0) -> bool:
-        """Whether a snapshot of `stage` can be handed over without waiting; waits for that up to `timeout` seconds.
-
-        Raises the `SnapshotFailed` that ended the writing.
-        """
-        room = self._writer.has_room(stage, timeout)
-        self._require_health()
-        return room
-
-    def write(self, snapshot: Snapshot) -> None:
-        """Hands a snapshot over. Waits for room; raises the `SnapshotFailed` that ended the writing."""
-        self._writer.submit(partial(self._write, snapshot), snapshot.stage, 1)
-        self._require_health()
-
-    def delete_before(self, complete: int) -> None:
-        """Deletes snapshots from before step `complete`, an announced checkpoint. Returns at once.
-
-        This goes before the snapshots that wait: it makes space on the disk.
-        """
-        for stage in self._stages:
-            self._writer.submit(partial(self._snapshots.delete_before, stage, complete), first=True)
-
-    def flush(self, timeout: float | None = None) -> bool:
-        """Whether everything handed over is on disk; waits for that up to `timeout` seconds.
-
-        Raises the `SnapshotFailed` that prevents it.
-        """
-        done = self._writer.flush(timeout)
-        self._require_health()
-        return done
-
-    def close(self, timeout: float | None = None) -> None:
-        """Ends the thread, once everything handed over is on disk, or failed, or after `timeout` seconds."""
-        self._writer.close(timeout)
-
-    def _require_health(self) -> None:
-        match self._writer.failure:
-            case None:
-                return
-            case SnapshotFailed() as error:
-                raise error
-            case bug:
-                raise SnapshotFailed(
-                    f"a bug in stageline while it wrote snapshots: {type(bug).__name__}: {bug}"
-                ) from bug
-
-    def _write(self, snapshot: Snapshot) -> None:
-        path = self._snapshots.path(snapshot.stage, snapshot.step)
-        self.doing = f"writing the snapshot of step {snapshot.step} to {path}"
-        self._snapshots.write(snapshot)
-        self._durable(snapshot.stage, snapshot.step)
-        self.doing = "nothing"
-
-
 class SnapshotHooks(CheckpointHooks):
     """Recovery by snapshots of one worker's `stages`, whose state is that of checkpoint `start`.
 
     A snapshot is written every `every` steps and after the last of `steps`; on stage `last` it holds the losses of
-    every `log_every`-th step. `forgotten(step)` is called when those of steps before `step` are deleted.
+    every `log_every`-th step. `writer`, whose limit is 1, runs what writes to `snapshots`; nothing else may write those
+    of `stages`. `forgotten(step)` is called when those of steps before `step` are deleted.
     """
 
     def __init__(
         self,
         stages: Mapping[int, Stage],
         progress: Progress,
-        writer: SnapshotWriter,
+        snapshots: SnapshotDirectory,
+        writer: BackgroundWriter,
         *,
         incarnation: int,
         start: int,
@@ -177,37 +107,45 @@ class SnapshotHooks(CheckpointHooks):
     ) -> None:
         self._stages = stages
         self._progress = progress
+        self._snapshots = snapshots
         self._writer = writer
+        self._writes = "nothing"  # what the writer does, for people
         self._incarnation = incarnation
         self._newest = start  # the newest complete checkpoint that was announced
         self._steps = steps
+        self._stop_at: int | None = None
         self._last = last
         self._every = every
         self._log_every = log_every
         self._forgotten = forgotten
-        self._stop_at: int | None = None
+        for stage in stages:
+            writer.submit(partial(snapshots.delete_drafts, stage))
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._writer.close(0.0 if error else PATIENCE)
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
-        done, last = step + 1, stage == self._last
-        if last and step % self._log_every == 0:
-            self._progress.losses[step] = loss
+        done, losses = step + 1, self._progress.losses
+        if stage == self._last and step % self._log_every == 0:
+            losses[step] = loss
         if done % self._every and done not in (self._steps, self._stop_at):
             return
-        if not self._writer.has_room(stage, PATIENCE):
+        if not (room := self._writer.has_room(stage, PATIENCE)):
             self._progress.waits = True
-            if not self._writer.has_room(stage, LONGEST_WRITE):
-                raise self._too_slow()
-        losses = self._losses(step, loss) if last else {}
-        self._writer.write(Snapshot(stage, done, self._incarnation, self._stages[stage].snapshot(), losses))
+            room = self._writer.has_room(stage, LONGEST_WRITE)
+        self._require(room)
+        # The loss of `step`, which may be the run's last, is kept too. The same losses in every incarnation.
+        kept = {each: losses[each] for each in losses if each % self._log_every == 0} | {step: loss}
+        state = self._stages[stage].snapshot()
+        snapshot = Snapshot(stage, done, self._incarnation, state, kept if stage == self._last else {})
+        self._writer.submit(partial(self._write, snapshot), stage, 1)
 
     def forget(self, complete: int) -> None:
         """Keeps the complete checkpoint before `complete`: a run that is resumed can begin there if `complete` is
         damaged. Newer snapshots are kept in any case."""
         if complete > self._newest:
-            self._writer.delete_before(self._newest)
+            for stage in self._stages:  # before the snapshots that wait: it makes space on the disk
+                self._writer.submit(partial(self._snapshots.delete_before, stage, self._newest), first=True)
             self._forgotten(self._newest)
             self._newest = complete
 
@@ -215,17 +153,26 @@ class SnapshotHooks(CheckpointHooks):
         self._stop_at = step
 
     def flush(self) -> None:
-        if not self._writer.flush(LONGEST_WRITE):
-            raise self._too_slow()
+        self._require(self._writer.flush(LONGEST_WRITE))
 
-    def _losses(self, step: int, loss: float | None) -> dict[int, float | None]:
-        """The losses of every `log_every`-th step, and that of `step`, which may be the run's last; the same in every
-        incarnation."""
-        kept = self._progress.losses
-        return {each: kept[each] for each in kept if each % self._log_every == 0} | {step: loss}
+    def _require(self, done: bool) -> None:
+        """Raises the `SnapshotFailed` that ended the writing, or if what was waited for is not `done`."""
+        match self._writer.failure:
+            case SnapshotFailed() as error:
+                raise error
+            case Exception() as bug:
+                raise SnapshotFailed(
+                    f"a bug in stageline while it wrote snapshots: {type(bug).__name__}: {bug}"
+                ) from bug
+        if not done:
+            raise SnapshotFailed(f"after {LONGEST_WRITE:g} s, the disk is still busy with {self._writes}")
 
-    def _too_slow(self) -> SnapshotFailed:
-        return SnapshotFailed(f"after {LONGEST_WRITE:g} s, the disk is still busy with {self._writer.doing}")
+    def _write(self, snapshot: Snapshot) -> None:
+        path = self._snapshots.path(snapshot.stage, snapshot.step)
+        self._writes = f"writing the snapshot of step {snapshot.step} to {path}"
+        self._snapshots.write(snapshot)
+        self._progress.durable(snapshot.stage, snapshot.step)
+        self._writes = "nothing"
 
 
 def open_snapshots(
@@ -244,7 +191,8 @@ def open_snapshots(
     return SnapshotHooks(
         executor.stages,
         progress,
-        SnapshotWriter(checkpoints, executor.stages, progress.durable),
+        checkpoints,
+        BackgroundWriter("snapshots", limit=1),
         incarnation=assigned.incarnation,
         start=assigned.step,
         steps=job.steps,

@@ -1,16 +1,19 @@
 """Snapshots are written behind the compute loop's back; none is dropped, and a failure is raised."""
 
 import threading
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from stageline.pipeline.stage.state import StageState
+from stageline.workers.checkpoint import hooks as checkpoint_hooks
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed
-from stageline.workers.checkpoint.hooks import SnapshotWriter
+from stageline.workers.checkpoint.hooks import SnapshotHooks
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
+from stageline.workers.disk.background_writer import BackgroundWriter
+from stageline.workers.runtime.progress import Progress
 from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)
@@ -31,8 +34,54 @@ class GatedDirectory(SnapshotDirectory):
         return super().write(snapshot)
 
 
-def snapshot(step: int, stage: int = 0, state: StageState = SMALL) -> Snapshot:
-    return Snapshot(stage, step, 1, state)
+class KnownStage:
+    """A stage whose snapshot is `state`."""
+
+    def __init__(self, state: StageState) -> None:
+        self.state = state
+
+    def snapshot(self) -> StageState:
+        return self.state
+
+
+class Watched(SnapshotHooks):
+    """Hooks for snapshots every 20 steps, with what a test looks at."""
+
+    def __init__(
+        self, snapshots: SnapshotDirectory, stages: tuple[int, ...], durable: Callable[[int, int], None] | None = None
+    ) -> None:
+        self.states = {stage: KnownStage(SMALL) for stage in stages}
+        self.progress = Progress()
+        self.writer = BackgroundWriter("snapshots", limit=1)
+        if durable is not None:
+            self.progress.snapshots = Calling(durable)
+        super().__init__(
+            self.states,
+            self.progress,
+            snapshots,
+            self.writer,
+            incarnation=1,
+            start=20,
+            steps=1000,
+            last=9,
+            every=20,
+            log_every=1,
+        )
+
+    def write(self, step: int, stage: int = 0, state: StageState = SMALL) -> None:
+        """Finishes the step before `step`, with this state."""
+        self.states[stage].state = state
+        self.stepped(stage, step - 1, None)
+
+
+class Calling:
+    """Takes the place of `Progress.snapshots`: calls instead of appending."""
+
+    def __init__(self, called: Callable[[int, int], None]) -> None:
+        self.called = called
+
+    def append(self, place: tuple[int, int]) -> None:
+        self.called(*place)
 
 
 def test_what_was_handed_over_is_on_disk_when_it_is_reported(tmp_path):
@@ -42,105 +91,107 @@ def test_what_was_handed_over_is_on_disk_when_it_is_reported(tmp_path):
     def durable(stage: int, step: int) -> None:
         reported.append((stage, step, SnapshotDirectory(tmp_path, ORIGIN).verify(stage, step)))
 
-    with closing(SnapshotWriter(checkpoints, (0, 3), durable)) as writer:
-        for step in (0, 20, 40):
+    with Watched(checkpoints, (0, 3), durable) as hooks:
+        for step in (20, 40, 60):
             for stage in (0, 3):
-                assert writer.has_room(stage, 30)
-                writer.write(snapshot(step, stage, make_state(step)))
-        assert writer.flush()
-    assert sorted(reported) == [(stage, step, []) for stage in (0, 3) for step in (0, 20, 40)]
-    assert [step for stage, step, _ in reported if stage == 3] == [0, 20, 40]
-    assert not difference(checkpoints.load(3, 20).state, make_state(20))
+                hooks.write(step, stage, make_state(step))
+        hooks.flush()
+    assert sorted(reported) == [(stage, step, []) for stage in (0, 3) for step in (20, 40, 60)]
+    assert [step for stage, step, _ in reported if stage == 3] == [20, 40, 60]
+    assert not difference(checkpoints.load(3, 40).state, make_state(40))
 
 
-def test_the_compute_loop_goes_on_while_one_is_written_and_one_waits(tmp_path):
+def test_the_compute_loop_goes_on_while_one_is_written_and_one_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_hooks, "PATIENCE", 0.01)
+    monkeypatch.setattr(checkpoint_hooks, "LONGEST_WRITE", 0.01)
     gate = GatedDirectory(tmp_path)
-    durable: list[int] = []
-    writer = SnapshotWriter(gate, (0, 1), lambda stage, step: durable.append(step))
-    writer.write(snapshot(20))
+    hooks = Watched(gate, (0, 1))
+    hooks.progress.waits = False
+    hooks.write(20)
     assert gate.reached.acquire(timeout=30)
-    assert writer.doing == f"writing the snapshot of step 20 to {gate.path(0, 20)}"
-    assert writer.has_room(0)
-    writer.write(snapshot(40))
-    assert not writer.has_room(0, 0.01)
-    assert writer.has_room(1)
-    assert not writer.flush(0.01)
+    hooks.write(40)
+    hooks.write(20, stage=1)
+    assert not hooks.progress.waits
+    busy = f"after 0.01 s, the disk is still busy with writing the snapshot of step 20 to {gate.path(0, 20)}"
+    for call in (lambda: hooks.write(60), hooks.flush):
+        with pytest.raises(SnapshotFailed, match=busy):
+            call()
+    assert hooks.progress.waits
     gate.open.release()
-    assert writer.has_room(0, 30)
-    writer.write(snapshot(60))
-    gate.open.release(2)
-    assert writer.flush(30)
-    assert durable == [20, 40, 60]
-    writer.close()
+    assert hooks.writer.has_room(0, 30)
+    hooks.write(60)
+    gate.open.release(3)
+    assert hooks.writer.flush(30)
+    assert hooks.progress.written == [(0, 20), (0, 40), (1, 20), (0, 60)]
+    hooks.writer.close()
 
 
 def test_only_an_announced_checkpoint_lets_older_ones_go(tmp_path):
     checkpoints = SnapshotDirectory(tmp_path, ORIGIN)
-    SnapshotDirectory(tmp_path, ORIGIN).write(snapshot(20, stage=1))  # another worker's
-    with closing(SnapshotWriter(checkpoints, (0,), lambda stage, step: None)) as writer:
-        for step in (0, 20, 40, 60, 80):
-            assert writer.has_room(0, 30)
-            writer.write(snapshot(step))
-        assert writer.flush()
-        assert checkpoints.steps(0) == [0, 20, 40, 60, 80]
-        writer.delete_before(60)
-        writer.delete_before(40)  # announced late
-        assert writer.flush()
-        assert checkpoints.steps(0) == [60, 80]
+    SnapshotDirectory(tmp_path, ORIGIN).write(Snapshot(1, 20, 1, SMALL))  # another worker's
+    with Watched(checkpoints, (0,)) as hooks:
+        for step in (20, 40, 60, 80, 100):
+            hooks.write(step)
+        hooks.flush()
+        assert checkpoints.steps(0) == [20, 40, 60, 80, 100]
+        hooks.forget(80)
+        hooks.forget(100)
+        hooks.forget(60)  # announced late
+        hooks.flush()
+        assert checkpoints.steps(0) == [80, 100]
         assert checkpoints.steps(1) == [20]
 
 
 def test_what_killed_writers_left_is_cleared_away_for_the_writers_own_stages(tmp_path):
     for stage in (0, 1):
         (tmp_path / f"stage-{stage}" / ".step-0000000020-1f0c").mkdir(parents=True)
-    with closing(SnapshotWriter(SnapshotDirectory(tmp_path, ORIGIN), (0,), lambda stage, step: None)) as writer:
-        writer.write(snapshot(20))
+    with Watched(SnapshotDirectory(tmp_path, ORIGIN), (0,)) as hooks:
+        hooks.write(20)
     assert not list(tmp_path.glob("stage-0/.*"))
     assert list(tmp_path.glob("stage-1/.*"))
 
 
 def test_a_failure_reaches_the_owner_and_every_later_call(tmp_path):
-    durable: list[int] = []
-    writer = SnapshotWriter(SnapshotDirectory(tmp_path, ORIGIN), (1, 0), lambda stage, step: durable.append(step))
-    writer.write(snapshot(20, stage=1))
-    assert writer.flush(30)
+    hooks = Watched(SnapshotDirectory(tmp_path, ORIGIN), (1, 0))
+    hooks.write(20, stage=1)
+    hooks.flush()
     (tmp_path / "stage-0").write_text("")  # a folder cannot be made there
-    writer.write(snapshot(20))
+    hooks.write(20)
     with pytest.raises(SnapshotFailed, match="stage 0 could not write its snapshot of step 20"):
-        writer.flush(30)
-    for call in (lambda: writer.has_room(1), lambda: writer.write(snapshot(40, stage=1)), writer.flush):
+        hooks.flush()
+    for call in (lambda: hooks.write(40, stage=1), hooks.flush):
         with pytest.raises(SnapshotFailed, match="stage 0 could not"):
             call()
-    writer.close()
-    assert durable == [20]
+    hooks.writer.close()
+    assert hooks.progress.written == [(1, 20)]
 
 
 def test_a_state_that_cannot_be_written_is_a_failure_like_others(tmp_path):
     odd = StageState({}, optimizer={"state": object()})
-    with closing(SnapshotWriter(SnapshotDirectory(tmp_path, ORIGIN), (0,), lambda stage, step: None)) as writer:
-        writer.write(snapshot(0, state=odd))
+    with Watched(SnapshotDirectory(tmp_path, ORIGIN), (0,)) as hooks:
+        hooks.write(20, state=odd)
         with pytest.raises(SnapshotFailed, match=r"optimizer\.state is of type builtins\.object"):
-            writer.flush()
+            hooks.flush()
 
 
 def test_a_bug_in_the_thread_is_reported_as_one(tmp_path):
     def durable(stage: int, step: int) -> None:
         raise ZeroDivisionError("by accident")
 
-    writer = SnapshotWriter(SnapshotDirectory(tmp_path, ORIGIN), (0,), durable)
-    writer.write(snapshot(0))
+    hooks = Watched(SnapshotDirectory(tmp_path, ORIGIN), (0,), durable)
+    hooks.write(20)
     with pytest.raises(SnapshotFailed, match=r"a bug in stageline .*ZeroDivisionError: by accident"):
-        writer.flush(30)
-    writer.close()
+        hooks.flush()
+    hooks.writer.close()
 
 
-def test_closing_waits_for_what_was_handed_over_or_leaves_it(tmp_path):
+def test_after_an_error_what_waits_to_be_written_is_dropped(tmp_path):
     gate = GatedDirectory(tmp_path)
-    writer = SnapshotWriter(gate, (0,), lambda stage, step: None)
-    writer.write(snapshot(20))
+    hooks = Watched(gate, (0,))
+    hooks.write(20)
     assert gate.reached.acquire(timeout=30)
-    writer.write(snapshot(40))
-    writer.close(timeout=0.01)
+    hooks.write(40)
+    hooks.__exit__(None, ZeroDivisionError(), None)
     gate.open.release(2)
     for thread in threading.enumerate():
         if thread.name == "snapshots":
@@ -150,7 +201,8 @@ def test_closing_waits_for_what_was_handed_over_or_leaves_it(tmp_path):
 
 def test_a_folder_that_cannot_be_used_is_reported_before_the_first_snapshot(tmp_path):
     (tmp_path / "stage-0").write_text("")
-    writer = SnapshotWriter(SnapshotDirectory(tmp_path, ORIGIN), (0,), lambda stage, step: None)
-    writer.close()
+    hooks = Watched(SnapshotDirectory(tmp_path, ORIGIN), (0,))
+    hooks.writer.close()
     with pytest.raises(SnapshotFailed, match=r"stage 0 cannot keep its snapshots there: .*Not a directory"):
-        writer.has_room(0)
+        hooks.write(20)
+    assert hooks.progress.written == []
