@@ -122,7 +122,13 @@ class SnapshotDirectory:
             remove_folder(target)
             publish(draft, target)
         else:
-            _require_same_state(target, read_manifest(target), manifest)
+            if not (there := read_manifest(target)).same_state(manifest):
+                raise SnapshotsDiffer(
+                    f"stage {manifest.stage} came to step {manifest.step} with other bits than before: {target}, "
+                    f"written under incarnation {there.incarnation} with torch {there.torch}, differs from what "
+                    f"incarnation {manifest.incarnation} has with torch {manifest.torch}. Something in the run is not "
+                    "deterministic, or software or hardware have changed: resume the run as a whole"
+                )
             sync(target.parent)  # the worker that wrote it may have died before it did so
 
     def _delete(self, stage: int, steps: list[int]) -> None:
@@ -140,13 +146,3 @@ def _entries(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except FileNotFoundError:
         return []
-
-
-def _require_same_state(path: Path, there: Manifest, mine: Manifest) -> None:
-    if not there.same_state(mine):
-        raise SnapshotsDiffer(
-            f"stage {mine.stage} came to step {mine.step} with other bits than before: {path}, written under "
-            f"incarnation {there.incarnation} with torch {there.torch}, differs from what incarnation "
-            f"{mine.incarnation} has with torch {mine.torch}. Something in the run is not deterministic, or software "
-            f"or hardware have changed: resume the run as a whole"
-        )

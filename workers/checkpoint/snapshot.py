@@ -208,21 +208,20 @@ def _of_another_place(manifest: Manifest, stage: int, step: int, origin: Origin)
 def _damages(folder: Path, manifest: Manifest) -> list[str]:
     if manifest.files.keys() != set(FILES):
         return [f"it lists the files {', '.join(manifest.files)}"]
-    found = (_damage(folder / name, wanted) for name, wanted in manifest.files.items())
-    return [damage for damage in found if damage]
+    return list(filter(None, (_damage(folder / name, wanted) for name, wanted in manifest.files.items())))
 
 
-def _damage(path: Path, wanted: FileRecord) -> str | None:
+def _damage(path: Path, wanted: FileRecord) -> str:
+    """What is wrong with the file; "" if nothing is."""
     try:
-        size = path.stat().st_size
-        if size != wanted.bytes:
-            return f"{path.name} has {size} bytes, written were {wanted.bytes}"
-        same = file_record(path) == wanted
-        return None if same else f"{path.name} is damaged: its SHA-256 is another than was written"
+        found = file_record(path)
     except FileNotFoundError:
         return f"{path.name} is missing"
     except OSError as error:
         return str(error)
+    if found.bytes != wanted.bytes:
+        return f"{path.name} has {found.bytes} bytes, written were {wanted.bytes}"
+    return "" if found == wanted else f"{path.name} is damaged: its SHA-256 is another than was written"
 
 
 def file_record(path: Path) -> FileRecord:

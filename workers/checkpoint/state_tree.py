@@ -34,9 +34,7 @@ def encode_state(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
     Raises `Unsaveable` for anything but tensors, None, bool, int, float, str, and dicts, Counters, lists and tuples.
     """
     match value:
-        case None | bool():
-            return value
-        case str() if type(value) is str:
+        case None | bool() | str() if type(value) in (type(None), bool, str):
             return value
         case Tensor():
             return {"$tensor": _named(value, path, tensors)}
@@ -50,10 +48,12 @@ def encode_state(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
             return {"$tuple": _items(value, path, tensors)}
         case dict() if type(value) in (dict, OrderedDict) and all(map(_is_plain, value)):
             return {key: encode_state(each, f"{path}.{key}", tensors) for key, each in value.items()}
-        case dict() if type(value) in (dict, OrderedDict):
-            return {"$dict": _pairs(value, path, tensors)}
-        case Counter():
-            return {"$counter": _pairs(value, path, tensors)}
+        case dict() if isinstance(value, Counter) or type(value) in (dict, OrderedDict):
+            pairs = [
+                [encode_state(key, f"{path} (a key)", tensors), encode_state(each, f"{path}.{key}", tensors)]
+                for key, each in value.items()
+            ]
+            return {"$counter" if isinstance(value, Counter) else "$dict": pairs}
         case _:
             raise Unsaveable(f"{path} is of type {type(value).__module__}.{type(value).__qualname__}")
 
@@ -61,16 +61,14 @@ def encode_state(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
 def decode_state(encoded: Json, tensors: Mapping[str, Tensor]) -> Any:
     """The value that `encode_state` has encoded. Raises `BadStateTree`."""
     match encoded:
-        case None | bool() | str() | int() | float():
-            return encoded
         case list():
             return [decode_state(each, tensors) for each in encoded]
         case dict() if all(map(_is_plain, encoded)):
             return {key: decode_state(each, tensors) for key, each in encoded.items()}
         case dict():
             return _tagged(encoded, tensors)
-        case _:
-            raise _meaningless(encoded)
+        case _:  # JSON has no others: None, bool, int, float and str
+            return encoded
 
 
 def _tagged(encoded: dict[str, Json], tensors: Mapping[str, Tensor]) -> Any:
@@ -83,10 +81,12 @@ def _tagged(encoded: dict[str, Json], tensors: Mapping[str, Tensor]) -> Any:
             return float(name)
         case [("$tuple", list(items))]:
             return tuple(decode_state(each, tensors) for each in items)
-        case [("$dict", list(pairs))]:
-            return _paired(pairs, tensors)
-        case [("$counter", list(pairs))]:
-            return Counter(_paired(pairs, tensors))
+        case [("$dict" | "$counter" as tag, list(pairs))]:
+            try:
+                value = {decode_state(key, tensors): decode_state(each, tensors) for key, each in pairs}
+            except (TypeError, ValueError) as error:
+                raise _meaningless(pairs) from error
+            return Counter(value) if tag == "$counter" else value
         case _:
             raise _meaningless(encoded)
 
@@ -105,20 +105,6 @@ def _items(values: list[Any] | tuple[Any, ...], path: str, tensors: dict[str, Te
 def _is_plain(key: object) -> bool:
     """Whether `key` can be one of a JSON object, and is not mistaken for a tag."""
     return isinstance(key, str) and not key.startswith("$")
-
-
-def _pairs(value: Mapping[Any, Any], path: str, tensors: dict[str, Tensor]) -> list[Json]:
-    return [
-        [encode_state(key, f"{path} (a key)", tensors), encode_state(each, f"{path}.{key}", tensors)]
-        for key, each in value.items()
-    ]
-
-
-def _paired(pairs: list[Json], tensors: Mapping[str, Tensor]) -> dict[Any, Any]:
-    try:
-        return {decode_state(key, tensors): decode_state(each, tensors) for key, each in pairs}
-    except (TypeError, ValueError) as error:
-        raise _meaningless(pairs) from error
 
 
 def _meaningless(encoded: Json) -> BadStateTree:

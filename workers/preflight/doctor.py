@@ -64,13 +64,10 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 def examine(plan: Plan | None, folder: Path) -> Iterator[CheckResult]:
     """One finding after another: of the machine, then of the plan. What it writes goes into the empty `folder`."""
-    yield from (_interpreter(), *_libraries(), _package(), _memory(), *_sameness(), *_sockets(folder))
+    yield CheckResult("python", Health.GOOD, f"{platform.python_version()}, {sys.executable}")
+    yield from (*_libraries(), _package(), _memory(), *_sameness(), *_sockets(folder))
     if plan is not None:
         yield from _plan(plan, folder)
-
-
-def _interpreter() -> CheckResult:
-    return CheckResult("python", Health.GOOD, f"{platform.python_version()}, {sys.executable}")
 
 
 def _libraries() -> Iterator[CheckResult]:

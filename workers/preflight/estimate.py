@@ -76,7 +76,17 @@ def estimate_of(job: Job) -> Estimate:
     """`estimate` for a job that is loaded. Its stages cannot be trained afterwards: see `dry_run`."""
     plan = job.plan
     stages, messages = dry_run(job)
-    queues = [_queue(job, key, size) for key, size in sorted(messages.items())]
+    queues = [
+        QueueEstimate(
+            queue=str(key),
+            producer=producer(key),
+            consumer=key.stage,
+            message=message,
+            in_flight=job.verdict.queue_bound[str(key)],
+            retained=message * job.schedule.microbatches * _steps_kept(job),
+        )
+        for key, message in sorted(messages.items())
+    ]
     if errors := list(_overflows(job, queues)):
         raise PlanRefused(errors)
     return Estimate(
@@ -88,17 +98,6 @@ def estimate_of(job: Job) -> Estimate:
         stages=stages,
         queues=queues,
         idle=job.verdict.idle,
-    )
-
-
-def _queue(job: Job, key: QueueKey, message: int) -> QueueEstimate:
-    return QueueEstimate(
-        queue=str(key),
-        producer=producer(key),
-        consumer=key.stage,
-        message=message,
-        in_flight=job.verdict.queue_bound[str(key)],
-        retained=message * job.schedule.microbatches * _steps_kept(job),
     )
 
 
@@ -172,7 +171,9 @@ def dry_run(job: Job) -> tuple[list[StageEstimate], dict[QueueKey, int]]:
             messages |= _message(job, Action(Kind.FORWARD, index), output)
             stages.append(_estimate(job, executor, index, saved.bytes))
         _demand_gradient(executors)
-        _evaluate(job, executors)
+        output = None
+        for index, executor in enumerate(executors if job.evaluation else ()):  # a wrong metric would show at the end
+            output = executor.carry_out(_forward(job, index, evaluates=True), [output] if index else [])
     except (ComputeFailed, Unsendable) as error:
         raise ModelRefused(f"a dry run of the first microbatch failed: {error}") from error
     return stages, messages
@@ -259,10 +260,3 @@ def _estimate(job: Job, executor: Executor, index: int, activations: int) -> Sta
 
 def _total(held: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in held)
-
-
-def _evaluate(job: Job, executors: Sequence[Executor]) -> None:
-    """Runs the metrics: a wrong one would otherwise show after the last step."""
-    output: Tree = None
-    for index, executor in enumerate(executors if job.evaluation else ()):
-        output = executor.carry_out(_forward(job, index, evaluates=True), [output] if index else [])

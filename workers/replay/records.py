@@ -16,7 +16,7 @@ alone tells whether another message has the same bits. A killed writer leaves a 
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -152,11 +152,7 @@ class RecordDirectory:
 
     def messages(self) -> dict[Place, RecordedMessage]:
         """The recorded messages of all steps. Raises `RecordDamaged`."""
-        return by_place(entry for _, path in self.segments() for entry in read_entries(path))
-
-    def messages_of_bad(self, step: int, microbatch: int) -> dict[Place, RecordedMessage]:
-        """The recorded messages of a bad microbatch. Raises `RecordDamaged`."""
-        return by_place(read_entries(self.bad(step, microbatch) / MESSAGES))
+        return messages_in(path for _, path in self.segments())
 
 
 def write_entry(file: BinaryIO, direction: Direction, frames: Sequence[Frame]) -> None:
@@ -182,18 +178,11 @@ def read_entries(path: Path) -> Iterator[RecordedMessage]:
         raise RecordDamaged(f"{path}: {error}") from error
 
 
-def by_place(entries: Iterator[RecordedMessage]) -> dict[Place, RecordedMessage]:
-    """Entries by the message that they hold. Of a message that was recorded twice the later entry counts: a run may
-    have been resumed with other software, and bits."""
-    return {
-        (
-            entry.direction,
-            QueueKey(entry.header.flow, entry.header.stage),
-            entry.header.step,
-            entry.header.microbatch,
-        ): entry
-        for entry in entries
-    }
+def messages_in(files: Iterable[Path]) -> dict[Place, RecordedMessage]:
+    """The entries of `files`. Of a message that was recorded twice the later entry counts: a run may have been resumed
+    with other software, and bits. Raises `RecordDamaged`."""
+    entries = ((entry, entry.header) for file in files for entry in read_entries(file))
+    return {(entry.direction, QueueKey(of.flow, of.stage), of.step, of.microbatch): entry for entry, of in entries}
 
 
 def _read(path: Path, kind: type[Description]) -> Description:

@@ -31,7 +31,7 @@ from stageline.workers.runtime.program import Instruction
 from stageline.workers.runtime.skipping import SkipLog
 
 from .recorder import result_queue
-from .records import Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage
+from .records import MESSAGES, Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage, messages_in
 
 
 class NoSuchMicrobatch(StagelineError):
@@ -154,14 +154,15 @@ def _path_of_bad(
     job: Job, records: RecordDirectory, wanted: ReplayTarget, reason: Reason, origin: Origin
 ) -> ReplayPath:
     """The path from the state and the messages that are recorded with the microbatch itself."""
-    state = read_snapshot(records.bad(wanted.step, wanted.microbatch), wanted.stage, wanted.step, origin).state
+    folder = records.bad(wanted.step, wanted.microbatch)
+    state = read_snapshot(folder, wanted.stage, wanted.step, origin).state
     forward = Action(Kind.FORWARD, wanted.stage, wanted.microbatch)
     actions = (forward,) if reason.action == str(forward) else (forward, forward._replace(kind=Kind.BACKWARD))
     instructions = [job.program.instruction(wanted.step, each) for each in actions]
-    messages = records.messages_of_bad(wanted.step, wanted.microbatch)
+    messages = messages_in([folder / MESSAGES])
     for instruction in instructions:
         if not _is_recorded(instruction, messages):
-            raise NotRecorded(f"what {instruction} took is missing in {records.bad(wanted.step, wanted.microbatch)}")
+            raise NotRecorded(f"what {instruction} took is missing in {folder}")
     return ReplayPath(None, state, instructions, messages)
 
 

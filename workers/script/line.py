@@ -104,12 +104,16 @@ class Line(AbstractContextManager["Line"]):
 
     def _train(self, x: Tree, y: Tree) -> float | None:
         step, last = self._step, self._program.last
+        inputs, targets = QueueKey(Flow.FORWARD, 0), QueueKey(Flow.TARGET, last)
         for number, microbatch in enumerate(cut_batch(x, y, self._schedule.microbatches)):
-            self._put(QueueKey(Flow.FORWARD, 0), number, microbatch.inputs)
-            self._put(QueueKey(Flow.TARGET, last), number, delivery(microbatch))
+            self._put(inputs, number, microbatch.inputs)
+            self._put(targets, number, delivery(microbatch))
         take_turns(self._workers, lambda worker: worker.step is None or worker.step > step)
         self._step += 1
-        self._forget()
+        for key in (inputs, targets, QueueKey(Flow.FORWARD, last + 1), *self._program.queues):
+            self._queues.outbound(key).trim(self._step)
+        for worker in self._workers:
+            worker.progress.steps.clear()
         return self._executors[self._schedule.owner(last)].loss
 
     def evaluate(self, x: Tree) -> Tree:
@@ -131,11 +135,3 @@ class Line(AbstractContextManager["Line"]):
         number = message_number(self._step, microbatch, self._schedule.microbatches)
         message = Message(RUN, key.flow, self._step, microbatch, key.stage, 1, number, payload)
         self._queues.outbound(key).put(message)
-
-    def _forget(self) -> None:
-        last = self._program.last
-        ends = [QueueKey(Flow.FORWARD, 0), QueueKey(Flow.TARGET, last), QueueKey(Flow.FORWARD, last + 1)]
-        for key in (*ends, *self._program.queues):
-            self._queues.outbound(key).trim(self._step)
-        for worker in self._workers:
-            worker.progress.steps.clear()

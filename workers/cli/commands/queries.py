@@ -144,15 +144,6 @@ def _why_unreachable(folder: Path) -> str:
 
 
 def _show_status(facts: Facts) -> None:
-    click.echo(_headline(facts))
-    show(
-        "workers",
-        ("worker", "stages", "is", "process", "reported", "idle", "actions", "now"),
-        [_worker_row(worker) for worker in facts["workers"]],
-    )
-
-
-def _headline(facts: Facts) -> str:
     total = facts["training_steps"]
     steps = facts["finished_floor"] if total is None else min(facts["finished_floor"], total)
     loss = facts["last_loss"] and facts["last_loss"]["loss"]
@@ -168,7 +159,9 @@ def _headline(facts: Facts) -> str:
         *(f"{name} {float(value):.6g}" for name, value in facts["metrics"].items()),
         f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
     )
-    return "\n  ".join(part for part in known if part)
+    click.echo("\n  ".join(part for part in known if part))
+    columns = ("worker", "stages", "is", "process", "reported", "idle", "actions", "now")
+    show("workers", columns, [_worker_row(worker) for worker in facts["workers"]])
 
 
 def _worker_row(worker: Facts) -> tuple[object, ...]:

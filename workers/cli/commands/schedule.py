@@ -141,14 +141,12 @@ def _placed(
         if workers is not None and workers > count:
             raise click.UsageError(f"--workers {workers} are more than there are stages: {count}")
         return _spread(name, count, workers or count)
-    _refuse_other("--stages", stages, count)
-    _refuse_other("--workers", workers, len(placement))
+    for flag, given, placed in (("--stages", stages, count), ("--workers", workers, len(placement))):
+        if given not in (None, placed):
+            raise click.UsageError(
+                f"{flag} {given} contradicts the --placement, which has {placed}; leave one of them out"
+            )
     return placement
-
-
-def _refuse_other(flag: str, said: int | None, placed: int) -> None:
-    if said not in (None, placed):
-        raise click.UsageError(f"{flag} {said} contradicts the --placement, which has {placed}; leave one of them out")
 
 
 def _spread(name: str, stages: int, workers: int) -> Placement:

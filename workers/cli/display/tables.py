@@ -80,14 +80,11 @@ def _aligned(lines: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]
 
 
 def _draw(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from rich import box, console, table, text
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn = table.Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, flush in zip(columns, right, strict=True):
-        table.add_column(name, justify="right" if flush else "left")
+        drawn.add_column(name, justify="right" if flush else "left")
     for row in cells:
-        table.add_row(*map(Text, row))
-    Console().print(table)
+        drawn.add_row(*map(text.Text, row))
+    console.Console().print(drawn)
