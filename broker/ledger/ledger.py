@@ -119,7 +119,7 @@ class Ledger:
     def restore(self, finished: Mapping[int, int], losses: Mapping[int, float | None]) -> None:
         """Continues from a store: steps finished by stage, losses by step."""
         for stage, steps in finished.items():
-            self.finished[self._checked(stage)] = steps
+            self.finished[stage] = steps
         for step in sorted(losses):
             self._keep_loss(step, losses[step])
 
@@ -161,8 +161,14 @@ class Ledger:
 
     def enter(self, event: Event, holder: Holder) -> None:
         """Records that a microbatch entered a state. Raises `IllegalTransition` if it cannot have."""
-        position, state = self._position(event), _state(event)
-        old = self.entry(position)
+        if not 0 <= event.stage < len(self.finished):
+            raise IllegalTransition(f"there is no stage {event.stage}: the plan has {len(self.finished)}")
+        if not 0 <= event.microbatch < self.microbatches:
+            raise IllegalTransition(f"there is no microbatch {event.microbatch}: a step has {self.microbatches}")
+        if event.state not in _ORDER:
+            raise IllegalTransition(f"no microbatch can be {event.state!r}: {', '.join(_ORDER)}")
+        state = MicrobatchState(event.state)
+        old = self.entry(MicrobatchPosition(event.stage, event.step, event.microbatch))
         if _ORDER.index(state) > _ORDER.index(old.state):
             step = self._open[event.stage].setdefault(event.step, {})
             step[event.microbatch] = LedgerEntry(state, event.at, holder)
@@ -174,7 +180,6 @@ class Ledger:
 
     def finish(self, record: StepRecord) -> None:
         """Closes a step, and the ones before it, at a stage. Raises `IllegalTransition` if the record cannot be."""
-        stage = self._checked(record.stage)
         if len(record.times) % ACTION_BYTES:
             raise IllegalTransition(
                 f"step {record.step} of stage {record.stage} has {len(record.times)} bytes of times; "
@@ -182,13 +187,14 @@ class Ledger:
             )
         if self._has_loss(record):
             self._keep_loss(record.step, record.loss)
-        if record.step >= self.finished[stage]:
-            self.finished[stage] = record.step + 1
-            self._open[stage] = {step: kept for step, kept in self._open[stage].items() if step > record.step}
+        if record.step >= self.finished[record.stage]:
+            self.finished[record.stage] = record.step + 1
+            still_open = self._open[record.stage].items()
+            self._open[record.stage] = {step: kept for step, kept in still_open if step > record.step}
 
     def entry(self, position: MicrobatchPosition) -> LedgerEntry:
         """Where a microbatch is at a stage; since when and at which worker is known while its step is open."""
-        if position.step < self.finished[self._checked(position.stage)]:
+        if position.step < self.finished[position.stage]:
             return LedgerEntry(MicrobatchState.DONE)
         return self._open[position.stage].get(position.step, {}).get(position.microbatch, _QUEUED)
 
@@ -215,25 +221,7 @@ class Ledger:
         if self.last_loss is None or step > self.last_loss[0]:
             self.last_loss = step, number
 
-    def _position(self, event: Event) -> MicrobatchPosition:
-        self._checked(event.stage)
-        if not 0 <= event.microbatch < self.microbatches:
-            raise IllegalTransition(f"there is no microbatch {event.microbatch}: a step has {self.microbatches}")
-        return MicrobatchPosition(event.stage, event.step, event.microbatch)
-
-    def _checked(self, stage: int) -> int:
-        if not 0 <= stage < len(self.finished):
-            raise IllegalTransition(f"there is no stage {stage}: the plan has {len(self.finished)}")
-        return stage
-
 
 def _check_owned(stage: int, stages: Collection[int]) -> None:
     if stage not in stages:
         raise IllegalTransition(f"stage {stage} is not its own")
-
-
-def _state(event: Event) -> MicrobatchState:
-    try:
-        return MicrobatchState(event.state)
-    except ValueError:
-        raise IllegalTransition(f"no microbatch can be {event.state!r}: {', '.join(MicrobatchState)}") from None

@@ -15,13 +15,10 @@ def timed_actions(schedule: Schedule, record: StepRecord) -> list[TimedAction]:
 
     Their number tells which list the stage ran: its step of the schedule, a frozen stage's, or evaluation's.
     """
-    times = struct.unpack(f"<{len(record.times) // 8}d", record.times)
-    actions = _lists_by_length(schedule, record.stage).get(len(record.times) // ACTION_BYTES, [])
-    return list(zip(actions, times[0::2], times[1::2], strict=True)) if actions else []
-
-
-def _lists_by_length(schedule: Schedule, stage: int) -> dict[int, list[Action]]:
+    stage, times = record.stage, struct.unpack(f"<{len(record.times) // 8}d", record.times)
     training = [action for action in schedule.workers[schedule.owner(stage)] if action.stage == stage]
     evaluation = [Action(Kind.FORWARD, stage, microbatch) for microbatch in range(schedule.microbatches)]
     frozen = [*evaluation, Action(Kind.UPDATE, stage)]
-    return {len(actions): actions for actions in (evaluation, frozen, training)}
+    by_length = {len(actions) * ACTION_BYTES: actions for actions in (evaluation, frozen, training)}
+    actions = by_length.get(len(record.times))
+    return list(zip(actions, times[0::2], times[1::2], strict=True)) if actions else []
