@@ -43,11 +43,6 @@ class EventLog:
             self.warnings.append(line)
 
 
-class _Checkpoints(msgspec.Struct):
-    complete: int
-    newer: list[set[int]]
-
-
 class _Replacing(msgspec.Struct):
     gaps: list[Replacement]
     in_a_row: list[tuple[int, int]]
@@ -57,7 +52,7 @@ class _Replacing(msgspec.Struct):
 class _Progress(msgspec.Struct):
     """What is stored beside the registry's own part."""
 
-    checkpoints: _Checkpoints
+    checkpoints: CheckpointTracker
     replacing: _Replacing
     attempts: list[LostAttempt] = []
 
@@ -77,7 +72,7 @@ class RunRecords:
         self.outcome: RunOutcome | None = None
         self.ledger = Ledger(schedule.stages, schedule.microbatches, config.log_every)
         self.registry = Registry(schedule.placement, config.lease)
-        self.checkpoints = CheckpointTracker(schedule.stages)
+        self.checkpoints = CheckpointTracker(complete=0, newer=[set() for _ in range(schedule.stages)])
         self.replacements = Replacements()
         self.lost_work: deque[LostAttempt] = deque(maxlen=KEPT_LOSSES)
         self.standby = StandbyWorkers()
@@ -150,9 +145,9 @@ class RunRecords:
 
     def facts(self) -> Fact:
         """What `save` stores."""
-        checkpoints, counts = self.checkpoints, self.replacements
+        counts = self.replacements
         replacing = _Replacing(list(counts.pending.values()), list(counts.in_a_row.items()), list(counts.ever.items()))
-        progress = _Progress(_Checkpoints(checkpoints.complete, checkpoints.newer), replacing, list(self.lost_work))
+        progress = _Progress(self.checkpoints, replacing, list(self.lost_work))
         return {**self.registry.facts(), **msgspec.to_builtins(progress, order="deterministic")}
 
     def restore(self, stored: StoredRun, now: float) -> None:
@@ -162,7 +157,7 @@ class RunRecords:
         if _FACT in stored.facts:
             self.registry.restore(stored.facts[_FACT], now)
             kept = msgspec.convert(stored.facts[_FACT], _Progress)
-            self.checkpoints.restore(kept.checkpoints.complete, kept.checkpoints.newer)
+            self.checkpoints = kept.checkpoints
             self.ledger.reach(self.checkpoints.complete)  # a checkpoint found on the disks may be ahead of the records
             self.replacements.pending = {each.index: each for each in kept.replacing.gaps}
             self.replacements.in_a_row.update(dict(kept.replacing.in_a_row))

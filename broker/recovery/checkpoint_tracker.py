@@ -10,28 +10,31 @@ counting a snapshot of its former owner would complete a checkpoint that the new
 
 from collections.abc import Collection, Iterable
 
+import msgspec
 
-class CheckpointTracker:
+
+class CheckpointTracker(msgspec.Struct):
     """Collects snapshots. `complete` goes back in `reset` only; before any snapshot it is 0, the initial weights."""
 
-    def __init__(self, stages: int) -> None:
-        self.complete = 0
-        self.candidates: set[int] = set()  # newer steps of which every stage has a snapshot
-        self.newer: list[set[int]] = [set() for _ in range(stages)]  # [stage]: steps of snapshots after `complete`
+    complete: int
+    newer: list[set[int]]  # [stage]: steps of snapshots after `complete`
+
+    @property
+    def candidates(self) -> set[int]:
+        """Newer steps of which every stage has a snapshot."""
+        return set.intersection(*self.newer)
 
     def add(self, stage: int, step: int) -> bool:
         """The stage's current owner has written its snapshot of `step`. False if that was known."""
         if step <= self.complete or step in self.newer[stage]:
             return False
         self.newer[stage].add(step)
-        self._intersect()
         return True
 
     def forget(self, stages: Iterable[int]) -> None:
         """The stages have lost their owners."""
         for stage in stages:
             self.newer[stage].clear()
-        self._intersect()
 
     def reset(self, step: int) -> None:
         """Sets `complete`: the records are lost, or newer snapshots are damaged."""
@@ -45,16 +48,7 @@ class CheckpointTracker:
             return False
         self.complete = max(reported)
         self.newer = [{step for step in steps if step > self.complete} for steps in self.newer]
-        self._intersect()
         return True
-
-    def restore(self, complete: int, newer: list[set[int]]) -> None:
-        """Continues from what a former broker has stored."""
-        self.complete, self.newer = complete, newer
-        self._intersect()
-
-    def _intersect(self) -> None:
-        self.candidates = set.intersection(*self.newer)
 
 
 def is_gone(step: int, stages: Iterable[int], snapshots: Collection[tuple[int, int]]) -> bool:
