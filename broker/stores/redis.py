@@ -48,14 +48,15 @@ class RedisStore:
         self._owner, self._fact, self._step, self._loss = (
             f"stageline:{{{name}}}:store:{part}".encode() for part in ("owner", "fact", "step", "loss")
         )
-        try:
-            self._link = RedisLink(url)
-        except RedisUnfit as error:
-            raise StoreUnusable(f"the broker cannot keep its records: {error}") from error
-        self._persist(self._open)
+        self._link = self._persist(lambda: RedisLink(url))
+        self._persist(self._check_format)
 
     def append(self, records: Sequence[StepRecord], losses: Mapping[int, float | None]) -> None:
-        self._change(lambda: [*self._new_steps(records), *self._new_losses(losses)])
+        new_losses = [
+            (b"HSETNX", self._loss, b"%d" % step, b"" if loss is None else repr(loss).encode())
+            for step, loss in losses.items()
+        ]
+        self._change(lambda: [*self._new_steps(records), *new_losses])
 
     def put(self, name: str, fact: Fact) -> None:
         self._change(lambda: [(b"HSET", self._fact, name.encode(), msgspec.json.encode(fact))])
@@ -81,7 +82,7 @@ class RedisStore:
     def close(self) -> None:
         self._link.close()
 
-    def _open(self) -> None:
+    def _check_format(self) -> None:
         before = self._link.ask(b"GET", self._owner)
         written = before.partition(b" ")[0] if before else _FORMAT
         if written != _FORMAT:
@@ -110,10 +111,6 @@ class RedisStore:
             for word in (slot, b"%d %b" % (record.step, record.times))
         ]
         return [(b"HSET", self._step, *fields)] if fields else []
-
-    def _new_losses(self, losses: Mapping[int, float | None]) -> Iterator[Command]:
-        for step, loss in losses.items():
-            yield (b"HSETNX", self._loss, b"%d" % step, b"" if loss is None else repr(loss).encode())
 
     def _change(self, commands: Callable[[], list[Command]]) -> None:
         """Carries out the commands together, if this broker is still the owner."""
@@ -151,10 +148,8 @@ class RedisStore:
         while True:
             try:
                 return attempt()
-            except RedisUnfit as error:
-                raise StoreUnusable(f"the broker cannot keep its records: {error}") from error
-            except (RedisAway, RedisRefusal) as error:
-                if monotonic() >= until:
+            except (RedisAway, RedisRefusal, RedisUnfit) as error:
+                if isinstance(error, RedisUnfit) or monotonic() >= until:
                     raise StoreUnusable(f"the broker cannot keep its records: {error}") from error
                 self._waiting(str(error))
             Event().wait(pause)

@@ -9,7 +9,7 @@
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -37,14 +37,11 @@ class SqliteStore:
     def __init__(self, path: Path, kept_steps: int = KEPT_STEPS) -> None:
         self._path = path
         self._kept_steps = kept_steps
-        with self._explained():
+        with self._explained(), ExitStack() as cleanup:
             self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None)
-        try:
-            with self._explained():
-                self._open()
-        except StoreUnusable:
-            self._connection.close()
-            raise
+            cleanup.callback(self._connection.close)
+            self._open()
+            cleanup.pop_all()
 
     def append(self, records: Sequence[StepRecord], losses: Mapping[int, float | None]) -> None:
         rows = [(record.stage, record.step % self._kept_steps, record.step, record.times) for record in records]
