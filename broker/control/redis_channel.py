@@ -118,20 +118,20 @@ class RedisServerChannel:
         self._acquire()
 
     def receive(self, timeout: float) -> Sequence[Received] | None:
-        first, others = (
-            (b"BLPOP", self._prefix + b"to-broker", b"%.3f" % timeout),
-            (b"LPOP", self._prefix + b"to-broker", b"999"),
-        )
+        inbox = self._prefix + b"to-broker"
+        first, others = (b"BLPOP", inbox, b"%.3f" % timeout), (b"LPOP", inbox, b"999")
         try:
-            self._refresh()
+            if monotonic() - self._refreshed >= _REFRESH and not self._try_acquire():
+                raise EndpointTaken(
+                    f"another broker has taken over at {self._link.address}: {self._who()}. This one stops"
+                )
             found = [sound(answers)[0] for answers in self._link.exchange([[first], [others]])]
         except (RedisAway, RedisRefusal) as error:
             self._note_server(str(error))
             Event().wait(timeout)
             return None
         self._note_server("")
-        values = [*(found[0] or ())[1:], *(found[1] or ())]
-        return [_received(value) for value in values]
+        return [_received(value) for value in (*(found[0] or ())[1:], *(found[1] or ()))]
 
     def send(self, envelopes: Iterable[Envelope]) -> None:
         units = [_push(self._prefix + b"to:" + recipient, message) for recipient, message in envelopes if recipient]
@@ -161,11 +161,6 @@ class RedisServerChannel:
                 )
             Event().wait(_PAUSE)
         self._link.ask(b"DEL", self._prefix + b"to-broker")  # messages to the broker before this one
-
-    def _refresh(self) -> None:
-        """Keeps the broker's key alive. Raises `EndpointTaken` if another broker has taken it."""
-        if monotonic() - self._refreshed >= _REFRESH and not self._try_acquire():
-            raise EndpointTaken(f"another broker has taken over at {self._link.address}: {self._who()}. This one stops")
 
     def _try_acquire(self) -> bool:
         tenure = b"%d" % int(TENURE * 1000)

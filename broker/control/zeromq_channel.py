@@ -1,7 +1,7 @@
 """Control messages over ZeroMQ: the broker has a ROUTER, all others a DEALER."""
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 import zmq
@@ -15,6 +15,7 @@ from .channel import LARGEST, Envelope, Received
 
 _BATCH = 1000  # messages taken in one turn at most, so that leases and trims are not delayed for ever
 
+_DEALER_OPTIONS = {zmq.LINGER: 500, zmq.SNDHWM: 64, zmq.RECONNECT_IVL: 20, zmq.RECONNECT_IVL_MAX: 1000}
 _ROUTER_OPTIONS = {
     zmq.ROUTER_MANDATORY: 1,  # a recipient that is gone raises, instead of being ignored
     zmq.ROUTER_HANDOVER: 1,  # a worker that reconnects takes its old connection's place
@@ -32,12 +33,7 @@ class ZeroMQClientChannel:
         self._url = url
         self._context = zmq.Context()
         try:
-            self._socket = self._context.socket(zmq.DEALER)
-            self._socket.set(zmq.LINGER, 500)
-            self._socket.set(zmq.SNDHWM, 64)
-            self._socket.set(zmq.IMMEDIATE, not keeps)
-            self._socket.set(zmq.RECONNECT_IVL, 20)
-            self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+            self._socket = _open(self._context, zmq.DEALER, {**_DEALER_OPTIONS, zmq.IMMEDIATE: not keeps})
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             self._socket.connect(url)
         except zmq.ZMQError as error:  # also where the system has no sockets left
@@ -87,7 +83,7 @@ class ZeroMQServerChannel:
 
     def __init__(self, url: str) -> None:
         context = zmq.Context()
-        self._router = _router(context)
+        self._router = _open(context, zmq.ROUTER, _ROUTER_OPTIONS)
         with ExitStack() as cleanup:
             cleanup.callback(context.term)
             cleanup.callback(self._router.close)
@@ -118,8 +114,8 @@ class ZeroMQServerChannel:
         self._resources.close()
 
 
-def _router(context: "zmq.Context[zmq.SyncSocket]") -> zmq.SyncSocket:
-    router = context.socket(zmq.ROUTER)
-    for option, value in _ROUTER_OPTIONS.items():
-        router.set(option, value)
-    return router
+def _open(context: "zmq.Context[zmq.SyncSocket]", kind: int, options: Mapping[zmq.SocketOption, int]) -> zmq.SyncSocket:
+    opened = context.socket(kind)
+    for option, value in options.items():
+        opened.set(option, value)
+    return opened
