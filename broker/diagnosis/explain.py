@@ -12,6 +12,14 @@ from stageline.broker.membership.member import Member, stages_label, worker_labe
 
 from .wait_graph import ClusterState, RootCause, WaitChain, WaitEdge, follow, is_computed, longest_chain, silence
 
+_PROGRESS = "nothing: the run makes progress"
+_ACTIONS = {  # by the cause alone
+    RootCause.STARTING: "wait: it is loading its model",
+    RootCause.ON_ITS_WAY: "check the network between the two workers, and `stageline queue ls`",
+    RootCause.SOURCE: "check the data source",
+    RootCause.CIRCLE: "a checked schedule cannot deadlock, so this is a bug: report it, and start the run again",
+    RootCause.BROKER: "check the broker's machine and its network: the workers keep training without it",
+}
 _MESSAGES = {"forward": "the activation", "backward": "the gradient", "target": "the targets"}
 
 
@@ -42,7 +50,9 @@ def _text(cluster: ClusterState, chain: WaitChain) -> str:
 def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
     """The last of `edges`, as it follows the others."""
     edge = edges[-1]
-    source = _source_label(cluster, edge)
+    source = "the data source"
+    if edge.source is not None:
+        source = f"stage {edge.source} ({_holder(cluster, cluster.schedule.owner(edge.source))})"
     message = f"{_MESSAGES[edge.flow]} of step {edge.step} microbatch {edge.microbatch}"
     what = f"room in {edge.queue} until {source} makes progress" if edge.room else f"{message} from {source}"
     if len(edges) == 1:
@@ -50,12 +60,6 @@ def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
     if edges[-2].source == edge.stage:
         return f", which waits for {what}"
     return f", whose worker first runs {edge.action} of stage {edge.stage}, which waits for {what}"
-
-
-def _source_label(cluster: ClusterState, edge: WaitEdge) -> str:
-    if edge.source is None:
-        return "the data source"
-    return f"stage {edge.source} ({_holder(cluster, cluster.schedule.owner(edge.source))})"
 
 
 def _holder(cluster: ClusterState, index: int) -> str:
@@ -95,15 +99,14 @@ def _of_worker(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
             seconds = member.report.troubled + silence(cluster, member)
             return f"waits for the server of its queues, for {seconds:.0f} s now: {member.report.trouble.rstrip('.')}"
         case RootCause.STARTING if not member.sender:
-            since = f"{silence(cluster, member):.1f} s ago"
-            return f"had a worker before the broker restarted {since}; it has not reconnected yet"
+            ago = silence(cluster, member)
+            return f"had a worker before the broker restarted {ago:.1f} s ago; it has not reconnected yet"
         case RootCause.STARTING:
             return f"has a worker that is still starting, {silence(cluster, member):.1f} s after its last message"
+        case RootCause.SILENT if member.exited is not None:
+            return f"{describe_exit(member.exited[1])}; {_last_report(member)}"
         case RootCause.SILENT:
-            how = (
-                describe_exit(member.exited[1]) if member.exited else f"was silent for {silence(cluster, member):.1f} s"
-            )
-            return f"{how}; {_last_report(member)}"
+            return f"was silent for {silence(cluster, member):.1f} s; {_last_report(member)}"
         case RootCause.STUCK:
             return f"{_doing(cluster, chain, member)} and has made no progress since{_layer(member)}"
         case RootCause.COMPUTING:
@@ -141,7 +144,7 @@ def _last_report(member: Member) -> str:
 def _action(cluster: ClusterState, chain: WaitChain) -> str:
     member = cluster.members.get(chain.index) if chain.index is not None else None
     if chain.harmless:
-        return "nothing: the run makes progress"
+        return _PROGRESS
     match chain.cause:
         case RootCause.MISSING:
             return _start(cluster, chain)
@@ -150,28 +153,18 @@ def _action(cluster: ClusterState, chain: WaitChain) -> str:
         case RootCause.STARTING if member is not None and not member.sender:
             left = max(0.0, silence_limit(member, cluster.lease) - silence(cluster, member))
             return f"wait: it reconnects, or is declared lost in {left:.0f} s"
-        case RootCause.STARTING:
-            return "wait: it is loading its model"
-        case RootCause.ON_ITS_WAY:
-            return "check the network between the two workers, and `stageline queue ls`"
         case RootCause.SERVER if member is not None:
             return (
                 f"start that server, or make sure that {member.host} can reach it and that it has memory left: the run "
                 "continues once it answers"
             )
-        case RootCause.SOURCE:
-            return "check the data source"
         case RootCause.CIRCLE if any(edge.room for edge in chain.edges):
             return (
                 "room is freed at the end of a step, or with snapshots at the next checkpoint: make sure that they "
                 "can be written, and resume the run with a larger queues.retain_bytes"
             )
-        case RootCause.CIRCLE:
-            return "a checked schedule cannot deadlock, so this is a bug: report it, and start the run again"
-        case RootCause.BROKER:
-            return "check the broker's machine and its network: the workers keep training without it"
-        case _:
-            return "nothing: the run makes progress"
+        case cause:
+            return _ACTIONS.get(cause, _PROGRESS)
 
 
 def _start(cluster: ClusterState, chain: WaitChain) -> str:

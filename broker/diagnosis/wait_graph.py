@@ -136,8 +136,8 @@ def is_computed(cluster: ClusterState, edge: WaitEdge) -> bool:
 
 
 def _is_cut_off(cluster: ClusterState) -> bool:
-    reporting = [member for member in cluster.members.values() if member.report is not None]
-    return len(reporting) > 1 and all(silence(cluster, member) >= QUIET for member in reporting)
+    silences = [silence(cluster, member) for member in cluster.members.values() if member.report is not None]
+    return len(silences) > 1 and min(silences) >= QUIET
 
 
 def _waited(chain: WaitChain) -> float:
@@ -153,7 +153,8 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
     flow, stage = _queue(wait, cluster.schedule.stages)
     if stage is None:
         return None
-    source = _producer(cluster, flow, stage)
+    before = {"forward": stage - 1, "backward": stage + 1}.get(flow, -1)  # the stage that puts into the queue
+    source = before if 0 <= before < cluster.schedule.stages else None
     if wait.room:
         if source is None:  # no stage of the run fills this queue
             return None
@@ -199,12 +200,6 @@ def _trusted_report(cluster: ClusterState, index: int) -> Report | None:
     return None if member is None or is_silent(cluster, member) else member.report
 
 
-def _producer(cluster: ClusterState, flow: str, stage: int) -> int | None:
-    """The stage that puts into the queue; None if that comes from outside."""
-    before = {"forward": stage - 1, "backward": stage + 1}.get(flow, -1)
-    return before if 0 <= before < cluster.schedule.stages else None
-
-
 def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
     """Whether the producer has put the message. One that is gone does not count: its replacement puts it again."""
     member = cluster.members.get(owner)
@@ -219,17 +214,16 @@ def _state_at_source(cluster: ClusterState, edge: WaitEdge) -> MicrobatchState |
 
 
 def _cause(cluster: ClusterState, index: int) -> RootCause:
-    member = cluster.members.get(index)
-    if member is None:
-        return RootCause.MISSING
-    if member.exited is None and not member.introduced:  # it loads its model, and sends no reports meanwhile
-        return RootCause.STARTING
-    if member.report is not None and is_silent(cluster, member):
-        return RootCause.SILENT
-    if member.report is None:
-        return RootCause.STARTING
-    if member.report.waiting and _has_trouble(cluster, index):
-        return RootCause.SERVER
-    if member.report.waiting or member.status is MemberStatus.FINISHED:
-        return RootCause.RESTING
-    return RootCause.STUCK if cluster.now - member.last_progress >= LATE else RootCause.COMPUTING
+    match cluster.members.get(index):
+        case None:
+            return RootCause.MISSING
+        case Member(report=None) | Member(exited=None, introduced=False):  # without an endpoint: it loads its model
+            return RootCause.STARTING
+        case member if is_silent(cluster, member):
+            return RootCause.SILENT
+        case Member(report=Report(waiting=True)) if _has_trouble(cluster, index):
+            return RootCause.SERVER
+        case Member(report=Report(waiting=True)) | Member(status=MemberStatus.FINISHED):
+            return RootCause.RESTING
+        case member:
+            return RootCause.STUCK if cluster.now - member.last_progress >= LATE else RootCause.COMPUTING
