@@ -33,7 +33,7 @@ MAX_BROKER_RESTARTS = 5
 _FINAL = frozenset(  # exit codes after which a worker is not restarted
     {ExitCode.OK, ExitCode.USAGE, ExitCode.NO_BROKER, ExitCode.NO_WORKER, ExitCode.SAVED, ExitCode.REFUSED}
 )
-_NOT_STARTED = ("had not begun", "before it joined")  # in the broker's reason, if only the worker's log has the cause
+_NOT_STARTED = "before it joined"  # in the broker's reason, if only the worker's log has the cause
 
 
 def supervise(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts: None) -> LaunchOutcome:
@@ -90,7 +90,7 @@ class Supervisor:
     def _reason(self, given: str) -> str:
         """Why the run ended, as the broker gives it; with the last log lines of workers that failed before they could
         report to it."""
-        if not any(text in given for text in _NOT_STARTED):
+        if _NOT_STARTED not in given:
             return given
         workers = self._children.workers
         failed = sorted(name for name in self._exited if workers[name].returncode not in (0, None))
