@@ -138,8 +138,9 @@ class Coordinator:
             and message.complete > self.run.checkpoints.complete
             and self.run.lack_checkpoint(message.complete, member)
         ):
-            why = f"a worker knows of checkpoint {message.complete}, the broker's records do not"
-            self._restart.lose_records(why, now)
+            self._restart.lose_records(
+                f"a worker knows of checkpoint {message.complete}, the broker's records do not", now
+            )
         if member is None or self.run.lifecycle.state is RunState.RECONCILING:
             self._registration.answer_unknown(message, sender)
             return
@@ -163,18 +164,15 @@ class Coordinator:
         found = self.run.ledger.ingest(report, member.stages, Holder(member.name, member.incarnation))
         if found.steps:
             self.run.store.append(found.steps, found.losses)
-        illegal = found.illegal
         if report.snapshots or (report.steps and self.run.checkpoints.candidates):
-            illegal += self._record_snapshots(report, member)
+            found.illegal.extend(self._record_snapshots(report, member))
             if self.run.outcome is not None:
                 self._shutdown.update_outcome(self.run.outcome)
-        for error in illegal:
+        for error in found.illegal:
             self.run.events.count("illegal", f"{member.label} reports what cannot be: {error}")
         if report.actions and member.index in self.run.replacements.pending:
-            lost = self.run.replacements.pending.pop(member.index).since
-            self.run.events.infos.append(
-                f"{member.label} computes again, {now - lost:.1f} s after its loss was detected"
-            )
+            since = now - self.run.replacements.pending.pop(member.index).since
+            self.run.events.infos.append(f"{member.label} computes again, {since:.1f} s after its loss was detected")
         if report.number:
             self.run.outgoing.append((member.sender, Confirmed(report.number)))
         if self.run.outcome is not None:
@@ -206,7 +204,6 @@ class Coordinator:
 
     def _trim(self, now: float) -> None:
         floor = self.run.trimmable
-        over, recent = self.run.lifecycle.over, now - self._trimmed_at < TRIM_EVERY
-        if floor > self._trimmed and not over and not recent:
+        if floor > self._trimmed and not self.run.lifecycle.over and now - self._trimmed_at >= TRIM_EVERY:
             self._trimmed, self._trimmed_at = floor, now
             self.run.broadcast(Trim(floor))

@@ -22,6 +22,13 @@ from .supervision import Supervision
 
 Facts = dict[str, object]
 
+_DEPTH = ("ready", "in_flight", "retained", "bytes", "oldest")  # what a report has of each queue
+_WHILE_PLACING = {  # what can be done while no worker has anything to wait for
+    RunState.CHOOSING_CHECKPOINT: "start the missing workers, where their snapshots are",
+    RunState.RECONCILING: "wait: the run continues by itself, or the broker names what is missing",
+    RunState.RECONNECTING: "wait: the run continues by itself",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class RunView:
@@ -65,7 +72,8 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "finished_floor": ledger.finished_floor,
         "last_loss": ledger.last_loss and {"step": ledger.last_loss[0], "loss": ledger.last_loss[1]},
         "losses": {str(step): ledger.losses[step] for step in sorted(ledger.losses) if step >= first},
-        "metrics": {name: _json_number(value) for name, value in run.metrics.items()},
+        # JSON has no number for "nan", "inf" and "-inf"; Python's `float` reads these texts.
+        "metrics": {name: value if isfinite(value) else str(value) for name, value in run.metrics.items()},
         "checkpoint": run.checkpoints.complete if run.config.snapshots else None,
         "listening": run.lifecycle.state is RunState.RECONNECTING,
         "recollecting": run.lifecycle.state is RunState.RECONCILING,
@@ -76,11 +84,6 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "oddities": dict(run.events.anomalies),
         "workers": [_worker(view, index) for index in range(len(run.config.schedule.placement))],
     }
-
-
-def _json_number(value: float) -> float | str:
-    """JSON has no number for "nan", "inf" and "-inf"; Python's `float` reads these texts."""
-    return value if isfinite(value) else str(value)
 
 
 def _replacement(view: RunView, pending: Replacement) -> Facts:
@@ -142,13 +145,12 @@ def _worker(view: RunView, index: int) -> Facts:
 def _queues(view: RunView, of: Mapping[str, str]) -> Facts:
     """Each queue as each worker with an end of it sees it."""
     reports = [(index, member.report) for index, member in sorted(view.run.registry.members.items()) if member.report]
-    rows = [_queue(index, name, depth) for index, report in reports for name, depth in report.queues.items()]
+    rows = [
+        {"queue": name, "worker": index, **dict(zip(_DEPTH, depth, strict=False))}
+        for index, report in reports
+        for name, depth in report.queues.items()
+    ]
     return {"run": view.run.id, "queues": rows}
-
-
-def _queue(worker: int, name: str, depth: list[float]) -> Facts:
-    columns = ("ready", "in_flight", "retained", "bytes", "oldest")
-    return {"queue": name, "worker": worker, **dict(zip(columns, depth, strict=False))}
 
 
 def _story(view: RunView, of: Mapping[str, str]) -> Facts:
@@ -170,8 +172,11 @@ def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
     holder = None
     if entry.holder is not None:
         owner = run.registry.current(entry.holder.incarnation)  # None for a stale incarnation
-        life = owner.life if owner else None
-        holder = {"name": entry.holder.name, "life": life, "incarnation": entry.holder.incarnation}
+        holder = {
+            "name": entry.holder.name,
+            "life": owner.life if owner else None,
+            "incarnation": entry.holder.incarnation,
+        }
     return {
         "stage": at.stage,
         "worker": schedule.owner(at.stage),
@@ -186,9 +191,12 @@ def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
 def _why(view: RunView, of: Mapping[str, str]) -> Facts:
     """Why the run waits, or why the worker that owns a stage does."""
     facts: Facts = {"run": view.run.id, "phase": str(view.run.phase)}
-    if view.run.outcome is not None or view.restart.waiting_for:
-        text, action = _without_chain(view)
-        return {**facts, "text": text, "chain": [], "root": None, "action": action}
+    if view.run.outcome is not None:
+        over = "nothing: the run is over"
+        return {**facts, "text": view.run.outcome.reason, "chain": [], "root": None, "action": over}
+    if view.restart.waiting_for:
+        action = _WHILE_PLACING[view.run.lifecycle.state]
+        return {**facts, "text": view.restart.waiting_for, "chain": [], "root": None, "action": action}
     found = view.supervision.diagnose(view.now, _owner(view, of))
     chain = found.chain
     return {
@@ -198,17 +206,6 @@ def _why(view: RunView, of: Mapping[str, str]) -> Facts:
         "root": {"cause": str(chain.cause), "worker": None if chain.index is None else _worker(view, chain.index)},
         "action": found.action,
     }
-
-
-def _without_chain(view: RunView) -> tuple[str, str]:
-    """Why the run waits while no worker has anything to wait for, and what to do."""
-    if view.run.outcome is not None:
-        return view.run.outcome.reason, "nothing: the run is over"
-    if view.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT:
-        return view.restart.waiting_for, "start the missing workers, where their snapshots are"
-    if view.run.lifecycle.state is RunState.RECONCILING:
-        return view.restart.waiting_for, "wait: the run continues by itself, or the broker names what is missing"
-    return view.restart.waiting_for, "wait: the run continues by itself"
 
 
 def _owner(view: RunView, of: Mapping[str, str]) -> int | None:

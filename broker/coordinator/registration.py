@@ -45,12 +45,14 @@ class Registration:
         self._announced: dict[int, tuple[int, str]] = {}  # the peers that all workers were sent last
 
     def answer(self, hello: Hello, sender: bytes, now: float) -> None:
-        if self._run.outcome is not None and self._belongs(hello):
+        known = process_key(hello) in self._run.standby or self._run.registry.current(hello.incarnation) is not None
+        if self._run.outcome is not None and (hello.spare or known):  # the run's end is the end of this worker too
             self._run.outgoing.append((sender, self._run.outcome.stop_message))
             return
         if self._outdates_records(hello):
-            why = f"{hello.name} knows more of the run than the broker's records, which are lost or stale"
-            self._restart.lose_records(why, now)
+            self._restart.lose_records(
+                f"{hello.name} knows more of the run than the broker's records, which are lost or stale", now
+            )
         newest = self._run.registry.incarnation
         match self._mismatch(hello) or self._unreachable_queues(hello) or self._decide(hello, sender, now):
             case Member() as member:
@@ -73,8 +75,9 @@ class Registration:
             renewed.sender = sender
             self.assign(renewed)
         elif self._run.lifecycle.state is not RunState.RECONCILING and not unknown:
-            what = f"{type(message).__name__} of incarnation {incarnation}, which is not current"
-            self._run.events.count("fenced", what)
+            self._run.events.count(
+                "fenced", f"{type(message).__name__} of incarnation {incarnation}, which is not current"
+            )
             reason = (
                 f"incarnation {incarnation} is not current in run {self._run.id}: its stages belong to another "
                 "process, or its run is over. Stop this worker"
@@ -96,10 +99,17 @@ class Registration:
     def assign(self, member: Member, *, new: bool = False) -> None:
         """Sends a worker its place, its peers and the newest checkpoint."""
         if new:
-            who = f"{member.process}, life {member.life}, incarnation {member.incarnation}"
-            self._run.events.infos.append(f"{member.label} is {who}")
-        start, keep = self._start_step(member), member.former > 0
-        place = Assigned(self._run.id, member.index, member.incarnation, start, keep, self._run.registry.since)
+            self._run.events.infos.append(
+                f"{member.label} is {member.process}, life {member.life}, incarnation {member.incarnation}"
+            )
+        place = Assigned(
+            self._run.id,
+            member.index,
+            member.incarnation,
+            step=self._start_step(member),
+            keep=member.former > 0,
+            since=self._run.registry.since,
+        )
         self._run.outgoing.append((member.sender, place))
         self._send_peers(member.sender)
         if self._run.checkpoints.complete and self._run.config.snapshots:  # its announcement may have been missed
@@ -150,14 +160,6 @@ class Registration:
             self._run.save()
         return found
 
-    def _belongs(self, hello: Hello) -> bool:
-        """Whether the run's end is the end of this worker too."""
-        return (
-            hello.spare
-            or process_key(hello) in self._run.standby
-            or self._run.registry.current(hello.incarnation) is not None
-        )
-
     def _may_stand_by(self, hello: Hello) -> bool:
         """Whether a worker for which there is no place may stand by until one becomes free.
 
@@ -168,7 +170,7 @@ class Registration:
         if not self._run.config.restarts or hello.incarnation:
             return False
         given_away = hello.claim is not None and self._run.replacements.life(hello.claim) > 1
-        owners = [each for each in self._run.registry.members.values() if hello.claim in (None, each.index)]
+        owners = (each for each in self._run.registry.members.values() if hello.claim in (None, each.index))
         unconfirmed = any(not owner.sender for owner in owners)
         return hello.spare or given_away or unconfirmed or self._predecessor(hello) is not None
 
@@ -192,9 +194,7 @@ class Registration:
         """Whether the records must be stale, since the snapshot that a worker was told to begin with was deleted after
         a newer one."""
         member = self._run.registry.current(hello.incarnation)
-        if member is None or hello.snapshots is None:
-            return False
-        return is_gone(member.start, member.stages, hello.snapshots)
+        return member is not None and is_gone(member.start, member.stages, hello.snapshots or ())
 
     def _mismatch(self, hello: Hello) -> Refused | None:
         """Refusal of a worker of another version or plan, or of a run that is over; None if the worker fits."""
@@ -206,8 +206,9 @@ class Registration:
                 code=ExitCode.FAILED,
             )
         if hello.plan != config.plan:
-            different = f"{hello.name} has another plan than the broker: {_difference(hello, config)}"
-            return Refused(different, code=ExitCode.REFUSED)
+            return Refused(
+                f"{hello.name} has another plan than the broker: {_difference(hello, config)}", code=ExitCode.REFUSED
+            )
         if (theirs := _restarts(hello)) is not None and (theirs > 0) != (config.restarts > 0):
             return Refused(
                 f"{hello.name} has recovery.restarts = {theirs}, the broker has {config.restarts}: either all workers "
@@ -215,8 +216,9 @@ class Registration:
                 code=ExitCode.REFUSED,
             )
         if outcome is not None:
-            over = f"the run is over ({outcome.reason}); start the broker again for a new one"
-            return Refused(over, code=outcome.code)
+            return Refused(
+                f"the run is over ({outcome.reason}); start the broker again for a new one", code=outcome.code
+            )
         return None
 
     def _unreachable_queues(self, hello: Hello) -> Refused | None:

@@ -51,8 +51,10 @@ class Restart:
                 )
             case RunState.CHOOSING_CHECKPOINT:
                 absent = self._labels(self.missing)
-                verified = f"all workers have verified their snapshots of step {self.poll.step}"
-                return f"the run continues when {verified}{f'; it waits for {absent}' if absent else ''}"
+                return (
+                    f"the run continues when all workers have verified their snapshots of step {self.poll.step}"
+                    f"{f'; it waits for {absent}' if absent else ''}"
+                )
             case _:
                 return ""
 
@@ -72,8 +74,8 @@ class Restart:
         if not self._run.lifecycle.allows(RunEvent.RECORDS_LOST):
             return
         self._run.lifecycle.move(RunEvent.RECORDS_LOST)
-        events = self._run.events
-        (events.infos if resumed else events.warnings).append(f"{why}: asking all workers how far the run is")
+        lines = self._run.events.infos if resumed else self._run.events.warnings
+        lines.append(f"{why}: asking all workers how far the run is")
         self.reconciliation = Reconciliation(self._placement, self._run.config.lease, now, resumed=resumed)
 
     def reconnect(self, now: float) -> None:
@@ -94,11 +96,11 @@ class Restart:
         config, collected = self._run.config, self.reconciliation
         patience = RECONCILE_RESUMED if collected.resumed else max(config.patience, config.lease)
         if now - collected.began >= patience and collected.unknown:
-            which = f"which snapshots exist of {self._labels(collected.unknown)}"
-            what = (
-                f"the broker's records are lost, and no worker joined that knows {which}; start a worker where they are"
+            self._run.fail(
+                "the broker's records are lost, and no worker joined that knows which snapshots exist of "
+                f"{self._labels(collected.unknown)}; start a worker where they are",
+                ExitCode.NO_WORKER,
             )
-            self._run.fail(what, ExitCode.NO_WORKER)
             return False
         found = collected.result(now)
         if found is None:
@@ -109,8 +111,9 @@ class Restart:
             self._open()
         else:
             self._apply(found, now)
-            kept = f"{len(found.kept)} workers keep running"
-            self._run.events.infos.append(f"the run is at checkpoint {found.step}; {kept}")
+            self._run.events.infos.append(
+                f"the run is at checkpoint {found.step}; {len(found.kept)} workers keep running"
+            )
             self._run.lifecycle.move(RunEvent.START_KNOWN)
         self._run.store.put(RESUMED, {})
         return True
@@ -121,13 +124,14 @@ class Restart:
         found = self.poll.result(self._candidates())
         if found is None:
             return
-        warnings = self._run.events.warnings
-        warnings += found.damages[len(self.damages) :]
+        self._run.events.warnings.extend(found.damages[len(self.damages) :])
         self.damages = found.damages
         if isinstance(found, ResumePoint):
             self._begin_at(found)
         else:
-            warnings.append(f"checkpoint {self.poll.step} cannot be used: checking checkpoint {found.step}")
+            self._run.events.warnings.append(
+                f"checkpoint {self.poll.step} cannot be used: checking checkpoint {found.step}"
+            )
             self.poll = found
 
     def _workers_at_work(self, now: float) -> bool | None:
@@ -149,8 +153,9 @@ class Restart:
         self._run.replacements.clear()
         self._run.go_back(range(self._run.config.schedule.stages))
         self._run.store.put(RESUMED, {})
-        newest = f"its newest complete checkpoint is {self._run.checkpoints.complete}"
-        self._run.events.infos.append(f"run {self._run.id} is resumed; {newest}")
+        self._run.events.infos.append(
+            f"run {self._run.id} is resumed; its newest complete checkpoint is {self._run.checkpoints.complete}"
+        )
         self._open()
 
     def _restart_all_at(self, step: int) -> None:

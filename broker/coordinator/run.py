@@ -119,7 +119,9 @@ def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False, alone: 
             "start it with its own plan, or give this run another run.dir"
         )
     store.put("run", {"id": run, "plan": plan})  # the first write: from here on the store is this broker's
-    if resume and not _finished(facts):  # the outcome is cleared last: a broker killed in between leaves a stopped run
+    ended = facts.get("outcome")
+    finished = ended and msgspec.convert(ended, RunOutcome).phase is RunPhase.FINISHED
+    if resume and not finished:  # the outcome is cleared last: a broker killed in between leaves a stopped run
         store.put(RESUMED, {"how": _resume_mode(facts, alone=alone)})
         store.put("outcome", {})
     return run
@@ -129,7 +131,3 @@ def _resume_mode(facts: Mapping[str, Fact], *, alone: bool) -> ResumeMode:
     if (before := ResumeMode.stored_in(facts)) in (ResumeMode.WITHOUT_RECORDS, ResumeMode.AS_A_WHOLE):
         return before  # no worker has been placed yet
     return ResumeMode.AS_A_WHOLE if alone or facts.get("outcome") else ResumeMode.UNLESS_AT_WORK
-
-
-def _finished(facts: Mapping[str, Fact]) -> bool:
-    return bool(facts.get("outcome")) and msgspec.convert(facts["outcome"], RunOutcome).phase is RunPhase.FINISHED

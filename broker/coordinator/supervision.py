@@ -41,9 +41,11 @@ class Supervision:
         missing, patience = self._run.registry.missing, self._run.config.patience
         for pending in self._run.replacements.pending.values():
             if pending.index in missing and now - pending.awaited >= patience:
-                waited = f"no replacement joined within {now - pending.awaited:.0f} s for {self._label(pending.index)}"
-                why = self.diagnose(now, pending.index).text
-                self._run.fail(f"{waited}: {why}", ExitCode.NO_WORKER)
+                self._run.fail(
+                    f"no replacement joined within {now - pending.awaited:.0f} s for {self._label(pending.index)}: "
+                    f"{self.diagnose(now, pending.index).text}",
+                    ExitCode.NO_WORKER,
+                )
 
     def mark_lost(self, now: float) -> None:
         """After the run, silent workers have left or are lost; nothing follows from it."""
@@ -52,8 +54,8 @@ class Supervision:
             loss.member.status = MemberStatus.LEFT if finished else MemberStatus.LOST
 
     def note_goodbye(self, member: Member, goodbye: Goodbye, now: float) -> None:
-        loss = WorkerLoss(member, f"left: {goodbye.reason}")
-        reason = "" if self._run.lifecycle.over else self._lose(loss, now)
+        over = self._run.lifecycle.over
+        reason = "" if over else self._lose(WorkerLoss(member, f"left: {goodbye.reason}"), now)
         member.status = MemberStatus.LEFT
         if reason:
             self._run.fail(reason, ExitCode.FAILED)
@@ -73,17 +75,19 @@ class Supervision:
     def diagnose(self, now: float, worker: int | None = None) -> Diagnosis:
         """Why the run waits, or why `worker` does."""
         config = self._run.config
-        cluster = ClusterState(
-            config.schedule,
-            self._run.registry.members,
-            self._run.replacements.pending,
-            self._run.ledger,
-            now,
-            config.lease,
-            config.patience,
-            replaces=config.restarts > 0,
+        return diagnose(
+            ClusterState(
+                config.schedule,
+                self._run.registry.members,
+                self._run.replacements.pending,
+                self._run.ledger,
+                now,
+                config.lease,
+                config.patience,
+                replaces=config.restarts > 0,
+            ),
+            worker,
         )
-        return diagnose(cluster, worker)
 
     def _lose(self, loss: WorkerLoss, now: float) -> str:
         """Why the run cannot survive the loss; "" if it can, and then the worker's place is empty.
@@ -97,21 +101,19 @@ class Supervision:
             return ""
         why = failure_report(loss, self._run.ledger, now)
         if not self._may_replace(member.index, loss.status):
-            reason = self._with_waiters(why, now) + self._times_replaced(member)
+            reason = self._with_waiters(why, now)
             member.status = MemberStatus.LOST
+            if times := self._run.replacements.in_a_row[member.index]:
+                most, step = self._run.config.restarts, self._run.checkpoints.complete
+                reason += f". It was replaced {times} times since checkpoint {step} (recovery.restarts is {most})"
             return reason
-        self._vacate(loss, why, now)
-        self._run.events.infos.append(f"{why}. Its replacement begins at step {self._run.checkpoints.complete}")
-        return ""
-
-    def _vacate(self, loss: WorkerLoss, why: str, now: float) -> None:
-        """Empties the place of a lost worker; its stages are back at the complete checkpoint. `why` is for people."""
-        member = loss.member
         self._run.registry.free(member)
         self._run.replacements.count(member.index)
         self._run.replacements.pending[member.index] = Replacement(member.index, now, why, member.pid, now)
         self._run.add_lost_work([member], loss.why, now)
         self._run.go_back(member.stages)
+        self._run.events.infos.append(f"{why}. Its replacement begins at step {self._run.checkpoints.complete}")
+        return ""
 
     def _note_failed_start(self, exited: Exited) -> None:
         """A process ended that was to take an empty place; unless it is the one whose loss has emptied it."""
@@ -148,13 +150,6 @@ class Supervision:
         if found.chain.harmless or not found.chain.edges:
             return why
         return f"{why}. {found.text[0].upper()}{found.text[1:]}"
-
-    def _times_replaced(self, member: Member) -> str:
-        times = self._run.replacements.in_a_row[member.index]
-        if not times:
-            return ""
-        step, most = self._run.checkpoints.complete, self._run.config.restarts
-        return f". It was replaced {times} times since checkpoint {step} (recovery.restarts is {most})"
 
     def _label(self, index: int) -> str:
         return worker_label(index, self._run.config.schedule.placement[index])

@@ -180,7 +180,9 @@ class Registry:
             # In a resumed run, a place to begin at with snapshots that it has verified; else any.
             read = set(hello.inspection.stages) if hello.inspection is not None else set()
             fit = [index for index in self.missing if read.issuperset(self.placement[index])]
-            return next(iter(fit or self.missing), Refused(self._full(), code=ExitCode.FAILED))
+            owners = ", ".join(f"{member.index} is {member.process}" for member in self._in_order())
+            full = f"all {len(self.placement)} workers of the plan have joined: {owners}. Stop one of them first"
+            return next(iter(fit or self.missing), Refused(full, code=ExitCode.FAILED))
         if hello.claim >= len(self.placement):
             return Refused(
                 f"there is no worker {hello.claim}: the plan has workers 0 to {len(self.placement) - 1}",
@@ -188,10 +190,6 @@ class Registry:
             )
         owner = self.members.get(hello.claim)
         return hello.claim if owner is None else Refused(self._claimed(owner, now), code=ExitCode.FAILED)
-
-    def _full(self) -> str:
-        owners = ", ".join(f"{member.index} is {member.process}" for member in self._in_order())
-        return f"all {len(self.placement)} workers of the plan have joined: {owners}. Stop one of them first"
 
     def _claimed(self, owner: Member, now: float) -> str:
         if not owner.sender:

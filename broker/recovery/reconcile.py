@@ -53,7 +53,8 @@ class Reconciliation:
         places = {hello.memory.index if hello.memory is not None else hello.claim for hello in looked}
         anywhere = sum(hello.memory is None and hello.claim is None for hello in looked)
         others = [index for index in range(len(self._placement)) if index not in places]
-        return [index for index in others if not self._is_on_disk(index)][anywhere:]
+        on_disk = {stage for stage, _ in self._snapshots}
+        return [index for index in others if not on_disk.issuperset(self._placement[index])][anywhere:]
 
     def add(self, hello: Hello, sender: bytes, now: float) -> None:
         """The newest Hello of a process counts."""
@@ -104,10 +105,6 @@ class Reconciliation:
         """Whether no step was finished, so that no snapshot can be missed: every process here has looked."""
         looked = all(hello.snapshots is not None for hello in self._hellos)
         return looked and not self._snapshots and not any(_memory(owner).step for owner in self._owners.values())
-
-    def _is_on_disk(self, index: int) -> bool:
-        known = {stage for stage, _ in self._snapshots}
-        return known.issuperset(self._placement[index])
 
 
 def _memory(contact: Contact) -> WorkerRecord:

@@ -52,8 +52,9 @@ class CheckpointPoll:
         unusable = list(self._unusable(read))
         if not unusable:
             return ResumePoint(self.step, self.damages)
-        found = _damages(read) or [f"no worker has a snapshot of step {self.step} of {stages_label(unusable)}"]
-        damages = (*self.damages, *dict.fromkeys(found))
+        found = [damage for hello in read if hello.inspection is not None for damage in hello.inspection.damages]
+        absent = f"no worker has a snapshot of step {self.step} of {stages_label(unusable)}"
+        damages = (*self.damages, *dict.fromkeys(found or [absent]))
         other = max(self._others(read), default=None)
         if other is None:
             return ResumePoint(None, damages)
@@ -81,7 +82,3 @@ class CheckpointPoll:
 def _fit(index: int, read: list[Hello]) -> list[Hello]:
     """Hellos of workers that may have the place."""
     return [hello for hello in read if hello.claim in (None, index)]
-
-
-def _damages(read: list[Hello]) -> list[str]:
-    return [damage for hello in read if hello.inspection is not None for damage in hello.inspection.damages]
