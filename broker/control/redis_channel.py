@@ -67,8 +67,12 @@ class RedisClientChannel:
 
     def receive(self, timeout: float) -> bytes | None:
         until = monotonic() + timeout
-        pop = (b"BLPOP", self._prefix + b"to:" + self._me, b"%.3f" % max(timeout, 0.001))
-        found = self._exchange([[(b"GET", self._prefix + b"broker")], [pop]])
+        found = self._exchange(
+            [
+                [(b"GET", self._prefix + b"broker")],
+                [(b"BLPOP", self._prefix + b"to:" + self._me, b"%.3f" % max(timeout, 0.001))],
+            ]
+        )
         if found is None:
             Event().wait(max(0.0, min(until - monotonic(), _PAUSE)))
             return None
@@ -91,16 +95,14 @@ class RedisClientChannel:
         """The replies; None if the server is away or refuses. Raises `AddressUnusable` if it can never be used."""
         try:
             answers = [sound(each) for each in self._link.exchange(units)]
-        except (RedisAway, RedisRefusal) as error:
+        except (RedisAway, RedisRefusal, RedisUnfit) as error:
             self.trouble = str(error)
-            return None
-        except RedisUnfit as error:
-            self.trouble = str(error)
-            if not self._reached:
+            unfit = isinstance(error, RedisUnfit)
+            if unfit and not self._reached:
                 raise AddressUnusable(f"cannot reach the broker: {error}") from error
-            if not self._logged:  # it may be repaired; until then there is no broker
+            if unfit and not self._logged:  # it may be repaired; until then there is no broker
                 log.warning("no connection to the broker", reason=str(error))
-            self._logged = True
+            self._logged = self._logged or unfit
             return None
         self._reached, self.trouble = True, ""
         return answers

@@ -102,8 +102,9 @@ class Coordinator:
         stored = self.run.store.load()
         self.run.restore(stored, now)
         if self.run.outcome is not None:
-            finished = self.run.outcome.phase is RunPhase.FINISHED
-            self.run.lifecycle.move(RunEvent.ALL_FINISHED if finished else RunEvent.FAILURE)
+            self.run.lifecycle.move(
+                RunEvent.ALL_FINISHED if self.run.outcome.phase is RunPhase.FINISHED else RunEvent.FAILURE
+            )
         else:
             self._restart.begin(ResumeMode.stored_in(stored.facts), now)
             self._start_if_all_present()
@@ -180,15 +181,17 @@ class Coordinator:
 
     def _record_snapshots(self, report: Report, member: Member) -> list[IllegalTransition]:
         """Records the snapshots that `member` reports; completes a checkpoint if it can. Returns what was wrong."""
-        own = [(stage, step) for stage, step in report.snapshots if stage in member.stages]
-        added = [self.run.checkpoints.add(stage, step) for stage, step in own]
+        added = [self.run.checkpoints.add(stage, step) for stage, step in report.snapshots if stage in member.stages]
         completed = self.run.checkpoints.advance(self.run.ledger.finished_floor)
         if completed:
             self.run.replacements.in_a_row.clear()
         if completed or any(added):
             self.run.save()
-        foreign = (stage for stage, _ in report.snapshots if stage not in member.stages)
-        return [IllegalTransition(f"stage {stage} is not its own") for stage in foreign]
+        return [
+            IllegalTransition(f"stage {stage} is not its own")
+            for stage, _ in report.snapshots
+            if stage not in member.stages
+        ]
 
     def _finish(self, member: Member, finished: Finished) -> None:
         if self.run.outcome is not None:

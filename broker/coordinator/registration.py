@@ -170,8 +170,8 @@ class Registration:
         if not self._run.config.restarts or hello.incarnation:
             return False
         given_away = hello.claim is not None and self._run.replacements.life(hello.claim) > 1
-        owners = (each for each in self._run.registry.members.values() if hello.claim in (None, each.index))
-        unconfirmed = any(not owner.sender for owner in owners)
+        owners = self._run.registry.members.values()
+        unconfirmed = any(not owner.sender for owner in owners if hello.claim in (None, owner.index))
         return hello.spare or given_away or unconfirmed or self._predecessor(hello) is not None
 
     def _predecessor(self, hello: Hello) -> Member | None:

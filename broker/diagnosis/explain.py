@@ -42,9 +42,8 @@ def _text(cluster: ClusterState, chain: WaitChain) -> str:
     """As text, without a full stop."""
     if not chain.edges:
         return f"{_subject(cluster, chain)} {_predicate(cluster, chain)}"
-    edges = [_edge(cluster, chain.edges[:number]) for number in range(1, len(chain.edges) + 1)]
-    root = "" if chain.cause is RootCause.SOURCE else f", which {_predicate(cluster, chain)}"
-    return "".join(edges) + root
+    edges = "".join(_edge(cluster, chain.edges[:number]) for number in range(1, len(chain.edges) + 1))
+    return edges if chain.cause is RootCause.SOURCE else f"{edges}, which {_predicate(cluster, chain)}"
 
 
 def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:

@@ -13,7 +13,7 @@ and so on:
 Once a stage has computed something it is too late: the others do not go back for one that is replaced.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stageline.broker.control.protocol import Hello
@@ -49,7 +49,7 @@ class CheckpointPoll:
         read = [hello for hello in hellos if self._has_read(hello)]
         if self.absent(read):
             return None
-        unusable = list(self._unusable(read))
+        unusable = self._unusable(read)
         if not unusable:
             return ResumePoint(self.step, self.damages)
         found = [damage for hello in read if hello.inspection is not None for damage in hello.inspection.damages]
@@ -63,11 +63,14 @@ class CheckpointPoll:
     def _has_read(self, hello: Hello) -> bool:
         return hello.inspection is not None and hello.inspection.step == self.step
 
-    def _unusable(self, read: list[Hello]) -> Iterator[int]:
+    def _unusable(self, read: list[Hello]) -> list[int]:
         """The stages whose snapshot no worker that may have their place can read."""
-        for index, stages in enumerate(self.placement):
-            usable = {stage for hello in _fit(index, read) if hello.inspection for stage in hello.inspection.stages}
-            yield from (stage for stage in stages if stage not in usable)
+        return [
+            stage
+            for index, stages in enumerate(self.placement)
+            for stage in stages
+            if not any(hello.inspection and stage in hello.inspection.stages for hello in _fit(index, read))
+        ]
 
     def _others(self, read: list[Hello]) -> set[int]:
         """Steps that were not tried, and of which there are snapshots of all stages."""

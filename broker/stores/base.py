@@ -1,6 +1,6 @@
 """What the broker must still know after it was killed, and the promise of whatever keeps it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +23,14 @@ class StoredRun:
     facts: Mapping[str, Fact] = field(default_factory=dict)
     finished: Mapping[int, int] = field(default_factory=dict)  # stage -> steps
     losses: Mapping[int, float | None] = field(default_factory=dict)  # step -> loss
+
+
+def steps_finished(records: Iterable[StepRecord]) -> dict[int, int]:
+    """stage -> how many steps it has finished, by the `records` that are kept."""
+    finished: dict[int, int] = {}
+    for record in records:
+        finished[record.stage] = max(finished.get(record.stage, 0), record.step + 1)
+    return finished
 
 
 class Store(Protocol):

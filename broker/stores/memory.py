@@ -6,7 +6,7 @@ import msgspec
 
 from stageline.broker.control.protocol import StepRecord
 
-from .base import KEPT_STEPS, Fact, StoredRun
+from .base import KEPT_STEPS, Fact, StoredRun, steps_finished
 
 
 class MemoryStore:
@@ -29,10 +29,7 @@ class MemoryStore:
 
     def load(self) -> StoredRun:
         facts = {name: msgspec.json.decode(text, type=Fact) for name, text in self._facts.items()}
-        finished: dict[int, int] = {}
-        for record in self._records.values():
-            finished[record.stage] = max(finished.get(record.stage, 0), record.step + 1)
-        return StoredRun(facts, finished, dict(self._losses))
+        return StoredRun(facts, steps_finished(self._records.values()), dict(self._losses))
 
     def record(self, stage: int, step: int) -> StepRecord | None:
         record = self._records.get((stage, step % self._kept_steps))

@@ -20,7 +20,7 @@ import msgspec
 from stageline.broker.control.protocol import StepRecord
 from stageline.broker.network.redis_connection import Command, RedisAway, RedisLink, RedisRefusal, RedisUnfit, sound
 
-from .base import KEPT_STEPS, Fact, StoredRun, StoreUnusable
+from .base import KEPT_STEPS, Fact, StoredRun, StoreUnusable, steps_finished
 
 _Answer = TypeVar("_Answer")
 
@@ -94,10 +94,7 @@ class RedisStore:
     def _load(self) -> StoredRun:
         facts = {name.decode(): msgspec.json.decode(text, type=Fact) for name, text in self._pairs(self._fact)}
         losses = {int(step): float(loss) if loss else None for step, loss in self._pairs(self._loss)}
-        finished: dict[int, int] = {}
-        for _, record in self._records():
-            finished[record.stage] = max(finished.get(record.stage, 0), record.step + 1)
-        return StoredRun(facts, finished, losses)
+        return StoredRun(facts, steps_finished(record for _, record in self._records()), losses)
 
     def _new_steps(self, records: Sequence[StepRecord]) -> list[Command]:
         newest = {self._slot(record.stage, record.step): record for record in sorted(records, key=lambda r: r.step)}
