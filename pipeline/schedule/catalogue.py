@@ -35,7 +35,6 @@ def make_schedule(
     """
     _check_name(name)
     shape = Shape(name, _frozen(placement), microbatches, first_trainable)
-    shape.check()
     _check_mode(shape, mode)
     if window is not None and name != "window":
         raise shape.refused('a window is for the schedule "window" alone; take it out, or use that schedule')
@@ -50,7 +49,6 @@ def forward_only(placement: Sequence[Sequence[int]], microbatches: int) -> Sched
     """
     stages = sum(map(len, placement))
     shape = Shape("forward-only", _frozen(placement), microbatches, first_trainable=stages)
-    shape.check()
     lists = _alternating(shape, gpipe(stages, microbatches))
     return Schedule(shape.name, "sync", shape.placement, microbatches, lists, stages)
 

@@ -22,6 +22,24 @@ class Shape:
     microbatches: int
     first_trainable: int = 0
 
+    def __post_init__(self) -> None:
+        """Raises `ScheduleRefused` unless every stage has one worker and the numbers are in range."""
+        if self.microbatches < 1:
+            raise self.refused("a step needs at least one microbatch; set schedule.microbatches to 1 or more")
+        for worker, stages in enumerate(self.placement):
+            if not stages:
+                raise self.refused(f"worker {worker} owns no stage; give it one or leave it out")
+        owned = sorted(stage for stages in self.placement for stage in stages)
+        if not owned:
+            raise self.refused("there is no worker; give every stage one")
+        if owned != list(range(len(owned))):
+            raise self.refused(
+                f"the workers own stages {', '.join(map(str, owned))}, "
+                f"but each of 0 to {max(owned)} needs exactly one owner"
+            )
+        if not 0 <= self.first_trainable <= self.stages:
+            raise self.refused(f"its first trainable stage is {self.first_trainable}; use one of 0 to {self.stages}")
+
     @property
     def stages(self) -> int:
         return sum(len(stages) for stages in self.placement)
@@ -39,24 +57,6 @@ class Shape:
     def refused(self, reason: str) -> ScheduleRefused:
         """The error that refuses this schedule and shape for `reason`."""
         return ScheduleRefused(f"schedule {self.name} cannot run {self}: {reason}")
-
-    def check(self) -> None:
-        """Raises `ScheduleRefused` unless every stage has one worker and the numbers are in range."""
-        if self.microbatches < 1:
-            raise self.refused("a step needs at least one microbatch; set schedule.microbatches to 1 or more")
-        for worker, stages in enumerate(self.placement):
-            if not stages:
-                raise self.refused(f"worker {worker} owns no stage; give it one or leave it out")
-        owned = sorted(stage for stages in self.placement for stage in stages)
-        if not owned:
-            raise self.refused("there is no worker; give every stage one")
-        if owned != list(range(len(owned))):
-            raise self.refused(
-                f"the workers own stages {', '.join(map(str, owned))}, "
-                f"but each of 0 to {max(owned)} needs exactly one owner"
-            )
-        if not 0 <= self.first_trainable <= self.stages:
-            raise self.refused(f"its first trainable stage is {self.first_trainable}; use one of 0 to {self.stages}")
 
 
 def _counted(number: int, one: str, many: str | None = None) -> str:
