@@ -104,8 +104,7 @@ def _layers_of(model: Any) -> tuple[list[str], list[torch.nn.Module]]:
             f"the model is a {type(model).__name__}; wanted is an nn.Sequential, whose layers can be cut between, "
             f"or a list with one module for each stage"
         )
-    own = [name for name, _ in (*model.named_parameters(recurse=False), *model.named_buffers(recurse=False))]
-    if own:
+    if own := [name for name, _ in (*model.named_parameters(recurse=False), *model.named_buffers(recurse=False))]:
         raise ModelRefused(
             f"{', '.join(own)} belong to the model itself, not to one of its layers: give them to a layer"
         )
@@ -118,8 +117,7 @@ def _layers_of(model: Any) -> tuple[list[str], list[torch.nn.Module]]:
 def _edges(layers: Sequence[torch.nn.Module], cut: Sequence[int] | str | None, stages: int | None) -> list[int]:
     if cut is None or isinstance(cut, str):
         return _balanced_edges(layers, stages or 1)
-    beyond = [c for c in cut if not 0 < c < len(layers)]
-    if beyond:
+    if beyond := [c for c in cut if not 0 < c < len(layers)]:
         raise ModelRefused(
             f"model.cut = {list(cut)}: {beyond[0]} is out of range. The model has {len(layers)} layers, "
             f"so a cut is before layer 1 to {len(layers) - 1}."

@@ -81,9 +81,7 @@ class _NotNull:
     """TOML has no null: a key that may be left out is None then, but cannot be set to None."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        nullable: Any = handler(source)
-        schema: CoreSchema = nullable["schema"]
-        return schema
+        return handler(source)["schema"]  # type: ignore[no-any-return]  # of a nullable type: that of the type in it
 
 
 Unset = Annotated[T | None, _NotNull()]  # None if the plan leaves the key out
@@ -126,8 +124,7 @@ def address(schemes: Mapping[str, str], *names: str) -> Accepts:
 def _matching(pattern: str, what: str) -> Accepts:
     # Python's engine, by which the default names of runs are made: its \w is not that of pydantic's own. Its $ would
     # let a last line feed pass.
-    whole = rf"^({pattern})(?!\n)$"
-    return Accepts(what, core_schema.str_schema(strict=True, pattern=whole, regex_engine="python-re"))
+    return Accepts(what, core_schema.str_schema(strict=True, pattern=rf"^({pattern})(?!\n)$", regex_engine="python-re"))
 
 
 def _either(names: Sequence[str]) -> str:

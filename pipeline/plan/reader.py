@@ -97,9 +97,8 @@ def _plan(
 ) -> Plan:
     name = str(file or "")
     path = None if file is None else file.absolute()
-    folder = "" if path is None else path.parent.name
-    run_name = re.sub(r"\W+", "-", folder).strip("-") or "run"  # the folder's name, as far as it makes one
-    default = Setting(("run", "name"), run_name, "default")
+    folder = re.sub(r"\W+", "-", path.parent.name if path else "").strip("-")  # as far as it makes the run's name
+    default = Setting(("run", "name"), folder or "run", "default")
     written = [Setting(key, value, "file", place(name, lines, key)) for key, value in leaves(tables)]
     typed = [_from_set(argument) for argument in sets]
     chosen = [each for each in typed if isinstance(each, Setting)]

@@ -94,8 +94,10 @@ def simulate(
     _check_fit(schedule, costs, windows)
     pipeline = _Pipeline(schedule, costs, windows)
     pipeline.run(steps)
-    most = {name: queue.most for name, queue in pipeline.queues.items()}
-    return sorted(pipeline.timed, key=lambda timed: timed.start), most
+    return (
+        sorted(pipeline.timed, key=lambda timed: timed.start),
+        {name: queue.most for name, queue in pipeline.queues.items()},
+    )
 
 
 _Wait = tuple[int, Action, str]  # a step and its action, and the queue that it can neither take from nor put into yet
