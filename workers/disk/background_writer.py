@@ -51,8 +51,8 @@ class BackgroundWriter:
     def flush(self, timeout: float | None = None) -> bool:
         """Whether all jobs are done; waits for that up to `timeout` seconds, and no longer than to a failure."""
         with self._changed:
-            self._changed.wait_for(lambda: self.failure or self._idle, timeout)
-            return self._idle
+            done = self._changed.wait_for(lambda: self.failure or not (self._jobs or self._running), timeout)
+            return done is True
 
     def close(self, timeout: float | None = None, *, drop: bool = True) -> None:
         """Ends the thread once all jobs are done or one failed; waits for that up to `timeout` seconds.
@@ -67,10 +67,6 @@ class BackgroundWriter:
                 self._drop()
             self._changed.notify_all()
         self._thread.join(timeout)
-
-    @property
-    def _idle(self) -> bool:
-        return not self._jobs and not self._running
 
     def _drop(self) -> None:
         self._jobs.clear()

@@ -77,13 +77,13 @@ def _stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return real.contiguous()
 
 
-def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors, none in the memory of another: the format refuses that."""
-    found: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        found.setdefault(tensor.untyped_storage().data_ptr(), name)
-    first = set(found.values())
-    return {name: tensor if name in first else tensor.clone() for name, tensor in tensors.items()}
+def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same tensors, none in the memory of another, which keeps the first: the format refuses shared memory."""
+    owners = {tensor.untyped_storage().data_ptr(): name for name, tensor in reversed(tensors.items())}
+    return {
+        name: tensor if owners[tensor.untyped_storage().data_ptr()] == name else tensor.clone()
+        for name, tensor in tensors.items()
+    }
 
 
 def _note(tensor: torch.Tensor) -> Note:

@@ -65,7 +65,10 @@ class CheckResult(msgspec.Struct, frozen=True):
 def examine(plan: Plan | None, folder: Path) -> Iterator[CheckResult]:
     """One finding after another: of the machine, then of the plan. What it writes goes into the empty `folder`."""
     yield CheckResult("python", Health.GOOD, f"{platform.python_version()}, {sys.executable}")
-    yield from (*_libraries(), _package(), _memory(), *_sameness(), *_sockets(folder))
+    yield from (*_libraries(), _package())
+    memory, gib = psutil.virtual_memory(), 2**30
+    yield CheckResult("memory", Health.GOOD, f"{memory.available / gib:.1f} of {memory.total / gib:.1f} GiB are free")
+    yield from (*_sameness(), *_sockets(folder))
     if plan is not None:
         yield from _plan(plan, folder)
 
@@ -89,13 +92,6 @@ def _package() -> CheckResult:
     if found not in ([NAME], []):  # an editable install lists no package
         return CheckResult(f"package {NAME}", Health.BAD, f"comes from {' and '.join(found)}; use a fresh environment")
     return CheckResult(f"package {NAME}", Health.GOOD, str(Path(str(sys.modules[NAME].__file__)).parent))
-
-
-def _memory() -> CheckResult:
-    memory = psutil.virtual_memory()
-    return CheckResult(
-        "memory", Health.GOOD, f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB are free"
-    )
 
 
 def _sameness() -> Iterator[CheckResult]:

@@ -49,7 +49,7 @@ def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch:
         place = {"stage": stage, "step": step, "microbatch": microbatch}
         click.echo(msgspec.json.encode({"schema": "replay/1", "run": replayed.run, **place, **_facts(replayed)}))
     else:
-        click.echo("\n".join(_lines(replayed, f"stage {stage}, step {step}, microbatch {microbatch}")))
+        click.echo("\n  ".join(_lines(replayed, f"stage {stage}, step {step}, microbatch {microbatch}")))
     if not replayed.reproduced:
         raise CommandFailed(_verdict(replayed), ExitCode.FAILED)
 
@@ -74,13 +74,10 @@ def _facts(replayed: "Replayed") -> dict[str, object]:
 
 
 def _lines(replayed: "Replayed", place: str) -> list[str]:
-    lines = [f"{place} of run {replayed.run}", f"  {_beginning(replayed)}"]
-    lines += [f"  {each.action}  {each.found}: {_SAME[each.same]}" for each in replayed.outcomes]
-    if replayed.reason is not None:
-        lines.append(f"  in the run: {replayed.reason.reason}")
-    if replayed.error is not None:
-        lines.append(f"  now: {replayed.error}")
-    return lines
+    results = [f"{each.action}  {each.found}: {_SAME[each.same]}" for each in replayed.outcomes]
+    before = [] if replayed.reason is None else [f"in the run: {replayed.reason.reason}"]
+    now = [] if replayed.error is None else [f"now: {replayed.error}"]
+    return [f"{place} of run {replayed.run}", _beginning(replayed), *results, *before, *now]
 
 
 def _beginning(replayed: "Replayed") -> str:

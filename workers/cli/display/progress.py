@@ -2,10 +2,9 @@
 
 import sys
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
-from typing import Self
 
 import click
 from rich.console import Console, Group
@@ -26,9 +25,14 @@ WINDOW = 3.0  # seconds over which the rate is measured
 _INTERRUPTED = (ExitCode.SAVED, ExitCode.INTERRUPTED)
 
 
-def progress_of(launch: Launch) -> AbstractContextManager[Callable[[Facts], None]]:
+@contextmanager
+def progress_of(launch: Launch) -> Iterator[Callable[[Facts], None]]:
     """A context whose value is called with each new status of the broker."""
-    return Bars(launch) if sys.stderr.isatty() else nullcontext(Lines(launch))
+    if not sys.stderr.isatty():
+        yield Lines(launch)
+        return
+    with Live(console=Console(stderr=True), refresh_per_second=8, transient=True) as live:
+        yield Bars(launch, live)
 
 
 class Lines:
@@ -58,9 +62,9 @@ class Lines:
 
 
 class Bars:
-    """A bar for the steps, and a line for each stage."""
+    """Draws a bar for the steps, and a line for each stage, in `live`."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, live: Live) -> None:
         self._pace = Pace(launch)
         self._stages = range(launch.schedule.stages)
         self._progress = Progress(
@@ -73,14 +77,8 @@ class Bars:
             TimeRemainingColumn(),
         )
         self._task = self._progress.add_task("waiting for the broker", total=launch.steps, loss="", rate="")
-        self._live = Live(self._progress, console=Console(stderr=True), refresh_per_second=8, transient=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        self._live = live
+        live.update(self._progress)
 
     def __call__(self, facts: Facts) -> None:
         for damage in self._pace.record(facts):
