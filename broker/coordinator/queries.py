@@ -16,7 +16,7 @@ from stageline.pipeline.schedule import Kind
 
 from .records import RunRecords
 from .restart import Restart
-from .run import RunConfig, RunPhase
+from .run import RunPhase
 from .run_state import RunState
 from .supervision import Supervision
 
@@ -57,11 +57,19 @@ def answer(view: RunView, ask: Ask) -> Answer | Refused:
 def _status(view: RunView, of: Mapping[str, str]) -> Facts:
     """The run, its workers, and the losses from step `losses_from` on (all if not given)."""
     first = _number(of, "losses_from", 0)
-    run, outcome, ledger = view.run, view.run.outcome, view.run.ledger
+    run, outcome, ledger, schedule = view.run, view.run.outcome, view.run.ledger, view.run.config.schedule
     return {
         "run": run.id,
         "name": run.config.name,
-        "plan": _plan(run.config),
+        "plan": {
+            "digest": run.config.plan,
+            "schedule": schedule.name,
+            "mode": schedule.mode,
+            "microbatches": schedule.microbatches,
+            "stages": schedule.stages,
+            "placement": [list(stages) for stages in schedule.placement],
+            "lease": run.config.lease,
+        },
         "phase": str(run.phase),
         "missing": view.restart.missing if run.phase is RunPhase.WAITING else [],
         "reason": outcome.reason if outcome else None,
@@ -82,7 +90,7 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "recovering": [_replacement(view, each) for each in run.replacements.pending.values()],
         "spares": [_standby(contact, view.now) for contact in run.standby.values()],
         "oddities": dict(run.events.anomalies),
-        "workers": [_worker(view, index) for index in range(len(run.config.schedule.placement))],
+        "workers": [_worker(view, index) for index in range(len(schedule.placement))],
     }
 
 
@@ -101,19 +109,6 @@ def _replacement(view: RunView, pending: Replacement) -> Facts:
 def _standby(contact: Contact, now: float) -> Facts:
     hello = contact.hello
     return {"name": hello.name, "host": hello.host, "pid": hello.pid, "heard": max(0.0, now - contact.last_seen)}
-
-
-def _plan(config: RunConfig) -> Facts:
-    schedule = config.schedule
-    return {
-        "digest": config.plan,
-        "schedule": schedule.name,
-        "mode": schedule.mode,
-        "microbatches": schedule.microbatches,
-        "stages": schedule.stages,
-        "placement": [list(stages) for stages in schedule.placement],
-        "lease": config.lease,
-    }
 
 
 def _worker(view: RunView, index: int) -> Facts:

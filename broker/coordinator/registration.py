@@ -7,6 +7,8 @@
 While it is not known at which step the stages start, all stand by: see `restart`.
 """
 
+from contextlib import suppress
+
 import msgspec
 
 from stageline.broker.control.protocol import (
@@ -245,10 +247,8 @@ def _restarts(hello: Hello) -> int | None:
 
 
 def _difference(hello: Hello, config: RunConfig) -> str:
-    try:
-        found = "; ".join(map(str, differences(hello.settings, config.settings))) if hello.settings else ""
-    except (TypeError, RecursionError):  # the settings received are not a plan's
-        found = ""
-    if found:
-        return f"{found} (here: the worker, there: the broker)"
+    with suppress(TypeError, RecursionError):  # the settings received are not a plan's
+        found = "; ".join(map(str, differences(hello.settings, config.settings)))
+        if found and hello.settings:
+            return f"{found} (here: the worker, there: the broker)"
     return f"its digest is {hello.plan[:12]}, the broker's {config.plan[:12]}; give both the same plan file"

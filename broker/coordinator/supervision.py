@@ -101,12 +101,14 @@ class Supervision:
             return ""
         why = failure_report(loss, self._run.ledger, now)
         if not self._may_replace(member.index, loss.status):
-            reason = self._with_waiters(why, now)
-            member.status = MemberStatus.LOST
+            found = self.diagnose(now)
+            if found.chain.edges and not found.chain.harmless:
+                why += f". {found.text[0].upper()}{found.text[1:]}"
             if times := self._run.replacements.in_a_row[member.index]:
                 most, step = self._run.config.restarts, self._run.checkpoints.complete
-                reason += f". It was replaced {times} times since checkpoint {step} (recovery.restarts is {most})"
-            return reason
+                why += f". It was replaced {times} times since checkpoint {step} (recovery.restarts is {most})"
+            member.status = MemberStatus.LOST
+            return why
         self._run.registry.free(member)
         self._run.replacements.count(member.index)
         self._run.replacements.pending[member.index] = Replacement(member.index, now, why, member.pid, now)
@@ -143,13 +145,6 @@ class Supervision:
                 f"Can they reach each other's queues? They are: {places}. See queues.url",
                 ExitCode.FAILED,
             )
-
-    def _with_waiters(self, why: str, now: float) -> str:
-        """Why a worker is lost, and which others waited for it."""
-        found = self.diagnose(now)
-        if found.chain.harmless or not found.chain.edges:
-            return why
-        return f"{why}. {found.text[0].upper()}{found.text[1:]}"
 
     def _label(self, index: int) -> str:
         return worker_label(index, self._run.config.schedule.placement[index])

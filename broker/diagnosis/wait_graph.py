@@ -94,7 +94,8 @@ class WaitChain:
 
 def longest_chain(cluster: ClusterState) -> WaitChain:
     """The most informative chain: one whose root blocks the run, then the one with most edges, then the oldest."""
-    if _is_cut_off(cluster):
+    silences = [silence(cluster, member) for member in cluster.members.values() if member.report is not None]
+    if len(silences) > 1 and min(silences) >= QUIET:
         return WaitChain((), RootCause.BROKER, None)
     chains = [follow(cluster, index) for index in range(len(cluster.schedule.placement))]
     return max(chains, key=lambda chain: (not chain.harmless, len(chain.edges), _waited(chain)))
@@ -133,11 +134,6 @@ def is_computed(cluster: ClusterState, edge: WaitEdge) -> bool:
     """Whether the stage that should deliver the awaited microbatch is computing it."""
     computing = MicrobatchState.FORWARD if edge.flow == "forward" else MicrobatchState.BACKWARD
     return _state_at_source(cluster, edge) is computing
-
-
-def _is_cut_off(cluster: ClusterState) -> bool:
-    silences = [silence(cluster, member) for member in cluster.members.values() if member.report is not None]
-    return len(silences) > 1 and min(silences) >= QUIET
 
 
 def _waited(chain: WaitChain) -> float:

@@ -68,21 +68,22 @@ class Reconciliation:
         if now < self._ends or (self.unknown and not self._at_the_beginning):
             return None
         step = self._newest
-        announced = max((_memory(owner).complete for owner in owners.values()), default=0)
+        announced = max((memory.complete for _, memory in owners.values()), default=0)
         if step < announced:
             return ReconciledState(step, {})
-        return ReconciledState(step, {index: owner for index, owner in owners.items() if _memory(owner).step >= step})
+        kept = {index: owner for index, (owner, memory) in owners.items() if memory.step >= step}
+        return ReconciledState(step, kept)
 
     @property
     def _hellos(self) -> list[Hello]:
         return [contact.hello for contact in self._contacts.values()]
 
     @property
-    def _owners(self) -> dict[int, Contact]:
+    def _owners(self) -> dict[int, tuple[Contact, WorkerRecord]]:
         """By index; the highest incarnation of a place is the last in this order."""
-        placed = [contact for contact in self._contacts.values() if contact.hello.memory is not None]
-        placed.sort(key=lambda contact: contact.hello.incarnation)
-        return {_memory(contact).index: contact for contact in placed if _memory(contact).index < len(self._placement)}
+        ordered = sorted(self._contacts.values(), key=lambda contact: contact.hello.incarnation)
+        placed = [(contact, contact.hello.memory) for contact in ordered if contact.hello.memory is not None]
+        return {memory.index: (owner, memory) for owner, memory in placed if memory.index < len(self._placement)}
 
     @property
     def _snapshots(self) -> set[tuple[int, int]]:
@@ -97,17 +98,11 @@ class Reconciliation:
         training meanwhile, so others may have seen a newer snapshot, and the owner would look behind."""
         index = next(k for k, stages in enumerate(self._placement) if stage in stages)
         owner = self._owners.get(index)
-        own = None if owner is None else owner.hello.snapshots
+        own = None if owner is None else owner[0].hello.snapshots
         return {step for each, step in (self._snapshots if own is None else own) if each == stage}
 
     @property
     def _at_the_beginning(self) -> bool:
         """Whether no step was finished, so that no snapshot can be missed: every process here has looked."""
         looked = all(hello.snapshots is not None for hello in self._hellos)
-        return looked and not self._snapshots and not any(_memory(owner).step for owner in self._owners.values())
-
-
-def _memory(contact: Contact) -> WorkerRecord:
-    if contact.hello.memory is None:
-        raise ValueError(f"{contact.hello.name} has no memory of the run")
-    return contact.hello.memory
+        return looked and not self._snapshots and not any(memory.step for _, memory in self._owners.values())
