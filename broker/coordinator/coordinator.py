@@ -52,7 +52,15 @@ class Coordinator:
         self._shutdown = Shutdown(self.run)
         self._trimmed, self._trimmed_at = 0, now
         self._ticked = now
-        self._restore(now)
+        stored = store.load()
+        self.run.restore(stored, now)
+        if self.run.outcome is not None:
+            self.run.lifecycle.move(
+                RunEvent.ALL_FINISHED if self.run.outcome.phase is RunPhase.FINISHED else RunEvent.FAILURE
+            )
+        else:
+            self._restart.begin(ResumeMode.stored_in(stored.facts), now)
+            self._start_if_all_present()
 
     @property
     def stop_requested(self) -> bool:
@@ -97,17 +105,6 @@ class Coordinator:
             case _:
                 self._supervise(now)
         return self.run.outgoing
-
-    def _restore(self, now: float) -> None:
-        stored = self.run.store.load()
-        self.run.restore(stored, now)
-        if self.run.outcome is not None:
-            self.run.lifecycle.move(
-                RunEvent.ALL_FINISHED if self.run.outcome.phase is RunPhase.FINISHED else RunEvent.FAILURE
-            )
-        else:
-            self._restart.begin(ResumeMode.stored_in(stored.facts), now)
-            self._start_if_all_present()
 
     def _start_if_all_present(self) -> None:
         if self.run.lifecycle.state is RunState.WAITING and self.run.registry.begun:

@@ -226,8 +226,12 @@ class Registration:
     def _unreachable_queues(self, hello: Hello) -> Refused | None:
         """Refusal of a worker whose ipc:// queues workers on other hosts cannot reach; None if all can."""
         for other in self._run.registry.members.values():
-            local = hello.endpoint.startswith("ipc://") and other.endpoint
-            if local and other.host != hello.host and other.index != hello.claim:
+            if (
+                hello.endpoint.startswith("ipc://")
+                and other.endpoint
+                and other.host != hello.host
+                and other.index != hello.claim
+            ):
                 return Refused(
                     f"the queues of {hello.name} are at {hello.endpoint} on host {hello.host}, where worker "
                     f"{other.index} on host {other.host} cannot reach them; set queues.url to tcp://ADDRESS:0, or to "

@@ -98,8 +98,10 @@ def _of_worker(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
             seconds = member.report.troubled + silence(cluster, member)
             return f"waits for the server of its queues, for {seconds:.0f} s now: {member.report.trouble.rstrip('.')}"
         case RootCause.STARTING if not member.sender:
-            ago = silence(cluster, member)
-            return f"had a worker before the broker restarted {ago:.1f} s ago; it has not reconnected yet"
+            return (
+                f"had a worker before the broker restarted {silence(cluster, member):.1f} s ago; "
+                "it has not reconnected yet"
+            )
         case RootCause.STARTING:
             return f"has a worker that is still starting, {silence(cluster, member):.1f} s after its last message"
         case RootCause.SILENT if member.exited is not None:

@@ -52,9 +52,12 @@ class Reconciliation:
         looked = [hello for hello in self._hellos if hello.snapshots is not None and not (self.resumed and hello.spare)]
         places = {hello.memory.index if hello.memory is not None else hello.claim for hello in looked}
         anywhere = sum(hello.memory is None and hello.claim is None for hello in looked)
-        others = [index for index in range(len(self._placement)) if index not in places]
         on_disk = {stage for stage, _ in self._snapshots}
-        return [index for index in others if not on_disk.issuperset(self._placement[index])][anywhere:]
+        return [
+            index
+            for index, stages in enumerate(self._placement)
+            if index not in places and not on_disk.issuperset(stages)
+        ][anywhere:]
 
     def add(self, hello: Hello, sender: bytes, now: float) -> None:
         """The newest Hello of a process counts."""
