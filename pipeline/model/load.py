@@ -4,7 +4,6 @@ User code is loaded by file path under a module name of its own, so that a user'
 module. Its folder comes last on the import path, so that the file can import its neighbours.
 """
 
-import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
