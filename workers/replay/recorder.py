@@ -136,8 +136,7 @@ def result_queue(action: Action) -> QueueKey | None:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    copy = copied(tensor.detach())
-    return copy.requires_grad_() if tensor.requires_grad else copy
+    return copied(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def record_failure(
