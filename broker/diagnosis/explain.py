@@ -85,7 +85,7 @@ def _predicate(cluster: ClusterState, chain: WaitChain) -> str:
     if chain.index is None:
         return ""
     if chain.cause is RootCause.CIRCLE:
-        return "closes the circle" if not chain.harmless else "has only just begun to wait"
+        return "completes the cycle" if not chain.harmless else "has only just begun to wait"
     member = cluster.members.get(chain.index)
     return _missing(cluster, chain.index) if member is None else _of_worker(cluster, chain, member)
 

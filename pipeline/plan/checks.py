@@ -86,7 +86,7 @@ def _record(plan: PlanTables) -> Iterator[PlanError]:
     elif not plan.recovery.on:
         yield PlanError(
             "recovery.record",
-            "what is recorded is run again from a snapshot, and none are written; "
+            "a replay begins at a snapshot, and none are written; "
             'use recovery.restarts = 5 and snapshot_every = 20, or record = "bad"',
         )
 

@@ -261,7 +261,7 @@ def test_a_broker_that_waits_for_its_records_is_named_by_the_run(workspace):
     """Its workers said that there was no broker."""
     train = workspace.command("train", ".", "--set", f"broker.store=redis://127.0.0.1:{free_port()}/0")
     assert train.returncode == 1
-    assert "The broker said last: " in train.stderr
+    assert "Last log line of the broker: " in train.stderr
     assert "waits for its records: Redis at redis://127.0.0.1:" in train.stderr
 
 

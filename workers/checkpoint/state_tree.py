@@ -108,4 +108,4 @@ def _is_plain(key: object) -> bool:
 
 
 def _meaningless(encoded: Json) -> BadStateTree:
-    return BadStateTree(f"{str(encoded)[:200]} stands for nothing")
+    return BadStateTree(f"{str(encoded)[:200]} is no encoded value")

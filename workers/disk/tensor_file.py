@@ -106,7 +106,7 @@ def _require_equal(path: Path, stored: Mapping[str, torch.Tensor]) -> None:
     with safe_open(path, "pt") as file:
         for name, tensor in stored.items():
             if not torch.equal(_bytes(file.get_tensor(name)), _bytes(tensor)):
-                raise OSError(f"{name} reads back from {path} otherwise than it was written: mistrust this disk")
+                raise OSError(f"{name}, read back from {path}, differs from what was written: check this disk")
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

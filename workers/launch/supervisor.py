@@ -94,7 +94,7 @@ class Supervisor:
             return given
         workers = self._children.workers
         failed = sorted(name for name in self._exited if workers[name].returncode not in (0, None))
-        lines = (f"{name.replace('-', ' ')} said last: {self._children.last_log_line(name)}" for name in failed)
+        lines = (f"last log line of {name.replace('-', ' ')}: {self._children.last_log_line(name)}" for name in failed)
         return "\n".join([given, *lines])
 
     def _stop(self) -> None:
@@ -171,6 +171,6 @@ class Supervisor:
     def _worker_failure(self, name: str, status: int) -> LaunchOutcome:
         reason = f"{name.replace('-', ' ')} has exited: {self._children.last_log_line(name)}"
         if status == ExitCode.NO_BROKER:  # the broker was started here, so the cause is in its log
-            reason += f"\nThe broker said last: {self._children.last_log_line('broker')}"
+            reason += f"\nLast log line of the broker: {self._children.last_log_line('broker')}"
             return LaunchOutcome(ExitCode.FAILED, reason, self._facts)
         return LaunchOutcome(status if status > 0 else ExitCode.FAILED, reason, self._facts)

@@ -178,7 +178,7 @@ def rewritten(folder: Path, change: Callable[[dict], None]) -> None:
 FORGERIES = {
     "the files": lambda fields: fields["files"].update({"../../../etc/passwd": fields["files"][WEIGHTS]}),
     "is of format 'snapshot/9'": lambda fields: fields.update(format="snapshot/9"),
-    "stands for nothing": lambda fields: fields["training"].update(optimizer={"$call": "os.abort"}),
+    "is no encoded value": lambda fields: fields["training"].update(optimizer={"$call": "os.abort"}),
     "unexpected keyword": lambda fields: fields["training"].update(surprise=1),
     "contents are not": lambda fields: fields["training"].update(in_flight=7),
 }

@@ -100,7 +100,7 @@ def test_a_worker_that_finds_no_broker_is_explained_by_the_brokers_log(monkeypat
     scene.poll()
     outcome = scene.poll(after=3.1)
     assert outcome.code == ExitCode.FAILED
-    assert outcome.reason.endswith("The broker said last: the log of broker")
+    assert outcome.reason.endswith("Last log line of the broker: the log of broker")
 
 
 def test_a_lost_worker_that_hangs_is_killed(monkeypatch):
@@ -146,4 +146,4 @@ def test_the_reason_of_a_worker_that_failed_before_it_joined_has_its_last_log_li
     scene = Scene(monkeypatch)
     scene.children.workers["worker-0"].returncode = 78
     scene.client.status = {"phase": "failed", "code": 78, "reason": "worker 0 exited before it joined", "workers": []}
-    assert scene.poll().reason.splitlines()[1] == "worker 0 said last: the log of worker-0"
+    assert scene.poll().reason.splitlines()[1] == "last log line of worker 0: the log of worker-0"

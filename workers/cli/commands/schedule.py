@@ -26,11 +26,11 @@ from stageline.workers.cli.errors import suggestion
 MAX_FORWARDS = 20_000  # drawing and measuring more takes minutes
 
 ABOUT = {
-    "gpipe": "all forwards, then all backwards: the simplest, holds every microbatch of a step",
-    "1f1b": "one forward, one backward in turn: as fast as gpipe, holds as many microbatches as stages follow",
-    "eager-1f1b": "1f1b that runs further ahead: hides the way of messages for twice the memory",
-    "window": "1f1b that runs ahead by as many microbatches as you say for each stage",
-    "interleaved-1f1b": "several stages on each worker, taken in turn: less idle time for more messages",
+    "gpipe": "all forwards, then all backwards: the simplest; holds the activations of every microbatch of a step",
+    "1f1b": "one forward, one backward in turn: as fast as gpipe; stage k holds at most S - k microbatches",
+    "eager-1f1b": "1f1b with twice the warm-up: hides the latency of messages, for twice the memory",
+    "window": "1f1b with the number of microbatches in flight given for each stage",
+    "interleaved-1f1b": "several stages on each worker, in turn: less idle time, more messages",
 }
 
 
