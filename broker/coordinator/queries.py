@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from stageline.broker.control.protocol import Answer, Ask, Refused
-from stageline.broker.ledger.ledger import MicrobatchPosition
-from stageline.broker.ledger.step_times import timed_actions
+from stageline.broker.ledger.ledger import MicrobatchPosition, timed_actions
 from stageline.broker.membership.replacements import Replacement
 from stageline.broker.membership.standby import Contact
 from stageline.broker.recovery.lost_work import attempts_on

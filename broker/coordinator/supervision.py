@@ -5,8 +5,7 @@ lost ──(may be replaced)──────────> its place is empty �
 """
 
 from stageline.broker.control.protocol import Exited, Goodbye
-from stageline.broker.diagnosis.explain import Diagnosis, diagnose
-from stageline.broker.diagnosis.failure_report import failure_report
+from stageline.broker.diagnosis.explain import Diagnosis, diagnose, failure_report
 from stageline.broker.diagnosis.wait_graph import ClusterState
 from stageline.broker.membership.failure_detector import Standstill, WorkerLoss, describe_exit
 from stageline.broker.membership.member import Member, MemberStatus, worker_label

@@ -7,7 +7,8 @@ and has made no progress since; it is in layers.30.mlp"
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stageline.broker.membership.failure_detector import describe_exit, silence_limit
+from stageline.broker.ledger.ledger import Held, Ledger
+from stageline.broker.membership.failure_detector import WorkerLoss, describe_exit, silence_limit
 from stageline.broker.membership.member import Member, stages_label, worker_label
 
 from .wait_graph import ClusterState, RootCause, WaitChain, WaitEdge, follow, is_computed, longest_chain, silence
@@ -182,3 +183,33 @@ def _verdict(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
     left = max(0.0, cluster.lease - (cluster.now - since))
     what = "it is replaced" if cluster.replaces else "the run ends"
     return f"it is declared lost in {left:.0f} s, and {what} (recovery.lease is {cluster.lease:g} s)"
+
+
+def failure_report(loss: WorkerLoss, ledger: Ledger, now: float) -> str:
+    """Of a worker that was found to be lost at `now` (seconds since the epoch), without a full stop."""
+    member = loss.member
+    end = member.exited[0] if member.exited else now
+    return f"{member.label}, {member.process}, {loss.why}. It {_held(member, ledger.held(member.stages), end)}"
+
+
+def _held(member: Member, held: list[Held], now: float) -> str:
+    computed = next((each for each in held if each.computed), None)
+    stashed = [each for each in held if not each.computed]
+    doing = f"held {computed}{_since(computed.entry.since, now)}" if computed else _last_known(member, now)
+    return f"{doing}; {_stash(stashed)}" if stashed else doing
+
+
+def _last_known(member: Member, now: float) -> str:
+    if member.report is None:
+        return "had sent no report" if member.sender else "had sent no report to this broker"
+    return f'last reported: "{member.report.now}"{_since(member.report.since, now)}'
+
+
+def _stash(stashed: list[Held]) -> str:
+    if len(stashed) == 1:
+        return str(stashed[0])
+    return f"{len(stashed)} microbatches were stashed there, the first being {stashed[0]}"
+
+
+def _since(then: float | None, now: float) -> str:
+    return "" if then is None else f" since {max(0.0, now - then):.1f} s"

@@ -3,9 +3,11 @@
     queued ──> forward ──> stashed ──> backward ──> done
                   └────────────────────────────────^        frozen stages, and evaluation, stop after forward
 
-Reports are samples: intermediate states may be missing, and late or repeated events change nothing.
+Reports are samples: intermediate states may be missing, and late or repeated events change nothing. Finished steps are
+records with the times of their actions.
 """
 
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,8 +15,11 @@ from math import isfinite
 
 from stageline.broker.control.protocol import Event, Report, StepRecord
 from stageline.broker.errors import BrokerError
+from stageline.pipeline.schedule import Action, Kind, Schedule
 
 ACTION_BYTES = 16  # of a step record's `times`: start and end of one action
+
+TimedAction = tuple[Action, float, float]  # an action, its start and its end in seconds since the epoch
 
 
 class MicrobatchState(StrEnum):
@@ -225,3 +230,17 @@ class Ledger:
 def _check_owned(stage: int, stages: Collection[int]) -> None:
     if stage not in stages:
         raise IllegalTransition(f"stage {stage} is not its own")
+
+
+def timed_actions(schedule: Schedule, record: StepRecord) -> list[TimedAction]:
+    """Each action of a finished step at a stage, with its times; none if they were not measured.
+
+    Their number tells which list the stage ran: its step of the schedule, a frozen stage's, or evaluation's.
+    """
+    stage, times = record.stage, struct.unpack(f"<{len(record.times) // 8}d", record.times)
+    training = [action for action in schedule.workers[schedule.owner(stage)] if action.stage == stage]
+    evaluation = [Action(Kind.FORWARD, stage, microbatch) for microbatch in range(schedule.microbatches)]
+    frozen = [*evaluation, Action(Kind.UPDATE, stage)]
+    by_length = {len(actions) * ACTION_BYTES: actions for actions in (evaluation, frozen, training)}
+    actions = by_length.get(len(record.times))
+    return list(zip(actions, times[0::2], times[1::2], strict=True)) if actions else []

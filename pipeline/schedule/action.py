@@ -1,4 +1,10 @@
-"""An action: one thing a worker does. Written `2F0`: stage 2, forward, microbatch 0."""
+"""An action: one thing a worker does. Written `2F0`: stage 2, forward, microbatch 0.
+
+An action takes from a queue and puts into one. A queue is named by what it carries and the stage that takes from it:
+
+    stage 1  --- forward-2 --->   stage 2
+    stage 1  <-- backward-1 ---   stage 2
+"""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -16,6 +22,9 @@ class Kind(StrEnum):
     __hash__ = str.__hash__  # Enum's own is slow Python code, and runs for every action of a program
 
 
+_CARRIED = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "backward"}
+
+
 class Action(NamedTuple):
     """One thing a worker does: `kind`, for `stage` and `microbatch`, both from 0. An update's microbatch is 0."""
 
@@ -27,3 +36,14 @@ class Action(NamedTuple):
         if self.kind is Kind.UPDATE:
             return f"{self.stage}U"
         return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @property
+    def inbound(self) -> str:
+        """The queue that it takes from, "" for none. At the ends of the pipeline there is no queue of that name."""
+        return f"{_CARRIED[self.kind]}-{self.stage}" if self.kind in _CARRIED else ""
+
+    @property
+    def outbound(self) -> str:
+        """The queue that it puts into, named in the same way."""
+        consumer = self.stage + 1 if self.kind is Kind.FORWARD else self.stage - 1
+        return f"{_CARRIED[self.kind]}-{consumer}" if self.kind in _CARRIED and consumer >= 0 else ""

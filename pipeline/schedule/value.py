@@ -34,6 +34,13 @@ class Schedule:
     def stages(self) -> int:
         return sum(len(stages) for stages in self.placement)
 
+    @property
+    def hops(self) -> dict[str, int]:
+        """Every queue between stages, with the hop that it crosses: hop h is between stages h and h + 1."""
+        forward = {f"forward-{stage}": stage - 1 for stage in range(1, self.stages)}
+        backward = {f"backward-{stage}": stage for stage in range(self.first_trainable, self.stages - 1)}
+        return forward | backward
+
     def owner(self, stage: int) -> int:
         """The worker that owns `stage`. Raises `ValueError` if no worker does."""
         for worker, stages in enumerate(self.placement):

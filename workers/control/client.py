@@ -50,8 +50,6 @@ class Client(AbstractContextManager["Client"]):
                     return {"schema": schema, **facts}
                 case Refused(reason, _):
                     raise ValueError(reason)
-                case _:
-                    continue
         if self._channel.trouble:
             raise BrokerUnreachable(f"no broker can be reached: {self._channel.trouble}")
         raise BrokerUnreachable(

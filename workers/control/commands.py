@@ -81,8 +81,6 @@ class CommandHandler:
                     raise Stopped(reason, code, broker_knows=True)
                 case Stopped() as stopped:
                     raise stopped
-                case _:
-                    continue
         if self._stop is not None:
             self._end_with_the_step(*self._stop)
 

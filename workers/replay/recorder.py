@@ -25,7 +25,6 @@ from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Action, Kind
-from stageline.pipeline.schedule.queues import outbound
 from stageline.pipeline.stage.memory import copied
 from stageline.pipeline.tree import Tree, map_tensors, tensors
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot, write_snapshot
@@ -131,7 +130,7 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
 def result_queue(action: Action) -> QueueKey | None:
     """Under which queue an action's result is recorded: the loss as if a stage came after the last, and the gradient
     of a stage whose producer does not train as if it did. None for the first stage's backward, which has no result."""
-    name = outbound(action)
+    name = action.outbound
     return queue_key(name) if name else None
 
 

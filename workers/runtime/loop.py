@@ -34,7 +34,8 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Never set back: what deadlines are made of."""
 
-    def sleep(self, seconds: float, /) -> None: ...
+    def sleep(self, seconds: float, /) -> None:
+        """Waits."""
 
 
 class WorkerLoop:

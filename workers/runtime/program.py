@@ -14,7 +14,6 @@ import msgspec
 from stageline.broker.codec.message import Flow, message_number
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.schedule import Action, Kind, Schedule, forward_only
-from stageline.pipeline.schedule.queues import hops, inbound, outbound
 
 CHUNK = 64  # instructions that are made at once
 
@@ -58,7 +57,7 @@ class Program:
     @cached_property
     def queues(self) -> tuple[QueueKey, ...]:
         """Every queue between stages; those that a user's loader fills are not among them."""
-        return tuple(map(queue_key, hops(self.schedule)))
+        return tuple(map(queue_key, self.schedule.hops))
 
     def instructions(self, worker: int, start: int = 0) -> Iterator[Instruction]:
         """Everything that `worker` does from step `start` on. They are made some at a time, ahead of their use."""
@@ -75,14 +74,14 @@ class Program:
 
     def takes(self, action: Action) -> tuple[QueueKey, ...]:
         """The queues whose next messages `action` needs."""
-        keys = self._existing(inbound(action))
+        keys = self._existing(action.inbound)
         if self.fed and action.kind is Kind.FORWARD and action.stage == self.last:
             return (*keys, QueueKey(Flow.TARGET, action.stage))
         return keys
 
     def gives(self, action: Action) -> QueueKey | None:
         """The queue that the result of `action` is put into."""
-        return next(iter(self._existing(outbound(action))), None)
+        return next(iter(self._existing(action.outbound)), None)
 
     def inbound(self, worker: int) -> list[QueueKey]:
         """The queues that `worker` takes from."""
@@ -108,7 +107,7 @@ class Program:
     def _existing(self, name: str) -> tuple[QueueKey, ...]:
         """The queue of that name, if the run has it."""
         ends = ("forward-0", f"forward-{self.schedule.stages}") if self.fed else ()
-        return (queue_key(name),) if name in hops(self.schedule) or name in ends else ()
+        return (queue_key(name),) if name in self.schedule.hops or name in ends else ()
 
     def _instructions(self, actions: Iterator[tuple[int, Action]], *, evaluates: bool) -> Iterator[Instruction]:
         of_every_step = cache(lambda action: (str(action), self.takes(action), self.gives(action)))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from stageline.pipeline.schedule import Action, Kind, Schedule
-from stageline.pipeline.schedule.queues import hops, inbound, outbound
 
 from .complete import UnsoundSchedule
 
@@ -135,7 +134,7 @@ class _Pipeline:
                 latency=0 if schedule.owner(hop) == schedule.owner(hop + 1) else costs.latency[hop],
                 window=windows.get(name),
             )
-            for number, (name, hop) in enumerate(hops(schedule).items())
+            for number, (name, hop) in enumerate(schedule.hops.items())
         }
         self.timed: list[Timed] = []
 
@@ -157,20 +156,20 @@ class _Pipeline:
     def _run(self, worker: _Worker, steps: range) -> Iterator[_Wait]:
         """Runs the worker's list; yields whenever it has to wait."""
         for step, action in self._schedule.program(worker.number, steps):
-            source = self.queues.get(inbound(action))
+            source = self.queues.get(action.inbound)
             while source and not _take(worker, source):
-                yield step, action, inbound(action)
+                yield step, action, action.inbound
             end = worker.time + self._costs.of(action)
             self.timed.append(Timed(worker.number, action, worker.time, end, step))
             worker.time = end
-            target = self.queues.get(outbound(action))
+            target = self.queues.get(action.outbound)
             while target and not _put(worker, target):
-                yield step, action, outbound(action)
+                yield step, action, action.outbound
 
     def _described(self, worker: int, step: int, action: Action, queue: str) -> str:
         ahead = 1 if action.kind is Kind.FORWARD else -1  # the next stage is the consumer, or the one before
         at = f"worker {worker} waits at {action} of step {step}"
-        if queue == inbound(action):
+        if queue == action.inbound:
             what = "activation" if action.kind is Kind.FORWARD else "gradient"
             return f"{at} for the {what} from {self._at(action.stage - ahead)}"
         taken = len(self.queues[queue].takes)
@@ -206,7 +205,7 @@ def _check_fit(schedule: Schedule, costs: Costs, windows: Mapping[str, int]) -> 
     """Raises `ValueError` unless the costs are for the schedule's stages and the windows for its queues."""
     if costs.stages != schedule.stages:
         raise ValueError(f"schedule {schedule.name} has {schedule.stages} stages, and the costs are for {costs.stages}")
-    queues = hops(schedule)
+    queues = schedule.hops
     for name, window in windows.items():
         if name not in queues:
             raise ValueError(f"there is a window for {name}, and the only queues are: {', '.join(queues) or 'none'}")

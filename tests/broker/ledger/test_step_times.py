@@ -3,7 +3,7 @@
 import struct
 
 from stageline.broker.control.protocol import StepRecord
-from stageline.broker.ledger.step_times import timed_actions
+from stageline.broker.ledger.ledger import timed_actions
 from stageline.pipeline.schedule import make_schedule
 
 SCHEDULE = make_schedule("1f1b", ((0,), (1,)), 2)

@@ -1,8 +1,9 @@
-"""Actions as text."""
+"""Actions as text, and the queues that they take from and put into."""
 
 import pytest
 
 from stageline.pipeline.schedule import Action, Kind
+from support.shapes import parsed
 
 
 @pytest.mark.parametrize(
@@ -17,3 +18,11 @@ from stageline.pipeline.schedule import Action, Kind
 )
 def test_an_action_is_written_with_stage_kind_and_microbatch(action: Action, text: str) -> None:
     assert str(action) == text
+
+
+@pytest.mark.parametrize(
+    ("action", "takes", "gives"),
+    [("1F0", "forward-1", "forward-2"), ("1B0", "backward-1", "backward-0"), ("1U", "", "")],
+)
+def test_what_one_stage_puts_into_a_queue_the_next_one_takes_from_it(action: str, takes: str, gives: str) -> None:
+    assert (parsed(action).inbound, parsed(action).outbound) == (takes, gives)
