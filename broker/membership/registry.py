@@ -152,8 +152,8 @@ class Registry:
         self.since = msgspec.convert(facts.get("since", 0), int)
         self.begun = msgspec.convert(facts["begun"], bool)
         for kept in msgspec.convert(facts["members"], list[dict[str, Any]]):
-            stages = self.placement[kept["index"]]
-            self.members[kept["index"]] = Member(stages=stages, last_seen=now, last_progress=now, **kept)
+            place = {"stages": self.placement[kept["index"]], "last_seen": now, "last_progress": now}
+            self.members[kept["index"]] = msgspec.convert({**kept, **place}, Member)
 
     def _in_order(self) -> Iterator[Member]:
         return (self.members[index] for index in sorted(self.members))

@@ -87,7 +87,7 @@ class SnapshotHooks(CheckpointHooks):
 
     A snapshot is written every `every` steps and after the last of `steps`; on stage `last` it holds the losses of
     every `log_every`-th step. `writer`, whose limit is 1, runs what writes to `snapshots`; nothing else may write those
-    of `stages`. `forgotten(step)` is called when those of steps before `step` are deleted.
+    of `stages`. `forgotten(step)` is called when snapshots of steps before `step` need not be kept.
     """
 
     def __init__(

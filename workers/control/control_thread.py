@@ -178,18 +178,22 @@ class ControlThread:
     def _exchange(self, session: Session) -> None:
         while not self._closing:
             now = self._clock.monotonic()
+            self._stop_without_parent()
             if self._channel.renewed():
                 session.reconnected()
             for message in session.due(now):
                 self._send(message)
             self._receive_until(now + BEAT, session)
             self._exit_if_ignored()
-            try:
-                self._demand_parent()
-            except Stopped as stop:
-                self.command(stop)
         for message in session.unsent():
             self._send(message)
+
+    def _stop_without_parent(self) -> None:
+        try:
+            self._demand_parent()
+        except Stopped as stop:
+            self._parent = 0  # once is enough
+            self.command(stop)
 
     def _demand_parent(self) -> None:
         if self._parent and os.getppid() != self._parent:

@@ -38,7 +38,8 @@ UNANSWERED = 2.0  # seconds without a message from the broker, which confirms ev
 
 
 class Stopped(Exception):
-    """The worker exits before its program is over, with exit code `code`. `broker_knows`: it need not be reported."""
+    """The worker exits before its program is over, with exit code `code`. `broker_knows`: it leaves with a Goodbye,
+    since the run need not be ended for it."""
 
     def __init__(self, reason: str, code: int, *, broker_knows: bool = False) -> None:
         super().__init__(reason)

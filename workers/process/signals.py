@@ -20,26 +20,26 @@ from types import FrameType
 from stageline.pipeline.errors import ExitCode
 
 
-def exit_at_once() -> None:
-    """Not an exception: it could be swallowed where it happens to come up, in an import or in a model's own code."""
+def exit_at_once(number: int) -> None:
+    """Not by an exception: it could be swallowed where it happens to come up, in an import or in a model's own code."""
     os._exit(ExitCode.INTERRUPTED)
 
 
 class Signals(AbstractContextManager["Signals"]):
     """Counts SIGINT and SIGTERM from now on, in the main thread; as a context, until it ends.
 
-    `on_first` and `on_second` are called within the handler. With `once`, the previous handlers get the second signal.
+    `on_first` and `on_second` are called with the signal's number, within the handler. With `once`, the previous
+    handlers get the second signal.
     """
 
     def __init__(
         self,
-        on_first: Callable[[], None] = lambda: None,
-        on_second: Callable[[], None] = lambda: None,
+        on_first: Callable[[int], None] = lambda number: None,
+        on_second: Callable[[int], None] = lambda number: None,
         *,
         once: bool = False,
     ) -> None:
         self.count = 0
-        self.first = 0  # the number of the first signal
         self._on_first = on_first
         self._on_second = on_second
         self._once = once
@@ -51,12 +51,11 @@ class Signals(AbstractContextManager["Signals"]):
     def _record(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         if self.count > 1:
-            self._on_second()
+            self._on_second(number)
             return
-        self.first = number
         if self._once:
             self._restore()
-        self._on_first()
+        self._on_first(number)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -114,11 +114,10 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
 def _exit_on_signals(control: ControlThread) -> None:
     """The first signal ends the compute loop between two actions; the second ends the process, whatever it is in."""
 
-    def interrupt() -> None:
-        name = signal.Signals(signals.first).name
-        control.command(Stopped(f"interrupted by {name}", ExitCode.INTERRUPTED))
+    def interrupt(number: int) -> None:
+        control.command(Stopped(f"interrupted by {signal.Signals(number).name}", ExitCode.INTERRUPTED))
 
-    signals = Signals(interrupt, exit_at_once)
+    Signals(interrupt, exit_at_once)
 
 
 def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerOptions, folder: Path) -> None:

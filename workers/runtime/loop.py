@@ -41,8 +41,8 @@ class Clock(Protocol):
 class WorkerLoop:
     """Runs the program of one worker from step `start` on. `run` and `incarnation` are written into its messages.
 
-    `carry_out`: in place of the executor's, what calls that and does more.
-    `attention` asks for a call of `run`'s `between`. Any thread may set it, and so may signal handlers.
+    `carry_out` replaces the executor's method, and calls it.
+    Set `attention` to have `run` call `between` before its next turn; from any thread, or a signal handler.
     """
 
     def __init__(

@@ -149,7 +149,8 @@ class RedisQueues(QueueEnds):
             self._wakeup.ring()
 
     def _serve(self, seconds: float) -> None:
-        self.changed.wait(seconds)  # which `put` holds
+        with self.changed:  # a `put` to the server holds it already, one into a local queue does not
+            self.changed.wait(seconds)
         self.check_open()
 
     def _new_outbound(self, log: Log) -> "RedisOutbound":

@@ -37,6 +37,12 @@ def test_each_flipped_bit_makes_a_message_bad():
             decode_to_broker(bytes(damaged))
 
 
+@pytest.mark.parametrize("length", range(5))
+def test_a_frame_shorter_than_a_message_is_damaged(length: int):
+    with pytest.raises(BadMessage, match="damaged"):
+        decode_to_broker(encode(Exited(1, 101, -9))[:length])
+
+
 @pytest.mark.parametrize("body", [b"", b"\x80", encode(Stop("", 0))[4:]], ids=["empty", "no tag", "from the broker"])
 def test_an_intact_frame_that_is_no_message_is_foreign(body: bytes):
     with pytest.raises(ForeignMessage, match="control protocol version 3"):

@@ -113,8 +113,13 @@ def test_a_worker_whose_parent_is_gone_stops(broker: BrokerEnd, start) -> None:
     control, loop, rung = start(parent=another)
     assert rung.wait(PATIENCE)
     assert loop.attention
-    assert isinstance(control.commands[0], Stopped)
-    with pytest.raises(Stopped, match=rf"the supervisor \(pid {another}\) is gone"):
+    assert [type(command) for command in control.commands] == [Stopped]
+
+
+def test_a_worker_whose_parent_is_gone_asks_for_no_place(broker: BrokerEnd) -> None:
+    another = os.getppid() + 1
+    control = ControlThread(broker.server.endpoint, IDENTITY, parent=another)
+    with closing(control), pytest.raises(Stopped, match=rf"the supervisor \(pid {another}\) is gone"):
         control.join(PATIENCE)
 
 

@@ -5,14 +5,15 @@ import signal
 from stageline.workers.process.signals import Signals
 
 
-def test_each_signal_is_counted_and_the_first_one_remembered() -> None:
-    called: list[str] = []
+def test_each_signal_is_counted_and_the_callbacks_get_its_number() -> None:
+    called: list[tuple[str, int]] = []
     before = signal.getsignal(signal.SIGTERM)
-    with Signals(lambda: called.append("first"), lambda: called.append("second")) as signals:
+    first, second = (lambda number, name=name: called.append((name, number)) for name in ("first", "second"))
+    with Signals(first, second) as signals:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
             signal.raise_signal(number)
-    assert (signals.count, signals.first) == (3, signal.SIGTERM)
-    assert called == ["first", "second", "second"]
+    assert signals.count == 3
+    assert called == [("first", signal.SIGTERM), ("second", signal.SIGINT), ("second", signal.SIGINT)]
     assert signal.getsignal(signal.SIGTERM) == before
 
 

@@ -30,9 +30,9 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     plan = options.plan_of(config, sets) if config else None
     from stageline.workers.preflight.doctor import CheckResult, Health, examine
 
-    def leave() -> None:
+    def leave(number: int) -> None:
         scratch.cleanup()
-        exit_at_once()
+        exit_at_once(number)
 
     findings: list[CheckResult] = []
     out = sys.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stageline.broker.errors import Disagreement, Fenced
+from stageline.broker.errors import Disagreement, Fenced, QueueFull
 from stageline.broker.network.redis_connection import RedisUnfit
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues, forget
@@ -140,6 +140,14 @@ def test_a_queue_within_one_worker_needs_no_server(stack: ExitStack) -> None:
     queues.ring()
     assert line.inbound.take(10_000) is None
     assert not stack.enter_context(closing(server.client(number))).exists(STREAM)
+
+
+def test_a_full_queue_within_one_worker_is_named(stack: ExitStack) -> None:
+    options = {"retain_bytes": 1000, "spill_bytes": 0, "patience": 0.3}
+    queues = worker(stack, 1, shared_server().own_database(), local={KEY}, **options)
+    line = QueuePair(queues, queues, 4)
+    with pytest.raises(QueueFull, match=r"retains \d+ messages"):
+        put_all(line, payloads(8, 100))
 
 
 def test_what_was_spilled_to_the_disk_is_put_again(stack: ExitStack, server: RedisServer, tmp_path: Path) -> None:
