@@ -9,6 +9,7 @@
 plain torch, none of our code. What a schedule refuses is left out here, and tested in `test_catalogue.py`.
 """
 
+import itertools
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -187,8 +188,16 @@ def test_real_processes_over_sockets_give_the_plain_loops_weights(
     assert outcome["facts"]["oddities"] == {}
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("example", CUTS)
+QUICK_ASYNC = {("digits", 2), ("mlp", 3), ("chargpt", 4)}
+
+
+@pytest.mark.parametrize(
+    ("example", "stages"),
+    [
+        pytest.param(*case, marks=() if case in QUICK_ASYNC else pytest.mark.slow)
+        for case in itertools.product(CUTS, [2, 3, 4])
+    ],
+)
 def test_asynchronous_training_equals_pipedream_in_plain_torch(example, stages, tmp_path):
     cut, steps = CUTS[example][stages], STEPS[example]
     recipe = reference.recipe(EXAMPLES / example, steps=steps)

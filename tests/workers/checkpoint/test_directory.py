@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_to_is_reported(tmp_path):
         write(SnapshotDirectory(tmp_path / "checkpoints", ORIGIN), (0, 0))
 
 
-@pytest.mark.parametrize(("kills", "at_least"), [("boundaries", 90), ("30", 30)])
+@pytest.mark.parametrize(("kills", "at_least"), [pytest.param("boundaries", 90, marks=pytest.mark.slow), ("30", 30)])
 def test_a_writer_that_is_killed_leaves_whole_snapshots_or_none(tmp_path, kills, at_least):
     done = subprocess.run(
         [sys.executable, "-m", "support.snapshot_killer", tmp_path, kills],

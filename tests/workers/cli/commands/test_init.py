@@ -16,6 +16,7 @@ from stageline.workers.cli.app import run
 FILES = {"stageline.toml", "model.py", "data.py", ".stageline.schema.json"}
 
 
+@pytest.mark.slow
 def test_what_init_writes_into_an_empty_folder_trains_to_a_good_accuracy(tmp_path):
     for command in (["init"], ["train", "--json"]):
         arguments = [sys.executable, "-P", "-m", "stageline", *command]
