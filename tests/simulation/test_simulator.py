@@ -53,6 +53,10 @@ def test_a_run_under_faults_of_the_day_ends_as_the_undisturbed_one():
     assert not [str(each) for each in map(simulate, range(first, first + CHUNK // 4)) if each.wrong]
 
 
+def test_a_replaced_worker_that_old_records_take_for_current_does_not_end_the_run():
+    assert not simulate(2141).wrong
+
+
 def test_a_seed_is_the_same_run_in_every_process():
     found = simulate(11)
     told = run_simulator("--seed", "11").stdout

@@ -16,7 +16,7 @@ import structlog
 import torch
 
 from stageline.broker.control.protocol import CONTROL_VERSION, Assigned, Failed, Goodbye, Hello
-from stageline.broker.errors import BrokerError, EndpointTaken
+from stageline.broker.errors import BrokerError, EndpointTaken, Fenced
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.data import DataError
 from stageline.pipeline.errors import ExitCode, ForeignState
@@ -166,12 +166,14 @@ def failures_reported(
 ) -> Iterator[None]:
     """Reports to the broker why the work within ends early; what the user's own code raised as `explain` has it.
 
-    A worker that is interrupted ends the run, unless it can be `replaced`: then it only gives its place back.
+    A worker that is interrupted ends the run, unless it can be `replaced`: then it only gives its place back. So does
+    one whose queue end belongs to a newer incarnation: if the broker takes it for current, its records are old.
     """
     try:
         yield
     except BaseException as error:  # whatever it was, the run must end with its reason
-        if isinstance(error, Stopped) and (error.broker_knows or (error.code == ExitCode.INTERRUPTED and replaced)):
+        leaves = isinstance(error, Fenced) or (isinstance(error, Stopped) and error.code == ExitCode.INTERRUPTED)
+        if (isinstance(error, Stopped) and error.broker_knows) or (leaves and replaced):
             control.send(Goodbye(incarnation, str(error)))
         else:
             control.send(Failed(incarnation, *_cause(error, explain)))

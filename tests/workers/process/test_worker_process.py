@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.control.protocol import Assigned, Failed, Goodbye
-from stageline.broker.errors import EndpointTaken, QueueGap
+from stageline.broker.errors import EndpointTaken, Fenced, QueueGap
 from stageline.pipeline.data import DataError
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import read_plan
@@ -67,6 +67,16 @@ def test_an_interrupted_worker_ends_the_run_unless_it_can_be_replaced(replaced: 
     sent = Sent()
     with pytest.raises(Stopped), failures_reported(sent, 7, str, replaced=replaced):
         raise Stopped("interrupted by SIGTERM", ExitCode.INTERRUPTED)
+    assert [type(message) for message in sent] == [kind]
+
+
+@pytest.mark.parametrize(("replaced", "kind"), [(True, Goodbye), (False, Failed)])
+def test_a_worker_whose_queue_belongs_to_a_newer_one_only_leaves_where_workers_are_replaced(
+    replaced: bool, kind: type
+) -> None:
+    sent = Sent()
+    with pytest.raises(Fenced), failures_reported(sent, 7, str, replaced=replaced):
+        raise Fenced("backward-2 is taken by incarnation 9 now; this worker is incarnation 7 and must stop")
     assert [type(message) for message in sent] == [kind]
 
 
