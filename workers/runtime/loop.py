@@ -72,6 +72,7 @@ class WorkerLoop:
         self._now = clock.time
         self._inbound = cache(queues.inbound)
         self._outbounds: dict[QueueKey, Outbound] = {}  # those that something was put into
+        self._by_name: dict[str, Outbound] = {}  # likewise
         self._received: list[Tree] = []
 
     def run(self, between: Callable[[], None], on_step: OnStep) -> None:
@@ -83,7 +84,7 @@ class WorkerLoop:
                 self.attention = False
                 between()
             if self.progress.depths_wanted:
-                self.progress.depths = {str(key): outbound.depth() for key, outbound in self._outbounds.items()}
+                self.progress.depths = {name: outbound.depth() for name, outbound in self._by_name.items()}
                 self.progress.depths_wanted = False
             self.poll(PATIENCE)
         self.progress.waits = self.progress.over = True
@@ -150,7 +151,7 @@ class WorkerLoop:
 
     def _put(self, instruction: Instruction, key: QueueKey, payload: Tree) -> None:
         if key not in self._outbounds:
-            self._outbounds[key] = self._queues.outbound(key)
+            self._outbounds[key] = self._by_name[str(key)] = self._queues.outbound(key)
         step, microbatch, number = instruction.step, instruction.action.microbatch, instruction.number
         message = Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
         self._outbounds[key].put(message)
