@@ -11,9 +11,8 @@ from functools import partial
 
 from .finding import BenchmarkResult, Table
 from .rounds import Spread, alternate
-from .timing import Timing
 from .trainers import bare, gloo, ours, unsplit
-from .workload import WORKLOADS, Workload
+from .workload import WORKLOADS, Timing, Workload
 
 OURS, TORCH, BARE = "stageline", "torch 1F1B, gloo", "bare ZeroMQ loop"
 EAGER = "stageline, eager-1f1b"  # twice the microbatches in flight: a message on its way is not waited for

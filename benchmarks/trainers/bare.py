@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from ..processes import PATIENCE, together
-from ..timing import Timing
-from ..workload import MICROBATCHES, Workload, batch, like, mean_loss, optimizer, share, stage
+from ..workload import MICROBATCHES, Timing, Workload, batch, like, mean_loss, optimizer, share, stage
 
 
 def train(workload: Workload) -> Timing:

@@ -16,8 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import mse_loss
 
 from ..processes import PATIENCE, together
-from ..timing import Timing
-from ..workload import MICROBATCHES, STAGES, Workload, batch, mean_loss, optimizer, stage
+from ..workload import MICROBATCHES, STAGES, Timing, Workload, batch, mean_loss, optimizer, stage
 
 
 def train(workload: Workload) -> Timing:

@@ -16,8 +16,7 @@ from stageline.workers.runs.result import Facts
 from stageline.workers.runs.store import measured
 
 from .. import redis_server
-from ..timing import Timing
-from ..workload import MICROBATCHES, Workload
+from ..workload import MICROBATCHES, Timing, Workload
 
 PLAN = Path(__file__).parent.parent / "stageline.toml"
 

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from ..processes import together
-from ..timing import Timing
-from ..workload import MICROBATCHES, Workload, batch, layers, mean_loss, optimizer, share
+from ..workload import MICROBATCHES, Timing, Workload, batch, layers, mean_loss, optimizer, share
 
 
 def train(workload: Workload, threads: int) -> Timing:

@@ -18,6 +18,7 @@ from stageline.broker.control.protocol import (
     Inspection,
     Report,
     StepRecord,
+    Stop,
     ToBroker,
 )
 from stageline.broker.coordinator.coordinator import Coordinator
@@ -104,3 +105,10 @@ def steps(stage: int, *which: int, loss: float | None = None) -> list[StepRecord
 
 def finished(index: int) -> Finished:
     return Finished(index + 1, {f"{index}.weight": ("float32", (2, 3), f"{index}" * 64)})
+
+
+def stop_reason(sends: list[tuple[bytes, FromBroker]], to: bytes) -> str:
+    """Why `to` is stopped; it is sent nothing else."""
+    (stop,) = [message for recipient, message in sends if recipient == to]
+    assert isinstance(stop, Stop)
+    return stop.reason

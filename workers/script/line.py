@@ -6,7 +6,7 @@ with Line([front, back], loss=loss, optimizer=partial(SGD, lr=0.1), schedule="1f
 model.load_state_dict(line.state_dict())
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -16,7 +16,7 @@ from stageline.broker.codec.message import Flow, Message, message_number
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.data import cut as cut_batch
-from stageline.pipeline.model.cut import cut_model, first_trainable
+from stageline.pipeline.model.cut import Segment, cut_model, first_trainable
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory, Stage
 from stageline.pipeline.tree import Tree
@@ -66,16 +66,7 @@ class Line(AbstractContextManager["Line"]):
         self._program = Program(self._schedule, ENDLESS, fed=True)
         self._queues = MemoryQueues(RUN, microbatches)
         stage = partial(Stage, seed=seed, optimizer=optimizer, lr_scheduler=lr_scheduler, device=device)
-        self._stages = [
-            stage(
-                part.layers,
-                index=part.index,
-                first_layer=part.first_layer,
-                names=part.names,
-                loss=loss if part.index == last else None,
-            )
-            for part in segments
-        ]
+        self._stages = [_stage_of(part, stage, loss if part.index == last else None) for part in segments]
         self._executors = [
             Executor({stage: self._stages[stage] for stage in owned}, None, last) for owned in self._schedule.placement
         ]
@@ -135,3 +126,8 @@ class Line(AbstractContextManager["Line"]):
         number = message_number(self._step, microbatch, self._schedule.microbatches)
         message = Message(RUN, key.flow, self._step, microbatch, key.stage, 1, number, payload)
         self._queues.outbound(key).put(message)
+
+
+def _stage_of(part: Segment, make: Callable[..., Stage], loss: Loss | None) -> Stage:
+    """The stage that computes `part`; only the last stage has a loss."""
+    return make(part.layers, index=part.index, first_layer=part.first_layer, names=part.names, loss=loss)

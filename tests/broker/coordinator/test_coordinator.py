@@ -9,7 +9,6 @@ from stageline.broker.control.protocol import (
     Confirmed,
     Event,
     Exited,
-    FromBroker,
     Goodbye,
     Refused,
     Report,
@@ -21,7 +20,7 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.coordinator.run_state import RunState
 from stageline.pipeline.digest import weights_sha256
-from support.conversation import TERMS, Conversation, finished, hello, name, report, steps
+from support.conversation import TERMS, Conversation, finished, hello, name, report, steps, stop_reason
 
 
 @pytest.fixture
@@ -30,12 +29,6 @@ def talk() -> Conversation:
     talk = Conversation()
     talk.join(0), talk.join(1)
     return talk
-
-
-def reason(sends: list[tuple[bytes, FromBroker]], to: bytes) -> str:
-    (stop,) = [message for recipient, message in sends if recipient == to]
-    assert isinstance(stop, Stop)
-    return stop.reason
 
 
 def test_a_report_is_confirmed_once_it_is_stored(talk: Conversation):
@@ -183,7 +176,7 @@ def test_workers_that_do_not_return_to_a_restarted_broker_are_lost(talk: Convers
     again = Conversation(talk.store)
     again.after(9.0)
     again.send(b"new", report(0))
-    assert "worker 1 (stage 1)" in reason(again.after(2.0), b"new")
+    assert "worker 1 (stage 1)" in stop_reason(again.after(2.0), b"new")
 
 
 def test_a_restarted_broker_knows_how_the_run_ended(talk: Conversation):

@@ -7,13 +7,12 @@ from stageline.broker.control.protocol import (
     Event,
     Exited,
     Failed,
-    FromBroker,
     Goodbye,
     Stop,
 )
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.membership.failure_detector import EXIT_GRACE
-from support.conversation import WAITING, Conversation, hello, name, report
+from support.conversation import WAITING, Conversation, hello, name, report, stop_reason
 from support.replacements import Sends, kill, reach, replacement, said, stops, talk_of
 
 
@@ -104,12 +103,6 @@ def final() -> Conversation:
     return talk
 
 
-def reason(sends: list[tuple[bytes, FromBroker]], to: bytes) -> str:
-    (stop,) = [message for recipient, message in sends if recipient == to]
-    assert isinstance(stop, Stop)
-    return stop.reason
-
-
 def test_a_silent_worker_ends_the_run_naming_what_it_held(final: Conversation):
     held = [Event(1, 118, 2, "stashed", 1000.0), Event(1, 118, 3, "forward", 1000.2)]
     final.send(name(1), report(1, actions=7, now="1F3 of step 118", events=held))
@@ -118,7 +111,7 @@ def test_a_silent_worker_ends_the_run_naming_what_it_held(final: Conversation):
         final.send(name(0), report(0))
         sends = final.after(0.1)
     assert [recipient for recipient, _ in sends] == [name(0)]
-    assert reason(sends, name(0)) == (
+    assert stop_reason(sends, name(0)) == (
         "worker 1 (stage 1), worker-1 (pid 101, host desk), was silent for 10.0 s (recovery.lease is 10 s). "
         "It held 1F3 of step 118 since 9.8 s; microbatch 2 of step 118, stashed at stage 1"
     )
@@ -128,7 +121,7 @@ def test_a_silent_worker_ends_the_run_naming_what_it_held(final: Conversation):
 def test_a_killed_process_ends_the_run_naming_its_signal(final: Conversation):
     final.send(name(1), report(1))
     assert final.send(b"supervisor", Exited(1, 101, -9)) == []
-    why = reason(final.after(EXIT_GRACE + 0.2), name(0))
+    why = stop_reason(final.after(EXIT_GRACE + 0.2), name(0))
     assert why == (
         "worker 1 (stage 1), worker-1 (pid 101, host desk), was killed by SIGKILL. "
         f'It last reported: "{WAITING}" since 1.0 s'
@@ -164,7 +157,9 @@ def test_the_first_cause_stays(final: Conversation):
 
 def test_a_worker_that_leaves_before_the_run_is_over_ends_it(final: Conversation):
     sends = final.send(name(1), Goodbye(2, "interrupted"))
-    assert reason(sends, name(0)).startswith("worker 1 (stage 1), worker-1 (pid 101, host desk), left: interrupted.")
+    assert stop_reason(sends, name(0)).startswith(
+        "worker 1 (stage 1), worker-1 (pid 101, host desk), left: interrupted."
+    )
 
 
 def test_while_the_run_waits_a_lost_worker_only_leaves_its_place():
