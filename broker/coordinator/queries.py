@@ -124,7 +124,7 @@ def _worker(view: RunView, index: int) -> Facts:
         "pid": member.pid,
         "endpoint": member.endpoint,
         "incarnation": member.incarnation,
-        "life": member.life,
+        "generation": member.generation,
         "heard": max(0.0, view.now - member.last_seen),  # seconds ago
         "now": report.now if report else "starts" if member.sender else "",
         "trouble": report.trouble if report else "",
@@ -168,7 +168,7 @@ def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
         owner = run.registry.current(entry.holder.incarnation)  # None for a stale incarnation
         holder = {
             "name": entry.holder.name,
-            "life": owner.life if owner else None,
+            "generation": owner.generation if owner else None,
             "incarnation": entry.holder.incarnation,
         }
     return {

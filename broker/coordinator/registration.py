@@ -102,7 +102,7 @@ class Registration:
         """Sends a worker its place, its peers and the newest checkpoint."""
         if new:
             self._run.events.infos.append(
-                f"{member.label} is {member.process}, life {member.life}, incarnation {member.incarnation}"
+                f"{member.label} is {member.process}, generation {member.generation}, incarnation {member.incarnation}"
             )
         place = Assigned(
             self._run.id,
@@ -158,7 +158,7 @@ class Registration:
         """Gives a place, or refuses. What it gave is stored."""
         found = self._run.registry.register(hello, sender, now, self._run.checkpoints.complete)
         if isinstance(found, Member):
-            found.life = self._run.replacements.life(found.index)
+            found.generation = self._run.replacements.generation(found.index)
             self._run.save()
         return found
 
@@ -171,7 +171,7 @@ class Registration:
         """
         if not self._run.config.restarts or hello.incarnation:
             return False
-        given_away = hello.claim is not None and self._run.replacements.life(hello.claim) > 1
+        given_away = hello.claim is not None and self._run.replacements.generation(hello.claim) > 1
         owners = self._run.registry.members.values()
         unconfirmed = any(not owner.sender for owner in owners if hello.claim in (None, owner.index))
         return hello.spare or given_away or unconfirmed or self._predecessor(hello) is not None

@@ -1,6 +1,6 @@
 """Why the run waits, as text: the chain of waiting workers down to its root, and what can be done about it.
 
-"stage 2 waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, life 2), which took it 14 s ago
+"stage 2 waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, generation 2), which took it 14 s ago
 and has made no progress since; it is in layers.30.mlp"
 """
 
@@ -67,7 +67,7 @@ def _holder(cluster: ClusterState, index: int) -> str:
     if member is None:
         return f"worker {index}"
     name = member.name if member.name.startswith("worker") else f"worker {member.name}"
-    return f"{name}, life {member.life}"
+    return f"{name}, generation {member.generation}"
 
 
 def _subject(cluster: ClusterState, chain: WaitChain) -> str:

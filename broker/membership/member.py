@@ -30,7 +30,7 @@ class Member:
     endpoint: str
     last_seen: float
     start: int = 0  # the step it began at
-    life: int = 1  # counts the workers that have had this place, from 1
+    generation: int = 1  # counts the workers that have had this place, from 1
     former: int = 0  # the incarnation it had before the broker's records were lost
     sender: bytes = b""  # its address on the channel; empty until it contacts this broker
     introduced: bool = False  # its endpoint is known, even if it has none

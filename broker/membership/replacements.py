@@ -27,7 +27,7 @@ class Replacements:
         self.in_a_row: Counter[int] = Counter()  # by index: replaced since the newest complete checkpoint
         self.ever: Counter[int] = Counter()  # by index: replaced in this run
 
-    def life(self, index: int) -> int:
+    def generation(self, index: int) -> int:
         """Counts the workers that have had the place, from 1: the present one's number, or the next one's."""
         return self.ever[index] + 1
 

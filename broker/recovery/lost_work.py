@@ -11,15 +11,16 @@ KEPT_LOSSES = 64  # the newest of a run, one for each stage of a lost worker: th
 
 
 class LostAttempt(msgspec.Struct, frozen=True):
-    """A stage went back to step `start`. Its worker, `name` in its `life`, had finished the steps before `finished`,
-    and `begun` (step, microbatch, state) of those after them, when it was lost at `at` (seconds since the epoch)."""
+    """A stage went back to step `start`. Its worker, `name` of its `generation`, had finished the steps before
+    `finished`, and `begun` (step, microbatch, state) of those after them, when it was lost at `at` (seconds since the
+    epoch)."""
 
     stage: int
     start: int
     finished: int
     begun: list[tuple[int, int, str]]
     name: str
-    life: int
+    generation: int
     at: float
     why: str
 
@@ -37,7 +38,9 @@ def lost_attempts(member: Member, ledger: Ledger, start: int, why: str, now: flo
     """`member` is lost, and its stages go back to step `start`; call it while `ledger` still has their progress."""
     at = member.exited[0] if member.exited else now
     return [
-        LostAttempt(stage, start, ledger.finished[stage], _begun(ledger, stage), member.name, member.life, at, why)
+        LostAttempt(
+            stage, start, ledger.finished[stage], _begun(ledger, stage), member.name, member.generation, at, why
+        )
         for stage in member.stages
     ]
 
@@ -46,7 +49,7 @@ def attempts_on(position: MicrobatchPosition, lost: Iterable[LostAttempt]) -> li
     """Attempts among the `lost` ones on a microbatch at a stage, as JSON's own types."""
     found = ((each, each.state(position)) for each in lost if each.stage == position.stage)
     return [
-        {"name": each.name, "life": each.life, "state": state, "ended": each.at, "why": each.why}
+        {"name": each.name, "generation": each.generation, "state": state, "ended": each.at, "why": each.why}
         for each, state in found
         if state is not None
     ]

@@ -74,7 +74,7 @@ def test_a_broker_that_is_killed_and_resumes_the_run_leaves_those_at_work_where_
     errors = [process.communicate()[1] for process in (second, *workers)]
     assert [process.returncode for process in (second, *workers)] == [0, 0, 0], errors
     assert "run by-hand continues: its workers are still running" in errors[0]
-    assert "life" not in errors[0]  # no place was given again
+    assert "generation" not in errors[0]  # no place was given again
     came_to = json.loads((tmp_path / "runs" / "by-hand" / "result.json").read_text())
     assert came_to == {**came_to, **undisturbed(workspace, capsys)}
 

@@ -37,7 +37,7 @@ def test_status_names_run_workers_and_progress(talk: Conversation):
         "pid": 101,
         "endpoint": "ipc://1",
         "incarnation": 2,
-        "life": 1,
+        "generation": 1,
         "heard": 2.0,
         "now": "1F3 of step 1",
         "trouble": "",
@@ -75,7 +75,7 @@ def test_the_story_of_a_microbatch_joins_records_and_open_steps(talk: Conversati
     assert isinstance(answer, Answer)
     assert answer.schema == "story/1"
     stashed, done = answer.facts["stages"]
-    holder = {"name": "worker-0", "life": 1, "incarnation": 1}
+    holder = {"name": "worker-0", "generation": 1, "incarnation": 1}
     assert stashed == {
         "stage": 0, "worker": 0, "attempts": [], "state": "stashed", "since": 1002.0, "holder": holder, "actions": []
     }  # fmt: skip

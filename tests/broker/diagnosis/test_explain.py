@@ -23,7 +23,7 @@ def line() -> WorkerLine:
 def test_a_hang_is_named_with_stage_worker_layer_and_time(line: WorkerLine):
     hang(line)
     assert line.why(stage="2")["text"] == (
-        "stage 2 waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, life 1), "
+        "stage 2 waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, generation 1), "
         "which took it 4 s ago and has made no progress since; it is in layers.30.mlp"
     )
 
@@ -32,9 +32,9 @@ def test_the_whole_chain_leads_to_the_root(line: WorkerLine):
     hang(line)
     facts = line.why()
     assert facts["text"] == (
-        "stage 0 waits for the gradient of step 118 microbatch 5 from stage 1 (worker w1, life 1), "
-        "which waits for the gradient of step 118 microbatch 5 from stage 2 (worker w2, life 1), "
-        "which waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, life 1), "
+        "stage 0 waits for the gradient of step 118 microbatch 5 from stage 1 (worker w1, generation 1), "
+        "which waits for the gradient of step 118 microbatch 5 from stage 2 (worker w2, generation 1), "
+        "which waits for the gradient of step 118 microbatch 5 from stage 3 (worker w3, generation 1), "
         "which took it 4 s ago and has made no progress since; it is in layers.30.mlp"
     )
     assert [(lack["index"], lack["source"]) for lack in facts["chain"]] == [(0, 1), (1, 2), (2, 3)]  # type: ignore[attr-defined]
@@ -128,10 +128,10 @@ def test_a_server_that_is_away_is_what_workers_wait_for(line: WorkerLine):
     line.waits(2, "forward-2", 7, 5)
     line.passes(1.0)
     away = f"waits for the server of its queues, for 12 s now: {AWAY[:-1]}"
-    assert line.why(stage="1")["text"] == f"stage 1 (worker w1, life 1) {away}"
+    assert line.why(stage="1")["text"] == f"stage 1 (worker w1, generation 1) {away}"
     facts = line.why(stage="2")
     assert facts["text"] == (
-        "stage 2 waits for the activation of step 7 microbatch 5 from stage 1 (worker w1, life 1), which " + away
+        "stage 2 waits for the activation of step 7 microbatch 5 from stage 1 (worker w1, generation 1), which " + away
     )
     assert (facts["root"]["cause"], facts["root"]["worker"]["index"]) == ("server", 1)  # type: ignore[index]
     assert "start that server, or make sure that desk can reach it" in str(facts["action"])
@@ -142,7 +142,7 @@ def test_a_message_that_its_producer_cannot_bring_to_the_server_waits_for_that(l
     line.waits(1, "forward-1", 7, 5, action="1F5")
     line.passes(1.0)
     assert line.why(stage="1")["root"]["cause"] == "server"  # type: ignore[index]
-    assert "from stage 0 (worker w0, life 1), which waits for the server" in str(line.why(stage="1")["text"])
+    assert "from stage 0 (worker w0, generation 1), which waits for the server" in str(line.why(stage="1")["text"])
 
 
 def test_a_server_that_is_away_for_a_computing_worker_blocks_no_other_yet(line: WorkerLine):

@@ -28,7 +28,7 @@ def test_what_another_action_holds_up_is_named_by_that_action(line: WorkerLine):
     line.says(2, "2F7 of step 7", events=(computing(2, 7, 7, "forward"),))
     line.passes(2.0)
     text = str(line.why(stage="1")["text"])
-    assert text.endswith("(worker w2, life 1), which began 2F7 of step 7 2 s ago and has made no progress since")
+    assert text.endswith("(worker w2, generation 1), which began 2F7 of step 7 2 s ago and has made no progress since")
 
 
 def test_a_message_that_was_put_and_does_not_arrive_is_on_its_way(line: WorkerLine):
@@ -37,7 +37,7 @@ def test_a_message_that_was_put_and_does_not_arrive_is_on_its_way(line: WorkerLi
     line.passes(3.0)
     facts = line.why(stage="1")
     assert facts["text"] == (
-        "stage 1 waits for the activation of step 7 microbatch 5 from stage 0 (worker w0, life 1), "
+        "stage 1 waits for the activation of step 7 microbatch 5 from stage 0 (worker w0, generation 1), "
         "which has put it; it has not arrived for 3.0 s"
     )
     assert facts["root"]["cause"] == "on its way"  # type: ignore[index]
@@ -113,7 +113,7 @@ def test_a_worker_with_several_stages_may_need_another_one_first():
     talk.send(b"b", Report(2, 5, "waits", 0.0, 0.0, waits=[Wait("backward-1", 7 * M + 3, "1B3", 7, 0.0)]))
     text = talk.core._supervision.diagnose(talk.now, 1).text
     assert text.startswith(
-        "stage 1 waits for the gradient of step 7 microbatch 3 from stage 2 (worker-0, life 1), "
+        "stage 1 waits for the gradient of step 7 microbatch 3 from stage 2 (worker-0, generation 1), "
         "whose worker first runs 0B1 of stage 0, which waits for the gradient of step 7 microbatch 1 from stage 1"
     )
 
@@ -125,8 +125,8 @@ def test_a_wait_for_room_leads_to_the_stage_that_does_not_get_on(line: WorkerLin
     line.waits(3, "forward-3", 7, 1, action="3F1")
     line.passes(4.0)
     assert line.why(stage="0")["text"] == (
-        "stage 0 waits for the gradient of step 7 microbatch 0 from stage 1 (worker w1, life 1), "
-        "which waits for room in forward-2 until stage 2 (worker w2, life 1) makes progress, "
+        "stage 0 waits for the gradient of step 7 microbatch 0 from stage 1 (worker w1, generation 1), "
+        "which waits for room in forward-2 until stage 2 (worker w2, generation 1) makes progress, "
         "which began 2F1 of step 7 4 s ago and has made no progress since; it is in layers.3"
     )
     facts = line.why(stage="1")
@@ -141,8 +141,8 @@ def test_room_waits_for_the_stage_that_has_finished_least_not_for_the_consumer(l
     line.says(3, "3B7 of step 6", events=(computing(3, 6, 7, "backward"),))
     line.passes(3.0)
     assert str(line.why(stage="2")["text"]).endswith(
-        "from stage 1 (worker w1, life 1), which waits for room in forward-2 until stage 3 (worker w3, "
-        "life 1) makes progress, which began 3B7 of step 6 3 s ago and has made no progress since"
+        "from stage 1 (worker w1, generation 1), which waits for room in forward-2 until stage 3 (worker w3, "
+        "generation 1) makes progress, which began 3B7 of step 6 3 s ago and has made no progress since"
     )
 
 

@@ -45,7 +45,7 @@ def test_a_lost_workers_place_goes_to_the_next_at_the_newest_complete_checkpoint
     assert stops(kill(talk, 1, 101)) == []
     assert talk.core.run.phase is RunPhase.RUNNING
     assert talk.send(b"new", replacement(1, 201)) == [(b"new", Assigned("run-1", 1, 3, 20)), (b"new", Trim(20))]
-    assert talk.core.run.events.infos[-1].endswith("is worker-1 (pid 201, host desk), life 2, incarnation 3")
+    assert talk.core.run.events.infos[-1].endswith("is worker-1 (pid 201, host desk), generation 2, incarnation 3")
 
 
 def test_an_incarnation_and_its_start_are_stored_before_they_are_handed_out(talk: Conversation):

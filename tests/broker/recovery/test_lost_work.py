@@ -44,7 +44,7 @@ def test_the_story_of_a_microbatch_has_the_lost_attempts(talk: Conversation):
     talk.send(b"new", msgspec.structs.replace(said(3, stage=1, upto=21), events=[Event(1, 22, 1, "forward", talk.now)]))
     kill(talk, 1, 201, status=3)
     [first, second] = attempts(talk, 22, 1)
-    assert (first["name"], first["life"], first["why"]) == ("worker-1", 1, "was killed by SIGKILL")
-    assert (second["name"], second["life"], second["why"]) == ("worker-1", 2, "exited with status 3")
+    assert (first["name"], first["generation"], first["why"]) == ("worker-1", 1, "was killed by SIGKILL")
+    assert (second["name"], second["generation"], second["why"]) == ("worker-1", 2, "exited with status 3")
     talk.core = Coordinator(REPLACING, talk.store, "run-1", talk.now)
     assert attempts(talk, 22, 1) == [first, second]

@@ -199,7 +199,7 @@ def _attempts(found: Facts, beginning: float) -> Iterator[tuple[object, ...]]:
 def _name(worker: Facts | None) -> str:
     if worker is None:
         return "-"
-    return f"{worker['name']}, life {worker['life']}" if worker["life"] else str(worker["name"])
+    return f"{worker['name']}, generation {worker['generation']}" if worker["generation"] else str(worker["name"])
 
 
 def _show_queues(facts: Facts) -> None:

@@ -4,7 +4,7 @@ import json
 
 from stageline.workers.cli.commands.queries import _attempts
 
-HOLDER = {"name": "worker-1", "life": 2}
+HOLDER = {"name": "worker-1", "generation": 2}
 
 
 def test_without_arguments_the_newest_run_is_looked_at_even_if_it_is_over(workspace, capsys):
@@ -31,14 +31,14 @@ def test_every_attempt_has_a_row_and_the_last_counts():
     found = {
         "stage": 1,
         "worker": 1,
-        "attempts": [{"name": "worker-1", "life": 1, "state": "forward", "why": "was killed by SIGKILL"}],
+        "attempts": [{"name": "worker-1", "generation": 1, "state": "forward", "why": "was killed by SIGKILL"}],
         "state": "done",
         "holder": HOLDER,
         "actions": [{"action": "1F6", "start": 12.5, "end": 12.75}],
     }
     lost, counted = _attempts(found, 12.0)
-    assert lost == (1, 1, 1, "lost (forward)", "worker-1, life 1", "was killed by SIGKILL")
-    assert counted == (1, 1, 2, "done", "worker-1, life 2", "1F6 500 ms, 250 ms")
+    assert lost == (1, 1, 1, "lost (forward)", "worker-1, generation 1", "was killed by SIGKILL")
+    assert counted == (1, 1, 2, "done", "worker-1, generation 2", "1F6 500 ms, 250 ms")
 
 
 def test_a_stage_that_has_not_begun_has_a_row_without_a_worker():
