@@ -1,0 +1,114 @@
+"""Which line of the user's own file a process was in when it crashed, hung, or called `os._exit`.
+
+    install()           in the process: stacks go to its stderr, which is its log
+    ask(pid)            to a process that hangs: it writes its stack to its log
+    read(log, since)    from the log: the innermost line of the user's files, else of a library that they called
+
+`stageline.workers.process.last_line` is for every process that runs a user's code: workers and trials.
+"""
+
+import faulthandler
+import os
+import re
+import signal
+import sys
+import sysconfig
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+
+_DUMP = signal.SIGUSR1
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_HEAD = re.compile(r"\(most recent call first\):$")
+_EXIT = re.compile(r"^stageline: os\._exit\(.*\) was called in (?P<function>.*) \((?P<file>.*), line (?P<line>\d+)\)$")
+_end_process = os._exit
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of code. As text: `forward (model.py, line 12)`."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} ({Path(self.file).name}, line {self.line})"
+
+
+def install() -> None:
+    """From now on this process tells on stderr where it is: at a crash, at SIGUSR1, and when `os._exit` is called."""
+    log = sys.stderr.fileno()
+    faulthandler.enable(log, all_threads=False)
+    faulthandler.register(_DUMP, log, all_threads=False)
+    mine = os.getpid()
+
+    def exit_with_its_line(status: int) -> None:
+        if os.getpid() == mine and (line := _innermost(_lines(sys._getframe(1)))) is not None:
+            text = f"stageline: os._exit({status}) was called in {line.function} ({line.file}, line {line.line})\n"
+            with suppress(OSError):
+                os.write(log, text.encode(errors="replace"))
+        _end_process(status)
+
+    os._exit = exit_with_its_line  # type: ignore[assignment]
+
+
+def ask(pid: int) -> None:
+    """Makes a process that has called `install` write the stack of its main thread to its log, even if that hangs; a
+    stopped process writes it once it continues. A process that has not called `install` ends."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, _DUMP)
+
+
+def read(log: Path, since: int = 0) -> CodeLine | None:
+    """The last line told in `log`, from byte `since` on; None if none is, or the file cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(since)
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return None
+    found: list[CodeLine] = []
+    for line in text.splitlines():
+        if _HEAD.search(line) or _EXIT.match(line):
+            found = []
+        if (match := _FRAME.match(line) or _EXIT.match(line)) is not None:
+            found.append(CodeLine(match["file"], int(match["line"]), match["function"]))
+    return _innermost(found)
+
+
+def _lines(frame: FrameType | None) -> list[CodeLine]:
+    """The stack, the innermost first; nothing if stageline itself is innermost: it knows what it does."""
+    found = []
+    while frame is not None:
+        found.append(CodeLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return [] if found and found[0].file.startswith(_own_folders()) else found
+
+
+def _innermost(stack: Iterable[CodeLine]) -> CodeLine | None:
+    """Of a stack, the innermost first: the first line in a user's file, else the first that is not stageline's."""
+    called = [line for line in stack if not line.file.startswith(("<frozen ", *_own_folders()))]
+    return next((line for line in called if not line.file.startswith(_libraries())), next(iter(called), None))
+
+
+@cache
+def _own_folders() -> tuple[str, ...]:
+    """Of the package, as it is imported and where it is."""
+    import stageline
+    import stageline.broker
+    import stageline.pipeline
+    import stageline.workers
+
+    packages = (stageline, stageline.broker, stageline.pipeline, stageline.workers)
+    found = {Path(path) for package in packages for path in package.__path__}
+    return tuple(f"{path}{os.sep}" for each in found for path in {each, each.resolve()})
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    paths = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return tuple(f"{path}{os.sep}" for each in paths for path in {each, each.resolve()})
