@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from stageline.broker.control.protocol import Answer, Ask, Refused
+from stageline.broker.diagnosis.wait_graph import WaitChain
 from stageline.broker.ledger.ledger import MicrobatchPosition, timed_actions
 from stageline.broker.membership.replacements import Replacement
 from stageline.broker.membership.standby import Contact
@@ -77,7 +78,8 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "training_steps": run.training_steps,
         "finished": list(ledger.finished),
         "finished_floor": ledger.finished_floor,
-        "last_loss": ledger.last_loss and {"step": ledger.last_loss[0], "loss": ledger.last_loss[1]},
+        "last_loss": _loss(ledger.last_loss),
+        "finished_loss": _loss(ledger.finished_loss),
         "losses": {str(step): ledger.losses[step] for step in sorted(ledger.losses) if step >= first},
         # JSON has no number for "nan", "inf" and "-inf"; Python's `float` reads these texts.
         "metrics": {name: value if isfinite(value) else str(value) for name, value in run.metrics.items()},
@@ -91,6 +93,10 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "oddities": dict(run.events.anomalies),
         "workers": [_worker(view, index) for index in range(len(schedule.placement))],
     }
+
+
+def _loss(found: tuple[int, float | None] | None) -> Facts | None:
+    return None if found is None else {"step": found[0], "loss": found[1]}
 
 
 def _replacement(view: RunView, pending: Replacement) -> Facts:
@@ -152,9 +158,22 @@ def _story(view: RunView, of: Mapping[str, str]) -> Facts:
     step, microbatch = _number(of, "step"), _number(of, "microbatch")
     schedule = view.run.config.schedule
     if microbatch >= schedule.microbatches:
-        raise _BadQuery(f"there is no microbatch {microbatch}: a step has {schedule.microbatches}")
+        raise _BadQuery(
+            f"there is no microbatch {microbatch}: a step has {schedule.microbatches}, 0 to {schedule.microbatches - 1}"
+        )
+    _check_step(view.run, step)
     stages = [_at_stage(view, MicrobatchPosition(stage, step, microbatch)) for stage in range(schedule.stages)]
     return {"run": view.run.id, "step": step, "microbatch": microbatch, "stages": stages}
+
+
+def _check_step(run: RunRecords, step: int) -> None:
+    """Evaluation follows the training steps: how many steps it takes is not known before it begins."""
+    if run.training_steps is None or step < run.training_steps or step < run.ledger.begun:
+        return
+    last = max(run.training_steps, run.ledger.begun) - 1
+    raise _BadQuery(
+        f"there is no step {step}: run {run.id} has {run.training_steps} training steps; ask for 0 to {last}"
+    )
 
 
 def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
@@ -187,10 +206,10 @@ def _why(view: RunView, of: Mapping[str, str]) -> Facts:
     facts: Facts = {"run": view.run.id, "phase": str(view.run.phase)}
     if view.run.outcome is not None:
         over = "nothing: the run is over"
-        return {**facts, "text": view.run.outcome.reason, "chain": [], "root": None, "action": over}
+        return {**facts, "text": view.run.outcome.reason, "chain": [], "root": None, "reports": [], "action": over}
     if view.restart.waiting_for:
         action = _WHILE_PLACING[view.run.lifecycle.state]
-        return {**facts, "text": view.restart.waiting_for, "chain": [], "root": None, "action": action}
+        return {**facts, "text": view.restart.waiting_for, "chain": [], "root": None, "reports": [], "action": action}
     found = view.supervision.diagnose(view.now, _owner(view, of))
     chain = found.chain
     return {
@@ -198,8 +217,21 @@ def _why(view: RunView, of: Mapping[str, str]) -> Facts:
         "text": found.text,
         "chain": [dataclasses.asdict(edge) for edge in chain.edges],
         "root": {"cause": str(chain.cause), "worker": None if chain.index is None else _worker(view, chain.index)},
+        "reports": [_age(view, index) for index in _workers_of(chain) if index in view.run.registry.members],
         "action": found.action,
     }
+
+
+def _workers_of(chain: WaitChain) -> list[int]:
+    """The workers whose reports the chain is made of, in its order."""
+    root = [] if chain.index is None else [chain.index]
+    return list(dict.fromkeys([*(edge.index for edge in chain.edges), *root]))
+
+
+def _age(view: RunView, index: int) -> Facts:
+    """How old what a worker last told is, in seconds: reports of one answer may be of different ages."""
+    member = view.run.registry.members[index]
+    return {"worker": index, "name": member.name, "heard": max(0.0, view.now - member.last_seen)}
 
 
 def _owner(view: RunView, of: Mapping[str, str]) -> int | None:

@@ -106,7 +106,7 @@ def _of_worker(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
         case RootCause.STARTING:
             return f"has a worker that is still starting, {silence(cluster, member):.1f} s after its last message"
         case RootCause.SILENT if member.exited is not None:
-            return f"{describe_exit(member.exited[1])}; {_last_report(member)}"
+            return f"{describe_exit(member.exited[1])}; {_last_report(member, silence(cluster, member))}"
         case RootCause.SILENT:
             return f"was silent for {silence(cluster, member):.1f} s; {_last_report(member)}"
         case RootCause.STUCK:
@@ -114,7 +114,7 @@ def _of_worker(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
         case RootCause.COMPUTING:
             return f"{_doing(cluster, chain, member)}{_layer(member)}"
         case _:
-            return _last_report(member)
+            return _last_report(member, silence(cluster, member))
 
 
 def _missing(cluster: ClusterState, index: int) -> str:
@@ -136,11 +136,13 @@ def _layer(member: Member) -> str:
     return f"; it is in {layer}" if layer else ""
 
 
-def _last_report(member: Member) -> str:
+def _last_report(member: Member, age: float | None = None) -> str:
+    """`age` in seconds, if it has not been told."""
     if member.report is None:
         return "it has sent no report yet"
     where = f", in {member.report.layer}" if member.report.layer else ""
-    return f'it last reported: "{member.report.now}"{where}'
+    ago = "" if age is None else f", {age:.1f} s ago"
+    return f'it last reported{ago}: "{member.report.now}"{where}'
 
 
 def _action(cluster: ClusterState, chain: WaitChain) -> str:

@@ -109,12 +109,19 @@ class Ledger:
         self.losses: dict[int, float | None] = {}
         self.last_loss: tuple[int, float | None] | None = None
         self._log_every = log_every
+        self._recent: dict[int, float | None] = {}  # losses by step: the newest that every stage has finished, and on
         self._open: list[dict[int, dict[int, LedgerEntry]]] = [{} for _ in range(stages)]  # [stage][step][microbatch]
 
     @property
     def finished_floor(self) -> int:
         """The first step that some stage has not finished: messages from before it are no longer needed."""
         return min(self.finished)
+
+    @property
+    def finished_loss(self) -> tuple[int, float | None] | None:
+        """The newest training step that every stage has finished, and its loss; None before the first."""
+        step = max((step for step in self._recent if step < self.finished_floor), default=None)
+        return None if step is None else (step, self._recent[step])
 
     @property
     def begun(self) -> int:
@@ -219,12 +226,19 @@ class Ledger:
         only_forward = self.microbatches * ACTION_BYTES
         return record.stage == len(self.finished) - 1 and len(record.times) != only_forward
 
+    @property
+    def _newest_finished(self) -> int:
+        found = self.finished_loss
+        return 0 if found is None else found[0]
+
     def _keep_loss(self, step: int, loss: float | None) -> None:
         number = loss if loss is not None and isfinite(loss) else None  # JSON and SQL have no NaN
         if step % self._log_every == 0:
             self.losses.setdefault(step, number)
         if self.last_loss is None or step > self.last_loss[0]:
             self.last_loss = step, number
+        self._recent[step] = number
+        self._recent = {each: loss for each, loss in self._recent.items() if each >= self._newest_finished}
 
 
 def _check_owned(stage: int, stages: Collection[int]) -> None:

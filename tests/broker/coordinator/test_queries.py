@@ -27,6 +27,7 @@ def test_status_names_run_workers_and_progress(talk: Conversation):
     assert (status["run"], status["name"], status["phase"], status["missing"]) == ("run-1", "digits", "running", [])
     assert (status["finished"], status["finished_floor"], status["training_steps"]) == ([2, 1], 1, 100)
     assert (status["last_loss"], status["losses"]) == ({"step": 0, "loss": 0.25}, {"0": 0.25})
+    assert status["finished_loss"] == {"step": 0, "loss": 0.25}
     assert status["metrics"] == {"accuracy": 0.5, "bad": "-inf"}
     assert status["workers"][1] == {
         "index": 1,
@@ -101,3 +102,26 @@ def test_a_query_without_an_answer_is_refused_with_what_can_be_asked(talk: Conve
     assert isinstance(refused, Refused)
     assert words in refused.reason
     assert refused.code == 2
+
+
+def test_the_story_of_a_step_that_the_run_does_not_have_is_refused_with_the_steps_that_it_has(talk: Conversation):
+    asked = Ask("story", {"step": "9999999", "microbatch": "1"})
+    ((_, unknown),) = talk.send(b"me", asked)
+    assert isinstance(unknown, Answer)  # no worker has told how many steps there are
+    talk.send(name(1), report(1, training_steps=100))
+    ((_, refused),) = talk.send(b"me", asked)
+    assert refused == Refused(
+        "story: there is no step 9999999: run run-1 has 100 training steps; ask for 0 to 99", code=2
+    )
+    talk.send(name(1), report(1, number=1, steps=steps(1, 101)))  # evaluation follows them
+    ((_, evaluated),) = talk.send(b"me", Ask("story", {"step": "101", "microbatch": "1"}))
+    assert isinstance(evaluated, Answer)
+
+
+def test_an_explanation_tells_how_old_each_report_in_it_is(talk: Conversation):
+    talk.send(name(0), report(0))
+    talk.now += 0.75
+    talk.send(name(1), report(1, now="1F0 of step 0"))
+    ((_, answer),) = talk.send(b"me", Ask("why", {"stage": "0"}))
+    assert isinstance(answer, Answer)
+    assert answer.facts["reports"] == [{"worker": 0, "name": "worker-0", "heard": 0.75}]

@@ -56,7 +56,7 @@ def test_a_hang_that_holds_the_interpreter_is_silent_and_named_by_its_last_repor
 def test_a_killed_worker_is_named_by_its_signal(line: WorkerLine):
     hang(line)
     line.send(b"supervisor", Exited(3, 103, -9)), line.after(1.0)
-    assert 'which was killed by SIGKILL; it last reported: "3B5 of step 118"' in str(line.status()["reason"])
+    assert 'which was killed by SIGKILL; it last reported, 0.6 s ago: "3B5 of step 118"' in str(line.status()["reason"])
 
 
 def test_a_missing_worker_is_the_root_as_long_as_it_is_missing():

@@ -139,6 +139,19 @@ def test_losses_come_from_the_last_stage_and_are_kept_every_so_often():
     assert ledger.last_loss == (24, 24.0)
 
 
+def test_the_loss_of_the_newest_step_that_every_stage_has_finished_is_kept_however_far_the_last_stage_is_ahead():
+    ledger = Ledger(stages=2, microbatches=2, log_every=10)
+    for step in range(5):
+        ledger.finish(record(1, step, loss=float(step)))
+        assert ledger.finished_loss is None
+    for step in range(3):
+        ledger.finish(record(0, step))
+        assert ledger.finished_loss == (step, float(step))
+    ledger.go_back([0], 1)
+    ledger.finish(record(0, 3))
+    assert ledger.finished_loss == (3, 3.0)
+
+
 def test_a_loss_that_is_not_a_number_is_none_as_in_json():
     ledger = told()
     ledger.finish(record(1, 0, loss=float("nan")))

@@ -146,7 +146,7 @@ def _why_unreachable(folder: Path) -> str:
 def _show_status(facts: Facts) -> None:
     total = facts["training_steps"]
     steps = facts["finished_floor"] if total is None else min(facts["finished_floor"], total)
-    loss = facts["last_loss"] and facts["last_loss"]["loss"]
+    loss = facts["finished_loss"] and facts["finished_loss"]["loss"]
     known = (
         f"run {facts['run']}: {facts['phase']}",
         "broker restarted: waiting for running workers to reconnect" if facts["listening"] else "",
@@ -174,7 +174,9 @@ def _worker_row(worker: Facts) -> tuple[object, ...]:
 
 
 def _show_cause(facts: Facts) -> None:
-    click.echo(f"run {facts['run']}: {facts['phase']}\n  {facts['text']}\n  what to do: {facts['action']}")
+    ages = ", ".join(f"{each['name']} {duration(each['heard'])} ago" for each in facts["reports"])
+    lines = (facts["text"], ages and f"as reported by {ages}", f"what to do: {facts['action']}")
+    click.echo("\n  ".join([f"run {facts['run']}: {facts['phase']}", *filter(None, lines)]))
 
 
 def _show_history(facts: Facts) -> None:

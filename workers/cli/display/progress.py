@@ -54,7 +54,7 @@ class Lines:
             self._printed = now
             parts = (
                 f"step {self._pace.finished(facts)} of {self._pace.steps}",
-                last_loss(facts),
+                finished_loss(facts),
                 self._pace.rate,
                 f"idle {', '.join(map(share, self._pace.idle))}",
             )
@@ -87,7 +87,7 @@ class Bars:
             self._task,
             description=self._pace.phase(facts),
             completed=self._pace.finished(facts),
-            loss=last_loss(facts),
+            loss=finished_loss(facts),
             rate=self._pace.rate,
         )
         self._live.update(Group(self._progress, self._stage_table(facts)))
@@ -152,9 +152,9 @@ class Pace:
         return str(facts["phase"])
 
 
-def last_loss(facts: Facts) -> str:
-    """`loss 0.1234`; "" before the first, and for a step without rows."""
-    last = facts["last_loss"]
+def finished_loss(facts: Facts) -> str:
+    """`loss 0.1234`, of the newest step that every stage has finished; "" before the first, and if it has no rows."""
+    last = facts["finished_loss"]
     return f"loss {last['loss']:.4g}" if last and last["loss"] is not None else ""
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from stageline.workers.cli.display import progress
-from stageline.workers.cli.display.progress import INTERVAL, Lines, Pace, last_loss, progress_of, stage_activity
+from stageline.workers.cli.display.progress import INTERVAL, Lines, Pace, finished_loss, progress_of, stage_activity
 
 LAUNCH = SimpleNamespace(
     steps=100, plan=SimpleNamespace(data=SimpleNamespace(batch_size=32), workers=[None, None]), schedule=None
@@ -19,7 +19,7 @@ def status(finished: int = 0, **changes: object) -> dict[str, object]:
         "recollecting": False,
         "missing": [],
         "damaged": [],
-        "last_loss": None,
+        "finished_loss": None,
         "workers": [{"index": 0, "stages": [0, 2], "now": "0F6 of step 1"}, {"index": 1, "stages": [1]}],
         **changes,
     }
@@ -64,8 +64,8 @@ def test_the_phase_names_what_the_run_waits_for(changes, phase):
 
 
 def test_a_loss_is_shown_unless_the_step_had_no_rows():
-    assert last_loss(status(last_loss={"loss": 0.12345})) == "loss 0.1235"
-    assert last_loss(status(last_loss={"loss": None})) == last_loss(status()) == ""
+    assert finished_loss(status(finished_loss={"loss": 0.12345})) == "loss 0.1235"
+    assert finished_loss(status(finished_loss={"loss": None})) == finished_loss(status()) == ""
 
 
 def test_a_worker_of_two_stages_is_shown_at_the_one_that_it_computes():
@@ -80,7 +80,7 @@ def test_a_change_of_phase_is_printed_at_once_and_progress_every_few_seconds(cap
     lines(status(1))
     assert capsys.readouterr().err == "stageline: running\n"
     clock.now = INTERVAL
-    lines(status(2, last_loss={"loss": 0.5}))
+    lines(status(2, finished_loss={"loss": 0.5}))
     printed = capsys.readouterr().err
     assert printed.startswith("stageline: step 2 of 100, loss 0.5, ")
     assert printed.endswith("samples/s, idle 0 %, 0 %\n")
