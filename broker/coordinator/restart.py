@@ -44,10 +44,10 @@ class Restart:
             case RunState.RECONCILING:
                 return "the broker has lost its records and asks the workers, which keep training, how far the run is"
             case RunState.RECONNECTING:
-                lease, complete = self._run.config.lease, self._run.checkpoints.complete
+                leases, complete = self._run.config.leases, self._run.checkpoints.complete
                 return (
-                    f"broker restarted: waiting up to {lease:g} s for running workers to reconnect (a minute if they "
-                    f"were loading); if none does, all begin at checkpoint {complete}"
+                    f"broker restarted: waiting up to {leases.silence:g} s for running workers to reconnect "
+                    f"({leases.loading:g} s if they were loading); if none does, all begin at checkpoint {complete}"
                 )
             case RunState.CHOOSING_CHECKPOINT:
                 absent = self._labels(self.missing)

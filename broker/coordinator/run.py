@@ -8,6 +8,7 @@ import msgspec
 
 from stageline.broker.control.protocol import Stop
 from stageline.broker.errors import BrokerError
+from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.base import Fact, Store
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
@@ -59,7 +60,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """The broker's part of the plan: `plan` is its digest, `settings` its mapping, `lease` in seconds.
+    """The broker's part of the plan: `plan` is its digest, `settings` its mapping.
 
     `restarts`: how often in a row a worker may be replaced. `snapshots`: the stages write snapshots, and queues are
     trimmed to complete checkpoints; without, to what every stage has finished, and no worker can be replaced.
@@ -69,15 +70,20 @@ class RunConfig:
     plan: str
     settings: Mapping[str, object]
     schedule: Schedule
-    lease: float
+    leases: Leases
     log_every: int
     restarts: int = 0
     snapshots: bool = False
 
     @property
+    def lease(self) -> float:
+        """Seconds that a worker may be silent."""
+        return self.leases.silence
+
+    @property
     def patience(self) -> float:
-        """Seconds that an empty place waits for a replacement before the run is given up."""
-        return max(60.0, 3 * self.lease)
+        """Seconds that an empty place waits for a replacement, which may have to load, before the run is given up."""
+        return max(60.0, 3 * self.lease, self.leases.loading)
 
     @classmethod
     def of(cls, plan: Plan, schedule: Schedule) -> "RunConfig":
@@ -88,7 +94,7 @@ class RunConfig:
             plan.digest(),
             plan.as_mapping(),
             schedule,
-            recovery.lease,
+            Leases(recovery.lease, recovery.longest_action, recovery.loading),
             plan.run.log_every,
             recovery.restarts if recovery.on else 0,
             snapshots=recovery.on,

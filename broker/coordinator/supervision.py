@@ -81,7 +81,7 @@ class Supervision:
                 self._run.replacements.pending,
                 self._run.ledger,
                 now,
-                config.lease,
+                config.leases,
                 config.patience,
                 replaces=config.restarts > 0,
             ),

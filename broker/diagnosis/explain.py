@@ -155,7 +155,8 @@ def _action(cluster: ClusterState, chain: WaitChain) -> str:
         case RootCause.STUCK | RootCause.SILENT if member is not None:
             return f"check process {member.pid} on {member.host}; {_verdict(cluster, chain, member)}"
         case RootCause.STARTING if member is not None and not member.sender:
-            left = max(0.0, silence_limit(member, cluster.lease) - silence(cluster, member))
+            _, limit = silence_limit(member, cluster.leases)
+            left = max(0.0, limit - silence(cluster, member))
             return f"wait: it reconnects, or is declared lost in {left:.0f} s"
         case RootCause.SERVER if member is not None:
             return (
@@ -181,10 +182,12 @@ def _start(cluster: ClusterState, chain: WaitChain) -> str:
 
 
 def _verdict(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
-    since = member.last_seen if chain.cause is RootCause.SILENT else member.last_progress
-    left = max(0.0, cluster.lease - (cluster.now - since))
+    key, limit, since = "recovery.action", cluster.leases.action, member.last_progress
+    if chain.cause is RootCause.SILENT:
+        (key, limit), since = silence_limit(member, cluster.leases), member.last_seen
+    left = max(0.0, limit - (cluster.now - since))
     what = "it is replaced" if cluster.replaces else "the run ends"
-    return f"it is declared lost in {left:.0f} s, and {what} (recovery.lease is {cluster.lease:g} s)"
+    return f"it is declared lost in {left:.0f} s, and {what} ({key} is {limit:g} s)"
 
 
 def failure_report(loss: WorkerLoss, ledger: Ledger, now: float) -> str:

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from stageline.broker.control.protocol import Report, Wait
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
+from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.replacements import Replacement
 from stageline.pipeline.schedule import Schedule
@@ -42,8 +43,8 @@ class RootCause(StrEnum):
 class ClusterState:
     """What the broker knows of the workers at `now` (seconds since the epoch); `members`, `replacements` by index.
 
-    A worker that makes no progress is lost after `lease` seconds, and then replaced if `replaces`. The run is given up
-    when a place has been empty for `patience` seconds.
+    A worker is lost after one of its `leases`, and then replaced if `replaces`. The run is given up when a place has
+    been empty for `patience` seconds.
     """
 
     schedule: Schedule
@@ -51,7 +52,7 @@ class ClusterState:
     replacements: Mapping[int, Replacement]
     ledger: Ledger
     now: float
-    lease: float
+    leases: Leases
     patience: float
     replaces: bool
 

@@ -1,4 +1,4 @@
-"""When a worker counts as lost: silent for a lease, no progress for a lease, or its process ended.
+"""When a worker counts as lost: silent or loading for too long, too long in one action, or its process ended.
 
 A worker that waits for a message is not to blame for making no progress. When all of them wait, the messages do not
 arrive: `Standstill` notices that.
@@ -13,8 +13,16 @@ from .member import Member, MemberStatus
 EXIT_GRACE = 0.5  # seconds that a process's last messages may arrive after the news of its exit
 KILL_GRACE = 0.1  # likewise for a process that was killed
 SUPERSEDED_AFTER = 2.0  # seconds of silence after which a worker whose process was restarted counts as lost
-STARTUP = 60.0  # seconds that a worker may take from its first hello to its first report: it loads its model
 STANDSTILL_LEASES, STANDSTILL_LEAST = 6, 60.0  # a standstill ends the run after that many leases, and that many seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """How long a worker may be silent, be in one action, and load before it is ready to work; in seconds."""
+
+    silence: float
+    action: float
+    loading: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +34,33 @@ class WorkerLoss:
     status: int | None = None
 
 
-def loss_of(member: Member, lease: float, now: float) -> WorkerLoss | None:
-    """The reason why `member` counts as lost at `now`; None if it does not. `lease` in seconds."""
+def loss_of(member: Member, leases: Leases, now: float) -> WorkerLoss | None:
+    """The reason why `member` counts as lost at `now` (seconds); None if it does not."""
     if member.exited is not None and now - member.exited[0] >= (EXIT_GRACE if member.exited[1] >= 0 else KILL_GRACE):
         return WorkerLoss(member, describe_exit(member.exited[1]), member.exited[1])
     silence, stalled = now - member.last_seen, now - member.last_progress
     if member.superseded and silence >= SUPERSEDED_AFTER:
         return WorkerLoss(member, f"was restarted, and the old process was silent for {silence:.1f} s")
-    if silence >= silence_limit(member, lease):
-        return WorkerLoss(member, f"was silent for {silence:.1f} s (recovery.lease is {lease:g} s)")
+    key, limit = silence_limit(member, leases)
+    if silence >= limit:
+        return WorkerLoss(member, f"was silent for {silence:.1f} s ({key} is {limit:g} s)")
     at_work = member.status is MemberStatus.PRESENT and member.introduced and member.report is not None
-    if at_work and stalled >= lease:
+    if at_work and stalled >= leases.action:
         return WorkerLoss(
             member,
             f"is alive, but completed no action for {stalled:.1f} s; if one may take this long, "
-            f"raise recovery.lease ({lease:g} s)",
+            f"raise recovery.action ({leases.action:g} s)",
         )
     return None
 
 
-def silence_limit(member: Member, lease: float) -> float:
-    """Seconds. A worker promoted from standby was ready to answer; any other may load its model before it does."""
+def silence_limit(member: Member, leases: Leases) -> tuple[str, float]:
+    """The plan's key that bounds its silence, and its seconds. A worker promoted from standby was ready to answer; any
+    other may load its model before it does."""
     starting = not member.introduced and (member.aware or not member.promoted)
-    return max(lease, STARTUP) if starting else lease
+    if starting and leases.loading > leases.silence:
+        return "recovery.loading", leases.loading
+    return "recovery.lease", leases.silence
 
 
 def describe_exit(status: int) -> str:

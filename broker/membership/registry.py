@@ -16,7 +16,7 @@ from stageline.broker.control.protocol import Hello, Refused, Report
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule import Placement
 
-from .failure_detector import WorkerLoss, loss_of
+from .failure_detector import Leases, WorkerLoss, loss_of
 from .member import Member, stages_label
 from .standby import Contact, process_key
 
@@ -31,7 +31,7 @@ class Registry:
     """Gives places and incarnations, records heartbeats, finds lost workers."""
 
     placement: Placement
-    lease: float  # seconds
+    leases: Leases
     incarnation: int = 0  # the highest given out
     members: dict[int, Member] = field(default_factory=dict)  # by index
     begun: bool = False  # every worker of the plan was present at the same time once
@@ -138,7 +138,7 @@ class Registry:
 
     def losses(self, now: float) -> list[WorkerLoss]:
         """Workers that should be at work and are not, each with the reason."""
-        found = (loss_of(member, self.lease, now) for member in self.reachable())
+        found = (loss_of(member, self.leases, now) for member in self.reachable())
         return [loss for loss in found if loss is not None]
 
     def facts(self) -> dict[str, object]:

@@ -15,6 +15,8 @@ UNCOUNTED = frozenset(
         "queues.url",
         "queues.retain_bytes",
         "recovery.lease",
+        "recovery.action",
+        "recovery.loading",
         "recovery.restarts",
         "recovery.record",
         "broker.url",

@@ -194,8 +194,19 @@ class RecoveryPlan(Section):
 
     lease: Seconds = Field(
         default=10.0,
-        description="How long (seconds) a worker may be silent, or without progress, before it counts as lost.",
+        description="How long (seconds) a worker may be silent before it counts as lost.",
         examples=["30s"],
+    )
+    action: Unset[Seconds] = Field(
+        default=None,
+        description="How long (seconds) one action, such as a microbatch's forward, may take before the worker counts "
+        "as lost. Default: `lease`.",
+        examples=["2min"],
+    )
+    loading: Seconds = Field(
+        default=300.0,
+        description="How long (seconds) loading model and data, and the trial of one microbatch, may take.",
+        examples=["30min"],
     )
     snapshot_every: Annotated[int, whole(0)] = Field(
         default=20,
@@ -220,6 +231,11 @@ class RecoveryPlan(Section):
         "microbatch since the last but one complete checkpoint.",
         examples=["all"],
     )
+
+    @property
+    def longest_action(self) -> float:
+        """Seconds."""
+        return self.lease if self.action is None else self.action
 
     @property
     def on(self) -> bool:

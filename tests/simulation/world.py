@@ -24,9 +24,11 @@ from stageline.broker.control.protocol import Assigned, Exited, Trim
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import Outgoing
 from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of
+from stageline.broker.membership.failure_detector import Leases
 from stageline.pipeline.digest import weights_sha256
 
 LONGEST = 200.0  # seconds that a run may last after the last injection
+LOADING = 60.0  # seconds that a worker may load
 DOWN = 0.5  # seconds until the broker is started again, on the average
 RESTART = 0.2  # likewise a worker
 TELL = 0.1  # seconds until the broker is told that a worker's process is gone, likewise
@@ -48,7 +50,14 @@ class World:
         self.store = FragileStore()
         self.workers: list[SimulatedWorker] = []
         self._terms = RunConfig(
-            RUN, PLAN, {}, schedule, scenario.lease, log_every=LOG_EVERY, restarts=10**6, snapshots=True
+            RUN,
+            PLAN,
+            {},
+            schedule,
+            Leases(scenario.lease, scenario.lease, LOADING),
+            log_every=LOG_EVERY,
+            restarts=10**6,
+            snapshots=True,
         )
         self._started = 0
         self._actions = 0

@@ -23,6 +23,7 @@ from stageline.broker.control.protocol import (
 )
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
+from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.base import Store
 from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.schedule import make_schedule
@@ -30,7 +31,7 @@ from stageline.pipeline.schedule import make_schedule
 PLAN = "d" * 64
 SETTINGS: Mapping[str, object] = {"schedule": {"name": "1f1b", "microbatches": 4}}
 SCHEDULE = make_schedule("1f1b", ((0,), (1,)), 4)
-TERMS = RunConfig("digits", PLAN, SETTINGS, SCHEDULE, lease=10.0, log_every=10)
+TERMS = RunConfig("digits", PLAN, SETTINGS, SCHEDULE, Leases(10.0, 10.0, 60.0), log_every=10)
 SNAPSHOTS = replace(TERMS, restarts=2, snapshots=True)
 WAITING = "waits for forward-1 message 0"
 

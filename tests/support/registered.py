@@ -1,11 +1,13 @@
 """Workers that register at a registry."""
 
 from stageline.broker.control.protocol import CONTROL_VERSION, Hello, Report
+from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
 
 PLACEMENT = ((0, 2), (1,))
 LEASE = 10.0
+LEASES = Leases(silence=LEASE, action=20.0, loading=60.0)
 
 
 def hello(name: str, *, pid: int = 1, claim: int | None = None, incarnation: int = 0, endpoint: str = "") -> Hello:

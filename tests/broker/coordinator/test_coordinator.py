@@ -19,6 +19,7 @@ from stageline.broker.control.protocol import (
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.coordinator.run_state import RunState
+from stageline.broker.membership.failure_detector import Leases
 from stageline.pipeline.digest import weights_sha256
 from support.conversation import TERMS, Conversation, finished, hello, name, report, steps, stop_reason
 
@@ -152,7 +153,7 @@ def test_a_broker_that_was_away_gives_every_worker_a_new_lease(talk: Conversatio
 
 def test_a_lease_shorter_than_the_brokers_turn_still_ends():
     talk = Conversation()
-    talk.core = Coordinator(replace(TERMS, lease=0.05), talk.store, "run-1", talk.now)
+    talk.core = Coordinator(replace(TERMS, leases=Leases(0.05, 0.05, 60.0)), talk.store, "run-1", talk.now)
     talk.join(0), talk.join(1)
     talk.after(0.2)
     assert talk.core.run.phase is RunPhase.FAILED

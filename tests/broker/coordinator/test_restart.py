@@ -71,7 +71,7 @@ def test_workers_that_were_started_again_are_known_by_their_names_and_wait_two_s
     for index in (0, 1):
         ((_, said),) = talk.send(name(index), msgspec.structs.replace(hello(index), pid=7))
         assert isinstance(said, Standby)
-        assert "waiting up to 10 s for running workers to reconnect (a minute if they were loading)" in said.reason
+        assert "waiting up to 10 s for running workers to reconnect (60 s if they were loading)" in said.reason
         assert said.reason.endswith("if none does, all begin at checkpoint 40")
     assert why(talk) == {"text": said.reason, "action": "wait: the run continues by itself"}
     assert talk.status()["listening"]

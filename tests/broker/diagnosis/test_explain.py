@@ -40,7 +40,7 @@ def test_the_whole_chain_leads_to_the_root(line: WorkerLine):
     assert [(lack["index"], lack["source"]) for lack in facts["chain"]] == [(0, 1), (1, 2), (2, 3)]  # type: ignore[attr-defined]
     assert (facts["root"]["cause"], facts["root"]["worker"]["pid"]) == ("stuck", 103)  # type: ignore[index]
     assert facts["action"] == (
-        "check process 103 on desk; it is declared lost in 6 s, and the run ends (recovery.lease is 10 s)"
+        "check process 103 on desk; it is declared lost in 6 s, and the run ends (recovery.action is 10 s)"
     )
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from stageline.broker.control.protocol import Hello, Refused
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
-from support.registered import LEASE, PLACEMENT, hello, introduced, placed
+from support.registered import LEASES, PLACEMENT, hello, introduced, placed
 
 
 def refusal(registry: Registry, said: Hello, now: float = 0.0) -> Refused:
@@ -18,7 +18,7 @@ def refusal(registry: Registry, said: Hello, now: float = 0.0) -> Refused:
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry(PLACEMENT, LEASE)
+    return Registry(PLACEMENT, LEASES)
 
 
 def test_workers_get_the_places_that_are_free_in_turn(registry: Registry):
@@ -86,7 +86,7 @@ def test_the_registry_is_complete_when_all_workers_have_named_their_endpoints(re
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from([None, 0, 1]), st.booleans())))
 def test_incarnations_only_ever_grow_and_no_place_is_given_twice(arrivals: list[tuple[str, int | None, bool]]):
-    registry, handed_out = Registry(PLACEMENT, LEASE), [0]
+    registry, handed_out = Registry(PLACEMENT, LEASES), [0]
     for name, claim, leaves in arrivals:
         before = dict(registry.members)
         member = registry.register(hello(name, claim=claim), name.encode(), 0.0)
@@ -101,7 +101,7 @@ def test_incarnations_only_ever_grow_and_no_place_is_given_twice(arrivals: list[
 
 def test_another_broker_adopts_workers_with_their_incarnations(registry: Registry):
     introduced(registry, "anna"), placed(registry, "berta")
-    other = Registry(PLACEMENT, LEASE)
+    other = Registry(PLACEMENT, LEASES)
     other.restore(registry.facts(), now=50.0)
     assert other.peers == {0: (1, "ipc://anna")}
     assert other.members[1].incarnation == registry.members[1].incarnation
@@ -113,6 +113,6 @@ def test_another_broker_adopts_workers_with_their_incarnations(registry: Registr
 
 def test_an_adopted_registry_reuses_no_incarnation(registry: Registry):
     registry.free(placed(registry, "anna"))
-    other = Registry(PLACEMENT, LEASE)
+    other = Registry(PLACEMENT, LEASES)
     other.restore(registry.facts(), now=50.0)
     assert placed(other, "berta").incarnation == 2

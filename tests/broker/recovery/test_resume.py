@@ -22,7 +22,7 @@ from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
 from stageline.broker.recovery.resume import CheckpointPoll, ResumePoint
 from stageline.broker.stores.memory import MemoryStore
-from support.conversation import PLAN, SNAPSHOTS, Conversation, having_read, hello, name, steps
+from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, having_read, hello, name, steps
 
 BOTH = ((0,), (1,))
 DAMAGE = "the snapshot stage-1/step-40 cannot be used: weights.safetensors is missing"
@@ -266,7 +266,7 @@ def test_a_run_without_records_waits_ten_minutes_for_the_workers_with_its_snapsh
 
 def test_a_worker_without_a_claim_gets_a_place_that_it_has_snapshots_of():
     """Two machines, each with the snapshots of its own stage, came in the other order than before."""
-    registry = Registry(BOTH, lease=10.0)
+    registry = Registry(BOTH, TERMS.leases)
     has_of_1 = seeing(None, 20, [1], there=[(1, 20)])
     placed = registry.register(has_of_1, b"a", 0.0)
     assert isinstance(placed, Member)

@@ -31,8 +31,8 @@ def test_the_documented_defaults_are_the_defaults() -> None:
     defaults = {key.replace("workers.0", "workers.N"): value for key, value in flat(plan().as_mapping()).items()}
     written = {key: cell.strip("`") for key, cell in documented().items() if cell.startswith("`")}
     assert written["queues.retain_bytes"] == '"1GiB"'
-    assert written["recovery.lease"] == '"10s"'
-    for key in written.keys() - {"queues.retain_bytes", "recovery.lease"}:
+    assert (written["recovery.lease"], written["recovery.loading"]) == ('"10s"', '"5min"')
+    for key in written.keys() - {"queues.retain_bytes", "recovery.lease", "recovery.loading"}:
         assert json.loads(written[key]) == defaults[key]
 
 

@@ -27,7 +27,14 @@ def test_a_file_becomes_one_value_with_the_defaults_filled_in(file: Path) -> Non
         "schedule": {"name": "1f1b", "microbatches": 1, "mode": "sync"},
         "optimizer": {"factory": "torch.optim.SGD", "lr": 0.1},
         "queues": {"url": "ipc://", "retain_bytes": 2**30},
-        "recovery": {"lease": 10.0, "snapshot_every": 20, "restarts": 5, "on_bad_microbatch": "halt", "record": "bad"},
+        "recovery": {
+            "lease": 10.0,
+            "loading": 300.0,
+            "snapshot_every": 20,
+            "restarts": 5,
+            "on_bad_microbatch": "halt",
+            "record": "bad",
+        },
         "broker": {"url": "tcp://127.0.0.1:5600", "store": "sqlite"},
         "workers": {
             "0": {"stages": [0], "device": "cpu", "threads": 1},

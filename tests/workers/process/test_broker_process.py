@@ -46,12 +46,13 @@ from stageline.broker.control.protocol import (
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
+from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.process.broker_process import serve_channel
 
 PATIENCE = 10_000  # milliseconds after which a test gives up waiting
-TERMS = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), lease=10.0, log_every=1)
+TERMS = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), Leases(10.0, 10.0, 60.0), log_every=1)
 
 
 def serve(core: Coordinator, url: str, on_bound: Callable[[str], None] = lambda endpoint: None, **options: Any) -> None:
@@ -346,12 +347,13 @@ from time import time
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.control.open import open_server
+from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.process.broker_process import serve_channel
 
 store = SqliteStore(pathlib.Path(sys.argv[1]))
-terms = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), 10.0, 1)
+terms = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), Leases(10.0, 10.0, 60.0), 1)
 core = Coordinator(terms, store, run_of(store, "plan", sys.argv[3]), time())
 assert "torch" not in sys.modules
 channel = open_server(sys.argv[2])
