@@ -59,6 +59,7 @@ LADDER = {
 # Files that decide, in rooms that also do.
 DECIDING = {
     "broker/control/protocol.py": PURE,
+    "broker/control/seal.py": PURE,
     "broker/queues/base.py": TENSORS,
     "broker/queues/delivery.py": TENSORS,
     "broker/queues/zeromq/requests.py": PURE,

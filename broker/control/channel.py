@@ -46,6 +46,9 @@ class ServerChannel(Protocol):
         None while no client can reach the broker: then no silence of a worker counts against it.
         """
 
+    def trust(self, sender: bytes) -> None:
+        """What came from `sender` with the last `receive` was genuine: its connection has wider limits from now on."""
+
     def send(self, envelopes: Iterable[Envelope]) -> None:
         """Sends messages. One is lost if its recipient is gone, or too slow to take it."""
 

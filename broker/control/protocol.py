@@ -1,27 +1,33 @@
-"""The control messages: one tagged Struct each, encoded as msgpack behind its CRC-32.
+"""The control messages: one tagged Struct each, encoded as msgpack behind a seal (see `seal.py`).
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye
     broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, Stop, Refused
     command -> broker   Ask, StopRun; a supervisor also Exited
     broker  -> command  Answer, Refused
 
+What a worker says under an incarnation is sealed with the incarnation's secret, StopRun and Exited with the run's
+control secret; who may say what is decided in `coordinator/authenticity.py`. What the broker sends is not sealed.
+
 A worker repeats Hello until Assigned or Refused comes (also after Standby), a Report's `steps` and `snapshots` until
 Confirmed comes, and Finished until Stop comes. All else is sent once and may get lost. Tensors never travel here:
 training continues while the broker is away.
 """
 
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
-from zlib_ng.zlib_ng import crc32
 
-from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.broker.errors import ForeignMessage
 
-CONTROL_VERSION = 3
+from .seal import MessageSeal, opened, sealed
+
+CONTROL_VERSION = 4
 WAITS = "waits"  # the first word of `Report.now` while the compute loop has nothing to compute
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # stays exact in JSON and in a store
 RunId = Annotated[str, msgspec.Meta(pattern=r"^\w[\w.-]*\Z", max_length=200)]  # a folder, and a part of Redis keys
+Token = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
+Secret = Annotated[bytes, msgspec.Meta(max_length=64)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -58,7 +64,8 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
     `memory` is sent with an incarnation. `snapshots`: (stage, step) of the run's snapshots on its disk, of any stage;
     None before it has looked, or does not know which run to look for. An assigned worker that finds its initial
     snapshots deleted sends its incarnation and `snapshots`, without `memory`.
-    `inspection` is the answer to `Standby.step`.
+    `inspection` is the answer to `Standby.step`. `token` is drawn by the process and shown to the broker alone: by it a
+    worker that has not used its incarnation yet is known again.
     """
 
     version: int
@@ -74,6 +81,7 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
     memory: WorkerRecord | None = None
     snapshots: list[tuple[Count, Count]] | None = None
     inspection: Inspection | None = None
+    token: Token = ""
 
 
 class StepRecord(_ControlMessage, frozen=True, tag="step"):
@@ -186,6 +194,8 @@ class Assigned(_ControlMessage, frozen=True, tag="assigned"):
     incarnation from now on, and repeats the losses of its steps.
     No worker whose incarnation is `since` or older still runs: the run was restarted as a whole, perhaps further back
     than those were, and their statements about their queues must be ignored.
+    `secret` is the incarnation's, for the worker's seals; empty if the worker has it. `queue_key` is for the seals of
+    its queues' requests.
     """
 
     run: RunId
@@ -194,6 +204,13 @@ class Assigned(_ControlMessage, frozen=True, tag="assigned"):
     step: Count
     keep: bool = False
     since: Count = 0
+    secret: Secret = b""
+    queue_key: Secret = b""
+
+    def __repr__(self) -> str:
+        """Without the secrets."""
+        shown = (f"{name}={getattr(self, name)!r}" for name in ("run", "index", "incarnation", "step", "keep", "since"))
+        return f"Assigned({', '.join(shown)})"
 
 
 class Standby(_ControlMessage, frozen=True, tag="standby"):
@@ -257,14 +274,14 @@ class Ask(_ControlMessage, frozen=True, tag="ask"):
 
 
 class StopRun(_ControlMessage, frozen=True, tag="stop-run"):
-    """The supervisor, or a command, ends the run.
+    """The supervisor, or a command, interrupts the run; the broker knows with which exit code that ends.
 
-    Where there are snapshots, `code` 75 and 130 are corrected: 75 if there is a complete checkpoint, 130 if not.
+    With `over` it only says that no more queries will come after the run's end, so that the broker may exit.
     """
 
     reason: str
-    code: int
     at_step_end: bool = False
+    over: bool = False
 
 
 class Exited(_ControlMessage, frozen=True, tag="exited"):
@@ -291,26 +308,33 @@ _from_broker: "msgspec.msgpack.Decoder[FromBroker]" = msgspec.msgpack.Decoder(Fr
 _AnyMessage = TypeVar("_AnyMessage")
 
 
-def encode(message: ToBroker | FromBroker) -> bytes:
-    """The bytes that travel: msgpack behind its CRC-32."""
-    body = _encode(message)
-    return crc32(body).to_bytes(4, "little") + body
+class SealedMessage(NamedTuple):
+    """A message to the broker, and the seal that came with it."""
+
+    message: ToBroker
+    seal: MessageSeal
 
 
-def decode_to_broker(frame: bytes) -> ToBroker:
-    """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version."""
-    return _decode(frame, _to_broker)
+def encode(message: ToBroker | FromBroker, secret: bytes = b"", serial: int = 0) -> bytes:
+    """The bytes that travel, sealed with `secret` unless that is empty."""
+    return sealed(_encode(message), secret, serial)
+
+
+def decode_to_broker(frame: bytes) -> SealedMessage:
+    """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version.
+
+    The seal has not been looked at: `Authenticity` does.
+    """
+    body, seal = opened(frame)
+    return SealedMessage(_decode(body, _to_broker), seal)
 
 
 def decode_from_broker(frame: bytes) -> FromBroker:
     """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version."""
-    return _decode(frame, _from_broker)
+    return _decode(opened(frame)[0], _from_broker)
 
 
-def _decode(frame: bytes, decoder: "msgspec.msgpack.Decoder[_AnyMessage]") -> _AnyMessage:
-    body = frame[4:]
-    if len(frame) < 4 or crc32(body) != int.from_bytes(frame[:4], "little"):
-        raise BadMessage("a control message is damaged: its CRC-32 does not match")
+def _decode(body: bytes, decoder: "msgspec.msgpack.Decoder[_AnyMessage]") -> _AnyMessage:
     try:
         return decoder.decode(body)
     except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError that msgspec does not make its own

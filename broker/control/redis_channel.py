@@ -135,6 +135,9 @@ class RedisServerChannel:
         self._note_server("")
         return [_received(value) for value in (*(found[0] or ())[1:], *(found[1] or ()))]
 
+    def trust(self, sender: bytes) -> None:
+        """The server alone limits those who can reach it."""
+
     def send(self, envelopes: Iterable[Envelope]) -> None:
         units = [_push(self._prefix + b"to:" + recipient, message) for recipient, message in envelopes if recipient]
         if not units:

@@ -1,13 +1,17 @@
 """The broker without its sockets: a message comes in, is decided on and stored, and messages go out.
 
+    receive(message)  is it genuine? Then:
     handle(message)   Hello: registration; Report: ledger, store; Exited: supervision; StopRun: shutdown; Ask: queries
     tick(now)         restart, or supervision, shutdown, registration and trims
 
 The run's life is the table in `run_state.py`. No clock either; `now` is seconds since the epoch and never goes back.
 """
 
+from typing import NamedTuple
+
 from stageline.broker.control.protocol import (
     Ask,
+    Assigned,
     Confirmed,
     Exited,
     Failed,
@@ -15,6 +19,8 @@ from stageline.broker.control.protocol import (
     Goodbye,
     Hello,
     Report,
+    SealedMessage,
+    Standby,
     StopRun,
     ToBroker,
     Trim,
@@ -25,6 +31,7 @@ from stageline.broker.stores.base import Store
 from stageline.pipeline.digest import weights_sha256
 from stageline.pipeline.errors import ExitCode
 
+from .authenticity import Authenticity, refusal_to
 from .queries import RunView, answer
 from .records import Outgoing, RunRecords
 from .registration import FromMember, Registration
@@ -38,6 +45,14 @@ TRIM_EVERY = 0.05  # seconds between two announcements
 AWAY = 0.5  # seconds between two ticks from which on the broker counts as having been away, however short the lease
 
 
+class Reception(NamedTuple):
+    """What follows from a message: `outgoing`, and whether its sender is `trusted`: it has proven who it is, was given
+    a place, or stands by for one."""
+
+    outgoing: list[Outgoing]
+    trusted: bool
+
+
 class Coordinator:
     """Makes every decision of the broker. `run` is the run's id; what `store` has of it is restored.
 
@@ -46,6 +61,7 @@ class Coordinator:
 
     def __init__(self, config: RunConfig, store: Store, run: str, now: float) -> None:
         self.run = RunRecords(run, config, store)
+        self._authenticity = Authenticity(self.run)
         self._restart = Restart(self.run)
         self._registration = Registration(self.run, self._restart)
         self._supervision = Supervision(self.run)
@@ -65,6 +81,17 @@ class Coordinator:
     @property
     def stop_requested(self) -> bool:
         return self._shutdown.request is not None or self.run.lifecycle.state is RunState.DISMISSED
+
+    def receive(self, sender: bytes, sealed: SealedMessage, now: float) -> Reception:
+        """Decides on a message from the wire, if it is genuine."""
+        verdict = self._authenticity.judge(sealed)
+        if verdict.refusal:
+            self.run.events.count("forged", f"refused: {verdict.refusal}")
+            answer = refusal_to(sealed, verdict.refusal)
+            return Reception([] if answer is None else [(sender, answer)], trusted=False)
+        outgoing = self.handle(sender, sealed.message, now)
+        placed = any(to == sender and isinstance(message, Assigned | Standby) for to, message in outgoing)
+        return Reception(outgoing, trusted=verdict.proven or placed)
 
     def handle(self, sender: bytes, message: ToBroker, now: float) -> list[Outgoing]:
         """Decides on a message; returns the messages to send, with their recipients."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from stageline.broker.control.protocol import FromBroker
+from stageline.broker.control.seal import RunKeys
 from stageline.broker.ledger.ledger import Ledger
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.registry import Registry
@@ -19,7 +20,7 @@ from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
 from stageline.broker.recovery.lost_work import KEPT_LOSSES, LostAttempt, lost_attempts
 from stageline.broker.stores.base import Fact, Store, StoredRun
 
-from .run import RunConfig, RunOutcome, RunPhase
+from .run import RunConfig, RunIdentity, RunOutcome, RunPhase
 from .run_state import RunEvent, RunLifecycle
 
 _FACT = "registry"
@@ -66,6 +67,8 @@ class RunRecords:
     def __init__(self, run: str, config: RunConfig, store: Store) -> None:
         schedule = config.schedule
         self.id = run
+        self.keys = RunKeys(run)  # none without a stored key
+        self.adopted = False  # see `RunIdentity`
         self.config = config
         self.store = store
         self.lifecycle = RunLifecycle()
@@ -152,6 +155,9 @@ class RunRecords:
 
     def restore(self, stored: StoredRun, now: float) -> None:
         """Continues from what a former broker has stored."""
+        identity = RunIdentity.stored_in(stored.facts)
+        if identity is not None:
+            self.keys, self.adopted = identity.keys, identity.adopted
         self.ledger.restore(stored.finished, stored.losses)
         self.registry.floor = self.unused_incarnation(now) if self.config.restarts else 0
         if _FACT in stored.facts:

@@ -111,6 +111,8 @@ class Registration:
             step=self._start_step(member),
             keep=member.former > 0,
             since=self._run.registry.since,
+            secret=b"" if member.aware else self._run.keys.of_incarnation(member.incarnation),
+            queue_key=self._run.keys.of_queues,
         )
         self._run.outgoing.append((member.sender, place))
         self._send_peers(member.sender)

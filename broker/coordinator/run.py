@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from stageline.broker.control.protocol import Stop
+from stageline.broker.control.seal import RunKeys
 from stageline.broker.errors import BrokerError
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.base import Fact, Store
@@ -14,6 +15,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 
 RESUMED = "resumed"  # the name of a fact
+_RUN = "run"  # likewise
 
 
 class OtherRun(BrokerError):
@@ -101,36 +103,65 @@ class RunConfig:
         )
 
 
-def run_of(store: Store, plan: str, fresh: str, *, resume: bool = False, alone: bool = False) -> str:
+class RunIdentity(msgspec.Struct, frozen=True):
+    """What a store keeps of the run itself: its id, its plan's digest, and the key that all its secrets come from.
+
+    `adopted`: the records began under an id that was given, so a former broker's may be lost, and with them the key:
+    its workers cannot prove who they are.
+    """
+
+    id: str
+    plan: str
+    key: str = ""  # hex
+    adopted: bool = False
+
+    @classmethod
+    def stored_in(cls, facts: Mapping[str, Fact]) -> "RunIdentity | None":
+        fact = facts.get(_RUN)
+        return msgspec.convert(fact, cls) if fact else None
+
+    @property
+    def keys(self) -> RunKeys:
+        return RunKeys(self.id, bytes.fromhex(self.key))
+
+
+def run_of(
+    store: Store, plan: str, fresh: str, key: bytes, *, new: bool = False, resume: bool = False, alone: bool = False
+) -> str:
     """The id of the run to serve: the one in the store if it has not ended, or if `fresh` names it; else `fresh`.
 
     Records of another run that has ended are deleted. With `resume`, the stored run continues however it was stopped:
     all places are free, and every stage starts at the newest complete checkpoint; a finished run stays finished. If no
     end is recorded, its workers may still be running and first get time to reconnect, unless the broker is `alone`. If
     the store has lost the run, the workers will be asked for their snapshots.
+    `key` is random, for a run that has none. `new`: no broker has served `fresh` before.
     Raises `OtherRun` if the stored run has another digest than `plan`.
     """
     facts = store.load().facts
-    kept = facts.get("run", {})
-    if not kept or (not resume and facts.get("outcome") and kept["id"] != fresh):
+    kept = RunIdentity.stored_in(facts)
+    if kept is None or (not resume and facts.get("outcome") and kept.id != fresh):
         store.begin()
         if resume:  # stored before the run's id: a broker that finds the id also finds this
             store.put(RESUMED, {"how": ResumeMode.WITHOUT_RECORDS})
-        store.put("run", {"id": fresh, "plan": plan})
+        _put(store, RunIdentity(fresh, plan, key.hex(), adopted=not new))
         return fresh
-    run, former = str(kept["id"]), str(kept["plan"])
-    if former != plan:
+    if kept.plan != plan:
         raise OtherRun(
-            f"the broker's store holds run {run} of another plan (digest {former[:12]}, now {plan[:12]}); "
+            f"the broker's store holds run {kept.id} of another plan (digest {kept.plan[:12]}, now {plan[:12]}); "
             "start it with its own plan, or give this run another run.dir"
         )
-    store.put("run", {"id": run, "plan": plan})  # the first write: from here on the store is this broker's
+    # The first write: from here on the store is this broker's.
+    _put(store, msgspec.structs.replace(kept, key=kept.key or key.hex()))
     ended = facts.get("outcome")
     finished = ended and msgspec.convert(ended, RunOutcome).phase is RunPhase.FINISHED
     if resume and not finished:  # the outcome is cleared last: a broker killed in between leaves a stopped run
         store.put(RESUMED, {"how": _resume_mode(facts, alone=alone)})
         store.put("outcome", {})
-    return run
+    return kept.id
+
+
+def _put(store: Store, run: RunIdentity) -> None:
+    store.put(_RUN, msgspec.to_builtins(run))
 
 
 def _resume_mode(facts: Mapping[str, Fact], *, alone: bool) -> ResumeMode:

@@ -19,7 +19,6 @@ from .run_state import RunEvent, RunState
 DELAY = 1.0  # seconds at most from a stage's start of a step until the broker's decision on that news arrives there
 MOTION = 0.3  # seconds that steps must have been observed for to know their pace
 _LEAST = 0.1  # seconds between two reports
-_INTERRUPTIONS = frozenset({ExitCode.SAVED, ExitCode.INTERRUPTED})
 
 
 class Shutdown:
@@ -42,6 +41,9 @@ class Shutdown:
         After its end: dismisses the broker, and workers no longer finish the step.
         """
         outcome = self._run.outcome
+        if request.over and outcome is None:
+            self._run.events.count("too early", "the run has not ended, and its broker was told that it is over")
+            return
         self._run.lifecycle.move(RunEvent.STOP_REQUESTED)
         if outcome is None:
             if self.request is None:
@@ -79,8 +81,8 @@ class Shutdown:
 
     def _reason(self, request: StopRun) -> tuple[str, int]:
         checkpoint = self._run.checkpoints.complete
-        if not self._run.config.snapshots or request.code not in _INTERRUPTIONS:
-            return request.reason, request.code
+        if not self._run.config.snapshots:
+            return request.reason, ExitCode.INTERRUPTED
         if not checkpoint:
             return f"{request.reason}; nothing is saved yet", ExitCode.INTERRUPTED
         return f"{request.reason}; the state after {checkpoint} steps is saved", ExitCode.SAVED

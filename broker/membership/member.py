@@ -32,6 +32,7 @@ class Member:
     start: int = 0  # the step it began at
     generation: int = 1  # counts the workers that have had this place, from 1
     former: int = 0  # the incarnation it had before the broker's records were lost
+    token: str = ""  # of its first Hello: by it the process is known before it has used its incarnation
     sender: bytes = b""  # its address on the channel; empty until it contacts this broker
     introduced: bool = False  # its endpoint is known, even if it has none
     aware: bool = False  # it has sent a message under its incarnation

@@ -23,6 +23,7 @@ from .standby import Contact, process_key
 # What a store keeps of a member.
 _STORED = (
     "index", "incarnation", "name", "host", "pid", "endpoint", "introduced", "aware", "start", "generation", "former",
+    "token",
 )  # fmt: skip
 
 
@@ -166,7 +167,7 @@ class Registry:
         """
         if hello.incarnation:
             return self.current(hello.incarnation) or self.renewed(hello.incarnation)
-        unaware = (member for member in self.members.values() if not member.aware)
+        unaware = (member for member in self.members.values() if not member.aware and member.token == hello.token)
         return next((each for each in unaware if (each.name, each.host, each.pid) == process_key(hello)), None)
 
     def _reconnect(self, member: Member, hello: Hello, sender: bytes, now: float) -> None:
@@ -219,5 +220,6 @@ class Registry:
             sender=sender,
             introduced=bool(hello.endpoint),
             last_progress=now,
+            token=hello.token,
         )
         return self.members[index]

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import zlib
+from functools import partial
 
 import pytest
 import zmq
@@ -18,6 +19,7 @@ from stageline.broker.queues.zeromq.requests import RetentionReply, pack
 from stageline.pipeline.plan import read_plan
 from stageline.workers.cli.app import run
 from stageline.workers.control.client import Client
+from stageline.workers.runs.folder import read_control_secret
 from support.workspace import WAITS_FOR_EVER, free_port, until
 
 
@@ -170,8 +172,8 @@ def test_a_second_worker_that_claims_a_stage_is_turned_away_and_the_first_is_not
     other = workspace.command("worker", ".", "--broker", url, "--index", "1")
     assert other.returncode == 0, other.stderr
     assert first.wait() == 0
-    with Client(url) as client:
-        client.stop_run("the test is over", 0)
+    with Client(url, partial(read_control_secret, workspace.runs()[-1])) as client:
+        client.dismiss()
     assert broker.wait() == 0
 
 
@@ -213,8 +215,8 @@ def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(f
         peer, *_ = queues.recv_multipart()
         queues.send_multipart([peer, b"", answer(foreign, assigned.run)])
         _, errors = worker.communicate()
-        with Client(url) as client:
-            client.stop_run("the test is over", 0)
+        with Client(url, partial(read_control_secret, workspace.runs()[-1])) as client:
+            client.dismiss()
         broker.communicate()
     assert worker.returncode == 1
     assert ("another-run" if foreign == "another run" else "version") in errors
@@ -226,9 +228,8 @@ def join_as_worker_0(control, plan, endpoint):
     control.send(encode(Hello(CONTROL_VERSION, plan, "impostor", socket.gethostname(), 1, endpoint, 0)))
     while not isinstance(said := decode_from_broker(control.recv()), Assigned):
         continue
-    control.send(
-        encode(Hello(CONTROL_VERSION, plan, "impostor", socket.gethostname(), 1, endpoint, 0, said.incarnation))
-    )
+    hello = Hello(CONTROL_VERSION, plan, "impostor", socket.gethostname(), 1, endpoint, 0, said.incarnation)
+    control.send(encode(hello, said.secret, serial=1))
     return said
 
 

@@ -1,10 +1,12 @@
 """The commands, as a user types them: what they print, where, and with which exit code they end."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 from stageline.workers.cli.app import run
 from stageline.workers.control.client import Client
+from stageline.workers.runs.folder import read_control_secret
 from support.workspace import free_port, until
 
 
@@ -31,9 +33,9 @@ def test_three_terminals_over_tcp_train_to_the_same_weights_and_can_be_asked_mea
     assert "6 of 6 steps" in said
     assert run(["queue", "ls", "--broker", url]) == 0
     assert capsys.readouterr().out.startswith("queues of run small-")
-    with Client(url) as client:
+    with Client(url, partial(read_control_secret, workspace.runs()[-1])) as client:
         facts = client.ask("status")
-        client.stop_run("the test has seen enough", 0)
+        client.dismiss()
     _, log = broker.communicate()
     assert broker.returncode == 0
     assert f"weights_sha256 {facts['weights_sha256']}" in log

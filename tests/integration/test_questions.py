@@ -2,11 +2,13 @@
 
 import json
 import signal
+from functools import partial
 
 import pytest
 
 from stageline.workers.cli.app import run
 from stageline.workers.control.client import Client
+from stageline.workers.runs.folder import read_control_secret
 from support.conversation import Conversation, name, report
 from support.workspace import free_port, until
 
@@ -38,8 +40,8 @@ def test_a_waiting_run_names_the_missing_workers_and_a_finished_one_shows_each_m
     assert json.loads(capsys.readouterr().out)["schema"] == "story/1"
     assert workspace.here("story", "4/9", "--broker", url) == 2
     assert "there is no microbatch 9" in capsys.readouterr().err
-    with Client(url) as client:
-        client.stop_run("the test has seen enough", 0)
+    with Client(url, partial(read_control_secret, workspace.runs()[-1])) as client:
+        client.dismiss()
     assert broker.wait() == 0
 
 

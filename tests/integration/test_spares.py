@@ -144,12 +144,12 @@ class Broker:
         """The next sentence, once all hellos are answered."""
         self._thread.join()
         _, said = self._socket.recv_multipart()
-        return decode_to_broker(said)
+        return decode_to_broker(said).message
 
     def _serve(self) -> None:
         for sentence in self._sentences:
             sender, said = self._socket.recv_multipart()
-            hello = decode_to_broker(said)
+            hello = decode_to_broker(said).message
             assert isinstance(hello, Hello)
             self._hellos.append(hello)
             self._socket.send_multipart([sender, encode(sentence)])

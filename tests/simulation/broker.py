@@ -53,7 +53,7 @@ class FragileStore(MemoryStore):
 
 class SimulatedBroker(SimulatedProcess):
     """One process of the broker. `watch` is called after everything it has decided; with `resume`, the run goes on, and
-    if the broker is `alone`, as a whole."""
+    if the broker is `alone`, as a whole. `key`: of the run, if its store has none."""
 
     def __init__(
         self,
@@ -65,11 +65,14 @@ class SimulatedBroker(SimulatedProcess):
         ended: Callable[[int], None],
         fired: Counter[str],
         *,
+        key: bytes,
+        new: bool,
         resume: bool,
         alone: bool,
     ) -> None:
         super().__init__(clock, "broker", ended)
-        self.core = Coordinator(terms, store, run_of(store, PLAN, RUN, resume=resume, alone=alone), clock.now)
+        run = run_of(store, PLAN, RUN, key, new=new, resume=resume, alone=alone)
+        self.core = Coordinator(terms, store, run, clock.now)
         self._fired = fired
         self._network = network
         self._watch = watch
@@ -82,8 +85,8 @@ class SimulatedBroker(SimulatedProcess):
 
     def receive(self, client: SimulatedClient, connection: Connection, frame: bytes) -> None:
         self._connections[connection.name] = connection, client
-        message = decode_to_broker(frame)
-        self._decide(lambda: self.core.handle(connection.name, message, self.clock.now))
+        sealed = decode_to_broker(frame)
+        self._decide(lambda: self.core.receive(connection.name, sealed, self.clock.now).outgoing)
 
     def note(self, message: ToBroker) -> None:
         """Of the supervisor, which needs no answer."""

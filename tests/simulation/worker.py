@@ -35,13 +35,15 @@ FOREVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """How a process introduces itself; its queues will be at `endpoint`. `claim`: None for a spare."""
+    """How a process introduces itself; its queues will be at `endpoint`. `claim`: None for a spare. `token`: no two
+    processes have the same."""
 
     name: str
     host: str
     pid: int
     claim: int | None
     endpoint: str
+    token: int
 
 
 class SimulatedWorker(SimulatedProcess):
@@ -65,7 +67,8 @@ class SimulatedWorker(SimulatedProcess):
         self.sleep(self._environment.soon(STARTING))
         view = SnapshotView(self._environment.disk, self._environment.scenario.sees(self.name.claim))
         name, spare = self.name, self.name.claim is None
-        base = Hello(CONTROL_VERSION, PLAN, name.name, name.host, name.pid, "", name.claim, spare=spare)
+        token = f"{name.token:032x}"
+        base = Hello(CONTROL_VERSION, PLAN, name.name, name.host, name.pid, "", name.claim, spare=spare, token=token)
         identity = WorkerIdentity(base, view)
         open_channel = partial(SimulatedChannel, self, self._environment)
         control = ControlThread(

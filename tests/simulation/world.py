@@ -67,6 +67,7 @@ class World:
         self._ever = 0  # likewise by any broker: older ones have been deleted since
         self._newest = 0  # incarnation
         self._resumes = False  # the next broker is started with --resume
+        self._brokers = 0  # started so far
         self._start_broker()
 
     @property
@@ -130,6 +131,7 @@ class World:
         """In a container it always has the same words: they resume the run, whatever has become of its workers."""
         contained, environment = self.scenario.contained, self.environment
         whole, self._resumes = self._resumes, False
+        self._brokers += 1
         self.broker = SimulatedBroker(
             environment.clock,
             environment.network,
@@ -138,6 +140,8 @@ class World:
             self._watch,
             self._broker_ended,
             self.fired,
+            key=b"key %d" % self._brokers,
+            new=self._brokers == 1,
             resume=whole or contained,
             alone=whole and not contained,
         )
@@ -156,7 +160,7 @@ class World:
         self._started += 1
         unlike = 0 if self.scenario.contained else self._started
         name = host if index is None else f"worker-{index}"
-        introduction = Name(name, host, 1 + unlike, index, f"tcp://{host}:{PORT + unlike}")
+        introduction = Name(name, host, 1 + unlike, index, f"tcp://{host}:{PORT + unlike}", self._started)
         worker = SimulatedWorker(self.environment, introduction, lambda status: self._worker_ended(worker, status))
         self.workers.append(worker)
 
@@ -219,7 +223,7 @@ class World:
         if self.core.run.ledger.last_loss != last:
             raise Wrong(f"the last loss is {self.core.run.ledger.last_loss}, and {last} in the undisturbed run")
         self.store.fuse = 0
-        run_of(self.store, PLAN, RUN, resume=True)
+        run_of(self.store, PLAN, RUN, b"", resume=True)
         if Coordinator(self._terms, self.store, RUN, self.environment.clock.now).run.phase is not RunPhase.FINISHED:
             raise Wrong("the run has finished, and a resume begins it again")
 

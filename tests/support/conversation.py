@@ -45,7 +45,7 @@ class Conversation:
         # Where workers may be replaced, incarnations count from the time on: from 0, so that they are 1, 2, 3, ...
         self.now = now if now is not None else 0.0 if terms.restarts else 1000.0
         self.store = store or MemoryStore()
-        self.core = Coordinator(terms, self.store, run_of(self.store, PLAN, "run-1"), self.now)
+        self.core = Coordinator(terms, self.store, run_of(self.store, PLAN, "run-1", b""), self.now)
 
     def send(self, sender: bytes, message: ToBroker) -> Sends:
         return self.core.handle(sender, message, self.now)

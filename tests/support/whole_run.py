@@ -95,7 +95,7 @@ class WholeRun:
     def stop(self) -> None:
         """Asks it to end with the step that it is in."""
         with self._client() as client:
-            client.stop_run("interrupted", 130, at_step_end=True)
+            client.stop_run("interrupted", at_step_end=True)
 
     def end(self) -> dict[str, Any]:
         """How it ended; it has left nothing behind."""
@@ -117,7 +117,7 @@ class WholeRun:
     def _client(self) -> Client:
         broker = runs.read_broker_url(self.folder)
         assert broker is not None
-        return Client(broker)
+        return Client(broker, lambda: runs.read_control_secret(self.folder))
 
     def _train(self, fork_server: ForkServer, plan: Path, sets: tuple[str, ...], options: dict[str, Any]) -> None:
         try:

@@ -1,5 +1,6 @@
 """Asks the broker: one question, one answer, within a bound."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Any
@@ -14,11 +15,12 @@ from stageline.broker.control.protocol import (
     StopRun,
     ToBroker,
     decode_from_broker,
-    encode,
 )
 from stageline.broker.errors import AddressUnusable, BadMessage
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.addresses import masked
+
+from .sealer import Sealer
 
 
 class BrokerUnreachable(StagelineError):
@@ -28,10 +30,16 @@ class BrokerUnreachable(StagelineError):
 
 
 class Client(AbstractContextManager["Client"]):
-    """A command's connection to the broker at `url`, for one thread. Raises `BrokerUnreachable`."""
+    """A command's connection to the broker at `url`, for one thread. Raises `BrokerUnreachable`.
 
-    def __init__(self, url: str) -> None:
+    `secret` gives the run's control secret as of now, with which messages are sealed (b"": it is not known). Without
+    it, the broker answers questions, and refuses all else.
+    """
+
+    def __init__(self, url: str, secret: Callable[[], bytes] = bytes) -> None:
         self._url = url
+        self._secret = secret
+        self._sealer = Sealer()
         try:
             self._channel = open_client(url, keeps=True)
         except AddressUnusable as error:
@@ -57,12 +65,16 @@ class Client(AbstractContextManager["Client"]):
             f"broker? Name another with --broker."
         )
 
-    def stop_run(self, reason: str, code: int, *, at_step_end: bool = False) -> None:
-        """Ends the run; `code` is the exit code of its workers.
+    def stop_run(self, reason: str, *, at_step_end: bool = False) -> None:
+        """Interrupts the run.
 
         `at_step_end`: where snapshots are written, the stages finish a step, and exit with its checkpoint.
         """
-        self._send(StopRun(reason, code, at_step_end))
+        self._send(StopRun(reason, at_step_end))
+
+    def dismiss(self) -> None:
+        """The run is over, and no more queries will come: the broker may exit."""
+        self._send(StopRun("the run is over", over=True))
 
     def exited(self, index: int, pid: int, status: int) -> None:
         """Reports that the process of a worker has exited, with `status` as `subprocess` gives it."""
@@ -71,7 +83,7 @@ class Client(AbstractContextManager["Client"]):
     def _send(self, message: ToBroker) -> None:
         """A message that is lost shows in `ask`, which gets no answer."""
         try:
-            self._channel.send(encode(message))
+            self._channel.send(self._sealer.sealed(message, self._secret()))
         except AddressUnusable as error:
             raise BrokerUnreachable(str(error)) from error
 

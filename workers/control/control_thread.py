@@ -25,13 +25,12 @@ from stageline.broker.control.protocol import (
     Finished,
     FromBroker,
     Goodbye,
+    Hello,
     Refused,
     Report,
     Standby,
     Stop,
-    ToBroker,
     decode_from_broker,
-    encode,
 )
 from stageline.broker.errors import BadMessage
 from stageline.pipeline.errors import ExitCode
@@ -39,6 +38,7 @@ from stageline.pipeline.plan.addresses import masked
 from stageline.workers.runtime.loop import Clock, WorkerLoop
 
 from .client import BrokerUnreachable
+from .sealer import Sealer
 from .session import BEAT, JOIN, Joining, Session, Stopped, WorkerIdentity
 
 log = structlog.get_logger()
@@ -78,6 +78,7 @@ class ControlThread:
         self._url = url
         self._channel = open_channel(url)
         self._clock = clock
+        self._sealer = Sealer(clock.time)
         self._spawn = spawn
         self._exit_process = exit_process
         self._outbox: deque[Failed | Finished | Goodbye] = deque()
@@ -216,8 +217,8 @@ class ControlThread:
         log.error("ended", reason=f"{command.reason}. The compute loop has not ended within {IGNORED:g} s")
         self._exit_process(command.code)
 
-    def _send(self, message: ToBroker) -> None:
-        self._channel.send(encode(message))  # it may be lost: all that matters is sent again
+    def _send(self, message: Hello | Report | Failed | Finished | Goodbye) -> None:
+        self._channel.send(self._sealer.worker_message(message))  # it may be lost: all that matters is sent again
 
     def _messages(self, deadline: float, stop: Callable[[], bool]) -> Iterator[FromBroker]:
         """What comes before `deadline`, until `stop` holds. What is damaged, or not a broker's, is sent again, or
@@ -225,4 +226,7 @@ class ControlThread:
         while not stop() and (left := deadline - self._clock.monotonic()) > 0:
             if frame := self._channel.receive(left):
                 with suppress(BadMessage):
-                    yield decode_from_broker(frame)
+                    message = decode_from_broker(frame)
+                    if isinstance(message, Assigned):
+                        self._sealer.learn(message)
+                    yield message

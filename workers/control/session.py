@@ -23,13 +23,15 @@ from stageline.broker.control.protocol import (
     Hello,
     Inspection,
     Refused,
+    Report,
     Standby,
     Stop,
-    ToBroker,
 )
 from stageline.workers.runtime.progress import Progress
 
 from .reporter import Reporter
+
+WorkerMessage = Hello | Report | Failed | Finished | Goodbye
 
 JOIN = 0.5  # seconds between two Hellos of a worker that has no place
 BEAT = 0.1  # seconds between two reports
@@ -163,7 +165,7 @@ class Session:
         self._known = False
         self.reporter.resend_all(self.reporter.incarnation)
 
-    def due(self, now: float) -> Iterator[ToBroker]:
+    def due(self, now: float) -> Iterator[WorkerMessage]:
         """What to send in this beat."""
         if now - self.last_received > UNANSWERED:
             self._known = False
@@ -175,7 +177,7 @@ class Session:
         if self._finished is not None and self.reporter.all_confirmed:
             yield msgspec.structs.replace(self._finished, incarnation=self.reporter.incarnation)
 
-    def unsent(self) -> Iterator[ToBroker]:
+    def unsent(self) -> Iterator[WorkerMessage]:
         """What is left to be sent if there is no other beat."""
         while self._outbox:
             message = self._outbox.popleft()

@@ -73,7 +73,7 @@ class Children:
         self._spares = 0  # started so far
 
     def __enter__(self) -> Self:
-        self.start_broker(resume=self.local.resume)
+        self.start_broker(resume=self.local.resume, new=not self.local.resume)
         for index in range(self.local.workers):
             self._start_index(index)
         for _ in range(self.local.spares):
@@ -87,8 +87,10 @@ class Children:
         for file in self._logs:
             file.close()
 
-    def start_broker(self, *, resume: bool) -> None:
-        run = ("--run", self.local.folder.name, *(("--resume",) if resume else ()))
+    def start_broker(self, *, resume: bool, new: bool = False) -> None:
+        """`new`: no broker has served the run before."""
+        how = (*(("--resume",) if resume else ()), *(("--new",) if new else ()))
+        run = ("--run", self.local.folder.name, *how)
         self.broker = self._start("broker", "broker", *self.local.plan, "--bind", self.url, *run)
 
     def restart_worker(self, name: str, *, running: bool) -> str:

@@ -19,6 +19,7 @@ from time import monotonic, sleep
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.process.signals import Signals
+from stageline.workers.runs.folder import read_control_secret
 from stageline.workers.runs.result import Facts, LaunchOutcome
 
 from .children import Children, LocalRun
@@ -46,7 +47,7 @@ def supervise(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts
         signals = stack.enter_context(Signals())  # first: from here on there is something to clean up
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-")))
         children = stack.enter_context(Children(local, sockets, lambda: signals.count > 1))
-        client = stack.enter_context(Client(children.url))
+        client = stack.enter_context(Client(children.url, lambda: read_control_secret(local.folder)))
         supervisor = Supervisor(children, client)
         while (outcome := supervisor.poll(signals.count, on_status)) is None:
             sleep(POLL)
@@ -72,7 +73,7 @@ class Supervisor:
         if facts:
             on_status(facts)
         if facts.get("phase") in ("finished", "failed") and not self._saving:
-            self._client.stop_run("the run is over", ExitCode.OK)  # no more queries will come: the broker may exit
+            self._client.dismiss()
             return LaunchOutcome(int(facts.get("code") or 0), self._reason(str(facts.get("reason") or "")), facts)
         if signals > 1:
             return LaunchOutcome(ExitCode.INTERRUPTED, "interrupted twice: ended at once", self._facts)
@@ -101,7 +102,7 @@ class Supervisor:
         self._stopped = monotonic()
         saves = self._children.local.restarts
         reason = "interrupted" if saves else "interrupted, nothing saved"
-        self._client.stop_run(reason, ExitCode.INTERRUPTED, at_step_end=saves)
+        self._client.stop_run(reason, at_step_end=saves)
 
     def _look(self) -> Facts:
         """The broker's status, {} if it does not answer now; processes that have ended or hang are dealt with."""

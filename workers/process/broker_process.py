@@ -4,6 +4,7 @@ serve_channel   receives messages, lets the coordinator decide, sends what it re
 """
 
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import structlog
 from stageline.broker.control.channel import Received, ServerChannel
 from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.control.protocol import CONTROL_VERSION, Answer, Ask, Refused, StopRun, decode_to_broker, encode
+from stageline.broker.control.seal import KEY_BYTES
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import EventLog, Outgoing, RunRecords
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
@@ -48,12 +50,13 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
     """Where a broker serves which run. `parent`: a process without which it exits (0: none). `resume`: the run is
-    continued, however it was stopped."""
+    continued, however it was stopped. `new`: no broker has served it before."""
 
     url: str
     run: str
     parent: int = 0
     resume: bool = False
+    new: bool = False
 
 
 def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None] = lambda endpoint: None) -> int:
@@ -76,12 +79,13 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         terms = RunConfig.of(plan, schedule)
         if place.resume and not store.load().facts:  # else they tell of which plan the run is
             runs.require_same_plan(plan, folder)
-        run = run_of(store, terms.plan, place.run, resume=place.resume, alone=bool(place.parent))
+        key = secrets.token_bytes(KEY_BYTES)
+        run = run_of(store, terms.plan, place.run, key, new=place.new, resume=place.resume, alone=bool(place.parent))
         # Not before: another plan's broker must leave this run's alone.
         write_json(folder / runs.PLAN, plan.as_mapping())
         core = Coordinator(terms, store, run, time())
         host = _Host(core, plan, folder, place.parent, signals)
-        runs.write_broker_url(folder, channel.endpoint)
+        runs.write_broker_url(folder, channel.endpoint, core.run.keys.of_control)
         try:
             on_bound(channel.endpoint)
             serve_channel(core, channel, stop=host.should_exit, linger=1.0 if place.parent else LINGER)
@@ -122,11 +126,15 @@ def _turn(
     sends: list[Outgoing] = []
     for sender, frame in received:
         try:
-            sends += coordinator.handle(sender, decode_to_broker(frame or b""), clock())
+            reception = coordinator.receive(sender, decode_to_broker(frame or b""), clock())
         except ForeignMessage:
             sends.append((sender, _UNREADABLE))
         except BadMessage:  # its sender repeats what matters
             coordinator.run.events.count("damaged", "a message arrived damaged")
+        else:
+            sends += reception.outgoing
+            if reception.trusted:
+                channel.trust(sender)
     sends += coordinator.tick(clock())
     channel.send((recipient, encode(message)) for recipient, message in sends)
     _write_log(coordinator.run.events)
@@ -217,7 +225,7 @@ class _Host:
         """Called in every turn. After a signal the run is stopped: workers learn of it with their next report. A run
         that is over does not keep the broker running after a signal."""
         if self._signals.count and self._core.run.lifecycle.state is not RunState.DISMISSED:
-            self._core.handle(b"", StopRun("the broker was interrupted", ExitCode.INTERRUPTED), time())
+            self._core.handle(b"", StopRun("the broker was interrupted"), time())
         if not self._over and self._core.run.outcome is not None:
             self._over = True
             self._keep_result()

@@ -4,6 +4,7 @@ prepare -> join -> open the queues -> restore the checkpoint -> `CommandHandler.
 """
 
 import os
+import secrets
 import signal
 import socket
 import tempfile
@@ -227,7 +228,15 @@ def _hooks(
 def _identity(plan: Plan, options: WorkerOptions) -> WorkerIdentity:
     disk = LocalSnapshots(plan) if plan.recovery.on else None
     who = options.name, socket.gethostname(), os.getpid(), ""
-    base = Hello(CONTROL_VERSION, plan.digest(), *who, options.claim, settings=plan.as_mapping(), spare=options.spare)
+    base = Hello(
+        CONTROL_VERSION,
+        plan.digest(),
+        *who,
+        options.claim,
+        settings=plan.as_mapping(),
+        spare=options.spare,
+        token=secrets.token_hex(16),
+    )
     return WorkerIdentity(base, disk)
 
 

@@ -117,15 +117,30 @@ def result_in(folder: Path) -> Result | None:
 
 def read_broker_url(folder: Path) -> str | None:
     """The address of the broker of the run in `folder`, None if it has none."""
+    lines = _broker_lines(folder)
+    return lines[0] if lines else None
+
+
+def read_control_secret(folder: Path) -> bytes:
+    """What the broker of the run in `folder` wants from those who stop the run; b"" if there is no broker."""
+    lines = _broker_lines(folder)
     try:
-        return (folder / BROKER).read_text().strip()
-    except OSError:
-        return None
+        return bytes.fromhex(lines[1]) if len(lines) > 1 else b""
+    except ValueError:
+        return b""
 
 
-def write_broker_url(folder: Path, url: str) -> None:
-    """Writes the address of the broker of the run in `folder`. Only this user may read it: it may hold a password."""
-    write_file(folder / BROKER, f"{url}\n".encode(), mode=0o600)
+def write_broker_url(folder: Path, url: str, secret: bytes) -> None:
+    """Writes the address of the broker of the run in `folder`, and on a second line the run's control secret. Only this
+    user may read it: the address may hold a password."""
+    write_file(folder / BROKER, f"{url}\n{secret.hex()}\n".encode(), mode=0o600)
+
+
+def _broker_lines(folder: Path) -> list[str]:
+    try:
+        return (folder / BROKER).read_text().splitlines()
+    except (OSError, ValueError):  # ValueError: not UTF-8
+        return []
 
 
 def _begun(runs: Path, prefix: str = "") -> list[Path]:

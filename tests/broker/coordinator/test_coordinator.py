@@ -111,28 +111,35 @@ def test_after_the_run_new_workers_are_refused(talk: Conversation):
 
 def test_a_stopped_run_stops_every_worker_with_its_code(talk: Conversation):
     stop = Stop("interrupted, nothing saved", 130, at_step_end=True)
-    sends = talk.send(b"train", StopRun("interrupted, nothing saved", 130, at_step_end=True))
+    sends = talk.send(b"train", StopRun("interrupted, nothing saved", at_step_end=True))
     assert sends == [(name(0), stop), (name(1), stop)]
     assert talk.send(name(0), report(0)) == [(name(0), stop)]
     assert (talk.core.run.phase, talk.status()["code"]) == (RunPhase.FAILED, 130)
 
 
 def test_a_second_stop_does_not_wait_for_the_steps_end(talk: Conversation):
-    talk.send(b"train", StopRun("interrupted", 130, at_step_end=True))
+    talk.send(b"train", StopRun("interrupted", at_step_end=True))
     now = Stop("interrupted", 130)
-    assert talk.send(b"train", StopRun("interrupted", 130)) == [(name(0), now), (name(1), now)]
+    assert talk.send(b"train", StopRun("interrupted")) == [(name(0), now), (name(1), now)]
 
 
 def test_the_broker_is_dismissed_after_the_run_not_by_ending_it(talk: Conversation):
-    talk.send(b"train", StopRun("enough", 130))
+    talk.send(b"train", StopRun("enough"))
     assert talk.core.run.lifecycle.state is not RunState.DISMISSED
-    talk.send(b"train", StopRun("over", 0))
+    talk.send(b"train", StopRun("over", over=True))
     assert talk.core.run.lifecycle.state is RunState.DISMISSED
     assert talk.status()["reason"] == "enough"
 
 
+def test_a_run_that_goes_on_is_not_over_because_it_is_said_to_be(talk: Conversation):
+    """It ended with exit code 0, and nothing was trained."""
+    assert talk.send(b"train", StopRun("over", over=True)) == []
+    assert talk.core.run.outcome is None
+    assert talk.status()["oddities"] == {"too early": 1}
+
+
 def test_all_workers_have_left_after_goodbyes_and_exits(talk: Conversation):
-    talk.send(b"train", StopRun("enough", 130))
+    talk.send(b"train", StopRun("enough"))
     talk.send(name(0), Goodbye(1, "told to stop"))
     assert not talk.core.run.all_left
     talk.send(b"train", Exited(1, 101, 130))

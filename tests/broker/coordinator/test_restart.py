@@ -25,7 +25,7 @@ def at_work(store: MemoryStore | None = None) -> Conversation:
 @pytest.fixture
 def talk() -> Conversation:
     before = at_work()
-    assert run_of(before.store, PLAN, "run-1", resume=True) == "run-1"
+    assert run_of(before.store, PLAN, "run-1", b"", resume=True) == "run-1"
     return Conversation(before.store, now=200.0, terms=SNAPSHOTS)
 
 
@@ -37,7 +37,7 @@ def why(talk: Conversation) -> dict[str, object]:
 
 def again(talk: Conversation, *, resume: bool = True, alone: bool = False) -> Conversation:
     """The broker is killed and started again."""
-    run_of(talk.store, PLAN, "run-1", resume=resume, alone=alone)
+    run_of(talk.store, PLAN, "run-1", b"", resume=resume, alone=alone)
     return Conversation(talk.store, now=talk.now + 5.0, terms=talk.core.run.config)
 
 
@@ -153,7 +153,7 @@ def test_without_recovery_a_part_of_the_workers_is_of_no_use():
 
 @pytest.mark.parametrize("at_step_end", [False, True])
 def test_it_can_be_stopped_meanwhile_and_stays_stopped(talk, at_step_end: bool):
-    talk.send(b"me", StopRun("enough", 130, at_step_end))
+    talk.send(b"me", StopRun("enough", at_step_end))
     talk.after(2.0)
     assert talk.core.run.outcome is not None
     assert (talk.core.run.phase, talk.core.run.outcome.code) == (RunPhase.FAILED, 75)
@@ -189,7 +189,7 @@ def test_a_worker_that_knows_more_than_the_records_starts_reconciliation_and_the
 def test_no_worker_is_waited_for_if_the_run_was_stopped_or_the_broker_is_alone():
     assert again(at_work(), alone=True).core.run.registry.members == {}
     stopped = at_work()
-    stopped.send(b"me", StopRun("enough", 130))
+    stopped.send(b"me", StopRun("enough"))
     assert again(stopped).core.run.registry.members == {}
 
 

@@ -42,7 +42,7 @@ def running(store: MemoryStore | None = None, *, reported: int = 0) -> Conversat
 
 def restarted(talk: Conversation, **how: bool) -> Conversation:
     """Another broker on the same store, some seconds later."""
-    run_of(talk.store, PLAN, "run-1", **how)
+    run_of(talk.store, PLAN, "run-1", b"", **how)
     return Conversation(talk.store, now=talk.now + 5.0, terms=SNAPSHOTS)
 
 
@@ -85,7 +85,7 @@ def reconcile(talk: Conversation) -> None:
 
 
 def stop(talk: Conversation, *, at_step_end: bool = False) -> None:
-    talk.send(b"train", StopRun("enough", 130, at_step_end=at_step_end))
+    talk.send(b"train", StopRun("enough", at_step_end=at_step_end))
 
 
 def stopping() -> Conversation:
@@ -134,7 +134,7 @@ def end_unintroduced() -> None:
 def resume_without_records() -> None:
     """Nothing is known, and the disks have checkpoint 20."""
     store = MemoryStore()
-    run_of(store, PLAN, "run-1", resume=True)
+    run_of(store, PLAN, "run-1", b"", resume=True)
     talk = Conversation(store, now=100.0, terms=SNAPSHOTS)
     for index in (0, 1):
         talk.send(name(index), msgspec.structs.replace(hello(index), snapshots=[(index, 20)]))

@@ -9,7 +9,7 @@ from stageline.broker.coordinator.shutdown import DELAY
 from stageline.broker.stores.memory import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, name, steps
 
-INTERRUPT = StopRun("interrupted", 130, at_step_end=True)
+INTERRUPT = StopRun("interrupted", at_step_end=True)
 
 
 def talk_at(done: int, *, snapshot: int = 0, terms: RunConfig = SNAPSHOTS) -> Conversation:
@@ -36,7 +36,7 @@ def stop_of(talk: Conversation, said: StopRun = INTERRUPT) -> Stop:
 
 
 def resumed(talk: Conversation) -> Conversation:
-    assert run_of(talk.store, PLAN, "run-2", resume=True, alone=True) == "run-1"
+    assert run_of(talk.store, PLAN, "run-2", b"", resume=True, alone=True) == "run-1"
     return Conversation(talk.store, now=talk.now + 100.0, terms=SNAPSHOTS)
 
 
@@ -52,10 +52,6 @@ def test_a_run_without_a_checkpoint_has_saved_nothing():
 
 def test_a_run_without_snapshots_ends_with_the_requested_code():
     assert stop_of(talk_at(7, terms=TERMS)) == Stop("interrupted", 130, at_step_end=True)
-
-
-def test_a_run_that_is_given_up_keeps_its_code():
-    assert stop_of(talk_at(37, snapshot=20), StopRun("the broker does not stay up", 1)).code == 1
 
 
 def test_a_checkpoint_that_workers_leave_behind_makes_the_outcome_better():
@@ -125,7 +121,7 @@ def test_a_run_that_does_not_move_is_not_watched_for_long():
 def test_a_stop_request_without_step_end_does_not_wait_to_know_the_pace():
     talk = talk_at(0)
     talk.send(b"train", INTERRUPT)
-    assert stop_of(talk, StopRun("interrupted", 130)).step is None
+    assert stop_of(talk, StopRun("interrupted")).step is None
 
 
 def test_a_run_that_waits_for_its_workers_stops_at_once():
@@ -137,7 +133,7 @@ def test_a_run_that_waits_for_its_workers_stops_at_once():
 def test_after_a_second_stop_request_no_step_is_waited_for():
     talk = talk_at(5)
     stop_of(talk)
-    stop = stop_of(talk, StopRun("interrupted", 130))
+    stop = stop_of(talk, StopRun("interrupted"))
     assert (stop.at_step_end, stop.step) == (False, None)
 
 
@@ -217,8 +213,8 @@ def test_a_finished_run_stays_finished():
 
 def test_a_run_is_resumed_with_its_own_plan_only():
     with pytest.raises(OtherRun):
-        run_of(talk_at(37, snapshot=20).store, "e" * 64, "run-2", resume=True)
+        run_of(talk_at(37, snapshot=20).store, "e" * 64, "run-2", b"", resume=True)
 
 
 def test_without_a_run_to_resume_a_new_one_begins():
-    assert run_of(MemoryStore(), PLAN, "run-1", resume=True) == "run-1"
+    assert run_of(MemoryStore(), PLAN, "run-1", b"", resume=True) == "run-1"

@@ -152,7 +152,7 @@ def test_a_server_that_is_away_for_a_computing_worker_blocks_no_other_yet(line: 
 
 
 def test_why_of_a_run_that_is_over_is_its_outcome(line: WorkerLine):
-    line.send(b"train", StopRun("enough", 130))
+    line.send(b"train", StopRun("enough"))
     assert (line.why()["text"], line.why()["root"]) == ("enough", None)
 
 

@@ -111,7 +111,7 @@ def test_a_spare_whose_assignment_got_lost_gets_it_again(talk: Conversation):
 def test_a_spare_gets_the_stop_message(talk: Conversation):
     talk.send(b"spare", spare(1))
     stop = Stop("enough; nothing is saved yet", 130)
-    assert (b"spare", stop) in talk.send(b"train", StopRun("enough", 130))
+    assert (b"spare", stop) in talk.send(b"train", StopRun("enough"))
     assert talk.send(b"late", spare(2)) == [(b"late", stop)]
 
 

@@ -365,7 +365,7 @@ def test_why_explains_that_the_broker_reconciles(lost: Conversation):
 
 def test_a_run_can_be_stopped_while_the_broker_asks(lost: Conversation):
     lost.send(name(0), remembering(0, 1))
-    lost.send(b"train", StopRun("enough", 130))
+    lost.send(b"train", StopRun("enough"))
     ((_, refused),) = lost.send(name(0), remembering(0, 1))
     assert isinstance(refused, Refused)
     assert refused.reason.startswith("the run is over (enough")

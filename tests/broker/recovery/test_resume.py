@@ -118,7 +118,7 @@ def talk() -> Conversation:
         more = {"snapshots": [(index, 20), (index, 40)], "steps": steps(index, *range(47), loss=0.5), "number": 1}
         before.send(name(index), Report(index + 1, 9, "computes", 0.0, 0.0, **more))
     assert before.status()["checkpoint"] == 40
-    assert run_of(before.store, PLAN, "run-2", resume=True, alone=True) == "run-1"
+    assert run_of(before.store, PLAN, "run-2", b"", resume=True, alone=True) == "run-1"
     return Conversation(before.store, now=200.0, terms=SNAPSHOTS)
 
 
@@ -245,14 +245,14 @@ def test_a_worker_that_knows_more_than_the_records_ends_the_roll_call(talk):
 def test_a_run_without_a_complete_checkpoint_begins_at_once():
     store = MemoryStore()
     Conversation(store, terms=SNAPSHOTS).join(0)
-    run_of(store, PLAN, "run-2", resume=True, alone=True)
+    run_of(store, PLAN, "run-2", b"", resume=True, alone=True)
     again = Conversation(store, now=200.0, terms=SNAPSHOTS)
     assert isinstance(again.assigned(name(0), hello(0)), Assigned)
 
 
 def test_a_run_without_records_waits_ten_minutes_for_the_workers_with_its_snapshots_and_a_spare_does_not_count():
     store = MemoryStore()
-    run_of(store, PLAN, "run-1", resume=True)
+    run_of(store, PLAN, "run-1", b"", resume=True)
     talk = Conversation(store, now=200.0, terms=SNAPSHOTS)
     spare = msgspec.structs.replace(hello(1), claim=None, spare=True, snapshots=[])
     talk.send(name(0), msgspec.structs.replace(hello(0), snapshots=[(0, 20)]))

@@ -19,7 +19,7 @@ def broker(*answers: FromBroker) -> Iterator[str]:
 
         def serve() -> None:
             ((sender, frame),) = received(server)
-            assert decode_to_broker(frame or b"") == Ask("status", {"of": "run-1"})
+            assert decode_to_broker(frame or b"").message == Ask("status", {"of": "run-1"})
             server.send((sender, encode(answer)) for answer in answers)
 
         thread = threading.Thread(target=serve)

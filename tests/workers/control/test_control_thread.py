@@ -48,7 +48,7 @@ class BrokerEnd:
         while True:
             self._arrived = self._arrived or received(self.server)
             self.sender, frame = self._arrived.pop(0)
-            if isinstance(message := decode_to_broker(frame or b""), wanted):
+            if isinstance(message := decode_to_broker(frame or b"").message, wanted):
                 return message
 
 

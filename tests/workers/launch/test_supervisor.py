@@ -45,7 +45,8 @@ class FakeClient:
     def __init__(self) -> None:
         self.status: dict[str, object] | None = {"phase": "running", "workers": []}
         self.exits: list[tuple[int, int, int]] = []
-        self.stops: list[tuple[int, bool]] = []
+        self.stops: list[bool] = []
+        self.dismissed = False
 
     def ask(self, query: str, timeout: float) -> dict[str, object]:
         if self.status is None:
@@ -55,8 +56,11 @@ class FakeClient:
     def exited(self, index: int, pid: int, status: int) -> None:
         self.exits.append((index, pid, status))
 
-    def stop_run(self, reason: str, code: int, *, at_step_end: bool = False) -> None:
-        self.stops.append((code, at_step_end))
+    def stop_run(self, reason: str, *, at_step_end: bool = False) -> None:
+        self.stops.append(at_step_end)
+
+    def dismiss(self) -> None:
+        self.dismissed = True
 
 
 class Scene:
@@ -128,7 +132,7 @@ def test_the_first_interrupt_stops_the_run_and_the_second_ends_it(restarts, save
     scene = Scene(monkeypatch, restarts=restarts)
     assert scene.poll(signals=1) is None
     assert scene.poll(signals=1) is None
-    assert scene.client.stops == [(ExitCode.INTERRUPTED, saves)]
+    assert scene.client.stops == [saves]
     assert scene.poll(signals=2).code == ExitCode.INTERRUPTED
 
 

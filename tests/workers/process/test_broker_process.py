@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -43,15 +42,18 @@ from stageline.broker.control.protocol import (
     decode_from_broker,
     encode,
 )
+from stageline.broker.control.seal import RunKeys, sealed
 from stageline.broker.coordinator.coordinator import Coordinator
-from stageline.broker.coordinator.run import RunConfig
+from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.memory import MemoryStore
 from stageline.pipeline.schedule import make_schedule
+from stageline.workers.control.sealer import Sealer
 from stageline.workers.process.broker_process import serve_channel
 
 PATIENCE = 10_000  # milliseconds after which a test gives up waiting
+KEYS = RunKeys("run-1", b"k" * 32)
 TERMS = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), Leases(10.0, 10.0, 60.0), log_every=1)
 
 
@@ -62,9 +64,11 @@ def serve(core: Coordinator, url: str, on_bound: Callable[[str], None] = lambda 
 
 
 class BrokerPeer:
-    """A client's connection to the broker."""
+    """A client's connection to the broker. It seals with the secret of the place that it was given, and with the run's
+    control secret."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
+        self._sealer = Sealer()
         self.socket = context.socket(zmq.DEALER)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RECONNECT_IVL, 20)
@@ -72,12 +76,19 @@ class BrokerPeer:
 
     def say(self, *sentences: object) -> Self:
         for sentence in sentences:
-            self.socket.send(encode(sentence))
+            self.socket.send(
+                self._sealer.sealed(sentence, KEYS.of_control)
+                if isinstance(sentence, StopRun | Exited | Ask)
+                else self._sealer.worker_message(sentence)
+            )
         return self
 
     def hear(self) -> FromBroker:
         assert self.socket.poll(PATIENCE), "the broker is silent"
-        return decode_from_broker(self.socket.recv())
+        heard = decode_from_broker(self.socket.recv())
+        if isinstance(heard, Assigned):
+            self._sealer.learn(heard)
+        return heard
 
     def hear_of(self, kind: type[FromBroker]) -> FromBroker:
         while not isinstance(sentence := self.hear(), kind):
@@ -126,8 +137,15 @@ def served(
         assert not thread.is_alive()
 
 
-def core() -> Coordinator:
-    return Coordinator(TERMS, MemoryStore(), "run-1", time())
+def core(terms: RunConfig = TERMS) -> Coordinator:
+    store = MemoryStore()
+    return Coordinator(terms, store, run_of(store, terms.plan, KEYS.run, KEYS.key, new=True), time())
+
+
+def assigned(index: int, *, step: int = 0, aware: bool = False) -> Assigned:
+    """What a worker is told; one that is `aware` has its secret."""
+    secret = b"" if aware else KEYS.of_incarnation(index + 1)
+    return Assigned(KEYS.run, index, index + 1, step, secret=secret, queue_key=KEYS.of_queues)
 
 
 def hello(index: int, incarnation: int = 0, plan: str = "plan") -> Hello:
@@ -144,7 +162,7 @@ def test_a_run_from_hello_to_goodbye(connect: Connect, transport: str, tmp_path:
     with served(core(), url) as (endpoint, thread):
         workers = [connect(endpoint) for _ in range(2)]
         for index, worker in enumerate(workers):
-            assert worker.say(hello(index)).hear() == Assigned("run-1", index, index + 1, 0)
+            assert worker.say(hello(index)).hear() == assigned(index)
             worker.say(hello(index, index + 1))
         for index, worker in enumerate(workers):
             assert worker.hear_of(Peers) == Peers({0: (1, "ipc://0"), 1: (2, "ipc://1")})
@@ -160,7 +178,7 @@ def test_a_run_from_hello_to_goodbye(connect: Connect, transport: str, tmp_path:
         answer = command.hear()
         assert isinstance(answer, Answer)
         assert (answer.facts["phase"], answer.facts["finished"]) == ("finished", [3, 3])
-        command.say(StopRun("read", 0))
+        command.say(StopRun("read", over=True))
         thread.join(PATIENCE / 1000)  # everyone has left, and it was dismissed
         assert not thread.is_alive()
 
@@ -173,10 +191,10 @@ def test_a_run_from_hello_to_goodbye(connect: Connect, transport: str, tmp_path:
 def test_what_is_whole_and_cannot_be_understood_is_answered_naming_the_version(connect: Connect, words: bytes):
     with served(core()) as (endpoint, _):
         line = connect(endpoint)
-        line.socket.send(zlib.crc32(words).to_bytes(4, "little") + words)
+        line.socket.send(sealed(words))
         answer = line.hear()
         assert isinstance(answer, Refused)
-        assert answer.reason.startswith("this is not a message of control protocol version 3")
+        assert answer.reason.startswith("this is not a message of control protocol version 4")
 
 
 def test_what_arrives_damaged_is_not_answered_since_its_sender_says_it_again(connect: Connect):
@@ -247,7 +265,7 @@ _SENTENCES = st.one_of(
     st.builds(Goodbye, st.integers(0, 3), _WORDS),
     st.builds(Exited, st.integers(0, 3), st.integers(99, 103), st.integers(-70, 255)),
     st.builds(Ask, _WORDS, st.dictionaries(_WORDS, _WORDS | st.just("3"))),
-    st.builds(StopRun, _WORDS, st.integers(0, 130), st.booleans()),
+    st.builds(StopRun, _WORDS, st.booleans(), st.booleans()),
 )  # fmt: skip
 
 
@@ -320,18 +338,18 @@ def test_an_address_that_cannot_be_had_is_refused_with_the_reason(url: str, word
 
 def test_a_broker_whose_run_is_over_leaves_by_itself():
     over = core()
-    over.handle(b"train", StopRun("enough", 130), time())
+    over.handle(b"train", StopRun("enough"), time())
     with served(over, linger=0.0) as (_, thread):
         thread.join(PATIENCE / 1000)
         assert not thread.is_alive()
 
 
 def test_a_broker_waits_for_workers_that_finish_their_step_and_no_longer(connect: Connect):
-    stopped = Coordinator(replace(TERMS, restarts=1, snapshots=True), MemoryStore(), "run-1", time())
+    stopped = core(replace(TERMS, restarts=1, snapshots=True))
     with served(stopped, linger=0.0) as (endpoint, thread):
         worker, train = connect(endpoint).say(hello(0)), connect(endpoint)
         worker.hear_of(Assigned)
-        train.say(StopRun("interrupted", 130, at_step_end=True))
+        train.say(StopRun("interrupted", at_step_end=True))
         stop = worker.hear_of(Stop)
         assert isinstance(stop, Stop)
         assert stop.at_step_end
@@ -354,7 +372,7 @@ from stageline.workers.process.broker_process import serve_channel
 
 store = SqliteStore(pathlib.Path(sys.argv[1]))
 terms = RunConfig("digits", "plan", {}, make_schedule("1f1b", ((0,), (1,)), 4), Leases(10.0, 10.0, 60.0), 1)
-core = Coordinator(terms, store, run_of(store, "plan", sys.argv[3]), time())
+core = Coordinator(terms, store, run_of(store, "plan", sys.argv[3], b"k" * 32), time())
 assert "torch" not in sys.modules
 channel = open_server(sys.argv[2])
 print(channel.endpoint, "bound", file=sys.stderr, flush=True)
@@ -384,7 +402,7 @@ def test_a_killed_broker_is_taken_over_by_the_next_and_the_workers_lose_nothing(
     workers = [connect(url) for _ in range(2)]
     with broker_process(store, url, "run-1") as process:
         for index, worker in enumerate(workers):
-            assert worker.say(hello(index)).hear() == Assigned("run-1", index, index + 1, 0)
+            assert worker.say(hello(index)).hear() == assigned(index)
             worker.say(hello(index, index + 1))
             records = [StepRecord(index, step, bytes(144), 0.5) for step in range(4)]
             worker.say(Report(index + 1, 9, "waits", 0.0, 0.0, records, number=1))
@@ -394,7 +412,7 @@ def test_a_killed_broker_is_taken_over_by_the_next_and_the_workers_lose_nothing(
     with broker_process(store, url, "run-2"):
         for index, worker in enumerate(workers):
             worker.say(hello(index, index + 1))
-            assert worker.hear_of(Assigned) == Assigned("run-1", index, index + 1, 4)
+            assert worker.hear_of(Assigned) == assigned(index, step=4, aware=True)
         answer = connect(url).say(Ask("status")).hear()
         assert isinstance(answer, Answer)
         assert (answer.facts["run"], answer.facts["phase"]) == ("run-1", "running")

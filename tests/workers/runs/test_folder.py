@@ -56,10 +56,12 @@ def test_a_folder_that_cannot_be_made_is_reported(plan):
         runs.make_folder(plan, "mlp-1")
 
 
-def test_the_brokers_address_is_for_this_user_alone(tmp_path):
+def test_the_brokers_address_and_its_secret_are_for_this_user_alone(tmp_path):
     assert runs.read_broker_url(tmp_path) is None
-    runs.write_broker_url(tmp_path, "tcp://127.0.0.1:5600")
+    assert runs.read_control_secret(tmp_path) == b""
+    runs.write_broker_url(tmp_path, "tcp://127.0.0.1:5600", b"secret")
     assert runs.read_broker_url(tmp_path) == "tcp://127.0.0.1:5600"
+    assert runs.read_control_secret(tmp_path) == b"secret"
     assert (tmp_path / runs.BROKER).stat().st_mode & 0o777 == 0o600
 
 

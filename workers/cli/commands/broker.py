@@ -24,8 +24,11 @@ from stageline.workers.cli.logs import log_to_stderr
     is_flag=True,
     help="Continue the run even if it was stopped. Workers that are still training keep their places.",
 )
+@click.option("--new", is_flag=True, hidden=True, help="No broker has served the run before.")
 @options.parent
-def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None, resume: bool, parent: int) -> int:
+def broker(
+    config: str, sets: tuple[str, ...], bind: str | None, run: str | None, resume: bool, new: bool, parent: int
+) -> int:
     """Run the broker of the plan CONFIG until the run is over."""
     log_to_stderr()
     plan = options.plan_of(config, sets)
@@ -43,5 +46,5 @@ def broker(config: str, sets: tuple[str, ...], bind: str | None, run: str | None
             if len(shown) < len(sets):
                 click.echo("and put the addresses that contain a password into its environment", err=True)
 
-    place = BrokerOptions(bind or plan.broker.url, run or runs.new_id(plan), parent, resume)
+    place = BrokerOptions(bind or plan.broker.url, run or runs.new_id(plan), parent, resume, new or not run)
     return run_broker(plan, place, announce)

@@ -1,0 +1,98 @@
+"""Whether a message to the broker comes from the process that it speaks for.
+
+    Report, Failed, Finished, Goodbye, Hello with an incarnation    sealed with the incarnation's secret
+    StopRun, Exited                                                 sealed with the run's control secret
+    Hello without an incarnation, Ask                               from anyone; an Ask may be sealed
+
+A sealed message counts once: one that is sent again has an old serial, and changes nothing.
+
+A broker whose records are lost has another key, and cannot check the secrets that its predecessor gave. It believes the
+Hellos of workers that remember the run, until the run has begun under it, if its run's id was given to it. No broker
+that has its records does, nor one of a run that is new.
+"""
+
+from dataclasses import dataclass
+
+from stageline.broker.control.protocol import Ask, Exited, Hello, Refused, SealedMessage, StopRun
+from stageline.broker.control.seal import Serials
+from stageline.pipeline.errors import ExitCode
+
+from .records import RunRecords
+
+_SHARERS = 64  # serials of the control secret, which several processes may use at a time, that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """`refusal`: why the message must not be handled; "" if it may be. `proven`: its sender has the secret."""
+
+    refusal: str = ""
+    proven: bool = False
+
+
+_OPEN, _PROVEN = Judgement(), Judgement(proven=True)
+
+
+class Authenticity:
+    """Judges the messages to the broker of one run."""
+
+    def __init__(self, run: RunRecords) -> None:
+        self._run = run
+        self._of_incarnations: dict[int, Serials] = {}  # of genuine messages only: as many as there were workers
+        self._of_control = Serials(_SHARERS)
+
+    def judge(self, sealed: SealedMessage) -> Judgement:
+        """Each message once: a second time it is one that was sent again."""
+        match sealed.message:
+            case Ask():
+                return Judgement(proven=not self._control(sealed).refusal)
+            case StopRun() | Exited():
+                return self._control(sealed)
+            case Hello(incarnation=0):
+                return _OPEN
+            case Hello() as hello if self._is_vouched(hello):
+                return _OPEN
+            case message:
+                return self._member(sealed, message.incarnation)
+
+    def _control(self, sealed: SealedMessage) -> Judgement:
+        name = type(sealed.message).__name__
+        if not sealed.seal.is_of(self._run.keys.of_control):
+            return Judgement(f"{name} from an unknown peer without the run's secret")
+        if not self._of_control.is_new(sealed.seal.serial):
+            return Judgement(f"{name} that has come before")
+        return _PROVEN
+
+    def _member(self, sealed: SealedMessage, incarnation: int) -> Judgement:
+        name = type(sealed.message).__name__
+        if not sealed.seal.is_of(self._run.keys.of_incarnation(incarnation)):
+            return Judgement(f"{name} of incarnation {incarnation} from an unknown peer without its secret")
+        if not self._of_incarnations.setdefault(incarnation, Serials()).is_new(sealed.seal.serial):
+            return Judgement(f"{name} of incarnation {incarnation} that has come before")
+        return _PROVEN
+
+    def _is_vouched(self, hello: Hello) -> bool:
+        """Whether the records that could prove the worker are lost, and it may be believed.
+
+        Once places are given again, it may ask for its new incarnation until it has used that.
+        """
+        registry = self._run.registry
+        if not self._run.adopted or hello.memory is None or registry.current(hello.incarnation) is not None:
+            return False
+        renewed = registry.renewed(hello.incarnation)
+        return not registry.begun or (renewed is not None and not renewed.aware and renewed.token == hello.token)
+
+
+def refusal_to(sealed: SealedMessage, refusal: str) -> Refused | None:
+    """What its sender is told, if anything. A worker learns from its Hello; what else it has sent is repeated."""
+    match sealed.message:
+        case Hello(incarnation=incarnation, name=name):
+            return Refused(
+                f"this broker did not give incarnation {incarnation} to {name}, or not to this process: it cannot be "
+                "proven. Start the worker again",
+                code=ExitCode.FAILED,
+            )
+        case StopRun() | Exited():
+            return Refused(f"refused: {refusal}. The secret is in the run's folder", code=ExitCode.FAILED)
+        case _:
+            return None
