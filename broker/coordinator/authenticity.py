@@ -83,8 +83,9 @@ class Authenticity:
         return not registry.begun or (renewed is not None and not renewed.aware and renewed.token == hello.token)
 
 
-def refusal_to(sealed: SealedMessage, refusal: str) -> Refused | None:
-    """What its sender is told, if anything. A worker learns from its Hello; what else it has sent is repeated."""
+def refusal_to(sealed: SealedMessage) -> Refused | None:
+    """What the sender of a refused message is told, if anything: a worker learns from its Hello that it must be started
+    again."""
     match sealed.message:
         case Hello(incarnation=incarnation, name=name):
             return Refused(
@@ -92,7 +93,5 @@ def refusal_to(sealed: SealedMessage, refusal: str) -> Refused | None:
                 "proven. Start the worker again",
                 code=ExitCode.FAILED,
             )
-        case StopRun() | Exited():
-            return Refused(f"refused: {refusal}. The secret is in the run's folder", code=ExitCode.FAILED)
         case _:
             return None

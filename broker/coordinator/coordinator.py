@@ -87,7 +87,7 @@ class Coordinator:
         verdict = self._authenticity.judge(sealed)
         if verdict.refusal:
             self.run.events.count("forged", f"refused: {verdict.refusal}")
-            answer = refusal_to(sealed, verdict.refusal)
+            answer = refusal_to(sealed)
             return Reception([] if answer is None else [(sender, answer)], trusted=False)
         outgoing = self.handle(sender, sealed.message, now)
         placed = any(to == sender and isinstance(message, Assigned | Standby) for to, message in outgoing)

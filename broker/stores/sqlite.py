@@ -4,12 +4,14 @@
     step    (stage, slot) -> step, times       a ring: slot is step modulo the steps kept, so the file stops growing
     loss    step -> loss
 
+The file is for this user alone: among the facts is the run's key.
 `synchronous = NORMAL` gives up the last commits when the machine loses power, never the file's integrity.
 """
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -37,6 +39,7 @@ class SqliteStore:
     def __init__(self, path: Path, kept_steps: int = KEPT_STEPS) -> None:
         self._path = path
         self._kept_steps = kept_steps
+        _make_private(path)
         with self._explained(), ExitStack() as cleanup:
             self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None)
             cleanup.callback(self._connection.close)
@@ -104,3 +107,10 @@ class SqliteStore:
                 f"the broker cannot keep its records in {self._path}: {error}"
                 + (". Move it away, and resume the run: it goes on with what the workers know" if broken else "")
             ) from error
+
+
+def _make_private(path: Path) -> None:
+    """Makes the file if there is none; SQLite gives the files beside it the same permissions."""
+    with suppress(OSError):  # SQLite will say what is wrong
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        path.chmod(0o600)

@@ -40,6 +40,7 @@ class Client(AbstractContextManager["Client"]):
         self._url = url
         self._secret = secret
         self._sealer = Sealer()
+        self._unsealed: list[ToBroker] = []
         try:
             self._channel = open_client(url, keeps=True)
         except AddressUnusable as error:
@@ -81,9 +82,15 @@ class Client(AbstractContextManager["Client"]):
         self._send(Exited(index, pid, status))
 
     def _send(self, message: ToBroker) -> None:
-        """A message that is lost shows in `ask`, which gets no answer."""
+        """A message that is lost shows in `ask`, which gets no answer. What must be sealed waits for the secret, which
+        is there once the broker is."""
+        secret = self._secret()
+        self._unsealed.append(message)
+        due = self._unsealed if secret else [each for each in self._unsealed if isinstance(each, Ask)]
+        self._unsealed = [] if secret else [each for each in self._unsealed if not isinstance(each, Ask)]
         try:
-            self._channel.send(self._sealer.sealed(message, self._secret()))
+            for each in due:
+                self._channel.send(self._sealer.sealed(each, secret))
         except AddressUnusable as error:
             raise BrokerUnreachable(str(error)) from error
 

@@ -91,7 +91,7 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
             serve_channel(core, channel, stop=host.should_exit, linger=1.0 if place.parent else LINGER)
             _clear_queues(core.run, plan.queues.url)
         finally:
-            (folder / runs.BROKER).unlink(missing_ok=True)
+            runs.remove_broker_url(folder)
     return _exit_code(run, core.run.outcome)
 
 

@@ -18,6 +18,7 @@ IN_FOLDER = "sqlite"  # of `broker.store`: the records are in that file
 RESULT = "result.json"
 PLAN = "plan.json"
 BROKER = "broker.url"  # there while the broker of the run is
+SECRET = "broker.secret"  # noqa: S105 - likewise: the file with what it wants from those who stop the run
 
 
 def new_id(plan: "plans.Plan") -> str:
@@ -117,30 +118,31 @@ def result_in(folder: Path) -> Result | None:
 
 def read_broker_url(folder: Path) -> str | None:
     """The address of the broker of the run in `folder`, None if it has none."""
-    lines = _broker_lines(folder)
-    return lines[0] if lines else None
+    try:
+        return (folder / BROKER).read_text().strip()
+    except OSError:
+        return None
 
 
 def read_control_secret(folder: Path) -> bytes:
-    """What the broker of the run in `folder` wants from those who stop the run; b"" if there is no broker."""
-    lines = _broker_lines(folder)
+    """What the broker of the run in `folder` wants from those who stop the run; b"" if it has no broker."""
     try:
-        return bytes.fromhex(lines[1]) if len(lines) > 1 else b""
-    except ValueError:
+        return bytes.fromhex((folder / SECRET).read_text())
+    except (OSError, ValueError):
         return b""
 
 
 def write_broker_url(folder: Path, url: str, secret: bytes) -> None:
-    """Writes the address of the broker of the run in `folder`, and on a second line the run's control secret. Only this
-    user may read it: the address may hold a password."""
-    write_file(folder / BROKER, f"{url}\n{secret.hex()}\n".encode(), mode=0o600)
+    """Writes the address of the broker of the run in `folder`, and the run's control secret. Only this user may read
+    them: the address may hold a password."""
+    write_file(folder / SECRET, secret.hex().encode(), mode=0o600)
+    write_file(folder / BROKER, f"{url}\n".encode(), mode=0o600)
 
 
-def _broker_lines(folder: Path) -> list[str]:
-    try:
-        return (folder / BROKER).read_text().splitlines()
-    except (OSError, ValueError):  # ValueError: not UTF-8
-        return []
+def remove_broker_url(folder: Path) -> None:
+    """The broker of the run in `folder` is about to exit."""
+    (folder / BROKER).unlink(missing_ok=True)
+    (folder / SECRET).unlink(missing_ok=True)
 
 
 def _begun(runs: Path, prefix: str = "") -> list[Path]:

@@ -61,3 +61,16 @@ def test_a_store_of_another_format_is_left_alone(tmp_path: Path):
     )
     with pytest.raises(StoreUnusable, match="has format 9, this version reads format 1"):
         SqliteStore(path)
+
+
+@pytest.mark.parametrize("before", [None, 0o644])
+def test_the_records_are_for_this_user_alone(before: int | None, tmp_path: Path):
+    """The run's key is in them."""
+    path = tmp_path / "broker.sqlite"
+    if before is not None:
+        path.touch(before)
+    store = SqliteStore(path)
+    store.put("run", {"id": "a"})
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+    assert len(list(tmp_path.iterdir())) > 1
+    store.close()

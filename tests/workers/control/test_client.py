@@ -7,7 +7,16 @@ from contextlib import closing, contextmanager
 import pytest
 
 from stageline.broker.control.open import open_server
-from stageline.broker.control.protocol import Answer, Ask, Confirmed, FromBroker, Refused, decode_to_broker, encode
+from stageline.broker.control.protocol import (
+    Answer,
+    Ask,
+    Confirmed,
+    FromBroker,
+    Refused,
+    StopRun,
+    decode_to_broker,
+    encode,
+)
 from stageline.workers.control.client import BrokerUnreachable, Client
 from support.control_channels import received
 
@@ -44,3 +53,16 @@ def test_a_broker_that_does_not_answer_is_named() -> None:
     named = pytest.raises(BrokerUnreachable, match=r"no broker (answered at tcp://127\.0\.0\.1:9|can be reached)")
     with Client("tcp://127.0.0.1:9") as client, named:
         client.ask("status", timeout=0.1)
+
+
+def test_what_must_be_sealed_waits_for_the_secret_and_questions_do_not() -> None:
+    secrets = iter([b"", b"", b"s" * 32, b"s" * 32])
+    with closing(open_server("tcp://127.0.0.1:0")) as server, Client(server.endpoint, lambda: next(secrets)) as client:
+        client.stop_run("interrupted")
+        for _ in range(2):
+            with pytest.raises(BrokerUnreachable):
+                client.ask("status", timeout=0.0)
+        frames = [decode_to_broker(frame or b"") for _, frame in received(server, 3)]
+    assert [type(each.message) for each in frames] == [Ask, StopRun, Ask]
+    assert [each.seal.is_of(b"s" * 32) for each in frames] == [False, True, True]
+    assert frames[1].seal.serial < frames[2].seal.serial

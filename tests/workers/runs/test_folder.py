@@ -62,7 +62,12 @@ def test_the_brokers_address_and_its_secret_are_for_this_user_alone(tmp_path):
     runs.write_broker_url(tmp_path, "tcp://127.0.0.1:5600", b"secret")
     assert runs.read_broker_url(tmp_path) == "tcp://127.0.0.1:5600"
     assert runs.read_control_secret(tmp_path) == b"secret"
-    assert (tmp_path / runs.BROKER).stat().st_mode & 0o777 == 0o600
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
+        runs.BROKER: 0o600,
+        runs.SECRET: 0o600,
+    }
+    runs.remove_broker_url(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_result_that_is_damaged_is_reported(tmp_path):
