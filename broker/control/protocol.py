@@ -133,7 +133,8 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
     `complete`: the newest checkpoint announced to the worker. `waits`: what it lacks, empty while it computes;
     `layer`: where in the model it computes ("layers.30.mlp"). `trouble`: why the server of its queues does not move
-    messages, for `troubled` seconds now; "" if it does.
+    messages, for `troubled` seconds now; "" if it does. `fault`: what the worker cannot do for want of disk space,
+    descriptors or memory, and tries again; "" if there is nothing. It continues "worker 1".
     """
 
     incarnation: Count
@@ -154,6 +155,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     layer: str = ""
     trouble: str = ""
     troubled: float = 0.0
+    fault: str = ""
 
     @property
     def waiting(self) -> bool:

@@ -11,13 +11,25 @@ from stageline.broker.ledger.ledger import Held, Ledger
 from stageline.broker.membership.failure_detector import WorkerLoss, describe_exit, silence_limit
 from stageline.broker.membership.member import Member, stages_label, worker_label
 
-from .wait_graph import ClusterState, RootCause, WaitChain, WaitEdge, follow, is_computed, longest_chain, silence
+from .wait_graph import (
+    ClusterState,
+    RootCause,
+    WaitChain,
+    WaitEdge,
+    faults,
+    follow,
+    is_computed,
+    longest_chain,
+    silence,
+)
 
 _PROGRESS = "nothing: the run makes progress"
+MEND = "make room on that disk, or raise the limit that is named: the run continues by itself"
 _ACTIONS = {  # by the cause alone
     RootCause.STARTING: "wait: it is loading its model",
     RootCause.ON_ITS_WAY: "check the network between the two workers, and `stageline queue ls`",
     RootCause.SOURCE: "check the data source",
+    RootCause.RESOURCE: MEND,
     RootCause.CIRCLE: "a checked schedule cannot deadlock, so this is a bug: report it, and start the run again",
     RootCause.BROKER: "check the broker's machine and its network: the workers keep training without it",
 }
@@ -36,7 +48,14 @@ class Diagnosis:
 def diagnose(cluster: ClusterState, worker: int | None = None) -> Diagnosis:
     """Why the run waits, or why worker `worker` does."""
     chain = longest_chain(cluster) if worker is None else follow(cluster, worker)
-    return Diagnosis(chain, _text(cluster, chain), _action(cluster, chain))
+    found = [(index, fault) for index, fault in faults(cluster) if worker in (None, index)]
+    text, action = _text(cluster, chain), _action(cluster, chain)
+    if not found or chain.cause is RootCause.RESOURCE:
+        return Diagnosis(chain, text, action)
+    lacking = "; ".join(f"worker {index} {fault}" for index, fault in found)
+    if chain.harmless:
+        return Diagnosis(chain, f"{lacking}. Training goes on meanwhile", MEND)
+    return Diagnosis(chain, f"{text}. Besides, {lacking}", action)
 
 
 def _text(cluster: ClusterState, chain: WaitChain) -> str:
@@ -98,6 +117,8 @@ def _of_worker(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
         case RootCause.SERVER if member.report is not None:
             seconds = member.report.troubled + silence(cluster, member)
             return f"waits for the server of its queues, for {seconds:.0f} s now: {member.report.trouble.rstrip('.')}"
+        case RootCause.RESOURCE if member.report is not None:
+            return f"waits: worker {chain.index} {member.report.fault}"
         case RootCause.STARTING if not member.sender:
             return (
                 f"had a worker before the broker restarted {silence(cluster, member):.1f} s ago; "

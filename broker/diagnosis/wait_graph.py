@@ -34,6 +34,7 @@ class RootCause(StrEnum):
     RESTING = "resting"  # its worker waits for no message
     ON_ITS_WAY = "on its way"  # the message was put, and has not arrived
     SERVER = "server"  # its worker cannot reach the server of the queues, or is refused
+    RESOURCE = "resource"  # its worker waits for disk space, descriptors or memory
     SOURCE = "source"  # the message comes from outside the pipeline
     CIRCLE = "circle"  # the workers wait for each other
     BROKER = "broker"  # no report arrives at all: the broker is cut off, not the workers
@@ -124,6 +125,12 @@ def follow(cluster: ClusterState, index: int) -> WaitChain:
 def is_silent(cluster: ClusterState, member: Member) -> bool:
     """Whether `member` has exited or is silent: its last report may be out of date."""
     return member.exited is not None or silence(cluster, member) >= QUIET
+
+
+def faults(cluster: ClusterState) -> list[tuple[int, str]]:
+    """Which workers cannot do what for now; it continues "worker 1"."""
+    reports = ((index, _trusted_report(cluster, index)) for index in sorted(cluster.members))
+    return [(index, report.fault) for index, report in reports if report is not None and report.fault]
 
 
 def silence(cluster: ClusterState, member: Member) -> float:
@@ -220,6 +227,8 @@ def _cause(cluster: ClusterState, index: int) -> RootCause:
             return RootCause.SILENT
         case Member(report=Report(waiting=True)) if _has_trouble(cluster, index):
             return RootCause.SERVER
+        case Member(report=Report(waiting=True, fault=str(fault))) if fault:
+            return RootCause.RESOURCE
         case Member(report=Report(waiting=True)) | Member(status=MemberStatus.FINISHED):
             return RootCause.RESTING
         case member:

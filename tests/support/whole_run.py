@@ -87,10 +87,14 @@ class WholeRun:
             run([command, str(self.folder), *arguments])
         return printed.getvalue()
 
+    def facts(self, what: str) -> dict[str, Any]:
+        """What the broker answers to a query."""
+        with self._client() as client:
+            return client.ask(what, PATIENCE)
+
     def pids(self) -> set[int]:
         """The processes that are members of the run."""
-        with self._client() as client:
-            return {row["pid"] for row in client.ask("status", PATIENCE)["workers"] if "pid" in row}
+        return {row["pid"] for row in self.facts("status")["workers"] if "pid" in row}
 
     def stop(self) -> None:
         """Asks it to end with the step that it is in."""

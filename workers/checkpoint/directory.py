@@ -8,7 +8,7 @@ A checkpoint is complete when every stage has its snapshot of that step.
 
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stageline.pipeline.errors import StagelineError
@@ -47,6 +47,7 @@ class SnapshotDirectory:
 
     folder: Path
     origin: Origin
+    _left: set[Path] = field(default_factory=set, repr=False)  # drafts that could not be removed
 
     def write(self, snapshot: Snapshot) -> Path:
         """Writes a snapshot and returns its folder; when this returns, it survives a power failure.
@@ -56,6 +57,7 @@ class SnapshotDirectory:
         """
         target = self.path(snapshot.stage, snapshot.step)
         draft = draft_of(target)
+        self._remove(*self._left)  # they may be what fills the disk
         try:
             make_folder(target.parent)
             draft.mkdir()
@@ -67,15 +69,18 @@ class SnapshotDirectory:
                 f"{error}. Older snapshots are untouched; repair this and resume the run"
             ) from error
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            self._remove(draft)
         return target
 
     def load(self, stage: int, step: int) -> Snapshot:
-        """A stage's snapshot of a step, verified. Raises `SnapshotDamaged`."""
+        """A stage's snapshot of a step, verified. Raises `SnapshotDamaged`, `OSError` for a fault that may pass."""
         return read_snapshot(self.path(stage, step), stage, step, self.origin)
 
     def verify(self, stage: int, step: int) -> list[str]:
-        """What is wrong with a stage's snapshot of a step; nothing if it can be used. Reads every byte."""
+        """What is wrong with a stage's snapshot of a step; nothing if it can be used. Reads every byte.
+
+        Raises `OSError` for a fault that may pass.
+        """
         return problems(self.path(stage, step), stage, step, self.origin)
 
     def steps(self, stage: int) -> list[int]:
@@ -111,6 +116,11 @@ class SnapshotDirectory:
     def path(self, stage: int, step: int) -> Path:
         """The folder of a stage's snapshot of a step, whether or not it is there."""
         return self._folder_of(stage) / f"step-{step:010d}"
+
+    def _remove(self, *drafts: Path) -> None:
+        for draft in drafts:
+            shutil.rmtree(draft, ignore_errors=True)
+        self._left = {draft for draft in {*self._left, *drafts} if draft.exists()}
 
     def _folder_of(self, stage: int) -> Path:
         return self.folder / f"stage-{stage}"

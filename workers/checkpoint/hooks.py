@@ -5,16 +5,20 @@ checkpoint C is announced      snapshots older than the complete checkpoint befo
 a replacement                  restores the state of C, rewinds its queues to C, and runs the program from C on
 
 The compute loop goes on while one snapshot is written, and one of each stage may wait. No snapshot is ever dropped: a
-checkpoint that one stage leaves out never becomes complete. Beyond that, the compute loop waits.
+checkpoint that one stage leaves out never becomes complete. Beyond that, the compute loop waits. A snapshot that
+cannot be written for a while, as on a full disk, is late, and so is its checkpoint: nothing is trimmed before.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from threading import Event
+from time import monotonic
 
 from stageline.broker.control.protocol import Assigned, Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.retry import lacks_memory, persist, reason_of
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runs import folder as runs
@@ -27,6 +31,8 @@ from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
 from .snapshot import Origin, Snapshot, SnapshotDamaged
 
 LONGEST_WRITE = 120.0  # seconds that the compute loop waits for the disk before the run fails
+LONGEST_LOOK = 5.0  # seconds that snapshots which cannot be read now are tried, for a broker that asks about them
+SOURCE = "snapshots"  # of the faults that are noted
 
 
 class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
@@ -63,15 +69,15 @@ class LocalSnapshots:
 
     def can_begin(self, assigned: Assigned) -> bool:
         """Whether the assignment can be accepted: not if the snapshots to begin with were deleted after newer ones."""
-        stages = self._plan.workers[assigned.index].stages
-        return not is_gone(assigned.step, stages, self.snapshots(assigned.run) or [])
+        stages, found = self._plan.workers[assigned.index].stages, self.snapshots(assigned.run)
+        return found is None or not is_gone(assigned.step, stages, found)  # None: loading will tell
 
     def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
         """Which snapshots of `step` are whole: of the stages of worker `claim`, or of all stages that have one."""
         checkpoints = _checkpoints(self._plan, run)
         there = [stage for stage, of in self.snapshots(run) or [] if of == step]
         stages = there if claim is None else self._plan.workers[claim].stages
-        found = {stage: checkpoints.verify(stage, step) for stage in stages}
+        found = {stage: _verified(checkpoints, stage, step) for stage in stages}
         damaged = [SnapshotDamaged(checkpoints.path(stage, step), wrong) for stage, wrong in found.items() if wrong]
         return Inspection(step, [stage for stage, wrong in found.items() if not wrong], [str(each) for each in damaged])
 
@@ -109,7 +115,6 @@ class SnapshotHooks(CheckpointHooks):
         self._progress = progress
         self._snapshots = snapshots
         self._writer = writer
-        self._writes = "nothing"  # what the writer does, for people
         self._incarnation = incarnation
         self._newest = start  # the newest complete checkpoint that was announced
         self._steps = steps
@@ -119,7 +124,7 @@ class SnapshotHooks(CheckpointHooks):
         self._log_every = log_every
         self._forgotten = forgotten
         for stage in stages:
-            writer.submit(partial(snapshots.delete_drafts, stage))
+            writer.submit(partial(snapshots.delete_drafts, stage), what=f"look into {snapshots.folder}")
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._writer.close(0.0 if error else PATIENCE)
@@ -131,21 +136,27 @@ class SnapshotHooks(CheckpointHooks):
         if done % self._every and done not in (self._steps, self._stop_at):
             return
         if not (room := self._writer.has_room(stage, PATIENCE)):
-            self._progress.waits = True
+            self._progress.waits = self._progress.writes = True
             room = self._writer.has_room(stage, LONGEST_WRITE)
+            self._progress.writes = False
         self._require(room)
         # The loss of `step`, which may be the run's last, is kept too. The same losses in every incarnation.
         kept = {each: losses[each] for each in losses if each % self._log_every == 0} | {step: loss}
         state = self._stages[stage].snapshot()
         snapshot = Snapshot(stage, done, self._incarnation, state, kept if stage == self._last else {})
-        self._writer.submit(partial(self._write, snapshot), stage, 1)
+        path = self._snapshots.path(stage, done)
+        self._writer.submit(
+            partial(self._write, snapshot), stage, 1, what=f"write its snapshot of step {done} to {path}"
+        )
 
     def forget(self, complete: int) -> None:
         """Keeps the complete checkpoint before `complete`: a run that is resumed can begin there if `complete` is
         damaged. Newer snapshots are kept in any case."""
         if complete > self._newest:
             for stage in self._stages:  # before the snapshots that wait: it makes space on the disk
-                self._writer.submit(partial(self._snapshots.delete_before, stage, self._newest), first=True)
+                delete = partial(self._snapshots.delete_before, stage, self._newest)
+                what = f"delete snapshots of stage {stage} before step {self._newest} in {self._snapshots.folder}"
+                self._writer.submit(delete, first=True, what=what)
             self._forgotten(self._newest)
             self._newest = complete
 
@@ -158,21 +169,24 @@ class SnapshotHooks(CheckpointHooks):
     def _require(self, done: bool) -> None:
         """Raises the `SnapshotFailed` that ended the writing, or if what was waited for is not `done`."""
         match self._writer.failure:
+            case SnapshotFailed() as error if self._writer.tried:
+                raise SnapshotFailed(f"{error}. It was tried for {self._writer.tried:.0f} s") from error
             case SnapshotFailed() as error:
+                raise error
+            case Exception() as error if lacks_memory(error):
                 raise error
             case Exception() as bug:
                 raise SnapshotFailed(
                     f"a bug in stageline while it wrote snapshots: {type(bug).__name__}: {bug}"
                 ) from bug
         if not done:
-            raise SnapshotFailed(f"after {LONGEST_WRITE:g} s, the disk is still busy with {self._writes}")
+            raise SnapshotFailed(
+                f"the disk is still busy after {LONGEST_WRITE:g} s: the worker could not {self._writer.doing}"
+            )
 
     def _write(self, snapshot: Snapshot) -> None:
-        path = self._snapshots.path(snapshot.stage, snapshot.step)
-        self._writes = f"writing the snapshot of step {snapshot.step} to {path}"
         self._snapshots.write(snapshot)
         self._progress.durable(snapshot.stage, snapshot.step)
-        self._writes = "nothing"
 
 
 def open_snapshots(
@@ -186,13 +200,27 @@ def open_snapshots(
 
     Raises `SnapshotDamaged` and `ForeignState`.
     """
-    checkpoints = _checkpoints(job.plan, assigned.run)
-    restore(executor.stages, progress, checkpoints.load, assigned.step)
+    checkpoints, note = _checkpoints(job.plan, assigned.run), partial(progress.note_fault, SOURCE)
+
+    def load(stage: int, step: int) -> Snapshot:
+        path = checkpoints.path(stage, step)
+        try:
+            return persist(
+                partial(checkpoints.load, stage, step),
+                f"read its snapshot {path}",
+                note,
+                now=monotonic,
+                wait=Event().wait,
+            )
+        except OSError as error:
+            raise SnapshotDamaged(path, [f"it could not be read for a minute: {reason_of(error)}"]) from error
+
+    restore(executor.stages, progress, load, assigned.step)
     return SnapshotHooks(
         executor.stages,
         progress,
         checkpoints,
-        BackgroundWriter("snapshots", limit=1),
+        BackgroundWriter("snapshots", limit=1, note=note),
         incarnation=assigned.incarnation,
         start=assigned.step,
         steps=job.steps,
@@ -209,6 +237,19 @@ def restore(stages: Mapping[int, Stage], progress: Progress, load: Callable[[int
         snapshot = load(index, step)
         stage.restore(snapshot.state)
         progress.restored(snapshot.losses)
+
+
+def _verified(checkpoints: SnapshotDirectory, stage: int, step: int) -> list[str]:
+    """What is wrong with a snapshot, also if it cannot be read now, nor soon."""
+
+    def ignore(fault: object) -> None:
+        """Who asks is told at the end."""
+
+    verify = partial(checkpoints.verify, stage, step)
+    try:
+        return persist(verify, "", ignore, now=monotonic, wait=Event().wait, bound=LONGEST_LOOK)
+    except OSError as error:
+        return [f"it cannot be read: {reason_of(error)}"]
 
 
 def _checkpoints(plan: Plan, run: str) -> SnapshotDirectory:

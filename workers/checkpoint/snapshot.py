@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.stage.state import InFlight, StageState
 from stageline.workers.disk.atomic_file import sync
 from stageline.workers.disk.tensor_file import read_tensors, write_tensors
@@ -124,7 +125,10 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin) -> Manifest
 
 
 def problems(folder: Path, stage: int, step: int, origin: Origin) -> list[str]:
-    """What is wrong with the snapshot in `folder`; nothing if it can be used. Reads every byte."""
+    """What is wrong with the snapshot in `folder`; nothing if it can be used. Reads every byte.
+
+    Raises `OSError` for a fault that may pass.
+    """
     try:
         manifest = read_manifest(folder)
     except SnapshotDamaged as damage:
@@ -133,7 +137,7 @@ def problems(folder: Path, stage: int, step: int, origin: Origin) -> list[str]:
 
 
 def read_snapshot(folder: Path, stage: int, step: int, origin: Origin) -> Snapshot:
-    """The snapshot in `folder`, verified first. Raises `SnapshotDamaged`."""
+    """The snapshot in `folder`, verified first. Raises `SnapshotDamaged`, `OSError` for a fault that may pass."""
     if found := problems(folder, stage, step, origin):
         raise SnapshotDamaged(folder, found)
     manifest = read_manifest(folder)
@@ -141,6 +145,8 @@ def read_snapshot(folder: Path, stage: int, step: int, origin: Origin) -> Snapsh
         weights, tensors = read_tensors(folder / WEIGHTS), read_tensors(folder / TRAINING)
         state = _state(weights, {name: decode_state(each, tensors) for name, each in manifest.training.items()})
     except (OSError, ValueError, TypeError, RecursionError, BadStateTree) as error:
+        if isinstance(error, OSError) and passing_fault(error):
+            raise
         raise SnapshotDamaged(folder, [f"its checksums are right, its contents are not: {error}"]) from error
     return Snapshot(stage, step, manifest.incarnation, state, manifest.losses)
 
@@ -154,7 +160,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the snapshot in `folder`. Raises `SnapshotDamaged`."""
+    """The manifest of the snapshot in `folder`. Raises `SnapshotDamaged`, `OSError` for a fault that may pass."""
     try:
         data = (folder / MANIFEST).read_bytes()
         if (found := msgspec.json.decode(data, type=_Format).format) != FORMAT:
@@ -163,6 +169,8 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError as error:
         raise SnapshotDamaged(folder, [f"{MANIFEST} is missing"]) from error
     except OSError as error:
+        if passing_fault(error):
+            raise
         raise SnapshotDamaged(folder, [str(error)]) from error
     except (ValueError, RecursionError) as error:  # msgspec's errors are such, and so is text that is not UTF-8
         raise SnapshotDamaged(folder, [f"{MANIFEST} is damaged: {error}"]) from error
@@ -218,6 +226,8 @@ def _damage(path: Path, wanted: FileRecord) -> str:
     except FileNotFoundError:
         return f"{path.name} is missing"
     except OSError as error:
+        if passing_fault(error):
+            raise
         return str(error)
     if found.bytes != wanted.bytes:
         return f"{path.name} has {found.bytes} bytes, written were {wanted.bytes}"

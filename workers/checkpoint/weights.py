@@ -1,11 +1,14 @@
 """Trained weights on disk: one safetensors file for each stage, under the unsplit model's names."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 
 from torch import Tensor
 
 from stageline.pipeline.digest import TensorDigest, tensor_digests
+from stageline.pipeline.retry import Note, persist
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish
 from stageline.workers.disk.tensor_file import Unsaveable, read_tensors, write_tensors
@@ -13,26 +16,36 @@ from stageline.workers.disk.tensor_file import Unsaveable, read_tensors, write_t
 from .directory import SnapshotFailed
 
 
-def save_weights(stages: Mapping[int, Stage], folder: Path) -> dict[str, TensorDigest]:
+def save_weights(
+    stages: Mapping[int, Stage],
+    folder: Path,
+    note: Note = lambda fault: None,
+    wait: Callable[[float], object] = sleep,
+) -> dict[str, TensorDigest]:
     """Writes `stage-N.safetensors` for each stage into `folder`; returns the digests of what was written.
 
-    Raises `SnapshotFailed` if they cannot be written, or read back as they are.
+    After a fault that may pass, writes again, and `wait`s before that; `note` gets the fault meanwhile. Raises
+    `SnapshotFailed` if they cannot be written, or read back as they are, and what `wait` raises.
     """
-    make_folder(folder)
     digests: dict[str, TensorDigest] = {}
     for index, stage in stages.items():
         state = {name: tensor.detach().cpu() for name, tensor in stage.state_dict().items()}
         file = folder / f"stage-{index}.safetensors"
-        draft = draft_of(file)
-        try:
-            write_tensors(draft, state)
-            publish(draft, file)
-        except (OSError, Unsaveable) as error:
-            raise SnapshotFailed(f"the trained weights of stage {index} cannot be kept in {file}: {error}") from error
-        finally:
-            draft.unlink(missing_ok=True)
+        persist(partial(_write, file, index, state), f"write {file}", note, now=monotonic, wait=wait)
         digests |= tensor_digests(state)
     return digests
+
+
+def _write(file: Path, stage: int, state: Mapping[str, Tensor]) -> None:
+    draft = draft_of(file)
+    try:
+        make_folder(file.parent)
+        write_tensors(draft, state)
+        publish(draft, file)
+    except (OSError, Unsaveable) as error:
+        raise SnapshotFailed(f"the trained weights of stage {stage} cannot be kept in {file}: {error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:

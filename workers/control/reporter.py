@@ -75,11 +75,12 @@ class Reporter:
         progress = self._progress
         depths, progress.depths_wanted = progress.depths, True
         trouble = progress.queues.trouble if progress.queues is not None else None
+        fault = progress.fault
         return Report(
             incarnation=self.incarnation,
             number=number,
             actions=progress.actions,
-            now=self._doing(trouble),
+            now=self._doing(trouble, blocked=bool(fault and fault.blocks) or progress.writes),
             since=progress.since,
             idle=self._idle(),
             steps=records,
@@ -97,10 +98,13 @@ class Reporter:
             layer=self._layer(),
             trouble=trouble.reason if trouble else "",
             troubled=max(0.0, now - trouble.since) if trouble else 0.0,
+            fault=fault.told(now) if fault else "",
         )
 
     def _waits(self) -> list[Wait]:
         progress, full = self._progress, self._progress.full
+        if progress.writes or progress.over:
+            return []
         lacking = progress.lacking if progress.waits or full is not None else None
         if lacking is None:
             return []
@@ -108,9 +112,11 @@ class Reporter:
         place = instruction.number, instruction.name, instruction.step
         return [Wait(str(lacking.key), *place, since, room=full is not None)]
 
-    def _doing(self, trouble: Trouble | None) -> str:
-        """What the compute loop does now, in words."""
+    def _doing(self, trouble: Trouble | None, *, blocked: bool) -> str:
+        """What the compute loop does now, in words. `blocked`: it waits for something else than messages."""
         progress, instruction = self._progress, self._progress.instruction
+        if blocked:
+            return f"{WAITS} until a snapshot is written" if progress.writes else f"{WAITS} to try again what failed"
         if progress.over:
             return f"{WAITS} for the others to finish"
         if trouble is not None and (progress.waits or progress.full is not None):

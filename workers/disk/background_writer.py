@@ -1,29 +1,60 @@
 """Writes to the disk while the compute loop goes on: one thread, and a bounded backlog before it.
 
 compute loop  --submit(job, key, size)-->  backlog, at most `limit` for each key  -->  thread
+                                              ^                                          |
+                                              +-- a job that a fault stopped: in a while +
 """
 
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from time import monotonic
+
+from stageline.pipeline.retry import Note, Retry
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    run: Callable[[], None]
+    key: Hashable
+    size: int
+    what: str
+    retry: Retry
 
 
 class BackgroundWriter:
     """Runs jobs one after the other on a thread called `name`.
 
-    The jobs that wait under one key are limited: a key has room while their sizes add up to less than `limit`. The
-    first exception of a job is the `failure` that ends the writing: no other job runs, later ones are dropped.
-    `failed(error)` is called from the thread then.
+    The jobs that wait under one key are limited: a key has room while their sizes add up to less than `limit`.
+    A job that is stopped by a fault that may pass runs again, for a minute at most; `note` gets the fault meanwhile.
+    Another exception of a job is the `failure` that ends the writing: no other job runs, later ones are dropped.
+    `failed(error)` is called from the thread then. Without `patience`, a fault ends the writing once a job has to wait
+    for room.
     """
 
-    def __init__(self, name: str, limit: int, failed: Callable[[Exception], None] = lambda error: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        failed: Callable[[Exception], None] = lambda error: None,
+        *,
+        note: Note = lambda fault: None,
+        patience: bool = True,
+    ) -> None:
         self.failure: Exception | None = None
+        self.tried = 0.0  # seconds for which the job that failed was tried
+        self.doing = ""  # what the newest job does, continuing "cannot"
         self._limit = limit
         self._failed = failed
+        self._note = note
+        self._patience = patience
         self._changed = threading.Condition()
-        self._jobs: deque[tuple[Callable[[], None], Hashable, int]] = deque()  # job, key, size
+        self._jobs: deque[_Job] = deque()
         self._sizes: Counter[Hashable] = Counter()  # of the waiting jobs, by key
         self._running = False
+        self._faulty = False  # the first job waits to be tried again
+        self._given_up = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -36,15 +67,20 @@ class BackgroundWriter:
         with self._changed:
             return self._changed.wait_for(lambda: self.failure or self._sizes[key] < self._limit, timeout) is not False
 
-    def submit(self, job: Callable[[], None], key: Hashable = None, size: int = 0, *, first: bool = False) -> None:
-        """Queues a job, before all that wait if `first`. Waits until `key` has room, unless the job has no size."""
+    def submit(
+        self, job: Callable[[], None], key: Hashable = None, size: int = 0, *, first: bool = False, what: str = "write"
+    ) -> None:
+        """Queues a job, before all that wait if `first`. Waits until `key` has room, unless the job has no size.
+
+        `what` it does, continuing "cannot". It may be run several times.
+        """
         with self._changed:
             if size:
-                self.has_room(key, None)
+                self._wait_for_room(key)
             if self.failure is not None or self._closing:
                 return
             put = self._jobs.appendleft if first else self._jobs.append
-            put((job, key, size))
+            put(_Job(job, key, size, what, Retry(what)))
             self._sizes[key] += size
             self._changed.notify_all()
 
@@ -68,6 +104,17 @@ class BackgroundWriter:
             self._changed.notify_all()
         self._thread.join(timeout)
 
+    def _wait_for_room(self, key: Hashable) -> None:
+        """`changed` is held."""
+
+        def done() -> bool:
+            self._given_up = self._faulty and not self._patience and self._sizes[key] >= self._limit
+            if self._given_up:
+                self._changed.notify_all()
+            return self.failure is not None or self._sizes[key] < self._limit
+
+        self._changed.wait_for(done)
+
     def _drop(self) -> None:
         self._jobs.clear()
         self._sizes.clear()
@@ -76,22 +123,50 @@ class BackgroundWriter:
     def _run(self) -> None:
         try:
             while (job := self._next()) is not None:
-                job()
+                self._attempt(job)
         except Exception as error:  # noqa: BLE001  # handed to the owner: a thread must not end in silence
             with self._changed:
                 self.failure = error
                 self._drop()
+            self._note(None)
             self._failed(error)
 
-    def _next(self) -> Callable[[], None] | None:
+    def _attempt(self, job: _Job) -> None:
+        try:
+            job.run()
+        except Exception as error:
+            now = monotonic()
+            if (pause := job.retry.failed(error, now)) is None:
+                self.tried = now - job.retry.fault.since if job.retry.fault is not None else 0.0
+                raise
+            self._note(job.retry.fault)
+            if self._put_back(job, pause):
+                raise
+        else:
+            if job.retry.fault is not None:
+                self._note(None)
+
+    def _put_back(self, job: _Job, pause: float) -> bool:
+        """Waits before `job` is run again; less, if others come before it, which may mend the fault. Whether to give
+        up."""
+        with self._changed:
+            job.size = 0  # as little as the job that runs
+            self._jobs.appendleft(job)
+            self._running, self._faulty = False, True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._given_up or job not in list(self._jobs)[:1], pause)
+            self._faulty = False
+            return self._given_up
+
+    def _next(self) -> _Job | None:
         with self._changed:
             self._running = False
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._jobs or self._closing)
             if not self._jobs:
                 return None
-            job, key, size = self._jobs.popleft()
-            self._sizes[key] -= size
-            self._running = True
+            job = self._jobs.popleft()
+            self._sizes[job.key] -= job.size
+            self._running, self.doing = True, job.what
             self._changed.notify_all()
             return job

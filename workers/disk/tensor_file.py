@@ -5,8 +5,11 @@ so the notes, JSON in the file's metadata, hold those. Complex numbers are store
 """
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -43,7 +46,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     try:
         save_file(stored, path, {_METADATA: msgspec.json.encode(notes).decode()} if notes else None)
     except SafetensorError as error:
-        raise OSError(str(error)) from error
+        raise _system_error(error) from error
     except (ValueError, KeyError, RuntimeError) as error:
         raise Unsaveable(f"{path.name}: {error}") from error
     path.chmod(path.parent.stat().st_mode & 0o666)  # save_file keeps it from all other users
@@ -55,19 +58,34 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file, in memory of their own. Raises `OSError`, `ValueError`."""
     try:
-        with safe_open(path, "pt") as file:
+        with _opened(path) as file:
             notes = msgspec.json.decode((file.metadata() or {}).get(_METADATA, "{}"), type=dict[str, Note])
             return {name: _restored(file.get_tensor(name), notes.get(name, Note())) for name in file.keys()}  # noqa: SIM118  # no mapping
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(str(error)) from error
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    path.open("rb").close()  # safetensors takes any error for a missing file
+    with safe_open(path, "pt") as file:
+        yield file
+
+
+def _system_error(error: SafetensorError) -> OSError:
+    """With the system's number for it, if the text has one."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+
+
 def _drop_cache(path: Path) -> None:
     """Makes the next read come from the disk and not from the page cache, where the system can."""
     if hasattr(os, "posix_fadvise"):
         descriptor = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
 
 
 def _stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -103,7 +121,7 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _require_equal(path: Path, stored: Mapping[str, torch.Tensor]) -> None:
-    with safe_open(path, "pt") as file:
+    with _opened(path) as file:
         for name, tensor in stored.items():
             if not torch.equal(_bytes(file.get_tensor(name)), _bytes(tensor)):
                 raise OSError(f"{name}, read back from {path}, differs from what was written: check this disk")

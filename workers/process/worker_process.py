@@ -11,7 +11,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import structlog
 import torch
@@ -23,6 +25,7 @@ from stageline.pipeline.data import DataError
 from stageline.pipeline.errors import ExitCode, ForeignState
 from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.retry import ResourceFault, lacks_memory, passing_fault
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import CheckpointHooks, LocalSnapshots, open_snapshots
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
@@ -128,6 +131,15 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
         loop.lacks_room()
         commands.handle()  # where a trim comes from
 
+    def note_record(fault: ResourceFault | None) -> None:
+        loop.progress.note_fault("records", fault)
+
+    def serve(seconds: float) -> None:
+        until = monotonic() + seconds
+        while (left := until - monotonic()) > 0:
+            queues.pump(left)
+            commands.handle()
+
     def explain(error: ComputeFailed) -> str:
         return record_failure(job, executor, queues, error, run, incarnation)
 
@@ -138,7 +150,7 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
         stages = job.schedule.placement[assigned.index]
         executor = job.executor(stages, decisions)
         records_all = job.plan.recovery.record == "all"
-        recorder = RecordWriter(job.plan, run, stages, incarnation, start) if records_all else None
+        recorder = RecordWriter(job.plan, run, stages, incarnation, start, note_record) if records_all else None
         loop = WorkerLoop(
             job.program,
             assigned.index,
@@ -150,12 +162,15 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
             start=start,
         )
         loop.progress.stages, loop.progress.queues = executor.stages, queues
+        decisions.note, decisions.wait = partial(loop.progress.note_fault, "skip log"), serve
         here = reachable(queues.endpoint, options.broker)
         control.start(assigned, here, loop, steps=job.steps, ring=queues.ring)
         with recorder or nullcontext(), _hooks(job, assigned, executor, loop.progress, recorder) as hooks:
             commands = CommandHandler(assigned, control, queues, hooks, loop)
             commands.run(
-                lambda: save_weights(executor.stages, runs.folder(job.plan, run)),
+                lambda: save_weights(
+                    executor.stages, runs.folder(job.plan, run), partial(loop.progress.note_fault, "weights"), serve
+                ),
                 workers_timeout=options.workers_timeout,
                 lease=job.plan.recovery.lease,
             )
@@ -168,17 +183,33 @@ def failures_reported(
     """Reports to the broker why the work within ends early; what the user's own code raised as `explain` has it.
 
     A worker that is interrupted ends the run, unless it can be `replaced`: then it only gives its place back. So does
-    one whose queue end belongs to a newer incarnation: if the broker takes it for current, its records are old.
+    one whose queue end belongs to a newer incarnation: if the broker takes it for current, its records are old. So does
+    one that lacks memory, or descriptors where the user's code needs them: a fresh process has its own.
     """
     try:
         yield
     except BaseException as error:  # whatever it was, the run must end with its reason
         leaves = isinstance(error, Fenced) or (isinstance(error, Stopped) and error.code == ExitCode.INTERRUPTED)
+        leaves = leaves or _lacks_resources(error)
         if (isinstance(error, Stopped) and error.broker_knows) or (leaves and replaced):
-            control.send(Goodbye(incarnation, str(error)))
+            control.send(Goodbye(incarnation, _leaving(error)))
         else:
             control.send(Failed(incarnation, *_cause(error, explain)))
         raise
+
+
+def _lacks_resources(error: BaseException) -> bool:
+    """Whether another process could do better. Not so where a fault was waited for in vain: on a disk, for example."""
+    if isinstance(error, SnapshotFailed | SnapshotDamaged | BrokerError):
+        return lacks_memory(error)
+    return passing_fault(error) is not None
+
+
+def _leaving(error: BaseException) -> str:
+    """Why a worker gives its place back, for people."""
+    if isinstance(error, Stopped | Fenced | ComputeFailed | DataError):
+        return str(error)
+    return f"lacks memory: {error}" if lacks_memory(error) else f"lacks resources: {error}"
 
 
 def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tuple[str, int]:

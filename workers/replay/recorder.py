@@ -24,6 +24,7 @@ from stageline.broker.codec.message import Message, encode, message_number
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.retry import Note
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.memory import copied
 from stageline.pipeline.tree import Tree, map_tensors, tensors
@@ -49,19 +50,30 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
     """The only writer under `incarnation` of the records of `stages`, from step `start` on, until it is closed.
 
     Writes while the compute loop goes on, to one file for the steps between two snapshots. Tensors that are handed over
-    must not be written to any more. A record that cannot be written ends the recording, not the run.
+    must not be written to any more. A record that cannot be written ends the recording, not the run; a fault that may
+    pass does so only when there is no room to wait for that, or after a minute. `note` gets the fault meanwhile.
     """
 
-    def __init__(self, plan: Plan, run: str, stages: Iterable[int], incarnation: int, start: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        run: str,
+        stages: Iterable[int],
+        incarnation: int,
+        start: int,
+        note: Note = lambda fault: None,
+    ) -> None:
         self._run = run
         self._incarnation = incarnation
         self._records = {stage: RecordDirectory(runs.folder(plan, run), stage) for stage in stages}
         self._start = start
         self._every = plan.recovery.snapshot_every  # a file holds the steps between two snapshots
         self._files: dict[Path, BinaryIO] = {}
-        self._writer = BackgroundWriter("recorder", BACKLOG, self._fail)
+        self._what = f"record messages in {runs.folder(plan, run)}"
+        self._ends: dict[Path, int] = {}  # how long the files are, of those that were closed after a fault
+        self._writer = BackgroundWriter("recorder", BACKLOG, self._fail, note=note, patience=False)
         for records in self._records.values():
-            self._writer.submit(partial(records.describe, run, plan))
+            self._writer.submit(partial(records.describe, run, plan), what=self._what)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.close(PATIENCE if error is None else 4 * PATIENCE)
@@ -85,11 +97,11 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
     def record(self, stage: int, direction: Direction, message: Message) -> None:
         """Hands a message over; returns at once unless the disk is far behind."""
         size = sum(tensor.nbytes for tensor in tensors(message.payload)) if direction is Direction.TAKEN else 0
-        self._writer.submit(partial(self._write, stage, direction, message), size=size)
+        self._writer.submit(partial(self._write, stage, direction, message), size=size, what=self._what)
 
     def delete_before(self, complete: int) -> None:
         """Deletes the records of steps before `complete`. Returns at once."""
-        self._writer.submit(partial(self._delete_before, complete))
+        self._writer.submit(partial(self._delete_before, complete), what=self._what)
 
     def close(self, timeout: float | None = None) -> None:
         """Waits until everything handed over is written, up to `timeout` seconds; the thread goes on after that."""
@@ -106,8 +118,23 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
         begin = max(self._start, message.step - message.step % self._every)
         path = self._records[stage].segment(begin, self._incarnation)
         if path not in self._files:
-            self._files[path] = path.open("wb")
-        write_entry(self._files[path], direction, frames if direction is Direction.TAKEN else frames[:1])
+            self._files[path] = self._open(path)
+        file, end = self._files[path], self._files[path].tell()
+        try:
+            write_entry(file, direction, frames if direction is Direction.TAKEN else frames[:1])
+        except OSError:
+            self._ends[path] = end
+            with suppress(OSError):  # what could not be written
+                self._files.pop(path).close()
+            raise
+
+    def _open(self, path: Path) -> BinaryIO:
+        """Without the entry that a fault has cut off."""
+        end = self._ends.get(path, 0)
+        file = path.open("r+b" if end else "wb")
+        file.truncate(end)
+        file.seek(end)
+        return file
 
     def _delete_before(self, complete: int) -> None:
         for records in self._records.values():

@@ -14,6 +14,7 @@ import msgspec
 
 from stageline.broker.control.protocol import StepRecord, WorkerRecord
 from stageline.broker.queues.base import Depth, WorkerQueues
+from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage import Stage
 
 from .machine import Take
@@ -57,6 +58,8 @@ class Progress:
     written: list[tuple[int, int]] = field(default_factory=list)  # (stage, step) of all that this process has on disk
     stages: Mapping[int, Stage] = field(default_factory=dict)  # for the layer that they are in
     queues: WorkerQueues | None = None  # for the trouble that they have
+    writes: bool = False  # the loop waits until a snapshot is written
+    faults: dict[str, ResourceFault] = field(default_factory=dict)  # what cannot be done now, by what does it
 
     def computing(self, instruction: Instruction, now: float) -> None:
         """The loop starts on `instruction`."""
@@ -99,6 +102,19 @@ class Progress:
         """A snapshot is on disk. For the thread that writes them."""
         self.written.append((stage, step))
         self.snapshots.append((stage, step))
+
+    def note_fault(self, source: str, fault: ResourceFault | None) -> None:
+        """What `source` cannot do now; None: nothing. For any thread."""
+        if fault is None:
+            self.faults.pop(source, None)
+        else:
+            self.faults[source] = fault
+
+    @property
+    def fault(self) -> ResourceFault | None:
+        """What cannot be done now: first of all what the loop waits for."""
+        faults = list(self.faults.values())
+        return next((fault for fault in faults if fault.blocks), faults[0] if faults else None)
 
     def memory(self, run: str, index: int) -> WorkerRecord:
         """What a broker that has lost its records must know at once. For the reader."""

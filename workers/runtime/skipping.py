@@ -11,13 +11,16 @@ a backward it is too late, since the stages after this one have counted the micr
 """
 
 import math
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import structlog
 
+from stageline.pipeline.retry import Note, passing_fault, persist
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import write_file
@@ -44,6 +47,8 @@ class SkipLog:
     def __init__(self, run: Path, again: Place | None = None) -> None:
         self.folder = run / FOLDER
         self.again = again
+        self.note: Note = lambda fault: None  # takes why a decision cannot be written for now
+        self.wait: Callable[[float], object] = time.sleep  # seconds, before it is written again
 
     def decided(self, stage: int) -> set[Place]:
         """What was decided so far."""
@@ -58,8 +63,10 @@ class SkipLog:
             return None
 
     def decide(self, place: Place, reason: str) -> None:
-        """When this returns, the decision survives a power failure."""
-        write_file(self._path(place), f"{reason}\n".encode())
+        """When this returns, the decision survives a power failure. Raises `OSError`, and what `wait` raises."""
+        path = self._path(place)
+        write = partial(write_file, path, f"{reason}\n".encode())
+        persist(write, f"write {path}", self.note, now=time.monotonic, wait=self.wait)
 
     def _path(self, place: Place) -> Path:
         stage, step, microbatch = place
@@ -95,6 +102,8 @@ class SkippingExecutor(Executor):
             result = super().carry_out(instruction, received)
             self._demand_finite_loss(instruction)
         except ComputeFailed as error:
+            if passing_fault(error):  # not the microbatch's
+                raise
             self._decide(instruction, error)
             stage.set_buffers(buffers)
             return self._leave_out(instruction)

@@ -112,7 +112,7 @@ def test_the_compute_loop_goes_on_while_one_is_written_and_one_waits(tmp_path, m
     hooks.write(40)
     hooks.write(20, stage=1)
     assert not hooks.progress.waits
-    busy = f"after 0.01 s, the disk is still busy with writing the snapshot of step 20 to {gate.path(0, 20)}"
+    busy = f"still busy after 0.01 s: the worker could not write its snapshot of step 20 to {gate.path(0, 20)}"
     for call in (lambda: hooks.write(60), hooks.flush):
         with pytest.raises(SnapshotFailed, match=busy):
             call()

@@ -1,8 +1,14 @@
 """Jobs run in order on a thread of their own; the backlog is bounded; the first failure ends it."""
 
+import errno
 import threading
+from collections.abc import Callable
 from contextlib import closing
 
+import pytest
+
+from stageline.pipeline import retry
+from stageline.pipeline.retry import ResourceFault
 from stageline.workers.disk.background_writer import BackgroundWriter
 
 
@@ -115,3 +121,68 @@ def test_without_dropping_all_jobs_are_done_though_closing_did_not_wait_for_them
     gate.may_end.set()
     assert ended.wait(30)
     assert done == [1]
+
+
+class Disk:
+    """A job that fails as long as the disk is full."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.full = True
+        self._done = done
+
+    def __call__(self) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._done.append("written")
+
+    def make_room(self) -> None:
+        self.full = False
+        self._done.append("room")
+
+
+def noted(notes: list[ResourceFault | None], event: threading.Event) -> Callable[[ResourceFault | None], None]:
+    def note(fault: ResourceFault | None) -> None:
+        notes.append(fault)
+        event.set()
+
+    return note
+
+
+def test_what_a_full_disk_stops_is_tried_again_and_what_goes_first_may_make_room():
+    done, notes, faulty = list[str](), list[ResourceFault | None](), threading.Event()
+    disk = Disk(done)
+    with closing(BackgroundWriter("test", limit=1, note=noted(notes, faulty))) as writer:
+        writer.submit(disk, size=1, what="write x")
+        assert faulty.wait(30)
+        writer.submit(lambda: done.append("next"), size=1)  # one more may wait, as without the fault
+        assert not writer.has_room()
+        assert not writer.flush(0)
+        writer.submit(disk.make_room, first=True)
+        assert writer.flush(30)
+        assert writer.failure is None
+    assert done == ["room", "written", "next"]
+    assert notes[0] is not None
+    assert notes[0].what == "write x"
+    assert notes[-1] is None
+
+
+def test_a_disk_that_stays_full_ends_the_writing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retry, "BOUND", 0.3)
+    notes: list[ResourceFault | None] = []
+    with closing(BackgroundWriter("test", limit=1, note=notes.append)) as writer:
+        writer.submit(Disk([]), size=1)
+        assert not writer.flush(30)
+        assert isinstance(writer.failure, OSError)
+        assert writer.tried >= 0.3
+    assert notes[-1] is None
+
+
+def test_a_full_disk_ends_the_writing_at_once_where_a_job_would_have_to_wait_for_it():
+    notes, faulty = list[ResourceFault | None](), threading.Event()
+    with closing(BackgroundWriter("test", limit=1, note=noted(notes, faulty), patience=False)) as writer:
+        writer.submit(Disk([]), size=1)
+        assert faulty.wait(30)
+        writer.submit(lambda: None, size=1)
+        assert writer.failure is None
+        writer.submit(lambda: None, size=1)
+        assert isinstance(writer.failure, OSError)

@@ -137,7 +137,7 @@ class Pace:
 
     def phase(self, facts: Facts) -> str:
         """What the run as a whole is doing."""
-        if facts["phase"] in ("waiting", "running") and (blocked := _waiting_for_server(facts)):
+        if facts["phase"] in ("waiting", "running") and (blocked := _waiting_for_server(facts) or _fault(facts)):
             return blocked
         if facts["recollecting"]:
             return "the broker's records are lost: asking the workers how far the run is"
@@ -171,3 +171,11 @@ def _waiting_for_server(facts: Facts) -> str:
     """Which worker waits for the server of its queues, and why; "" if none does."""
     waits = ((row["index"], row["now"]) for row in facts["workers"] if row.get("trouble"))
     return next((f"worker {index} {now}" for index, now in waits if now.startswith(WAITS)), "")
+
+
+def _fault(facts: Facts) -> str:
+    """What the broker or a worker cannot do for now; "" if there is nothing."""
+    if facts.get("fault"):
+        return f"the broker {facts['fault']}"
+    faults = ((row["index"], row.get("fault")) for row in facts["workers"])
+    return next((f"worker {index} {fault}" for index, fault in faults if fault), "")

@@ -1,0 +1,136 @@
+"""Which faults of the system may pass, and how long what they stop is tried again.
+
+attempt   fault   0.1 s   attempt   fault   0.2 s   attempt   ...   2 s   attempt   ...   60 s: it is given up
+
+descriptors   EMFILE ENFILE             files and connections of this process, or of others, are closed again
+space         ENOSPC EDQUOT EFBIG       old snapshots are deleted, people make room, or raise a quota or a limit
+memory        ENOMEM EAGAIN ENOBUFS     the system takes it back from others
+devices       EIO ESTALE ETIMEDOUT      a disk, or more often a file server, answers again
+
+Not among them: what stays as it is until the plan or the folder changes (a missing folder, no permission, a read-only
+disk), which ends the run at once.
+"""
+
+import errno
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+BOUND = 60.0  # seconds for which it is tried again
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two attempts, doubling
+
+_NAMES = (
+    *("EMFILE", "ENFILE"),
+    *("ENOSPC", "EDQUOT", "EFBIG"),
+    *("ENOMEM", "EAGAIN", "ENOBUFS"),
+    *("EIO", "ESTALE", "ETIMEDOUT"),
+)
+PASSING = frozenset(getattr(errno, name) for name in _NAMES if hasattr(errno, name))
+_NO_MEMORY = ("can't allocate memory", "out of memory")  # in a RuntimeError of torch
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceFault:
+    """What a process cannot do for now: `what` continues "cannot". `since` and `until`, when it is given up, are
+    monotonic, in seconds. `blocks`: the compute loop waits for it."""
+
+    what: str
+    reason: str
+    since: float
+    until: float
+    blocks: bool = False
+
+    def told(self, now: float) -> str:
+        """Continues a sentence about the process."""
+        tried, left = max(0.0, now - self.since), max(0.0, self.until - now)
+        return f"cannot {self.what}: {self.reason}; tried for {tried:.0f} s, gives up in {left:.0f} s"
+
+
+Note = Callable[[ResourceFault | None], object]  # takes what cannot be done now, None once it was done
+
+
+def passing_fault(error: BaseException) -> BaseException | None:
+    """The fault that led to `error` and may pass; None if there is none."""
+    return next(filter(_may_pass, _causes(error)), None)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether `error` came from a lack of memory, of the machine or a device."""
+    return any(map(_is_of_memory, _causes(error)))
+
+
+class Retry:
+    """The attempts on one thing, which `what` names: "write its snapshot of step 4 to ...".
+
+    Times are monotonic, in seconds. `bound`: BOUND if none is given.
+    """
+
+    def __init__(self, what: str, bound: float | None = None, *, blocks: bool = False) -> None:
+        self.fault: ResourceFault | None = None
+        self._what = what
+        self._bound = BOUND if bound is None else bound
+        self._blocks = blocks
+        self._pause = FIRST_PAUSE
+
+    def failed(self, error: BaseException, now: float) -> float | None:
+        """For how long to wait before the next attempt; None: there should be none."""
+        cause = passing_fault(error)
+        since = now if self.fault is None else self.fault.since
+        if cause is None or now - since >= self._bound:
+            return None
+        self.fault = ResourceFault(self._what, reason_of(cause), since, since + self._bound, self._blocks)
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return min(pause, since + self._bound - now)
+
+
+def persist(
+    attempt: Callable[[], _Result],
+    what: str,
+    note: Note,
+    *,
+    now: Callable[[], float],
+    wait: Callable[[float], object],
+    bound: float | None = None,
+) -> _Result:
+    """The result of `attempt`, which is made again after a fault that may pass. What is done twice is done once.
+
+    `note` gets the fault before each wait, and None at the end. Raises what the last attempt raised, and what `wait`
+    raises.
+    """
+    retry = Retry(what, bound, blocks=True)
+    try:
+        while True:
+            try:
+                return attempt()
+            except Exception as error:
+                if (pause := retry.failed(error, now())) is None:
+                    raise
+                note(retry.fault)
+            wait(pause)
+    finally:
+        if retry.fault is not None:
+            note(None)
+
+
+def reason_of(error: BaseException) -> str:
+    """The fault in the system's words."""
+    return (isinstance(error, OSError) and error.strerror) or str(error) or "no memory"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _may_pass(error: BaseException) -> bool:
+    return _is_of_memory(error) or (isinstance(error, OSError) and error.errno in PASSING)
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    if isinstance(error, RuntimeError):  # torch has an error of its own for devices only
+        return any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
