@@ -107,9 +107,12 @@ class Coordinator:
             case StopRun():
                 self._shutdown.stop(message, now)
             case Ask():
-                view = RunView(now, self.run, self._restart, self._supervision)
-                self.run.outgoing.append((sender, answer(view, message)))
+                self.run.outgoing.append(self.answer(sender, message, now))
         return self.run.outgoing
+
+    def answer(self, sender: bytes, ask: Ask, now: float) -> Outgoing:
+        """The answer to a query. It may come in the middle of another message, while the store waits."""
+        return sender, answer(RunView(now, self.run, self._restart, self._supervision), ask)
 
     def tick(self, now: float) -> list[Outgoing]:
         """What is due by time. Call it several times a second, after all messages that have arrived were handled."""

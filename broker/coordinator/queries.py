@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from stageline.broker.control.protocol import Answer, Ask, Refused
+from stageline.broker.diagnosis.explain import MEND
 from stageline.broker.diagnosis.wait_graph import WaitChain
 from stageline.broker.ledger.ledger import MicrobatchPosition, timed_actions
 from stageline.broker.membership.replacements import Replacement
@@ -89,6 +90,7 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "damaged": list(view.restart.damages),
         "restarts": run.replacements.ever.total(),
         "recovering": [_replacement(view, each) for each in run.replacements.pending.values()],
+        "fault": run.fault,
         "spares": [_standby(contact, view.now) for contact in run.standby.values()],
         "oddities": dict(run.events.anomalies),
         "workers": [_worker(view, index) for index in range(len(schedule.placement))],
@@ -134,6 +136,7 @@ def _worker(view: RunView, index: int) -> Facts:
         "heard": max(0.0, view.now - member.last_seen),  # seconds ago
         "now": report.now if report else "starts" if member.sender else "",
         "trouble": report.trouble if report else "",
+        "fault": report.fault if report else "",
         "since": report.since if report else None,
         "idle": report.idle if report else None,
         "layer": report.layer if report else "",
@@ -207,6 +210,9 @@ def _why(view: RunView, of: Mapping[str, str]) -> Facts:
     if view.run.outcome is not None:
         over = "nothing: the run is over"
         return {**facts, "text": view.run.outcome.reason, "chain": [], "root": None, "reports": [], "action": over}
+    if view.run.fault:
+        text = f"the broker {view.run.fault}. Training goes on meanwhile"
+        return {**facts, "text": text, "chain": [], "root": None, "reports": [], "action": MEND}
     if view.restart.waiting_for:
         action = _WHILE_PLACING[view.run.lifecycle.state]
         return {**facts, "text": view.restart.waiting_for, "chain": [], "root": None, "reports": [], "action": action}

@@ -82,6 +82,7 @@ class RunRecords:
         self.training_steps: int | None = None  # of the run, once a worker has loaded the data
         self.metrics: dict[str, float] = {}
         self.events = EventLog()
+        self.fault = ""  # what the broker itself cannot do for now, continuing "the broker"
         self.outgoing: list[Outgoing] = []  # messages that the present decision sends
 
     @property

@@ -6,17 +6,23 @@
 
 The file is for this user alone: among the facts is the run's key.
 `synchronous = NORMAL` gives up the last commits when the machine loses power, never the file's integrity.
+A write that fails for want of room, descriptors or memory, or since another process has the file, is made again.
 """
 
+import errno
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Event
+from time import monotonic
+from typing import TypeVar
 
 import msgspec
 
 from stageline.broker.control.protocol import StepRecord
+from stageline.pipeline.retry import ResourceFault, passing_fault, persist, reason_of
 
 from .base import KEPT_STEPS, Fact, StoredRun, StoreUnusable
 
@@ -33,28 +39,52 @@ ON CONFLICT DO UPDATE SET step = excluded.step, times = excluded.times WHERE exc
 """
 
 
-class SqliteStore:
-    """See `Store`. One process at a time may have a file open."""
+_OPENING = 5.0  # seconds that a file is waited for which cannot be opened
+_PAUSE = 0.1  # seconds between two calls of `waiting`
+_SYSTEM_ERRORS = {  # the primary codes of SQLite, as the system would call them
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_BUSY: errno.EAGAIN,
+    sqlite3.SQLITE_LOCKED: errno.EAGAIN,
+    sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+}
+_Answer = TypeVar("_Answer")
 
-    def __init__(self, path: Path, kept_steps: int = KEPT_STEPS) -> None:
+
+class SqliteStore:
+    """See `Store`. One process at a time may have a file open.
+
+    A file that cannot be written is tried again for `patience` seconds, one that cannot be opened for a few; meanwhile
+    `waiting` is called several times a second with the reason, and may raise.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kept_steps: int = KEPT_STEPS,
+        patience: float = 0.0,
+        waiting: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self._path = path
         self._kept_steps = kept_steps
-        _make_private(path)
-        with self._explained(), ExitStack() as cleanup:
-            self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None)
-            cleanup.callback(self._connection.close)
-            self._open()
-            cleanup.pop_all()
+        self._patience = min(patience, _OPENING)
+        self._waiting = waiting
+        self._fault: ResourceFault | None = None
+        self._connection = self._persist(self._opened)
+        self._patience = patience
 
     def append(self, records: Sequence[StepRecord], losses: Mapping[int, float | None]) -> None:
         rows = [(record.stage, record.step % self._kept_steps, record.step, record.times) for record in records]
-        with self._transaction() as transaction:
+
+        def write(transaction: sqlite3.Connection) -> None:
             transaction.executemany(_PUT_STEP, rows)
             transaction.executemany("INSERT OR IGNORE INTO loss VALUES (?, ?)", losses.items())
 
+        self._change(write)
+
     def put(self, name: str, fact: Fact) -> None:
-        with self._transaction() as transaction:
-            transaction.execute("INSERT OR REPLACE INTO fact VALUES (?, ?)", (name, msgspec.json.encode(fact)))
+        row = name, msgspec.json.encode(fact)
+        self._change(lambda transaction: transaction.execute("INSERT OR REPLACE INTO fact VALUES (?, ?)", row))
 
     def load(self) -> StoredRun:
         facts = {name: msgspec.json.decode(text, type=Fact) for name, text in self._rows("SELECT * FROM fact")}
@@ -67,46 +97,104 @@ class SqliteStore:
         return next((StepRecord(stage, step, times) for (times,) in rows), None)
 
     def go_back(self, stages: Sequence[int], step: int) -> None:
-        with self._transaction() as transaction:
-            transaction.executemany("DELETE FROM step WHERE stage = ? AND step >= ?", [(s, step) for s in stages])
+        rows = [(stage, step) for stage in stages]
+        self._change(
+            lambda transaction: transaction.executemany("DELETE FROM step WHERE stage = ? AND step >= ?", rows)
+        )
 
     def begin(self) -> None:
-        with self._transaction() as transaction:
+        def forget(transaction: sqlite3.Connection) -> None:
             for table in ("fact", "step", "loss"):
-                transaction.execute(f"DELETE FROM {table}")  # noqa: S608 - the three names above
+                transaction.execute(f"DELETE FROM {table}")  # noqa: S608  # our own names
+
+        self._change(forget)
 
     def close(self) -> None:
         self._connection.close()
 
-    def _open(self) -> None:
-        self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two brokers on one file would undo each other
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")
-        ((written,),) = self._connection.execute("PRAGMA user_version").fetchall()
+    def _opened(self) -> sqlite3.Connection:
+        _make_private(self._path)
+        with ExitStack() as cleanup:
+            connection = sqlite3.connect(self._path, timeout=0.5, isolation_level=None)
+            cleanup.callback(connection.close)
+            self._prepare(connection)
+            cleanup.pop_all()
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # two brokers on one file would undo each other
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        ((written,),) = connection.execute("PRAGMA user_version").fetchall()
         if written not in (0, _FORMAT):
             raise StoreUnusable(f"{self._path} has format {written}, this version reads format {_FORMAT}")
-        self._connection.executescript(f"BEGIN EXCLUSIVE; {_TABLES} PRAGMA user_version = {_FORMAT}; COMMIT;")
+        connection.executescript(f"BEGIN EXCLUSIVE; {_TABLES} PRAGMA user_version = {_FORMAT}; COMMIT;")
 
     def _rows(self, query: str, values: Iterable[int] = ()) -> list[tuple]:  # type: ignore[type-arg]
-        with self._explained():
-            return self._connection.execute(query, tuple(values)).fetchall()
+        of = tuple(values)
+        return self._persist(lambda: self._connection.execute(query, of).fetchall())
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._explained(), self._connection:
-            self._connection.execute("BEGIN")
-            yield self._connection
+    def _change(self, change: Callable[[sqlite3.Connection], object]) -> None:
+        """All of it or nothing."""
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
+        def attempt() -> None:
+            with self._connection:
+                self._connection.execute("BEGIN")
+                change(self._connection)
+
+        self._persist(attempt)
+
+    def _persist(self, attempt: Callable[[], _Answer]) -> _Answer:
+        def told() -> _Answer:
+            with _system_errors(self._path):
+                return attempt()
+
+        what = f"keep its records in {self._path}"
         try:
-            yield
-        except sqlite3.Error as error:
-            broken = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
-            raise StoreUnusable(
-                f"the broker cannot keep its records in {self._path}: {error}"
-                + (". Move it away, and resume the run: it goes on with what the workers know" if broken else "")
-            ) from error
+            return persist(told, what, self._note, now=monotonic, wait=self._wait, bound=self._patience)
+        except (sqlite3.Error, OSError, MemoryError) as error:
+            raise StoreUnusable(f"the broker cannot {what}: {reason_of(error)}{_advice(error)}") from error
+
+    def _note(self, fault: ResourceFault | None) -> None:
+        self._fault = fault
+
+    def _wait(self, seconds: float) -> None:
+        until = monotonic() + seconds
+        while (left := until - (now := monotonic())) > 0:
+            if self._fault is not None:
+                self._waiting(self._fault.told(now))
+            Event().wait(min(left, _PAUSE))
+
+
+@contextmanager
+def _system_errors(path: Path) -> Iterator[None]:
+    """Raises `OSError` in the place of SQLite's error for a fault that may pass."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_CANTOPEN:
+            _demand_descriptors(path.parent)
+        if code in _SYSTEM_ERRORS:
+            raise OSError(_SYSTEM_ERRORS[code], str(error)) from error
+        raise
+
+
+def _demand_descriptors(folder: Path) -> None:
+    """Raises the `OSError` for which SQLite cannot open a file there, if that may pass. Not of the file itself: closing
+    that would give up SQLite's locks."""
+    try:
+        os.close(os.open(folder, os.O_RDONLY))
+    except OSError as error:
+        if passing_fault(error):
+            raise
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return ". Mend that, and resume the run"
+    broken = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+    return ". Move it away, and resume the run: it goes on with what the workers know" if broken else ""
 
 
 def _make_private(path: Path) -> None:

@@ -22,7 +22,6 @@ from stageline.broker.coordinator.records import EventLog, Outgoing, RunRecords
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
-from stageline.broker.stores.base import StoreUnusable
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import masked
@@ -33,6 +32,7 @@ from stageline.workers.runs.result import result_of
 from stageline.workers.runs.store import open_store
 
 from .signals import Signals
+from .store_wait import StoreWait
 
 TURN = 0.05  # seconds that a turn waits for the first message
 LINGER = 30.0  # seconds that a broker stays after its run and its workers, to answer how it ended
@@ -74,7 +74,7 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
     # First the address: a broker that does not get it must leave the records to the one that has it.
     with (
         closing(open_server(place.url)) as channel,
-        closing(open_store(plan, place.run, _until_signal(signals))) as store,
+        closing(open_store(plan, place.run, wait := StoreWait(channel, signals))) as store,
     ):
         terms = RunConfig.of(plan, schedule)
         if place.resume and not store.load().facts:  # else they tell of which plan the run is
@@ -83,12 +83,13 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         run = run_of(store, terms.plan, place.run, key, new=place.new, resume=place.resume, alone=bool(place.parent))
         # Not before: another plan's broker must leave this run's alone.
         write_json(folder / runs.PLAN, plan.as_mapping())
-        core = Coordinator(terms, store, run, time())
+        core = wait.core = Coordinator(terms, store, run, time())
         host = _Host(core, plan, folder, place.parent, signals)
         runs.write_broker_url(folder, channel.endpoint, core.run.keys.of_control)
         try:
             on_bound(channel.endpoint)
-            serve_channel(core, channel, stop=host.should_exit, linger=1.0 if place.parent else LINGER)
+            linger = 1.0 if place.parent else LINGER
+            serve_channel(core, channel, stop=host.should_exit, linger=linger, kept=wait.over)
             _clear_queues(core.run, plan.queues.url)
         finally:
             runs.remove_broker_url(folder)
@@ -101,17 +102,19 @@ def serve_channel(
     *,
     stop: Callable[[], bool] = lambda: False,
     linger: float = LINGER,
+    kept: Callable[[], Sequence[Received]] = tuple,
 ) -> None:
     """Serves until `stop()` is true, or the run is over and the broker is no longer needed.
 
     `stop` is called some twenty times a second. `linger`: seconds to stay after the run for commands that ask about it.
+    `kept` gives what came while the store waited.
     Raises `StoreUnusable`.
     """
     clock, departure = _wall_clock(), _Departure(coordinator, linger)
     while not (stop() or departure.is_due()):
         received = channel.receive(TURN)
         if received is not None:  # else the coordinator learns from its next turn that it was away
-            _turn(coordinator, channel, received, clock)
+            _turn(coordinator, channel, [*kept(), *received], clock)
 
 
 def _wall_clock() -> Callable[[], float]:
@@ -239,18 +242,3 @@ class _Host:
                 )
                 write_json(self._folder / runs.RESULT, result)
                 log.info("result", weights_sha256=result.weights_sha256, file=self._folder / runs.RESULT)
-
-
-def _until_signal(signals: Signals) -> Callable[[str], None]:
-    """Called again and again while the records cannot be reached: the broker can do nothing meanwhile, but exit."""
-    waits = False
-
-    def note_waiting(reason: str) -> None:
-        nonlocal waits
-        if not waits:
-            log.warning("the broker waits for its records", reason=reason)
-        waits = True
-        if signals.count:
-            raise StoreUnusable(f"interrupted while the broker waited for its records: {reason}")
-
-    return note_waiting

@@ -10,6 +10,7 @@ from stageline.broker.errors import BrokerError
 from stageline.broker.ledger.ledger import timed_actions
 from stageline.broker.stores.base import Store
 from stageline.broker.stores.sqlite import SqliteStore
+from stageline.pipeline import retry
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
@@ -20,13 +21,17 @@ PATIENCE = 600.0  # seconds that a broker waits for a Redis server that is away
 TAIL = 3  # steps at the end that are not shown: in these the pipeline drains
 
 
-def open_store(plan: Plan, run: str, waiting: Callable[[str], None] = lambda reason: None) -> Store:
-    """The store of `run`. Calls `waiting(reason)` while it waits for a Redis server. Raises `StoreUnusable`."""
+def open_store(plan: Plan, run: str, waiting: Callable[[str], None] | None = None) -> Store:
+    """The store of `run`. Raises `StoreUnusable`.
+
+    With `waiting`, faults that may pass are waited for, and `waiting(reason)` is called meanwhile.
+    """
     if plan.broker.store == runs.IN_FOLDER:
-        return SqliteStore(runs.folder(plan, run) / runs.STORE)
+        file = runs.folder(plan, run) / runs.STORE
+        return SqliteStore(file, patience=retry.BOUND, waiting=waiting) if waiting else SqliteStore(file)
     from stageline.broker.stores.redis import RedisStore  # slow to import
 
-    return RedisStore(plan.broker.store, run, patience=PATIENCE, waiting=waiting)
+    return RedisStore(plan.broker.store, run, patience=PATIENCE, waiting=waiting or (lambda reason: None))
 
 
 def measured_timetable(plan: Plan, run: str, schedule: Schedule, steps: int) -> list[Timed]:

@@ -42,6 +42,7 @@ def test_status_names_run_workers_and_progress(talk: Conversation):
         "heard": 2.0,
         "now": "1F3 of step 1",
         "trouble": "",
+        "fault": "",
         "since": 999.0,
         "idle": 0.25,
         "layer": "",

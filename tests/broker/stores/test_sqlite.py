@@ -1,8 +1,12 @@
 """The SQLite file: what a killed process leaves in it, and who may open it."""
 
+import re
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -73,4 +77,59 @@ def test_the_records_are_for_this_user_alone(before: int | None, tmp_path: Path)
     store.put("run", {"id": "a"})
     assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
     assert len(list(tmp_path.iterdir())) > 1
+    store.close()
+
+
+@contextmanager
+def small_files() -> Iterator[Callable[[], None]]:
+    """As on a full disk, until the block ends or the function is called."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def make_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, before[1]))
+    try:
+        yield make_room
+    finally:
+        make_room()
+
+
+def test_a_full_disk_is_waited_for_and_named_and_nothing_is_lost(tmp_path: Path):
+    told: list[str] = []
+
+    def waiting(reason: str) -> None:
+        told.append(reason)
+        if len(told) == 3:
+            make_room()
+
+    path = tmp_path / "broker.sqlite"
+    store = SqliteStore(path, patience=60.0, waiting=waiting)
+    with small_files() as make_room:
+        for step in range(200):
+            store.append([record(1, step)], {step: 0.5})
+            store.put("run", {"id": "a" * 2**10, "step": step})
+    assert len(told) == 3
+    assert re.fullmatch(
+        rf"cannot keep its records in {path}: (disk I/O error|database or disk is full); "
+        r"tried for \d s, gives up in (60|59) s",
+        told[0],
+    )
+    assert store.load().finished == {1: 200}
+    assert len(store.load().losses) == 200
+    store.close()
+
+
+def put_many(store: SqliteStore) -> None:
+    for _ in range(200):
+        store.put("run", {"id": "a" * 2**10})
+
+
+def test_a_disk_that_stays_full_is_told_with_the_file_and_the_way_out(tmp_path: Path):
+    store = SqliteStore(tmp_path / "broker.sqlite", patience=0.2)
+    named = r"cannot keep its records in .*broker\.sqlite: .*resume the run"
+    with small_files(), pytest.raises(StoreUnusable, match=named):
+        put_many(store)
+    store.put("run", {"id": "b"})
+    assert store.load().facts == {"run": {"id": "b"}}
     store.close()
