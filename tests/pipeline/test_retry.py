@@ -10,7 +10,7 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.retry import ResourceFault, lacks_memory, passing_fault, persist
 
 
-class VirtualClock:
+class WaitingClock:
     """Time passes while it is waited."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ def full() -> OSError:
 
 
 def test_a_full_disk_is_tried_again_after_growing_pauses_until_it_has_room():
-    clock, notes = VirtualClock(), list[ResourceFault | None]()
+    clock, notes = WaitingClock(), list[ResourceFault | None]()
     assert persist(failing(7, full), "write x", notes.append, now=clock, wait=clock.wait) == "done"
     assert clock.pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     assert notes[-1] is None
@@ -51,7 +51,7 @@ def test_a_full_disk_is_tried_again_after_growing_pauses_until_it_has_room():
 
 
 def test_after_the_bound_the_last_error_is_raised():
-    clock, notes = VirtualClock(), list[ResourceFault | None]()
+    clock, notes = WaitingClock(), list[ResourceFault | None]()
     with pytest.raises(OSError, match="No space left"):
         persist(failing(10**6, full), "write x", notes.append, now=clock, wait=clock.wait)
     assert clock.now == pytest.approx(100.0 + retry.BOUND)
@@ -60,7 +60,7 @@ def test_after_the_bound_the_last_error_is_raised():
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.EACCES, errno.EROFS, errno.ENOTDIR])
 def test_what_stays_as_it_is_is_not_tried_again(code: int):
-    clock = VirtualClock()
+    clock = WaitingClock()
     with pytest.raises(OSError, match="stays"):
         persist(failing(1, lambda: OSError(code, "stays")), "x", print, now=clock, wait=clock.wait)
     assert clock.pauses == []

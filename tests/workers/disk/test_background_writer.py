@@ -123,7 +123,7 @@ def test_without_dropping_all_jobs_are_done_though_closing_did_not_wait_for_them
     assert done == [1]
 
 
-class Disk:
+class FullDisk:
     """A job that fails as long as the disk is full."""
 
     def __init__(self, done: list[str]) -> None:
@@ -150,7 +150,7 @@ def noted(notes: list[ResourceFault | None], event: threading.Event) -> Callable
 
 def test_what_a_full_disk_stops_is_tried_again_and_what_goes_first_may_make_room():
     done, notes, faulty = list[str](), list[ResourceFault | None](), threading.Event()
-    disk = Disk(done)
+    disk = FullDisk(done)
     with closing(BackgroundWriter("test", limit=1, note=noted(notes, faulty))) as writer:
         writer.submit(disk, size=1, what="write x")
         assert faulty.wait(30)
@@ -170,7 +170,7 @@ def test_a_disk_that_stays_full_ends_the_writing(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(retry, "BOUND", 0.3)
     notes: list[ResourceFault | None] = []
     with closing(BackgroundWriter("test", limit=1, note=notes.append)) as writer:
-        writer.submit(Disk([]), size=1)
+        writer.submit(FullDisk([]), size=1)
         assert not writer.flush(30)
         assert isinstance(writer.failure, OSError)
         assert writer.tried >= 0.3
@@ -180,7 +180,7 @@ def test_a_disk_that_stays_full_ends_the_writing(monkeypatch: pytest.MonkeyPatch
 def test_a_full_disk_ends_the_writing_at_once_where_a_job_would_have_to_wait_for_it():
     notes, faulty = list[ResourceFault | None](), threading.Event()
     with closing(BackgroundWriter("test", limit=1, note=noted(notes, faulty), patience=False)) as writer:
-        writer.submit(Disk([]), size=1)
+        writer.submit(FullDisk([]), size=1)
         assert faulty.wait(30)
         writer.submit(lambda: None, size=1)
         assert writer.failure is None
