@@ -181,8 +181,8 @@ def _action(cluster: ClusterState, chain: WaitChain) -> str:
             return f"wait: it reconnects, or is declared lost in {left:.0f} s"
         case RootCause.SERVER if member is not None:
             return (
-                f"start that server, or make sure that {member.host} can reach it and that it has memory left: the run "
-                "continues once it answers"
+                f"start that server, make sure that {member.host} can reach it and that it has memory left, or delete "
+                "the key that is named: the run continues once it answers"
             )
         case RootCause.CIRCLE if any(edge.room for edge in chain.edges):
             return (

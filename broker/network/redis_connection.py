@@ -51,6 +51,7 @@ INQUIRY = ((b"INFO", b"server"), (b"INFO", b"memory"), (b"INFO", b"persistence")
 _BEGIN, _END = (b"MULTI",), (b"EXEC",)
 _pack_large: Callable[..., list[Any]] = PythonRespSerializer(UNCOPIED, lambda argument: argument).pack
 _MISPLACED = (MovedError, AskError, ClusterCrossSlotError)
+_TYPES = {b"X": "stream", b"H": "hash", b"L": "list", b"R": "list", b"B": "list"}  # by a command's first letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,14 @@ class RedisAway(BrokerError):
 
 class RedisRefusal(BrokerError):
     """A Redis server did not carry out a command, and may do so later: it is full, or cannot write to its disk."""
+
+
+class RedisKeyTaken(RedisRefusal):
+    """A key of this run is of another type: another client replaced it. It may be deleted again."""
+
+
+class KeyReplaced(ResponseError):
+    """What stands for the answer to a command on such a key; the text names it."""
 
 
 class RedisUnfit(BrokerError):
@@ -130,7 +139,8 @@ class RedisLink:
 
     def _receive(self, units: Sequence[Unit]) -> list[list[Any]]:
         with self._explained():
-            return [self._outcome(unit) for unit in units]
+            outcomes = [self._outcome(unit) for unit in units]
+            return [self._named(unit, outcome) for unit, outcome in zip(units, outcomes, strict=True)]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -168,11 +178,28 @@ class RedisLink:
         """The answer. Raises `RedisUnfit` if trying again cannot mend it."""
         if isinstance(answer, NoPermissionError):
             raise RedisUnfit(f"the user of this run may not do all it needs at {self.address}: {answer}")
-        if isinstance(answer, _MISPLACED) or (
-            isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE")
-        ):
+        if isinstance(answer, _MISPLACED):
             raise RedisUnfit(f"the keys of this run cannot be kept at {self.address}: {answer}")
         return answer
+
+    def _named(self, unit: Unit, outcome: list[Any]) -> list[Any]:
+        """The outcome, with the keys named that are of another type."""
+        if not any(map(_is_of_wrong_type, outcome)):
+            return outcome
+        pairs = zip(unit, outcome, strict=True)  # the server takes a command on such a key into a transaction
+        return [self._replaced(command) if _is_of_wrong_type(answer) else answer for command, answer in pairs]
+
+    def _replaced(self, command: Command) -> KeyReplaced:
+        wanted = _TYPES.get(bytes(command[0][:1]), "string")
+        types = [(bytes(key).decode("utf-8", "replace"), self._type_of(key)) for key in _keys(command)]
+        key, kind = next((pair for pair in types if pair[1] not in (wanted, "none")), types[0])
+        found = f"is a {kind}, not a {wanted}" if kind != "none" else f"was not a {wanted}"
+        return KeyReplaced(f"key {key} {found}: another client replaced it. Delete it, and the run goes on")
+
+    def _type_of(self, key: bytes | memoryview) -> str:
+        self._connection.send_packed_command(pack([[(b"TYPE", key)]]), check_health=False)
+        answer = self._answer()
+        return answer.decode() if isinstance(answer, bytes) else "key of another type"
 
     def _trouble(self, error: RedisError | OSError) -> BrokerError:
         if isinstance(error, AuthenticationError):
@@ -194,9 +221,23 @@ class RedisLink:
 def sound(answers: list[Any]) -> list[Any]:
     """The answers to a unit. Raises `RedisRefusal` if one of them is an error."""
     for answer in answers:
+        if isinstance(answer, KeyReplaced):
+            raise RedisKeyTaken(str(answer))
         if isinstance(answer, ResponseError):
             raise RedisRefusal(f"Redis refuses: {_plain(answer)}")
     return answers
+
+
+def _is_of_wrong_type(answer: object) -> bool:
+    return isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE")
+
+
+def _keys(command: Command) -> Command:
+    """The keys that a command is about."""
+    if command[0] != b"XREAD":
+        return command[1:2]
+    streams = command[command.index(b"STREAMS") + 1 :]
+    return streams[: len(streams) // 2]
 
 
 def _plain(error: Exception) -> str:

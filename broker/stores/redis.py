@@ -18,7 +18,15 @@ from typing import TypeVar
 import msgspec
 
 from stageline.broker.control.protocol import StepRecord
-from stageline.broker.network.redis_connection import Command, RedisAway, RedisLink, RedisRefusal, RedisUnfit, sound
+from stageline.broker.network.redis_connection import (
+    Command,
+    RedisAway,
+    RedisKeyTaken,
+    RedisLink,
+    RedisRefusal,
+    RedisUnfit,
+    sound,
+)
 
 from .base import KEPT_STEPS, Fact, StoredRun, StoreUnusable, steps_finished
 
@@ -45,6 +53,7 @@ class RedisStore:
         self._patience = patience
         self._me = _FORMAT + b" " + secrets.token_hex(8).encode()
         self._taken = False
+        self._incomplete = False  # a key was replaced by another client
         self._owner, self._fact, self._step, self._loss = (
             f"stageline:{{{name}}}:store:{part}".encode() for part in ("owner", "fact", "step", "loss")
         )
@@ -144,13 +153,25 @@ class RedisStore:
         until, pause = monotonic() + self._patience, _SOON
         while True:
             try:
-                return attempt()
+                answer = attempt()
+                self._require_all()
+                return answer
             except (RedisAway, RedisRefusal, RedisUnfit) as error:
                 if isinstance(error, RedisUnfit) or monotonic() >= until:
                     raise StoreUnusable(f"the broker cannot keep its records: {error}") from error
+                self._incomplete = self._incomplete or isinstance(error, RedisKeyTaken)
                 self._waiting(str(error))
             Event().wait(pause)
             pause = min(2 * pause, _LATE)
+
+    def _require_all(self) -> None:
+        """What lay under a key that another client replaced is lost: the other records are of no use without it."""
+        if self._incomplete:
+            self._link.ask(b"DEL", self._owner, self._fact, self._step, self._loss)
+            raise StoreUnusable(
+                f"another client replaced records of the broker at {self._link.address}: they are lost. Start the "
+                "broker again with the run's name, as --run: it asks the workers"
+            )
 
     def _slot(self, stage: int, step: int) -> bytes:
         return b"%d %d" % (stage, step % self._kept_steps)

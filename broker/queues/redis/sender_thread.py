@@ -14,11 +14,12 @@ from typing import Any
 
 import structlog
 
-from stageline.broker.errors import QueueFull
+from stageline.broker.errors import BrokerError, QueueFull
 from stageline.broker.network.redis_connection import (
     INQUIRY,
     Exchange,
     RedisAway,
+    RedisKeyTaken,
     RedisLink,
     RedisRefusal,
     RedisUnfit,
@@ -229,8 +230,8 @@ class SenderThread(RedisThread):
                 yield exchange
 
     def _back_off(self, error: Exception) -> None:
-        """Waits as both threads do. Raises `QueueFull` if the server has refused for too long, `error` if it
-        never came."""
+        """Waits as both threads do. Raises `QueueFull` or `RedisUnfit` if the server has refused for too long, `error`
+        if it never came."""
         if self.trouble is None:
             log.warning("queues wait", reason=str(error))
         self.trouble = Trouble(str(error), self.trouble.since if self.trouble else monotonic())
@@ -238,10 +239,7 @@ class SenderThread(RedisThread):
             raise error
         self._refused_since = self._refused_since or monotonic() if isinstance(error, RedisRefusal) else 0.0
         if self._refused_since and monotonic() - self._refused_since > self._patience:
-            raise QueueFull(
-                f"{error}, for {self._patience:g} s now. Give it more memory (maxmemory) or disk, or let the run keep "
-                "less: a smaller recovery.snapshot_every"
-            ) from error
+            raise self._given_up(error) from error
         with self._ends.changed:
             self._checked_at = float("-inf")
             for writer in self._ends.writers:
@@ -249,6 +247,17 @@ class SenderThread(RedisThread):
             for reader in self._ends.readers:
                 reader.receiver.must_report = True
             super()._back_off(error)
+
+    def _given_up(self, error: Exception) -> BrokerError:
+        if isinstance(error, RedisKeyTaken):
+            return RedisUnfit(
+                f"the keys of this run cannot be kept at {self.link.address}: {error}. It was waited for "
+                f"{self._patience:g} s; resume the run"
+            )
+        return QueueFull(
+            f"{error}, for {self._patience:g} s now. Give it more memory (maxmemory) or disk, or let the run keep "
+            "less: a smaller recovery.snapshot_every"
+        )
 
     def _receive_layout(self, answers: list[Any]) -> None:
         _, found = sound(answers)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import threading
 from contextlib import ExitStack, closing
@@ -123,11 +124,31 @@ def test_a_user_needs_only_these_rights(stack: ExitStack, server: RedisServer, h
     line.settle()
 
 
-def test_a_key_of_another_kind_is_named(stack: ExitStack, server: RedisServer) -> None:
-    stack.enter_context(closing(server.client())).set(STREAM, "mine")
+@pytest.mark.parametrize("key", [STREAM, f"{STREAM}:kept", f"{STREAM}:taken"])
+def test_a_key_that_another_client_replaces_is_named_and_once_it_is_deleted_messages_move_again(
+    stack: ExitStack, server: RedisServer, hasty: None, key: str
+) -> None:
+    client = stack.enter_context(closing(server.client()))
     line = line_at(stack, server.url)
-    with pytest.raises(RedisUnfit, match=r"cannot be kept at .*WRONGTYPE"):
-        line.take()
+    line.put(*range(10))
+    assert line.take_numbers(5) == list(range(5))
+    client.pipeline().delete(key).set(key, "mine").execute()
+    line.put(*range(10, 15))
+    named = f"key {key} is a string, not a stream: another client replaced it. Delete it, and the run goes on"
+    ends = line.producer, line.consumer
+    wait_for(lambda: next((end for end in ends if end.trouble and named in end.trouble.reason), None))
+    client.delete(key)
+    assert line.take_numbers(10) == list(range(5, 15))
+    line.settle()
+    assert line.producer.trouble is line.consumer.trouble is None
+
+
+def test_a_key_that_stays_replaced_ends_the_run_by_its_name(stack: ExitStack, server: RedisServer, hasty: None) -> None:
+    stack.enter_context(closing(server.client())).set(STREAM, "mine")
+    line = line_at(stack, server.url, patience=0.3)
+    line.put(0)
+    with pytest.raises(RedisUnfit, match=rf"key {re.escape(STREAM)} is a string, not a stream.*; resume the run"):
+        wait_for(lambda: line.producer.pump(0.01))
 
 
 def test_a_queue_within_one_worker_needs_no_server(stack: ExitStack) -> None:
