@@ -17,7 +17,7 @@ from stageline.broker.stores.base import StoreUnusable
 
 from .signals import Signals
 
-MOST = 1000  # messages that are kept
+MOST, LARGEST = 100, 2**16  # messages that are kept, and bytes of one
 
 log = structlog.get_logger()
 
@@ -54,9 +54,9 @@ class StoreWait:
         return kept
 
     def _take(self, core: Coordinator, sender: bytes, frame: bytes) -> None:
-        match decode_to_broker(frame):
+        match decode_to_broker(frame).message:
             case Ask() as ask:
                 recipient, answer = core.answer(sender, ask, time())
                 self._channel.send([(recipient, encode(answer))])
-            case Failed() | Goodbye() if len(self._kept) < MOST:
+            case Failed() | Goodbye() if len(self._kept) < MOST and len(frame) <= LARGEST:
                 self._kept.append((sender, frame))
