@@ -4,6 +4,7 @@
 and has made no progress since; it is in layers.30.mlp"
 """
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ _ACTIONS = {  # by the cause alone
     RootCause.CIRCLE: "a checked schedule cannot deadlock, so this is a bug: report it, and start the run again",
     RootCause.BROKER: "check the broker's machine and its network: the workers keep training without it",
 }
+_OUT_OF_MEMORY = " (if not by you, then by the kernel's out-of-memory killer: see dmesg)"
 _MESSAGES = {"forward": "the activation", "backward": "the gradient", "target": "the targets"}
 
 
@@ -215,7 +217,8 @@ def failure_report(loss: WorkerLoss, ledger: Ledger, now: float) -> str:
     """Of a worker that was found to be lost at `now` (seconds since the epoch), without a full stop."""
     member = loss.member
     end = member.exited[0] if member.exited else now
-    return f"{member.label}, {member.process}, {loss.why}. It {_held(member, ledger.held(member.stages), end)}"
+    hint = _OUT_OF_MEMORY if loss.status == -signal.SIGKILL else ""
+    return f"{member.label}, {member.process}, {loss.why}{hint}. It {_held(member, ledger.held(member.stages), end)}"
 
 
 def _held(member: Member, held: list[Held], now: float) -> str:

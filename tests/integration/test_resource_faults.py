@@ -24,6 +24,19 @@ def build(plain=build):
     return model
 """
 
+LACKING = """
+from pathlib import Path
+
+def _need_memory_once(seconds, plain=sleep):
+    flag = Path(__file__).parent / "lacking"
+    if flag.exists():
+        flag.unlink()
+        torch.empty(2**50)
+    plain(seconds)
+
+sleep = _need_memory_once
+"""
+
 Limit = Callable[[int], tuple[int, int]]  # of a process: which of its limits, and the new one
 
 
@@ -93,3 +106,16 @@ def test_a_broker_that_cannot_keep_its_records_for_a_while_says_so_and_training_
         assert str(records) in run.facts("status")["fault"]
     assert run.digest() == expected(STEPS)
     assert run.end()["facts"]["restarts"] == 0
+
+
+def test_a_worker_without_memory_is_replaced_and_its_microbatch_is_not_left_out(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    plan = large_plan(tmp_path, LACKING)
+    run = WholeRun(fork_server, plan, f"run.steps={STEPS}", 'recovery.on_bad_microbatch="skip"')
+    run.until_checkpoint(2)
+    (plan.parent / "lacking").touch()
+    assert run.digest() == expected(STEPS, plan.parent)
+    assert run.end()["facts"]["restarts"] == 1
+    logs = "".join(file.read_text() for file in run.folder.glob("worker-*.log"))
+    assert "can't allocate memory" in logs

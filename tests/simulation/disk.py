@@ -21,6 +21,8 @@ class Torn(SnapshotFailed):
 class Disk:
     """What all machines see together."""
 
+    folder = "the disk"
+
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self._kept: dict[tuple[int, int], Snapshot] = {}
@@ -101,7 +103,7 @@ class SnapshotView:
 class SimulatedWriter:
     """The `BackgroundWriter` of `process`. Writing takes `slowness` seconds on the average, deleting no time."""
 
-    failure = None
+    failure, doing = None, "write"
 
     def __init__(self, process: SimulatedProcess, rng: random.Random, slowness: float) -> None:
         self._process = process
@@ -114,7 +116,9 @@ class SimulatedWriter:
     def has_room(self, stage: int, timeout: float) -> bool:
         return self._wait_for(lambda: stage not in self._waiting, timeout)
 
-    def submit(self, job: Callable[[], None], stage: int | None = None, size: int = 0, *, first: bool = False) -> None:
+    def submit(
+        self, job: Callable[[], None], stage: int | None = None, size: int = 0, *, first: bool = False, what: str = ""
+    ) -> None:
         if not size:
             job()
             return

@@ -15,6 +15,8 @@ from stageline.broker.membership.failure_detector import EXIT_GRACE
 from support.conversation import WAITING, Conversation, hello, name, report, stop_reason
 from support.replacements import Sends, kill, reach, replacement, said, stops, talk_of
 
+HINT = " (if not by you, then by the kernel's out-of-memory killer: see dmesg)"
+
 
 @pytest.fixture
 def talk() -> Conversation:
@@ -48,7 +50,7 @@ def test_a_worker_that_is_lost_again_and_again_without_a_newer_checkpoint_ends_t
     talk.assigned(b"new", replacement(1, 301))
     (stop,) = stops(kill(talk, 1, 301))
     assert stop.reason == (
-        "worker 1 (stage 1), worker-1 (pid 301, host desk), was killed by SIGKILL. It had sent no report. "
+        f"worker 1 (stage 1), worker-1 (pid 301, host desk), was killed by SIGKILL{HINT}. It had sent no report. "
         "It was replaced 2 times since checkpoint 20 (recovery.restarts is 2)"
     )
     assert stop.code == 1
@@ -87,7 +89,7 @@ def test_a_run_whose_lost_worker_is_not_replaced_is_given_up_naming_it(talk: Con
     assert stop.code == 69
     assert stop.reason.startswith(
         "no replacement joined within 60 s for worker 1 (stage 1): stage 1 (worker 1) was lost 60 s ago "
-        "and has not been replaced: worker 1 (stage 1), worker-1 (pid 101, host desk), was killed by SIGKILL. "
+        f"and has not been replaced: worker 1 (stage 1), worker-1 (pid 101, host desk), was killed by SIGKILL{HINT}. "
         "It had sent no report"
     )
 
@@ -123,7 +125,7 @@ def test_a_killed_process_ends_the_run_naming_its_signal(final: Conversation):
     assert final.send(b"supervisor", Exited(1, 101, -9)) == []
     why = stop_reason(final.after(EXIT_GRACE + 0.2), name(0))
     assert why == (
-        "worker 1 (stage 1), worker-1 (pid 101, host desk), was killed by SIGKILL. "
+        f"worker 1 (stage 1), worker-1 (pid 101, host desk), was killed by SIGKILL{HINT}. "
         f'It last reported: "{WAITING}" since 1.0 s'
     )
 

@@ -172,4 +172,4 @@ def test_status_names_the_missing_worker_since_when_and_why(talk: Conversation):
 def test_without_restarts_a_loss_ends_the_run():
     talk = talk_of(terms=replace(REPLACING, restarts=0))
     (stop,) = stops(kill(talk, 1, 101))
-    assert stop.reason.endswith("was killed by SIGKILL. It had sent no report")
+    assert stop.reason.endswith("out-of-memory killer: see dmesg). It had sent no report")
