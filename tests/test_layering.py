@@ -60,6 +60,8 @@ LADDER = {
 DECIDING = {
     "broker/control/protocol.py": PURE,
     "broker/control/seal.py": PURE,
+    "broker/network/connection_rules.py": PURE,
+    "broker/network/rate_limit.py": PURE,
     "broker/queues/base.py": TENSORS,
     "broker/queues/delivery.py": TENSORS,
     "broker/queues/zeromq/requests.py": PURE,

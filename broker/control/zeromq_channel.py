@@ -9,17 +9,28 @@ from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.errors import AddressUnusable
 from stageline.broker.network.bind import listening
+from stageline.broker.network.connection_guard import guarded
 from stageline.pipeline.plan.addresses import masked
 
-from .channel import LARGEST, Envelope, Received
+from .channel import LARGEST, LARGEST_UNTRUSTED, Envelope, Received
 
-_BATCH = 1000  # messages taken in one turn at most, so that leases and trims are not delayed for ever
+# Taken in one turn at most, so that leases and trims are not delayed for ever; what else has come waits for the next.
+_BATCH = 1000  # messages
+_BATCH_BYTES = 8 * 2**20  # a message that is longer is a turn of its own
 
-_DEALER_OPTIONS = {zmq.LINGER: 500, zmq.SNDHWM: 64, zmq.RECONNECT_IVL: 20, zmq.RECONNECT_IVL_MAX: 1000}
+_DEALER_OPTIONS = {
+    zmq.MAXMSGSIZE: LARGEST,
+    zmq.LINGER: 500,
+    zmq.SNDHWM: 64,
+    zmq.RECONNECT_IVL: 20,
+    zmq.RECONNECT_IVL_MAX: 1000,
+}
 _ROUTER_OPTIONS = {
     zmq.ROUTER_MANDATORY: 1,  # a recipient that is gone raises, instead of being ignored
-    zmq.ROUTER_HANDOVER: 1,  # a worker that reconnects takes its old connection's place
+    # Not ROUTER_HANDOVER: with it, a peer that names itself as another takes the messages of that.
     zmq.MAXMSGSIZE: LARGEST,
+    zmq.RCVHWM: 64,  # messages of a connection that wait to be taken; TCP holds back the others
+    zmq.SNDHWM: 256,  # messages to a connection that wait to be sent; of more, the newest are lost
     zmq.HANDSHAKE_IVL: 5000,
     zmq.TCP_KEEPALIVE: 1,
     zmq.LINGER: 500,
@@ -84,25 +95,49 @@ class ZeroMQServerChannel:
     def __init__(self, url: str) -> None:
         context = zmq.Context()
         self._router = _open(context, zmq.ROUTER, _ROUTER_OPTIONS)
+        self._sources: dict[bytes, int] = {}  # the connection of each sender in the last batch
+        self._emptied = False  # the last batch was all that had arrived
         with ExitStack() as cleanup:
             cleanup.callback(context.term)
             cleanup.callback(self._router.close)
+            self._guard = guarded(context, self._router, url, LARGEST)
+            cleanup.callback(self._guard.close)
             self.endpoint = cleanup.enter_context(listening(self._router, url))
             self._resources = cleanup.pop_all()
 
     def receive(self, timeout: float) -> Sequence[Received]:
+        if self._emptied:  # and what was found genuine is trusted by now
+            self._guard.drained()
         self._router.poll(int(timeout * 1000))
+        self._sources, self._emptied = {}, False
         found: list[Received] = []
-        while len(found) < _BATCH:
+        size = 0
+        while len(found) < _BATCH and size < _BATCH_BYTES:
             try:
-                sender, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+                sender = self._router.recv(zmq.NOBLOCK)
             except zmq.Again:
+                self._emptied = True
                 break
-            found.append((sender, frames[0] if len(frames) == 1 else None))
+            message = self._receive_message(sender)
+            size += len(message or b"")
+            found.append((sender, message))
         return found
 
+    def _receive_message(self, sender: bytes) -> bytes | None:
+        """The message, None if it has not one frame, or is too long for its sender. What is dropped is not joined."""
+        frame = self._router.recv(copy=False)
+        source = self._sources[sender] = frame.get(zmq.SRCFD)
+        self._guard.note(source, len(frame))
+        fits = not frame.more and (len(frame) <= LARGEST_UNTRUSTED or self._guard.trusts(source))
+        message = frame.bytes if fits else None
+        while frame.more:
+            frame = self._router.recv(copy=False)
+            self._guard.note(source, len(frame))
+        return message
+
     def trust(self, sender: bytes) -> None:
-        """Nothing is limited yet."""
+        if sender in self._sources:
+            self._guard.trust(self._sources[sender])
 
     def send(self, envelopes: Iterable[Envelope]) -> None:
         for envelope in envelopes:

@@ -1,4 +1,4 @@
-"""Addresses and connections: binding a socket, talking to a Redis server.
+"""Addresses and connections: binding a socket, closing connections that take too much, talking to a Redis server.
 
 May import `broker.errors`. Read the file you need.
 """

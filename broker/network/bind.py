@@ -35,6 +35,8 @@ def bind(socket: zmq.Socket[Any], url: str) -> str:
     except zmq.ZMQError as error:
         reason = _REASONS.get(error.errno or 0, str(error)).format(by=_by(_tcp_owner(url)))
         raise EndpointTaken(f"cannot listen at {url}: {reason}") from error
+    if _socket_file(url) is not None:
+        os.chmod(url.removeprefix("ipc://"), 0o600)  # to connect is to write to the file
     return socket.get_string(zmq.LAST_ENDPOINT)
 
 

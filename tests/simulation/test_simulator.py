@@ -104,7 +104,7 @@ def without(fault: PlannedFault) -> Iterator[int]:
 def test_a_failing_seed_says_how_to_run_it_again(monkeypatch):
     monkeypatch.setattr(Log, "trim", lambda log, step: None)
     assert re.match(
-        r"PYTHONPATH=tests python -m simulation\.run_seeds --seed \d+    # Wrong: forward-\d retains", first_wrong()
+        r"PYTHONPATH=tests python -m simulation\.run_seeds --seed \d+    # Wrong: \w+-\d retains", first_wrong()
     )
 
 

@@ -10,10 +10,10 @@ from stageline.broker.control.channel import ClientChannel, ServerChannel
 PATIENCE = 10.0  # seconds in which what a test waits for arrives
 
 
-def received(server: ServerChannel, count: int = 1) -> list[tuple[bytes, bytes | None]]:
-    """The messages that arrive until there are `count`."""
+def received(server: ServerChannel, count: int = 1, patience: float = PATIENCE) -> list[tuple[bytes, bytes | None]]:
+    """The messages that arrive until there are `count`, or `patience` seconds are over."""
     found: list[tuple[bytes, bytes | None]] = []
-    until = monotonic() + PATIENCE
+    until = monotonic() + patience
     while len(found) < count and monotonic() < until:
         found += server.receive(0.1) or []
     return found

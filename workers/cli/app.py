@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from stageline.broker.network.descriptors import raise_descriptor_limit
 from stageline.pipeline.errors import ExitCode, StagelineError
 
 from .errors import CommandFailed, message_of, suggestion
@@ -70,6 +71,7 @@ def stageline() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs one command; returns the exit code."""
+    raise_descriptor_limit()
     try:
         return stageline.main(list(arguments), prog_name="stageline", standalone_mode=False) or ExitCode.OK
     except click.ClickException as error:

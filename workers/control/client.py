@@ -22,6 +22,8 @@ from stageline.pipeline.plan.addresses import masked
 
 from .sealer import Sealer
 
+REPEAT = 0.25  # seconds between two looks whether a connection broke, and a question with it
+
 
 class BrokerUnreachable(StagelineError):
     """No broker answers at the given address."""
@@ -41,6 +43,7 @@ class Client(AbstractContextManager["Client"]):
         self._secret = secret
         self._sealer = Sealer()
         self._unsealed: list[ToBroker] = []
+        self._connected = False  # ever
         try:
             self._channel = open_client(url, keeps=True)
         except AddressUnusable as error:
@@ -51,10 +54,14 @@ class Client(AbstractContextManager["Client"]):
 
     def ask(self, what: str, timeout: float = 3.0, **of: str) -> dict[str, Any]:
         """The facts of the broker's answer. Raises `BrokerUnreachable`, or `ValueError` if it refuses to answer."""
+        while self._channel.receive(0) is not None:
+            pass  # the answer to a question that was given up
         self._send(Ask(what, of))
         deadline = monotonic() + timeout
         while (left := deadline - monotonic()) > 0:
-            match self._receive(left):
+            if self._broke():
+                self._send(Ask(what, of))
+            match self._receive(min(left, REPEAT)):
                 case Answer(schema, facts) if schema.startswith(f"{what}/"):
                     return {"schema": schema, **facts}
                 case Refused(reason, _):
@@ -93,6 +100,12 @@ class Client(AbstractContextManager["Client"]):
                 self._channel.send(self._sealer.sealed(each, secret))
         except AddressUnusable as error:
             raise BrokerUnreachable(str(error)) from error
+
+    def _broke(self) -> bool:
+        """Whether there is a new connection in place of one that ended, and with it a question or its answer."""
+        renewed = self._channel.renewed()
+        again, self._connected = renewed and self._connected, renewed or self._connected
+        return again
 
     def _receive(self, timeout: float) -> FromBroker | None:
         frame = self._channel.receive(timeout)

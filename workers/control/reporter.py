@@ -42,7 +42,7 @@ class Reporter:
         """What is new. `now` is monotonic, in seconds."""
         progress = self._progress
         if (self._records or self._snapshots) and now - self._sent < AGAIN:
-            return self._report(now, 0, [], [])
+            return self.heartbeat(now)
         for source in (progress.steps, self._resent):
             while source and len(self._records) < MOST:
                 self._records.append(source.popleft())
@@ -51,6 +51,10 @@ class Reporter:
         self._number += 1
         self._sent = now
         return self._report(now, self._number, list(self._records), list(self._snapshots))
+
+    def heartbeat(self, now: float) -> Report:
+        """A report without what must arrive, which needs no confirmation."""
+        return self._report(now, 0, [], [])
 
     def confirmed(self, number: int) -> None:
         """The broker has stored the report of this number."""

@@ -173,7 +173,8 @@ class Session:
             self._hello_sent = now
             yield self._hello()
         yield from self.unsent()
-        yield self.reporter.report(now)
+        # Finished steps can be many bytes, and the broker limits what comes before it knows from whom.
+        yield self.reporter.report(now) if self._known else self.reporter.heartbeat(now)
         if self._finished is not None and self.reporter.all_confirmed:
             yield msgspec.structs.replace(self._finished, incarnation=self.reporter.incarnation)
 

@@ -82,7 +82,7 @@ class ZeroMQQueues(QueueEnds):
         self._closed = True
         for dealer in self._dealers.values():
             dealer.close()
-        self.router.socket.close()
+        self.router.close()
         self._context.term()
         self._wakeup.close()
         super().close()

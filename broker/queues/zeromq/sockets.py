@@ -23,18 +23,22 @@ from stageline.broker.codec.message import (
     message_number,
     read_header,
 )
-from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
 from stageline.broker.network.bind import bind
+from stageline.broker.network.connection_guard import guarded
+from stageline.broker.network.rate_limit import RateLimit
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import TOO_OFTEN, Receiver, Sender
 
-from .connection import Context, Handshake, open_socket
+from .connection import REQUEST_BYTES, Context, Handshake, open_socket
 from .requests import CreditRequest, Requester, RetentionReply, pack, reply_to, unpack
 
 # Bytes of a frame from which on its memory is handed over and not copied. To give memory back, pyzmq wakes a thread of
 # its own, which costs as much as copying half a megabyte (measured over ipc and tcp, 16 KB to 16 MB).
 ZERO_COPY = 2**19
-EARLY = 64  # requests for queues that have no sender yet which are kept for it
+EARLY = 64  # requests for queues that have no sender yet which are kept for it, the newest
+REQUESTS = 256  # taken in one turn at most, so that the compute loop goes on; the others wait for the next
+INTRODUCED = 20  # consumers of another run or version that are answered in a second; the others repeat their request
 UNANSWERED = 30.0  # seconds without any answer after which a connection is replaced; doubles up to LONGEST_UNANSWERED
 LONGEST_UNANSWERED = 600.0
 NO_HANDSHAKE = 3.0  # seconds without ZeroMQ's handshake after which a connection is replaced
@@ -54,10 +58,16 @@ class Router:
         self._run = run
         self._senders: dict[QueueKey, Sender] = {}
         self._early: dict[QueueKey, tuple[bytes, CreditRequest]] = {}
+        self._introductions = RateLimit(INTRODUCED)
         self.socket = open_socket(context, zmq.ROUTER, hwm)
         self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
         self._send_frame: Callable[..., object] = super(zmq.Socket, self.socket).send  # the bare one, for every frame
-        self.endpoint = bind(self.socket, url)
+        self._guard = guarded(context, self.socket, url, hwm * REQUEST_BYTES)
+        try:
+            self.endpoint = bind(self.socket, url)
+        except EndpointTaken:
+            self._guard.close()
+            raise
 
     def add(self, sender: Sender) -> None:
         key = sender.log.key
@@ -66,12 +76,18 @@ class Router:
             self._answer(sender, *self._early.pop(key))
 
     def serve(self) -> None:
-        """Receives every request that has arrived, and sends everything that is due."""
-        while int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
-            route, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            self._receive(route, b"".join(frames))
+        """Receives what requests have arrived, and sends everything that is due."""
+        for _ in range(REQUESTS):
+            if not int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                self._guard.drained()
+                break
+            self._receive_request()
         for sender in self._senders.values():
             self.flush(sender)
+
+    def close(self) -> None:
+        self._guard.close()
+        self.socket.close()
 
     @property
     def is_behind(self) -> bool:
@@ -105,7 +121,19 @@ class Router:
             send(frame, _NOBLOCK_MORE, copy=len(frame) < ZERO_COPY)
         send(frames[-1], _NOBLOCK, copy=len(frames[-1]) < ZERO_COPY)
 
-    def _receive(self, route: bytes, frame: bytes) -> None:
+    def _receive_request(self) -> None:
+        """Takes in one request. What has more frames than one is none, and is dropped without being joined."""
+        route = self.socket.recv(_NOBLOCK)
+        frame = self.socket.recv(_NOBLOCK, copy=False)
+        source, several = frame.get(zmq.SRCFD), frame.more
+        self._guard.note(source, len(frame))
+        if not several:
+            self._receive(route, source, frame.bytes)
+        while frame.more:
+            frame = self.socket.recv(_NOBLOCK, copy=False)
+            self._guard.note(source, len(frame))
+
+    def _receive(self, route: bytes, source: int, frame: bytes) -> None:
         try:
             request = unpack(frame, CreditRequest)
         except ForeignMessage:
@@ -115,10 +143,15 @@ class Router:
             return
         if request.run != self._run:
             self._introduce(route)
-        elif request.key in self._senders:
+            return
+        self._guard.trust(source)
+        if request.key in self._senders:
             self._answer(self._senders[request.key], route, request)
-        elif len(self._early) < EARLY:
-            self._early[request.key] = route, request
+            return
+        self._early.pop(request.key, None)
+        if len(self._early) == EARLY:
+            del self._early[next(iter(self._early))]
+        self._early[request.key] = route, request
 
     def _answer(self, sender: Sender, route: bytes, request: CreditRequest) -> None:
         sender.update(request.to_credit(), route)
@@ -128,7 +161,8 @@ class Router:
 
     def _introduce(self, route: bytes) -> None:
         """Lets a consumer of another run or version find out which run and version this is."""
-        self._reply(route, RetentionReply(self._run, Flow.FORWARD, 0, 0, 0, 0, 0))
+        if self._introductions.allows(monotonic()):
+            self._reply(route, RetentionReply(self._run, Flow.FORWARD, 0, 0, 0, 0, 0))
 
     def _reply(self, route: bytes, reply: RetentionReply) -> None:
         with suppress(zmq.ZMQError):  # if the connection is gone or full, the consumer repeats its request

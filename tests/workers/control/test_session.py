@@ -88,6 +88,7 @@ def session(progress: Progress, outbox: Outbox) -> Session:
     session = new_session(identity(20, 22), progress, outbox)
     list(session.due(0.0))
     session.receive(PLACE, 0.5)
+    list(session.due(0.6))
     session.receive(Confirmed(1), 1.0)
     assert session.reporter.all_confirmed
     return session
@@ -197,13 +198,21 @@ def test_without_recovery_hello_holds_nothing_that_a_broker_may_have_lost(progre
 
 def test_another_broker_receives_again_how_far_the_stage_is_and_the_losses_that_count(session):
     session.reconnected()
-    _, report = session.due(1.0)
+    session.receive(PLACE, 0.9)
+    (report,) = session.due(1.0)
     assert {record.step: record.loss for record in report.steps} == {0: 0.9, 10: 0.8, 20: 0.7, 21: 0.6}
     assert report.snapshots == [(0, 22)]
     session.receive(Confirmed(1), 1.1)  # what the former broker had still to send
     assert not session.reporter.all_confirmed
     session.receive(Confirmed(report.number), 1.1)
     assert session.reporter.all_confirmed
+
+
+def test_nothing_long_is_sent_before_the_broker_knows_from_whom(session):
+    session.reconnected()
+    _, report = session.due(1.0)
+    assert (report.steps, report.snapshots, report.number) == ([], [], 0)
+    assert not session.reporter.all_confirmed
 
 
 def test_hello_is_repeated_to_a_broker_that_does_not_answer_reports(session):

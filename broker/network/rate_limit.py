@@ -1,0 +1,25 @@
+"""How often something may happen that peers can cause: log lines, answers to what is refused."""
+
+
+class RateLimit:
+    """`most` times in a second; `withheld` counts those beyond. Times are monotonic, in seconds."""
+
+    def __init__(self, most: int) -> None:
+        self.withheld = 0
+        self._most = most
+        self._since = float("-inf")
+        self._used = 0
+
+    def allows(self, now: float) -> bool:
+        if now - self._since >= 1:
+            self._since, self._used = now, 0
+        self._used += 1
+        if self._used > self._most:
+            self.withheld += 1
+            return False
+        return True
+
+    def take_withheld(self) -> int:
+        """How many were withheld since the last call."""
+        withheld, self.withheld = self.withheld, 0
+        return withheld

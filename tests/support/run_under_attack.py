@@ -1,0 +1,92 @@
+"""A real run over TCP, of a broker and two workers, that goes on slowly until an attack on it is over."""
+
+import json
+import signal
+from collections.abc import Mapping
+
+import psutil
+
+from stageline.workers.control.client import Client
+from support.workspace import Command, Workspace, free_port, until
+
+STEPS = 400
+CALM = "calm"  # the file whose existence ends the slow part
+SLOW_MODEL = f"""
+import os
+from threading import Event
+from torch import nn
+
+class Slow(nn.Module):
+    def forward(self, x):
+        if not os.path.exists("{CALM}"):
+            Event().wait(0.02)
+        return x
+
+def build():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Slow(), nn.Linear(8, 2))
+
+def accuracy(outputs, targets):
+    return (outputs.argmax(1) == targets).float().mean()
+"""
+SETTINGS = ("--set", f"run.steps={STEPS}", "--set", "run.log_every=100", "--set", "recovery.snapshot_every=50")
+
+
+class RunUnderAttack:
+    """`broker` and `workers` are its processes, `broker_url` and `worker_urls` where they listen."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        workspace.write("model.py", SLOW_MODEL)
+        plan = (".", *SETTINGS, "--set", "queues.url=tcp://127.0.0.1:0")
+        self.broker_url = f"tcp://127.0.0.1:{free_port()}"
+        self.broker = workspace.start("broker", *plan, "--bind", self.broker_url)
+        until(self.broker.stderr, "broker at")
+        self.workers = [workspace.start("worker", *plan, "--broker", self.broker_url) for _ in range(2)]
+        self.wait_until_it_trains()
+        self.worker_urls = [_listens_at(worker.pid) for worker in self.workers]
+
+    @property
+    def processes(self) -> Mapping[str, Command]:
+        return {"broker": self.broker, **{f"worker {i}": worker for i, worker in enumerate(self.workers)}}
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes.values()]
+
+    def status(self) -> dict[str, object]:
+        with Client(self.broker_url) as client:
+            return client.ask("status", timeout=10.0)
+
+    def wait_until_it_trains(self) -> None:
+        for _ in range(600):
+            if self.status()["phase"] == "running":
+                return
+        raise AssertionError(f"it does not train: {self.status()}")
+
+    def end(self) -> tuple[str, dict[str, str]]:
+        """Lets the run end. Its digest, and what each process has logged."""
+        self._workspace.write(CALM, "")
+        logs = {}
+        for name, worker in list(self.processes.items())[1:]:
+            _, logs[name] = worker.communicate()
+            assert worker.returncode == 0, logs[name]
+        digest = str(self.status()["weights_sha256"])
+        self.broker.send_signal(signal.SIGTERM)
+        _, logs["broker"] = self.broker.communicate()
+        return digest, logs
+
+
+def undisturbed_digest(workspace: Workspace) -> str:
+    """Of the same run, in one process and quick."""
+    workspace.write("model.py", SLOW_MODEL)
+    workspace.write(CALM, "")
+    ended = workspace.command("train", ".", *SETTINGS, "--set", "queues.url=memory://", "--json")
+    (workspace.folder / CALM).unlink()
+    return str(json.loads(ended.stdout)["weights_sha256"])
+
+
+def _listens_at(pid: int) -> str:
+    """Where a worker's queues are."""
+    found = psutil.Process(pid).net_connections(kind="tcp")
+    (port,) = {each.laddr.port for each in found if each.status == psutil.CONN_LISTEN}
+    return f"tcp://127.0.0.1:{port}"
