@@ -3,12 +3,10 @@
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-
-from support.workspace import Workspace
 
 MORE, LONG, COMMAND = 1, 2, 4  # flags of a ZMTP 3 frame
 GREETING = b"\xff" + 7 * b"\0" + b"\x01\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + 31 * b"\0"
@@ -116,16 +114,16 @@ def memory(pid: int, field: str = "VmRSS") -> int:
 
 
 @contextmanager
-def peak_memory(pids: Callable[[], list[int]]) -> Iterator[dict[int, int]]:
-    """The most memory that each of the processes had within, looked at a hundred times a second."""
-    peaks: dict[int, int] = {}
+def peak_memory(pids: Sequence[int]) -> Iterator[dict[int, int]]:
+    """The most memory that each of the processes has had within, looked at a hundred times a second."""
+    peaks = {pid: memory(pid) for pid in pids}
     done = threading.Event()
 
     def look() -> None:
         while not done.wait(0.01):
-            for pid in pids():
+            for pid in pids:
                 with suppress(OSError):
-                    peaks[pid] = max(peaks.get(pid, 0), memory(pid))
+                    peaks[pid] = max(peaks[pid], memory(pid))
 
     looker = threading.Thread(target=look)
     looker.start()
@@ -134,8 +132,3 @@ def peak_memory(pids: Callable[[], list[int]]) -> Iterator[dict[int, int]]:
     finally:
         done.set()
         looker.join()
-
-
-def logs(workspace: Workspace) -> str:
-    """All that the processes of the newest run have logged."""
-    return "".join(path.read_text() for path in workspace.runs()[-1].rglob("*.log"))

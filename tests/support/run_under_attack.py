@@ -9,7 +9,7 @@ import psutil
 from stageline.workers.control.client import Client
 from support.workspace import Command, Workspace, free_port, until
 
-STEPS = 400
+STEPS = 60
 CALM = "calm"  # the file whose existence ends the slow part
 SLOW_MODEL = f"""
 import os
@@ -19,7 +19,7 @@ from torch import nn
 class Slow(nn.Module):
     def forward(self, x):
         if not os.path.exists("{CALM}"):
-            Event().wait(0.02)
+            Event().wait(0.1)
         return x
 
 def build():
@@ -28,7 +28,7 @@ def build():
 def accuracy(outputs, targets):
     return (outputs.argmax(1) == targets).float().mean()
 """
-SETTINGS = ("--set", f"run.steps={STEPS}", "--set", "run.log_every=100", "--set", "recovery.snapshot_every=50")
+SETTINGS = ("--set", f"run.steps={STEPS}", "--set", "run.log_every=20", "--set", "recovery.snapshot_every=10")
 
 
 class RunUnderAttack:
