@@ -124,6 +124,8 @@ class ConnectionGuard:
         return source in self._trusted
 
     def close(self) -> None:
+        if not self._thread.is_alive():
+            return
         self._socket.disable_monitor()  # which ends the thread
         self._thread.join()
         self._blank.close()

@@ -6,6 +6,7 @@ from time import monotonic
 
 import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from stageline.broker.network import connection_rules
 from stageline.broker.network.connection_guard import ConnectionGuard
@@ -146,13 +147,11 @@ def test_idle_connections_do_not_keep_others_out(
         router.take_until(b"genuine")
 
 
-def test_each_refusal_is_logged_with_its_peer_and_reason(
-    router: GuardedRouter, impatient: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with HostileClient(router.endpoint) as client:
+def test_each_refusal_is_logged_with_its_peer_and_reason(router: GuardedRouter, impatient: None) -> None:
+    with capture_logs() as logged, HostileClient(router.endpoint) as client:
         host, port = client.socket.getsockname()
         router.serve_until_closed(client)
-    said = capsys.readouterr().out
-    assert "a connection was closed" in said
-    assert f"{host}:{port}" in said
-    assert "no genuine message came in 0.2 s" in said
+        router.guard.close()
+    assert [(line["event"], line["peer"], line["reason"]) for line in logged] == [
+        ("a connection was closed", f"{host}:{port}", "no genuine message came in 0.2 s")
+    ]
