@@ -28,9 +28,10 @@ build/types/stageline:
 	for part in pipeline broker workers; do ln -sfn ../../../$$part $@/$$part; done
 	for file in __init__.py __main__.py py.typed; do ln -sfn ../../../workers/api/$$file $@/$$file; done
 
-# 20,000 seeds, then kills processes at every place of small runs, for about an hour; an interrupted sweep continues.
-# `make faults FAULTS="--trials 200"` runs so many of the trials.
+# 20,000 seeds, then kills processes of 150 runs from the command line, for about 25 minutes, and at every place of
+# small runs, for about an hour; what was interrupted continues. `make faults FAULTS="--trials 60"` runs so many of each.
 faults: simulate
+	$(RUN) faults.run_cold $(FAULTS)
 	$(RUN) faults.run_sweep $(FAULTS)
 
 # Recovery under 20,000 seeds; a seed that fails is printed with the command that repeats it.
