@@ -95,10 +95,7 @@ class Workspace:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        left = {pid: _command_line(pid) for pid in self.processes()}
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        left = self.kill()
         for command in self._started:
             command.wait()
             for stream in (command.stdout, command.stderr):
@@ -141,6 +138,14 @@ class Workspace:
     def processes(self) -> list[int]:
         """All processes that were started here, also by those started here: their working directory is the folder."""
         return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and self._is_ours(path)]
+
+    def kill(self) -> dict[int, str]:
+        """Ends them with SIGKILL; returns their command lines, by pid."""
+        found = {pid: _command_line(pid) for pid in self.processes()}
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return found
 
     def _is_ours(self, process: Path) -> bool:
         try:
