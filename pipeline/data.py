@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from stageline.pipeline.errors import ExitCode, StagelineError, describe_error
-from stageline.pipeline.tree import Tree, map_tensors, tensors
+from stageline.pipeline.tree import Tree, leaves, map_tensors, tensors
 
 Batch: TypeAlias = tuple[Tree, Tree]  # inputs, targets
 
@@ -134,17 +134,26 @@ class Feed:
 
     def _cut(self, step: int) -> list[Microbatch]:
         if step < self._steps:
-            try:
-                inputs, targets = self._source.batch(step)
-            except Exception as error:  # user code may raise anything; the cause is chained
-                raise DataError(f"the data source's batch({step}) failed: {describe_error(error)}") from error
-        elif self._held_out is None:
+            return self._cut_batch(step)
+        if self._held_out is None:
             raise DataError(f"step {step} is beyond the run's {self._steps} steps, and no rows are held out")
-        else:
-            start = (step - self._steps) * self._batch_size
-            here = slice(start, start + self._batch_size)
-            inputs, targets = (_slice(each, here) for each in self._held_out)
+        start = (step - self._steps) * self._batch_size
+        here = slice(start, start + self._batch_size)
+        inputs, targets = (_slice(each, here) for each in self._held_out)
         return cut(inputs, targets, self._microbatches)
+
+    def _cut_batch(self, step: int) -> list[Microbatch]:
+        called = f"the data source's batch({step})"
+        try:
+            batch = self._source.batch(step)
+        except Exception as error:  # user code may raise anything; the cause is chained
+            raise DataError(f"{called} failed: {describe_error(error)}") from error
+        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise DataError(f"{called} returned a {type(batch).__name__}; wanted are two: (inputs, targets)")
+        try:
+            return cut(*batch, self._microbatches)
+        except DataError as error:
+            raise DataError(f"{called}: {error}") from error
 
 
 def cut(inputs: Tree, targets: Tree, microbatches: int) -> list[Microbatch]:
@@ -166,6 +175,9 @@ def rows(tree: Tree) -> int:
     Raises `DataError` if there is no tensor, one has no dimensions, or two differ.
     """
     shapes = [tuple(leaf.shape) for leaf in tensors(tree)]
+    if not shapes:
+        found = ", ".join(type(leaf).__name__ for _, leaf in leaves(tree))
+        raise DataError(f"no tensor is there, only {found or 'nothing'}. Give tensors, whose dimension 0 counts rows.")
     counts = {shape[0] for shape in shapes if shape}
     if len(counts) != 1 or () in shapes:
         raise DataError(f"tensors of shapes {shapes} have no common number of rows. Make dimension 0 count rows.")

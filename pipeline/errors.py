@@ -7,6 +7,9 @@ import traceback
 from enum import IntEnum
 from pathlib import Path
 
+_HERE = Path(__file__).parent.parent
+_OURS = (*(f"{_HERE / part}/" for part in ("pipeline", "broker", "workers")), "<frozen ")
+
 
 class ExitCode(IntEnum):
     """Codes of `sysexits.h` where one fits; 130 is the shells' code for Ctrl-C."""
@@ -44,7 +47,19 @@ class ForeignState(StageError):
 
 
 def describe_error(error: BaseException) -> str:
-    """`ValueError: no such file (data.py, line 12)`: an exception of the user's code, and where it was raised."""
+    """`ValueError: no such file (data.py, line 12)`: an exception of the user's code, and where it was raised, unless
+    that is a line of stageline's or of the interpreter's own."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    if not frames or frames[-1].filename.startswith(_OURS):
+        return error_text(error)
+    return f"{error_text(error)} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+
+
+def error_text(error: BaseException) -> str:
+    """`ValueError: no such file`: an exception of the user's code, whose own text may raise, or hold anything."""
+    try:
+        text = str(error)
+    except Exception as other:  # noqa: BLE001  # user code may raise anything
+        text = f"(its text cannot be made: {type(other).__name__})"
+    shown = "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__

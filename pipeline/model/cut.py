@@ -1,17 +1,22 @@
 """Makes the plan's model and cuts it into stages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.models import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.stage import Stage
 
 from .load import ModelRefused, base_folder, call, load_function, load_object
+
+_LR_SCHEDULER = ("step", "state_dict", "load_state_dict")  # what a stage uses of one
+_OPTIMIZER = (*_LR_SCHEDULER, "zero_grad", "param_groups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +81,37 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
 
     Raises `ModelRefused`.
     """
-    base = base_folder(plan)
-    optimizer = load_object(plan.optimizer.factory, base, "optimizer.factory")
-    lr_scheduler = None
-    if plan.lr_scheduler is not None:
-        factory = load_object(plan.lr_scheduler.factory, base, "lr_scheduler.factory")
-        lr_scheduler = partial(factory, **plan.lr_scheduler.options)
-    return call(  # type: ignore[no-any-return]  # `call` returns a Stage
-        Stage,
-        "optimizer",
+    base, scheduler = base_folder(plan), plan.lr_scheduler
+    return Stage(
         layers=part.layers,
         index=part.index,
         first_layer=part.first_layer,
         names=part.names,
         seed=plan.run.seed,
-        optimizer=partial(optimizer, **plan.optimizer.options),
-        lr_scheduler=lr_scheduler,
+        optimizer=_made(plan.optimizer, "optimizer", base, _OPTIMIZER),
+        lr_scheduler=None if scheduler is None else _made(scheduler, "lr_scheduler", base, _LR_SCHEDULER),
         loss=load_function(plan.model.loss, base, "model.loss") if last else None,
         device=device,
         stash_weights=stash_weights,
     )
+
+
+def _made(
+    section: OptimizerPlan | LrSchedulerPlan, table: str, base: Path, needed: Sequence[str]
+) -> Callable[[Any], Any]:
+    """Calls the factory of a table of the plan. Raises `ModelRefused` for what does not have all that is `needed`."""
+    factory = load_object(section.factory, base, f"{table}.factory")
+
+    def make(argument: Any) -> Any:
+        made = call(partial(factory, argument, **section.options), table)
+        if missing := [name for name in needed if not hasattr(made, name)]:
+            raise ModelRefused(
+                f'{table}.factory = "{section.factory}" returned a {type(made).__name__} without {missing[0]}; '
+                f"wanted is what those of torch.optim return"
+            )
+        return made
+
+    return make
 
 
 def _layers_of(model: Any) -> tuple[list[str], list[torch.nn.Module]]:

@@ -34,7 +34,7 @@ OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimize
 LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 Loss = Callable[[Any, Any], torch.Tensor]
 
-LOSS = "the loss"  # in place of a layer's name
+LOSS, OPTIMIZER, LR_SCHEDULER = "the loss", "the optimizer", "the learning rate scheduler"  # in place of a layer's name
 
 
 class _NotGiven:
@@ -83,7 +83,7 @@ class Stage:
         self._generators = _generators(self.device)
         self._stash = Stash(index)
         self._versions = Versions(self._body) if stash_weights else None
-        self.at_layer = next(iter(self.names), LOSS)  # the layer that runs now or ran last, or the loss, for diagnosis
+        self.at_layer = next(iter(self.names), LOSS)  # the layer or the like that ran last, for diagnosis
         self._forwarded = 0
 
     @property
@@ -165,11 +165,13 @@ class Stage:
         self._forwarded = 0
         if self.optimizer is None:
             return
+        self.at_layer = OPTIMIZER
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self._versions:
             self._versions.invalidate()
         if self.lr_scheduler is not None:
+            self.at_layer = LR_SCHEDULER
             self.lr_scheduler.step()
 
     def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False) -> Tree:

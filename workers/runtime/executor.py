@@ -10,9 +10,9 @@ from operator import add
 from torch import Tensor
 
 from stageline.pipeline.data import DataError, Feed, Microbatch
-from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.errors import StagelineError, error_text
 from stageline.pipeline.schedule import Action, Kind
-from stageline.pipeline.stage.stage import LOSS, Stage
+from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, describe, map_tensors
 
 from .program import Instruction
@@ -94,9 +94,9 @@ class Executor:
         except (ComputeFailed, DataError):
             raise
         except (Exception, SystemExit) as error:  # user code may raise anything; the cause is handed on
-            where = stage.at_layer if stage.at_layer == LOSS else f"layer {stage.at_layer}"
+            where = f"layer {stage.at_layer}" if stage.at_layer in stage.names else stage.at_layer
             raise ComputeFailed(
-                f"stage {stage.index} failed in {instruction}, {where}: {type(error).__name__}: {error}",
+                f"stage {stage.index} failed in {instruction}, {where}: {error_text(error)}",
                 None if instruction.evaluates or kind is Kind.UPDATE else Culprit(instruction.step, instruction.action),
             ) from error
 
@@ -151,6 +151,7 @@ class Executor:
         if stage.index == self.last and given.rows:
             targets = map_tensors(lambda t: t.to(stage.device), given.targets)
             for name, metric in self.metrics.items():
+                stage.at_layer = f"the metric {name}"
                 self._sums[name] += float(metric(output, targets)) * given.rows
             self._measured += given.rows
         return output
