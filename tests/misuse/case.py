@@ -1,4 +1,4 @@
-"""One kind of misuse as a value: what is done, and what must come of it. The rows of docs/promises.md are such values."""
+"""One kind of misuse as a value: what is done, and what must come of it. docs/promises.md has a row for each."""
 
 import signal
 import subprocess
@@ -25,11 +25,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Misuse:
-    """`what` is wrong, in words; the exit `code`; and what is `said` on stderr: parts of one message, in their order.
+    """`what` is wrong, in words; the exit `code`; and what is `said`: parts of what the command prints, in their order.
 
     `changes` are made in the workspace first. Then `command` runs with `environment`, unless `play` does all of it and
-    returns how the command that counts has ended. `slow`: only `make test-all` does it. `succeeds`: the run may finish
-    and have a result, since nothing wrong was done to it.
+    returns how the command that counts has ended. `slow`: only `make test-all` does it. `finishes`: a run finishes,
+    before that command or in spite of all, and leaves its result.
     """
 
     what: str
@@ -40,14 +40,14 @@ class Misuse:
     environment: Mapping[str, str] = field(default_factory=dict)
     play: Callable[[Workspace], Ended] | None = None
     slow: bool = False
-    succeeds: bool = False
+    finishes: bool = False
 
     def run(self, workspace: Workspace) -> Ended:
         """How it ended. Raises AssertionError, and ends all its processes, if it has not within `BOUND` seconds."""
         for change in self.changes:
             _apply(change, workspace)
-        with Bound(workspace) as bound:
-            ended = self.play(workspace) if self.play else _command(self, workspace)
+        with Bound(workspace, BOUND * (2 if self.slow else 1)) as bound:
+            ended = self.play(workspace) if self.play else workspace.command(*self.command, **self.environment)
         assert not bound.passed, f"it hung, and said: {ended.stderr}"
         return ended
 
@@ -55,9 +55,9 @@ class Misuse:
 class Bound:
     """A time limit: ends every process of a workspace when it has `passed`, so that the test goes on, and can fail."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, seconds: float) -> None:
         self._workspace = workspace
-        self._timer = threading.Timer(BOUND, self._end)
+        self._timer = threading.Timer(seconds, self._end)
         self.passed = False
 
     def __enter__(self) -> "Bound":
@@ -96,7 +96,3 @@ def _apply(change: Change, workspace: Workspace) -> None:
         text = path.read_text()
         assert change.before in text, f"{change.file} does not hold {change.before!r}"
         path.write_text(text.replace(change.before, change.after, 1))
-
-
-def _command(row: Misuse, workspace: Workspace) -> Ended:
-    return workspace.command(*row.command, **row.environment)

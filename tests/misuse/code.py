@@ -51,7 +51,8 @@ def in_source(lines: str) -> tuple[Change, ...]:
 
 def in_batch(lines: str) -> tuple[Change, ...]:
     """Runs when a batch is asked for, of `step`: `x, y` are its inputs and targets, which it may change."""
-    odd = f"class Odd(Rows):\n    def batch(self, step):\n        x, y = super().batch(step)\n{_body(lines, 8)}        return x, y\n"
+    head = "class Odd(Rows):\n    def batch(self, step):\n        x, y = super().batch(step)\n"
+    odd = f"{head}{_body(lines, 8)}        return x, y\n"
     return (*_data(odd), Change(DATA, "return Rows", "return Odd"))
 
 

@@ -4,40 +4,55 @@ from misuse.case import Change, Misuse
 from misuse.code import DATA, PLAN, in_batch, in_source
 
 
-def source(what: str, lines: str, *said: str, code: int = 78) -> Misuse:
-    return Misuse(what, code, said, in_source(lines))
+def source(what: str, lines: str, *said: str) -> Misuse:
+    return Misuse(what, 78, ("data.source", *said), in_source(lines))
 
 
-def batch(what: str, lines: str, *said: str, code: int = 78) -> Misuse:
-    return Misuse(what, code, said, in_batch(lines))
+def batch(what: str, lines: str, *said: str) -> Misuse:
+    return Misuse(what, 78, said, in_batch(lines))
 
 
+BATCH_0 = "the data source's batch(0)"
+NO_SOURCE = "wanted is an object with batch(step), held_out() and steps_per_epoch"
 ROWS = (
-    Misuse("a source that is not there", 78, (), (Change(PLAN, "data.py:batches", "data.py:batchs"),)),
-    source("a source that raises", "raise OSError('no such disk')"),
-    source("a source that returns nothing", "return None"),
-    source("a source that is a generator", "return (i for i in range(3))"),
-    source("a source that is a list", "return [(torch.zeros(6, 4), torch.zeros(6).long())]"),
-    source("a source without rows", "return Rows(torch.zeros(0, 4), torch.zeros(0).long(), batch_size, seed)"),
-    Misuse("inputs and targets of different lengths", 78, (), (Change(DATA, "y[:32]", "y[:30]"),)),
-    Misuse("a source that takes no seed", 78, (), (Change(DATA, "batch_size, seed):", "batch_size):"),)),
-    source("a source that sleeps for ever", "time.sleep(10**6)"),
-    source("a source with os._exit(0)", "os._exit(0)"),
-    source("rows that differ in each process", "torch.seed(); return Rows(torch.randn(32, 4), torch.zeros(32).long(), batch_size, seed)"),
-    batch("a batch that raises", "raise OSError('no such disk')"),
-    batch("a batch that is None", "return None"),
-    batch("a batch of three", "return x, y, x"),
-    batch("a batch with more rows of inputs than of targets", "x = torch.cat([x, x])"),
-    batch("a batch without rows dimension", "x = torch.tensor(1.0)"),
-    batch("inputs of another width", "x = x[:, :3]"),
-    batch("inputs of float64", "x = x.double()"),
-    batch("targets out of range", "y = y + 7"),
-    batch("targets that are text", "y = 'yes'"),
-    batch("a batch that is numpy", "x = x.numpy()"),
-    batch("inputs that are NaN", "x = x * float('nan')", code=1),
-    batch("a batch that changes between two calls", "x = x + random.random()"),
-    batch("another order for targets than for inputs", "order = list(range(len(x))); random.shuffle(order); x, y = x[order], y[order]"),
-    batch("a source that ends early", "if step == 3:\n    raise StopIteration", code=1),
-    batch("a batch that is larger at step 3", "if step == 3:\n    x = torch.cat([x, x])", code=1),
-    batch("a batch of step 3 that is another in each process", "if step == 3:\n    x = x + random.random()", code=0),
+    Misuse(
+        "a source that is not in its file",
+        78,
+        ("data.source", "data.py has no 'batchs'. It has: Rows, batches"),
+        (Change(PLAN, "data.py:batches", "data.py:batchs"),),
+    ),
+    source("a source that raises", "raise OSError('no such disk')", "OSError: no such disk (data.py, line "),
+    source("a source that returns nothing", "return None", "returned a NoneType", NO_SOURCE),
+    source("a generator as the source", "return (step for step in range(3))", "returned a generator", NO_SOURCE),
+    source("a list as the source", "return [(torch.zeros(6, 4), torch.zeros(6))]", "returned a list", NO_SOURCE),
+    source(
+        "a source without rows",
+        "return Rows(torch.zeros(0, 4), torch.zeros(0).long(), batch_size, seed)",
+        "the data source holds 0 rows",
+    ),
+    Misuse(
+        "more inputs than targets",
+        78,
+        ("data.source", "[(32, 4), (30,)] have no common number of rows"),
+        (Change(DATA, "y[:32]", "y[:30]"),),
+    ),
+    Misuse(
+        "a source that takes no seed",
+        78,
+        ("data.source", "unexpected keyword argument 'seed'"),
+        (Change(DATA, "batch_size, seed):", "batch_size):"),),
+    ),
+    batch("a batch that raises", "raise OSError('no such disk')", BATCH_0, "OSError: no such disk (data.py, line "),
+    batch("a batch that is nothing", "return None", BATCH_0, "returned a NoneType; wanted are two: (inputs, targets)"),
+    batch("a batch of three parts", "return x, y, x", BATCH_0, "wanted are two: (inputs, targets)"),
+    batch("a batch with other rows", "x = torch.cat([x, x])", BATCH_0, "[(12, 4), (6,)] have no common number of rows"),
+    batch("inputs without rows", "x = torch.tensor(1.0)", BATCH_0, "Make dimension 0 count rows"),
+    batch("inputs that are an array", "x = x.numpy()", BATCH_0, "no tensor is there, only ndarray. Give tensors"),
+    batch("targets that are text", "y = 'yes'", BATCH_0, "no tensor is there, only str. Give tensors"),
+    batch("inputs of another width", "x = x[:, :3]", "layer 0", "(2x3 and 4x8)"),
+    batch("inputs of another dtype", "x = x.double()", "layer 0", "but got Double and Float"),
+    batch("targets that are no class", "y = y + 7", "stage 1", "the loss: IndexError: Target 8 is out of bounds"),
+    batch(
+        "inputs that are not numbers", "x = x * float('nan')", "the loss of microbatch 0 of step 0 is nan on stage 1"
+    ),
 )

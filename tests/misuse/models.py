@@ -4,6 +4,12 @@ from misuse.case import Change, Misuse
 from misuse.code import MODEL, PLAN, in_build, in_forward, in_module
 
 SEQUENTIAL = "nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))"
+DRY = "a dry run of the first microbatch failed: stage 0 failed in 0F0 of step 0, layer 1: "
+
+
+def named(what: str, name: str, *said: str) -> Misuse:
+    """Another name as the plan's model.factory."""
+    return Misuse(what, 78, ("model.factory", *said), (Change(PLAN, "model.py:build", name),))
 
 
 def model(what: str, after: str, *said: str, before: str = SEQUENTIAL) -> Misuse:
@@ -25,55 +31,66 @@ class Unprintable(Exception):
 raise Unprintable
 """
 ROWS = (
-    Misuse("a factory that is not in the file", 78, (), (Change(PLAN, "model.py:build", "model.py:biuld"),)),
-    Misuse("only a file as the factory", 78, (), (Change(PLAN, "model.py:build", "model.py"),)),
-    Misuse("a file that is not there", 78, (), (Change(PLAN, "model.py:build", "modle.py:build"),)),
-    Misuse("a package that is not installed", 78, (), (Change(PLAN, "model.py:build", "no_such_package.build"),)),
-    Misuse("a factory that cannot be called", 78, (), (*in_module("built = 3"), Change(PLAN, "model.py:build", "model.py:built"))),
-    Misuse("options that the factory does not know", 78, (), (Change(PLAN, "cut = [2]", "cut = [2]\noptions = { width = 3 }"),)),
-    model("a syntax error", "def build(:", before="def build():"),
-    Misuse("a module that imports what is not there", 78, (), in_module("import nothing_like_it")),
-    build("a factory that raises", "raise RuntimeError('no weights today')"),
-    build("a factory that returns nothing", "return None"),
-    model("a factory that returns one layer", "nn.Linear(4, 2)"),
-    model("an empty model", "nn.Sequential()"),
-    build("a list that is not of modules", "return [nn.Linear(4, 2), 3]"),
-    model("layers that do not fit", "nn.Linear(9, 2)", before="nn.Linear(8, 2)"),
-    model("a parameter shared between stages", "(lambda l: nn.Sequential(l, nn.ReLU(), l))(nn.Linear(4, 4))"),
-    model("nothing to train", f"{SEQUENTIAL}.requires_grad_(False)"),
-    model("no parameters", "nn.Sequential(nn.ReLU(), nn.ReLU(), nn.ReLU())"),
-    build("a factory with os._exit(0)", "os._exit(0)"),
-    build("a factory with os._exit(3)", "os._exit(3)"),
-    build("a factory with os._exit(78)", "os._exit(78)"),
-    build("a factory with sys.exit(0)", "sys.exit(0)"),
-    build("a factory that raises KeyboardInterrupt", "raise KeyboardInterrupt"),
-    build("an exception that has no text", UNPRINTABLE),
-    build("a factory that kills its process", "os.kill(os.getpid(), signal.SIGKILL)"),
-    build("a factory that reads address 0", "ctypes.string_at(0)"),
-    build("a factory that prints escape sequences", "print('\\x1b[2J\\x1b]0;title\\x07'); raise RuntimeError('\\x1b[31mred')"),
-    build("a factory that changes the folder", "os.mkdir('/tmp/elsewhere-x') if not os.path.isdir('/tmp/elsewhere-x') else None; os.chdir('/tmp/elsewhere-x')", code=0),
-    build("a factory that closes stdout and stderr", "os.close(1); os.close(2)", code=0),
-    build("a factory that closes sys.stdout", "sys.stdout.close(); sys.stderr.close()", code=0),
-    build("a factory that closes every file", "os.closerange(0, 256)"),
-    build("a factory that sets the seed", "torch.manual_seed(5)", code=0),
-    build("a thread that never ends", "threading.Thread(target=time.sleep, args=(10**6,)).start()", code=0),
-    build("a child that stays", "if not os.fork():\n    time.sleep(10**6)", code=0),
-    build("weights that differ each time", "torch.seed()"),
-    build("a factory that sleeps for ever", "time.sleep(10**6)"),
-    build("a loop in C", "ctypes.PyDLL(None).sleep(10**6)"),
-    forward("a forward with os._exit(0)", "os._exit(0)"),
-    forward("a forward that raises", "raise ValueError('cannot')"),
-    forward("a forward that returns nothing", "return None"),
-    forward("a forward that returns text", "return 'x'"),
-    forward("a forward that returns an array", "return x.detach().numpy()"),
-    forward("a forward that writes to its input", "x[0] = 0", code=0),
-    forward("a forward that returns another shape", "return x[:, :3]"),
-    forward("a forward that drops rows", "return x[:1]"),
-    forward("a forward that detaches", "return x.detach()"),
-    forward("a forward that is random", "return x * random.random()"),
-    forward("a forward that depends on time", "return x * time.time()"),
-    forward("a forward that sleeps for ever", "time.sleep(10**6)"),
-    forward("a forward that allocates without end", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\nkept = []\nwhile True:\n    kept.append(torch.ones(2**24))"),
-    forward("a forward that turns gradients off", "torch.set_grad_enabled(False)"),
-    forward("a forward that changes the default dtype", "torch.set_default_dtype(torch.float64)", code=0),
+    named("a factory that is not in its file", "model.py:biuld", "model.py has no 'biuld'. It has: accuracy, build"),
+    named("a file in the place of a factory", "model.py", 'write "model.py:NAME" for a NAME in it'),
+    named("a factory in a file that is not there", "modle.py:build", "there is no file", "modle.py"),
+    named("a package that is not installed", "nothing_like_it.build", "No module named 'nothing_like_it'"),
+    Misuse(
+        "a factory that cannot be called",
+        78,
+        ("model.factory = \"model.py:made\": TypeError: 'int' object is not callable",),
+        (*in_module("made = 3"), Change(PLAN, "model.py:build", "model.py:made")),
+    ),
+    Misuse(
+        "options that the factory does not take",
+        78,
+        ("model.factory", "unexpected keyword argument 'width'"),
+        (Change(PLAN, "cut = [2]", "cut = [2]\noptions = { width = 3 }"),),
+    ),
+    model(
+        "a syntax error", "def build(:", "model.py could not be loaded: SyntaxError", "line 4", before="def build():"
+    ),
+    Misuse(
+        "an import of what is not there",
+        78,
+        ("model.py could not be loaded", "No module named 'nothing_like_it' (model.py, line "),
+        in_module("import nothing_like_it"),
+    ),
+    build("a factory that raises", "raise ValueError('no weights')", "ValueError: no weights (model.py, line "),
+    build(
+        "an exception whose text cannot be made", UNPRINTABLE, "Unprintable: (its text cannot be made: RuntimeError)"
+    ),
+    build("an exception with control characters", r"raise ValueError('a\x1b[2Jb')", r"ValueError: a\x1b[2Jb"),
+    build("a factory that returns nothing", "return None", "the model is a NoneType; wanted is an nn.Sequential"),
+    model("a factory that returns one layer", "nn.Linear(4, 2)", "the model is a Linear; wanted is an nn.Sequential"),
+    model("a model without layers", "nn.Sequential()", "the model has no layers"),
+    build("a list of what is no module", "return [nn.Linear(4, 2), 3]", "leave model.cut and model.stages out"),
+    model(
+        "layers that do not fit",
+        "nn.Linear(9, 2)",
+        "stage 1 failed in 1F0 of step 0, layer 2",
+        "mat1 and mat2 shapes cannot be multiplied (2x8 and 9x2)",
+        before="nn.Linear(8, 2)",
+    ),
+    model(
+        "a layer that stands twice",
+        "(lambda it: nn.Sequential(it, nn.ReLU(), it))(nn.Linear(4, 4))",
+        "the same module stands twice in the model: make two",
+    ),
+    build(
+        "a parameter that two stages share",
+        "first, last = nn.Linear(4, 4), nn.Linear(4, 4)\nlast.weight = first.weight\n"
+        "return nn.Sequential(first, nn.ReLU(), last)",
+        "stages 0 and 1 share one parameter or buffer (0.weight is 2.weight)",
+        "untie it",
+    ),
+    model("nothing to train", f"{SEQUENTIAL}.requires_grad_(False)", "there is nothing to train"),
+    model("no parameters", "nn.Sequential(nn.ReLU(), nn.ReLU(), nn.ReLU())", "there is nothing to train"),
+    build("`sys.exit(0)` in the factory", "sys.exit(0)", "SystemExit: 0 (model.py, line "),
+    forward("a forward that raises", "raise ValueError('cannot')", DRY, "ValueError: cannot"),
+    forward("`sys.exit(0)` in a forward", "sys.exit(0)", DRY, "SystemExit: 0"),
+    forward("a forward that returns nothing", "return None", "layer 2", "must be Tensor, not NoneType"),
+    forward("a forward that returns an array", "return x.detach().numpy()", "a numpy.ndarray", "make it a tensor"),
+    forward("a forward of another shape", "return x[:, :3]", "layer 2", "(2x3 and 8x2)"),
+    forward("a forward that drops rows", "return x[:1]", "the loss: ValueError", "batch_size (1)", "batch_size (2)"),
 )

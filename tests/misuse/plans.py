@@ -1,36 +1,41 @@
 """Plan files, and what overrules them."""
 
-import os
+from pathlib import Path
 
 from misuse.case import Change, Ended, Misuse
 from support.workspace import Workspace
 
-
-def plan(what: str, before: str, after: str, *said: str, code: int = 78) -> Misuse:
-    """A change to the plan file."""
-    return Misuse(what, code, said, (Change("stageline.toml", before, after),))
+PLAN = "stageline.toml"
+WORKERS = "[optimizer]"  # tables of workers are put before it
 
 
-def given(what: str, *words: str, said: tuple[str, ...], code: int = 78) -> Misuse:
-    """`train` with more words."""
-    return Misuse(what, code, said, command=("train", ".", *words))
+def plan(what: str, before: str, after: str, *said: str) -> Misuse:
+    """A change to the plan file, which is refused."""
+    return Misuse(what, 78, said, (Change(PLAN, before, after),))
 
 
-def setting(what: str, value: str, *said: str, code: int = 78) -> Misuse:
-    return given(what, "--set", value, said=said, code=code)
+def workers(what: str, tables: str, *said: str) -> Misuse:
+    return plan(what, WORKERS, f"{tables}\n\n{WORKERS}", *said)
 
 
-def _latin(workspace: Workspace) -> Ended:
-    (workspace.folder / "stageline.toml").write_bytes('[run]\nname = "Übung"\n'.encode("latin-1"))
+def sets(what: str, values: tuple[str, ...], *said: str, code: int = 78) -> Misuse:
+    """`train` with values after --set."""
+    return Misuse(what, code, said, command=("train", ".", *(word for value in values for word in ("--set", value))))
+
+
+def environment(what: str, name: str, value: str, *said: str) -> Misuse:
+    return Misuse(what, 78, said, environment={name: value})
+
+
+def _in_latin_1(workspace: Workspace) -> Ended:
+    (workspace.folder / PLAN).write_bytes('[run]\nname = "Übung"\n'.encode("latin-1"))
     return workspace.command("train", ".")
 
 
-def _read_only(workspace: Workspace) -> Ended:
-    (workspace.folder / "runs").mkdir(mode=0o500)
-    try:
-        return workspace.command("train", ".")
-    finally:
-        (workspace.folder / "runs").chmod(0o700)
+def _a_folder(workspace: Workspace) -> Ended:
+    (workspace.folder / PLAN).unlink()
+    (workspace.folder / PLAN).mkdir()
+    return workspace.command("train", ".")
 
 
 def _runs_is_a_file(workspace: Workspace) -> Ended:
@@ -38,64 +43,122 @@ def _runs_is_a_file(workspace: Workspace) -> Ended:
     return workspace.command("train", ".")
 
 
-def _unreadable(workspace: Workspace) -> Ended:
-    (workspace.folder / "stageline.toml").unlink()
-    (workspace.folder / "stageline.toml").mkdir()
-    return workspace.command("train", ".")
+def _too_deep(workspace: Workspace) -> Ended:
+    deep = Path(workspace.temporary) / ("a" * 120)
+    deep.mkdir()
+    return workspace.command("train", ".", TMPDIR=str(deep))
 
 
+NO_FILE = ("there is no such file", "`stageline init` writes one")
+NO_FOLDER = ("the folder of the run, ", "cannot be made")
 ROWS = (
-    given("a plan file that is not there", "--set", "run.steps=2", said=("no plan",), code=78),
-    Misuse("a folder without a plan", 78, (), (Change("stageline.toml", None, None),)),
-    Misuse("a plan that is not there", 78, (), command=("train", "nope.toml")),
-    Misuse("a folder in the plan's place", 78, (), play=_unreadable),
-    plan("a plan that is not TOML", "[run]", "[run"),
-    Misuse("a plan that is not UTF-8", 78, (), play=_latin),
-    plan("an unknown key", "steps = 6", "step = 6"),
-    plan("an unknown section", "[data]", "[dta]"),
-    plan("a number as text", "steps = 6", 'steps = "six"'),
-    plan("true as a number", "steps = 6", "steps = true"),
-    plan("a missing key", 'source = "data.py:batches"', ""),
-    plan("no steps at all", "steps = 6", "steps = 0"),
-    plan("a negative seed", "steps = 6", "steps = 6\nseed = -1"),
-    plan("an absurd number of stages", "cut = [2]", "stages = 1000000000"),
-    plan("an absurd number of microbatches", "microbatches = 3", "microbatches = 1000000000"),
-    plan("an absurd number of steps", "steps = 6", "steps = 99999999999999999999"),
-    plan("steps and epochs", "steps = 6", "steps = 6\nepochs = 2"),
-    plan("a learning rate that is NaN", "lr = 0.1", "lr = nan"),
-    plan("a cut outside the model", "cut = [2]", "cut = [3]"),
-    plan("a descending cut", "cut = [2]", "cut = [2, 1]"),
-    plan("cut and stages that disagree", "cut = [2]", "cut = [2]\nstages = 3"),
-    plan("a stage without a worker", "[optimizer]", "[workers.0]\nstages = [0]\n\n[optimizer]"),
-    plan("a stage that two workers own", "[optimizer]", "[workers.0]\nstages = [0, 1]\n[workers.1]\nstages = [1]\n\n[optimizer]"),
-    plan("workers that are not numbered from 0", "[optimizer]", "[workers.1]\nstages = [0, 1]\n\n[optimizer]"),
-    plan("a worker of a stage that is not there", "[optimizer]", "[workers.0]\nstages = [0, 1, 7]\n\n[optimizer]"),
-    plan("a batch smaller than its microbatches", "batch_size = 6", "batch_size = 2"),
-    plan("an unknown schedule", "[schedule]", '[schedule]\nname = "1f1"'),
-    plan("a window that cannot run", "[schedule]", '[schedule]\nname = "window"\nwindow = [1, 2]'),
-    plan("a window of the wrong length", "[schedule]", '[schedule]\nname = "window"\nwindow = [2]'),
-    plan("a window for another schedule", "[schedule]", '[schedule]\nwindow = [2, 1]'),
-    plan("asynchronous, with microbatches", "[schedule]", '[schedule]\nmode = "async"'),
-    setting("too little room to retain messages", "queues.retain_bytes=100"),
-    setting("record all without recovery", "recovery.record=all"),
-    given("record all without recovery", "--set", "recovery.record=all", "--set", "recovery.restarts=0", said=()),
-    setting("`--set` without a value", "run.steps", code=2),
-    setting("`--set` of an unknown key", "run.stpes=3"),
-    setting("`--set` of a section", "run=3"),
-    Misuse("an unknown key in the environment", 78, (), environment={"STAGELINE_RUN__STPES": "3"}),
-    Misuse("a wrong value in the environment", 78, (), environment={"STAGELINE_RUN__STEPS": "six"}),
-    Misuse("an unknown section in the environment", 78, (), environment={"STAGELINE_RUM__STEPS": "6"}),
-    setting("an unknown kind of address", "queues.url=http://localhost"),
-    setting("a port that is none", "queues.url=tcp://127.0.0.1:99999"),
-    setting("a host that has no address", "queues.url=tcp://no-such-host.invalid:0"),
-    setting("a socket path", "queues.url=ipc:///tmp/x"),
-    setting("a lease of nothing", "recovery.lease=0"),
-    setting("a lease that is infinite", "recovery.lease=inf"),
-    setting("a device that is not there", "workers.0.device=cuda:77"),
-    setting("a device that torch does not know", 'workers.0.device="quantum"'),
-    setting("a run name with a slash", "run.name=../up"),
-    setting("a run name that is too long", f"run.name={'a' * 250}"),
-    Misuse("`run.dir` is a file", 78, (), play=_runs_is_a_file),
-    setting("`run.dir` cannot be made", "run.dir=/proc/x"),
-    *([] if os.geteuid() == 0 else [Misuse("`run.dir` is read-only", 78, (), play=_read_only)]),
+    Misuse("a folder without a plan", 78, NO_FILE, (Change(PLAN, None, None),)),
+    Misuse("a plan file that is not there", 78, ("nope.toml: ", *NO_FILE), command=("train", "nope.toml")),
+    Misuse("a folder in the place of the file", 78, ("it cannot be read: Is a directory",), play=_a_folder),
+    plan("a file that is not TOML", "[run]", "[run", "this is not TOML", "(at line 2, column 5)"),
+    Misuse("a file that is not UTF-8", 78, ("byte 14 is not UTF-8",), play=_in_latin_1),
+    plan("a key that does not exist", "steps = 6", "step = 6", ":4: run.step: ", 'did you mean "steps"?'),
+    plan("a table that does not exist", "[data]", "[dta]", "dta: there is no such table", 'did you mean "data"?'),
+    plan("a missing key", 'source = "data.py:batches"', "", "data.source: missing", 'such as "model.py:build"'),
+    plan("text for a number", "steps = 6", 'steps = "six"', 'run.steps = "six": a whole number from 1 on is wanted'),
+    plan("true for a number", "steps = 6", "steps = true", "run.steps = true", "this is true or false"),
+    plan("no steps", "steps = 6", "steps = 0", "run.steps = 0: a whole number from 1 on is wanted"),
+    plan("a seed below 0", "steps = 6", "steps = 6\nseed = -1", "run.seed = -1: a whole number from 0 on is wanted"),
+    plan("a learning rate that is no number", "lr = 0.1", "lr = nan", "optimizer.lr = NaN", "not a finite number"),
+    plan(
+        "a billion stages",
+        "cut = [2]",
+        "stages = 1000000000",
+        "model.stages = 1000000000: a whole number from 1 to 1024 is wanted",
+    ),
+    plan(
+        "a billion microbatches",
+        "microbatches = 3",
+        "microbatches = 1000000000",
+        "schedule.microbatches = 1000000000: a whole number from 1 to 65536 is wanted",
+    ),
+    plan("steps and epochs", "steps = 6", "steps = 6\nepochs = 2", "epochs = 2 is given too; keep one of the two"),
+    plan("a cut outside the model", "cut = [2]", "cut = [3]", "model.cut = [3]", "3 layers", "1 to 2"),
+    plan("a cut that descends", "cut = [2]", "cut = [2, 1]", "model.cut = [2, 1]", "a list of ascending layer numbers"),
+    plan(
+        "a cut and another number of stages",
+        "cut = [2]",
+        "cut = [2]\nstages = 3",
+        "model.stages = 3",
+        "leave stages out",
+    ),
+    workers("a stage without a worker", "[workers.0]\nstages = [0]", "stage 1 is owned by no worker"),
+    workers(
+        "a stage with two workers",
+        "[workers.0]\nstages = [0, 1]\n[workers.1]\nstages = [1]",
+        "stage 1 is owned by worker 0 and worker 1; give it to exactly one worker",
+    ),
+    workers("workers with a gap", "[workers.1]\nstages = [0, 1]", "workers are numbered from 0 without gaps"),
+    workers("a worker of a stage too many", "[workers.0]\nstages = [0, 1, 7]", "stage 7", "there are 2 stages, 0 to 1"),
+    workers(
+        "a device that is not there",
+        '[workers.0]\nstages = [0, 1]\ndevice = "cuda:77"',
+        'workers.0.device = "cuda:77"',
+    ),
+    plan("a batch smaller than its microbatches", "batch_size = 6", "batch_size = 2", "2 rows make no 3 microbatches"),
+    plan("a schedule that does not exist", "[schedule]", '[schedule]\nname = "1f1"', '"1f1"', 'did you mean "1f1b"?'),
+    plan(
+        "a window that blocks itself",
+        "[schedule]",
+        '[schedule]\nname = "window"\nwindow = [1, 2]',
+        "stage 0 would wait for a gradient",
+        "raise the window of stage 0 to 2",
+    ),
+    plan(
+        "a window of another length",
+        "[schedule]",
+        '[schedule]\nname = "window"\nwindow = [2]',
+        "schedule.window = [2]: 1 values for 2 stages",
+    ),
+    plan("a window for 1f1b", "[schedule]", "[schedule]\nwindow = [2, 1]", 'use name = "window", or leave it out'),
+    plan("mode async with microbatches", "[schedule]", '[schedule]\nmode = "async"', "use microbatches = 1"),
+    sets(
+        "no room to retain messages",
+        ("queues.retain_bytes=100",),
+        "queues.retain_bytes = 100",
+        'it would wait for ever. Use "1MiB" or more',
+    ),
+    sets(
+        "recording without snapshots",
+        ("recovery.record=all", "recovery.restarts=0"),
+        'recovery.record = "all": a replay begins at a snapshot',
+    ),
+    sets("a lease of nothing", ("recovery.lease=0",), "recovery.lease = 0: a time in seconds"),
+    sets("an endless lease", ("recovery.lease=inf",), "recovery.lease = Infinity: a time in seconds"),
+    sets("`--set` without a value", ("run.steps",), "--set: run.steps: write section.key=value"),
+    sets("`--set` of a key that does not exist", ("run.stpes=3",), "--set: run.stpes", 'did you mean "steps"?'),
+    sets("`--set` of a whole table", ("run=3",), "--set: run = 3: this is a table"),
+    environment("a variable for no key", "STAGELINE_RUN__STPES", "3", "STAGELINE_RUN__STPES", 'did you mean "steps"?'),
+    environment("a variable for no table", "STAGELINE_RUM__STEPS", "6", "STAGELINE_RUM__STEPS", 'did you mean "run"?'),
+    environment(
+        "a variable of the wrong type", "STAGELINE_RUN__STEPS", "six", 'STAGELINE_RUN__STEPS: run.steps = "six"'
+    ),
+    sets(
+        "an address of no transport", ("queues.url=http://localhost",), 'queues.url = "http://localhost"', "is wanted"
+    ),
+    sets("a port above 65535", ("queues.url=tcp://127.0.0.1:99999",), "a port is at most 65535"),
+    sets(
+        "a host that has no address",
+        ("queues.url=tcp://no-such-host.invalid:0",),
+        "cannot listen at tcp://no-such-host.invalid:0",
+        "use one of its own, or 127.0.0.1",
+        code=1,
+    ),
+    sets("a run's name with a slash", ("run.name=../up",), 'run.name = "../up": a name of letters, digits'),
+    sets("a run's name that is too long", (f"run.name={'a' * 250}",), *NO_FOLDER, "File name too long"),
+    Misuse("`run.dir` is a file", 78, (*NO_FOLDER, "Not a directory"), play=_runs_is_a_file),
+    sets(
+        "`run.dir` where nothing can be made", ("run.dir=/proc/x",), *NO_FOLDER, "set others, or remove what is there"
+    ),
+    Misuse(
+        "a folder for temporary files too deep for sockets",
+        1,
+        ("is too long for sockets", "Set TMPDIR to a shorter folder"),
+        play=_too_deep,
+    ),
 )

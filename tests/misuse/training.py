@@ -3,53 +3,85 @@
 from misuse.case import Change, Misuse
 from misuse.code import PLAN, in_loss, in_metric, in_module
 
+OPTIMIZER = 'factory = "torch.optim.SGD"\nlr = 0.1'
+NO_GRADIENT = "the loss has no gradient, so nothing would be trained"
+ONE_NUMBER = "the loss must be one number"
+METRIC = "the metric accuracy: "
+
 
 def loss(what: str, lines: str, *said: str, code: int = 78) -> Misuse:
     return Misuse(what, code, said, in_loss(lines))
 
 
-def metric(what: str, lines: str, *said: str, code: int = 78) -> Misuse:
-    return Misuse(what, code, said, in_metric(lines))
+def metric(what: str, lines: str, *said: str, code: int = 78, finishes: bool = False) -> Misuse:
+    return Misuse(what, code, said, in_metric(lines), finishes=finishes)
 
 
-def plan(what: str, before: str, after: str, *said: str, code: int = 78, more: str = "") -> Misuse:
-    return Misuse(what, code, said, (*in_module(more), Change(PLAN, before, after)))
+def plan(what: str, before: str, after: str, *said: str, code: int = 78) -> Misuse:
+    return Misuse(what, code, said, (Change(PLAN, before, after),))
 
 
-OPTIMIZER = 'factory = "torch.optim.SGD"\nlr = 0.1'
+def lr_scheduler(what: str, factory: str, *said: str) -> Misuse:
+    table = f'[lr_scheduler]\nfactory = "torch.optim.lr_scheduler.{factory}"'
+    return plan(what, OPTIMIZER, f"{OPTIMIZER}\n\n{table}", "lr_scheduler" if "step()" not in said[0] else "", *said)
+
+
+def optimizer(what: str, lines: str, *said: str) -> Misuse:
+    """`Own` of these lines as the optimizer."""
+    return Misuse(what, 78, said, (*in_module(lines), Change(PLAN, "torch.optim.SGD", "model.py:Own")))
+
+
 ROWS = (
-    plan("a loss that is not there", "cross_entropy", "cross_entrapy"),
-    plan("a loss of other arguments", "torch.nn.functional.cross_entropy", "torch.nn.functional.log_softmax"),
-    loss("a loss with a value for each row", "return outputs.mean(1)"),
-    loss("a loss without a gradient", "return outputs.detach().mean()"),
-    loss("a loss that is a float", "return float(outputs.mean())"),
-    loss("a loss that returns nothing", "return None"),
-    loss("a loss that raises", "raise ValueError('cannot')"),
-    loss("a loss that is not a number", "return outputs.mean() * float('nan')", code=1),
-    loss("a loss that is infinite", "return outputs.sum() * float('inf')", code=1),
-    loss("a loss on another device", "return outputs.mean().to('meta')"),
-    loss("a loss that writes to the outputs", "outputs[0] = 0"),
-    loss("a loss that writes to the targets", "targets[:] = 0"),
-    loss("a loss that is an integer", "return outputs.sum().long()"),
-    loss("a loss that runs backward itself", "outputs.mean().backward(retain_graph=True)"),
-    loss("a loss that exits", "os._exit(0)"),
-    metric("a metric that raises", "raise ValueError('cannot')"),
-    metric("a metric that returns text", "return 'good'"),
-    metric("a metric that returns nothing", "return None"),
-    metric("a metric that is a value for each row", "return (outputs.argmax(1) == targets).float()"),
-    metric("a metric that exits", "sys.exit(0)"),
-    metric("a metric that is NaN", "return torch.tensor(float('nan'))", code=0),
-    plan("a metric that is not there", "model.py:accuracy", "model.py:acuracy"),
-    plan("two metrics of one name", '["model.py:accuracy"]', '["model.py:accuracy", "model.py:accuracy"]'),
-    plan("an optimizer that is not there", "torch.optim.SGD", "torch.optim.SDG"),
-    plan("an optimizer that needs a closure", "torch.optim.SGD", "torch.optim.LBFGS"),
-    plan("an option that the optimizer does not know", "lr = 0.1", "larning_rate = 0.1"),
-    plan("a negative learning rate", "lr = 0.1", "lr = -1"),
-    plan("an optimizer that is none", "torch.optim.SGD", "model.py:opt", more="def opt(parameters, lr):\n    return 3\n"),
-    plan("an optimizer that does nothing", "torch.optim.SGD", "model.py:Lazy", more="class Lazy(torch.optim.SGD):\n    def step(self):\n        pass\n", code=0),
-    plan("an optimizer that raises", "torch.optim.SGD", "model.py:Bad", more="class Bad(torch.optim.SGD):\n    def step(self):\n        raise ValueError('cannot')\n"),
-    plan("an lr_scheduler that is not there", OPTIMIZER, f'{OPTIMIZER}\n\n[lr_scheduler]\nfactory = "torch.optim.lr_scheduler.StepRL"'),
-    plan("an lr_scheduler without its arguments", OPTIMIZER, f'{OPTIMIZER}\n\n[lr_scheduler]\nfactory = "torch.optim.lr_scheduler.StepLR"'),
-    plan("an lr_scheduler that needs a value at each step", OPTIMIZER, f'{OPTIMIZER}\n\n[lr_scheduler]\nfactory = "torch.optim.lr_scheduler.ReduceLROnPlateau"'),
-    plan("a loss that explodes", "lr = 0.1", "lr = 1e38", code=1),
+    plan("a loss that does not exist", "cross_entropy", "cross_entrapy", "model.loss", "has no 'cross_entrapy'"),
+    plan(
+        "a function that is no loss",
+        "torch.nn.functional.cross_entropy",
+        "torch.nn.functional.log_softmax",
+        "stage 1 failed in 1F0 of step 0, the loss: TypeError: log_softmax()",
+    ),
+    loss("a loss with a number for each row", "return outputs.mean(1)", ONE_NUMBER, "it returned float32 [2]"),
+    loss("a loss that is a float", "return outputs.mean().item()", ONE_NUMBER, "it returned "),
+    loss("a loss that returns nothing", "return None", ONE_NUMBER, "it returned None"),
+    loss("a loss without a gradient", "return outputs.detach().mean()", NO_GRADIENT, "a detach()"),
+    loss("a loss that is a whole number", "return outputs.sum().long()", NO_GRADIENT),
+    loss("a loss that raises", "raise ValueError('cannot')", "stage 1", "the loss: ValueError: cannot"),
+    loss(
+        "a loss that is not a number",
+        "return outputs.mean() * float('nan')",
+        "the loss of microbatch 0 of step 0 is nan",
+        "lower the learning rate",
+    ),
+    loss("a loss that is infinite", "return outputs.pow(2).sum() * float('inf')", "microbatch 0 of step 0 is inf"),
+    loss("a loss on another device", "return outputs.mean().to('meta')", "on meta tensors"),
+    metric("a metric that raises", "raise ValueError('cannot')", METRIC, "ValueError: cannot"),
+    metric("a metric that is text", "return 'good'", METRIC, "could not convert string to float: 'good'"),
+    metric("a metric that returns nothing", "return None", METRIC, "not 'NoneType'"),
+    metric("a metric with a number for each row", "return targets.float()", METRIC, "only one element tensors"),
+    metric("`sys.exit(0)` in a metric", "sys.exit(0)", METRIC, "SystemExit: 0"),
+    plan("a metric that does not exist", "model.py:accuracy", "model.py:acuracy", "model.metrics", "It has: accuracy"),
+    metric("a metric that is not a number", "return torch.tensor(float('nan'))", "finished", code=0, finishes=True),
+    plan("an optimizer that does not exist", "torch.optim.SGD", "torch.optim.SDG", "has no 'SDG'", "AdamW"),
+    plan("an optimizer that needs a closure", "torch.optim.SGD", "torch.optim.LBFGS", "the optimizer", "'closure'"),
+    plan("an option that the optimizer does not take", "lr = 0.1", "larning_rate = 0.1", "argument 'larning_rate'"),
+    plan("a learning rate below 0", "lr = 0.1", "lr = -1", "optimizer: ValueError: Invalid learning rate: -1"),
+    optimizer(
+        "a factory that makes no optimizer",
+        "def Own(parameters, lr):\n    return 3",
+        'optimizer.factory = "model.py:Own" returned a int without step',
+    ),
+    optimizer(
+        "an optimizer that raises",
+        "class Own(torch.optim.SGD):\n    def step(self):\n        raise ValueError('cannot')",
+        "stage 0 failed in 0U of step 0, the optimizer: ValueError: cannot",
+    ),
+    lr_scheduler("an lr_scheduler that does not exist", "StepRL", "has no 'StepRL'"),
+    lr_scheduler(
+        "an lr_scheduler without its arguments", "StepLR", "missing 1 required positional argument: 'step_size'"
+    ),
+    lr_scheduler(
+        "an lr_scheduler that needs a value each step",
+        "ReduceLROnPlateau",
+        "the learning rate scheduler: TypeError: ReduceLROnPlateau.step()",
+    ),
+    plan("a learning rate at which it explodes", "lr = 0.1", "lr = 1e38", "is nan", "stageline replay", code=1),
 )

@@ -82,7 +82,7 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
     Once it is assigned, SIGINT and SIGTERM end it between two actions, with exit code 130.
     """
     try:
-        return _run(plan, options)
+        return _run(_anchored(plan), options)
     except Stopped as stop:
         (log.info if stop.code == ExitCode.OK else log.error)("stopped", reason=str(stop))
         return stop.code
@@ -91,6 +91,12 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
         # A traceback helps where the user's own code raised; every other expected error explains itself.
         log.error(event, reason=str(error), exc_info=error.__cause__ if isinstance(error, ComputeFailed) else None)
         return error.exit_code
+
+
+def _anchored(plan: Plan) -> Plan:
+    """The same plan with absolute paths: the user's code may change the current folder."""
+    run = plan.run.model_copy(update={"dir": plan.run.dir.absolute()})
+    return plan.model_copy(update={"run": run, "file": None if plan.file is None else plan.file.absolute()})
 
 
 def _run(plan: Plan, options: WorkerOptions) -> int:
@@ -223,6 +229,8 @@ def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tup
             return f"{error}. {RESUME_AS_A_WHOLE}", error.exit_code
         case DataError() | BrokerError() | SnapshotFailed() | ForeignState():
             return str(error), error.exit_code
+        case KeyboardInterrupt():  # no signal: those end the loop between two actions
+            return "the model, the data or a metric raised KeyboardInterrupt", ExitCode.FAILED
         case _:
             return f"a bug in stageline: {type(error).__name__}: {error}", ExitCode.FAILED
 

@@ -17,6 +17,7 @@ from stageline.pipeline.tree import Tree, describe, map_tensors
 
 from .program import Instruction
 
+DATA = "the data source"  # in place of a layer's name, as those of a stage
 Metric = Callable[[Tree, Tree], Tensor | float]
 
 
@@ -131,6 +132,7 @@ class Executor:
         """What a forward works on: inputs from a queue or, on the first stage, from the supply; targets on the last."""
         first, last = stage == 0, stage == self.last
         if self.feed is not None and (first or last):
+            self.stages[stage].at_layer = DATA
             supplied = self.feed.microbatch(instruction.step, instruction.action.microbatch)
             inputs = supplied.inputs if first else received[0]
             return Microbatch(inputs, supplied.targets if last else None, supplied.rows, supplied.share)
