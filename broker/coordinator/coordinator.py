@@ -32,6 +32,7 @@ from stageline.pipeline.digest import weights_sha256
 from stageline.pipeline.errors import ExitCode
 
 from .authenticity import Authenticity, refusal_to
+from .observation import OBSERVED, observe
 from .queries import RunView, answer
 from .records import Outgoing, RunRecords
 from .registration import FromMember, Registration
@@ -135,6 +136,10 @@ class Coordinator:
             case _:
                 self._supervise(now)
         return self.run.outgoing
+
+    def keep_observation(self, now: float) -> None:
+        """Stores what only this process knows, for those who ask after its end: call it about once a second."""
+        self.run.store.put(OBSERVED, observe(self.run, self._restart.damages, now))
 
     def _start_if_all_present(self) -> None:
         if self.run.lifecycle.state is RunState.WAITING and self.run.registry.begun:

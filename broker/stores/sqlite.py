@@ -26,7 +26,7 @@ from stageline.pipeline.retry import ResourceFault, passing_fault, persist, reas
 
 from .base import KEPT_STEPS, Fact, StoredRun, StoreUnusable
 
-_FORMAT = 1  # of the tables below; kept as the file's user_version
+FORMAT = 1  # of the tables below; kept as the file's user_version
 _TABLES = """
 CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, json BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS step (stage INTEGER, slot INTEGER, step INTEGER NOT NULL, times BLOB NOT NULL,
@@ -126,9 +126,9 @@ class SqliteStore:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         ((written,),) = connection.execute("PRAGMA user_version").fetchall()
-        if written not in (0, _FORMAT):
-            raise StoreUnusable(f"{self._path} has format {written}, this version reads format {_FORMAT}")
-        connection.executescript(f"BEGIN EXCLUSIVE; {_TABLES} PRAGMA user_version = {_FORMAT}; COMMIT;")
+        if written not in (0, FORMAT):
+            raise StoreUnusable(f"{self._path} has format {written}, this version reads format {FORMAT}")
+        connection.executescript(f"BEGIN EXCLUSIVE; {_TABLES} PRAGMA user_version = {FORMAT}; COMMIT;")
 
     def _rows(self, query: str, values: Iterable[int] = ()) -> list[tuple]:  # type: ignore[type-arg]
         of = tuple(values)

@@ -80,6 +80,18 @@ def load_source(plan: Plan) -> Source:
     return source  # type: ignore[no-any-return]  # its attributes were checked above
 
 
+def code_of(plan: Plan) -> list[str]:
+    """What `load_object` executes for `plan`, each once: files by their absolute path, modules by their name."""
+    named = [plan.model.factory, plan.model.loss, *plan.model.metrics, plan.data.source, plan.optimizer.factory]
+    named += [plan.lr_scheduler.factory] if plan.lr_scheduler is not None else []
+    found = (
+        str((base_folder(plan) / file).resolve()) if colon else reference.rpartition(".")[0]
+        for reference in named
+        for file, colon, _ in [reference.rpartition(":")]
+    )
+    return list(dict.fromkeys(found))
+
+
 def base_folder(plan: Plan) -> Path:
     """The folder that file names in the plan are relative to: the plan file's, or the current one."""
     return plan.file.parent if plan.file else Path()

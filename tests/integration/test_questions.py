@@ -47,14 +47,17 @@ def test_a_waiting_run_names_the_missing_workers_and_a_finished_one_shows_each_m
 
 def test_a_finished_runs_folder_shows_its_result_when_no_broker_is_left(workspace, capsys):
     assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
-    trained = capsys.readouterr().out
+    trained = json.loads(capsys.readouterr().out)
     (folder,) = workspace.runs()
-    assert workspace.here("status", str(folder), "--json") == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(trained)
-    assert workspace.here("status", str(folder)) == 0
-    assert f"weights_sha256  {json.loads(trained)['weights_sha256']}" in capsys.readouterr().out
-    assert workspace.here("queue", "ls", str(folder)) == 3
-    assert "has finished" in capsys.readouterr().err
+    for file in (None, folder / "broker.sqlite"):
+        if file is not None:
+            file.unlink()  # the result is enough
+        assert workspace.here("status", str(folder), "--json") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["result"] == trained
+        assert (told["last_loss"], told["losses"]) == ({"step": 5, "loss": trained["loss"]}, trained["losses"])
+        assert workspace.here("status", str(folder)) == 0
+        assert f"weights_sha256  {trained['weights_sha256']}" in capsys.readouterr().out
 
 
 def test_the_status_of_a_run_shows_a_metric_that_is_no_finite_number(monkeypatch, capsys):
@@ -62,7 +65,7 @@ def test_the_status_of_a_run_shows_a_metric_that_is_no_finite_number(monkeypatch
     for index in range(2):
         talk.join(index)
     talk.send(name(1), report(1, metrics={"accuracy": 0.5, "lost": float("nan")}))
-    monkeypatch.setattr("stageline.workers.cli.commands.queries.Client.ask", lambda *query, **of: talk.status())
+    monkeypatch.setattr("stageline.workers.cli.asking.Client.ask", lambda *query, **of: talk.status())
     assert run(["status", "--broker", "ipc://asked"]) == 0
     assert capsys.readouterr().out.splitlines()[2:4] == ["  accuracy 0.5", "  lost nan"]
 
@@ -73,10 +76,13 @@ def test_a_run_without_result_and_broker_shows_how_to_go_on(killed, workspace, c
     until(broker.stderr, "broker at")
     broker.send_signal(signal.SIGKILL if killed else signal.SIGINT)
     broker.wait()
-    assert workspace.here("status", "runs/small-1") == 3
-    said = capsys.readouterr().err
-    assert "run small-1 has ended, or its broker is down" in said
-    assert "--resume small-1" in said
+    assert workspace.here("why", "runs/small-1", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    text = "the run's broker was killed or lost its machine before it began" if killed else "the broker was interrupted"
+    assert told["text"].startswith(text)
+    assert (told["state"], told["source"]) == ("killed" if killed else "stopped", "records")
+    command = "stageline broker ." if killed else "stageline broker . --run small-1 --resume"
+    assert command in told["action"]
 
 
 def test_a_broker_of_another_plan_leaves_the_plan_that_a_run_was_begun_with(workspace):

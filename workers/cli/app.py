@@ -7,11 +7,12 @@ from importlib import import_module
 from typing import Any
 
 import click
+import msgspec
 
 from stageline.broker.network.descriptors import raise_descriptor_limit
 from stageline.pipeline.errors import ExitCode, StagelineError
 
-from .errors import CommandFailed, message_of, suggestion
+from .errors import CommandFailed, as_facts, message_of, suggestion
 
 COMMANDS = {  # the file in commands/ that each is in
     "init": "init",
@@ -23,6 +24,7 @@ COMMANDS = {  # the file in commands/ that each is in
     "story": "queries",
     "replay": "replay",
     "queue": "queries",
+    "run": "run",
     "schedule": "schedule",
     "plan": "plan",
     "doctor": "doctor",
@@ -76,15 +78,24 @@ def run(arguments: Sequence[str]) -> int:
         return stageline.main(list(arguments), prog_name="stageline", standalone_mode=False) or ExitCode.OK
     except click.ClickException as error:
         _print_usage_error(error)
-        return error.exit_code
+        return _failed(arguments, error, error.format_message(), error.exit_code)
     except click.Abort:
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - what is not expected is a bug, whatever it is
         expected = isinstance(error, StagelineError | OSError | _zmq_error())
         if not expected or "--debug" in arguments:
             traceback.print_exception(error)
-        click.echo(f"stageline: {message_of(error)}" if expected else _BUG, err=True)
-        return error.exit_code if isinstance(error, StagelineError) else ExitCode.FAILED
+        message = f"stageline: {message_of(error)}" if expected else _BUG
+        click.echo(message, err=True)
+        code = error.exit_code if isinstance(error, StagelineError) else ExitCode.FAILED
+        return _failed(arguments, error, message.removeprefix("stageline: "), code)
+
+
+def _failed(arguments: Sequence[str], error: Exception, message: str, code: int) -> int:
+    """With --json a command's stdout is one line of JSON, also if it fails. Returns `code`."""
+    if "--json" in arguments and not getattr(error, "answered", False):
+        click.echo(msgspec.json.encode(as_facts(error, message, code)))
+    return code
 
 
 def _zmq_error() -> type[Exception]:

@@ -2,19 +2,23 @@
 
 import difflib
 import errno
+import re
 from collections.abc import Iterable
 
 from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.plan.errors import PlanError, PlanRefused
 
+_LINE = re.compile(r"(?!--|STAGELINE_)(.+?)(?::(\d+))?", re.DOTALL)  # the place of a fault in a file
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class CommandFailed(StagelineError):
-    """Ends the command with a message for the user, and `exit_code`."""
+    """Ends the command with a message for the user, and `exit_code`. `answered`: its result has been printed."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int, *, answered: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.answered = answered
 
 
 def message_of(error: Exception) -> str:
@@ -27,6 +31,30 @@ def message_of(error: Exception) -> str:
     if error.errno in _FULL:  # the system does not say of which file
         return f"cannot write to stdout, or to the run's folder: {reason}"
     return reason
+
+
+def as_facts(error: Exception, message: str, exit_code: int) -> dict[str, object]:
+    """The error as schema error/1, which `--json` prints in place of a result.
+
+    `errors` has everything that is wrong with a plan, each with its place; it is empty for any other error.
+    """
+    errors = [_plan_fault(each) for each in error.errors] if isinstance(error, PlanRefused) else []
+    return {"schema": "error/1", "exit_code": int(exit_code), "message": message, "errors": errors}
+
+
+def _plan_fault(fault: PlanError) -> dict[str, object]:
+    """`file` and `line` are None for what no file says: `where` is then "--set", or a variable of the environment."""
+    file, line = _LINE.fullmatch(fault.where), None
+    if file is not None:
+        line = int(file[2]) if file[2] else None
+    return {
+        "where": fault.where,
+        "file": None if file is None else file[1],
+        "line": line,
+        "key": fault.key,
+        "value": fault.value,
+        "message": fault.reason,
+    }
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

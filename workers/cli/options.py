@@ -67,12 +67,6 @@ def run_id(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
         raise click.BadParameter(f"{value!r} is no run's id: {wanted}") from None
 
 
-def _run_or_newest(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """`value`, or the folder of the newest run in ./runs; None if there is no run."""
-    newest = runs.newest_in(Path("runs")) if value is None else None
-    return value if newest is None else str(newest)
-
-
 def _address_fault(url: str, *, dials: bool) -> str | None:
     if (fault := addresses.fault(url, addresses.BROKER)) is not None:
         return fault or f"it begins with {' or '.join(f'{scheme}://' for scheme in addresses.BROKER)}"
@@ -89,7 +83,7 @@ sets = click.option(
     "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a key of the plan: --set run.steps=20."
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a versioned schema on stdout.")
-where = click.argument("where", type=click.Path(), required=False, callback=_run_or_newest)
+where = click.argument("where", type=click.Path(), required=False)
 broker = click.option(
     "--broker", callback=address(dials=True), metavar="URL", help="The broker's address. Default: found from WHERE."
 )

@@ -52,16 +52,16 @@ class LaunchResult:
     timed: Sequence[Timed] = ()
 
 
-def prepare_launch(plan: Plan, resume: str | None = None, spares: int = 0) -> Launch:
+def prepare_launch(plan: Plan, resume: str | None = None, spares: int = 0, run: str = "") -> Launch:
     """Checks that the plan can be run, before any process starts; names the run and makes its folder.
 
     `resume`: the id of the run to continue, "" for the plan's newest, None for a new one. `spares`: the number of spare
-    workers.
+    workers. `run`: the run's id, if a `StartingRun` has named it.
     Raises `PlanRefused`, `ModelRefused`, `DataError`, `NoSuchRun`, `FolderUnusable` or `TooDeep`.
     """
     if plan.queues.url != IN_MEMORY:
         demand_short_socket_paths()
-    name = runs.new_id(plan) if resume is None else runs.run_to_resume(plan, resume)
+    name = run or runs.name_of(plan, resume)
     job = prepare(plan)
     if resume is not None:
         runs.require_same_plan(job.plan, runs.folder(plan, name))

@@ -18,6 +18,7 @@ from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.control.protocol import CONTROL_VERSION, Answer, Ask, Refused, StopRun, decode_to_broker, encode
 from stageline.broker.control.seal import KEY_BYTES
 from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.observation import EVERY
 from stageline.broker.coordinator.records import EventLog, Outgoing, RunRecords
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
@@ -28,6 +29,7 @@ from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.owner import write_owner
 from stageline.workers.runs.result import result_of
 from stageline.workers.runs.store import open_store
 
@@ -84,12 +86,15 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         # Not before: another plan's broker must leave this run's alone.
         write_json(folder / runs.PLAN, plan.as_mapping())
         core = wait.core = Coordinator(terms, store, run, time())
+        if not place.parent:
+            write_owner(folder, plan, "broker")
         host = _Host(core, plan, folder, place.parent, signals)
         runs.write_broker_url(folder, channel.endpoint, core.run.keys.of_control)
         try:
             on_bound(channel.endpoint)
             linger = 1.0 if place.parent else LINGER
             serve_channel(core, channel, stop=host.should_exit, linger=linger, kept=wait.over)
+            core.keep_observation(time())
             _clear_queues(core.run, plan.queues.url)
         finally:
             runs.remove_broker_url(folder)
@@ -221,7 +226,7 @@ class _Host:
         self._folder = folder
         self._parent = parent
         self._signals = signals
-        self._started = monotonic()
+        self._started = self._observed = monotonic()
         self._over = core.run.outcome is not None
 
     def should_exit(self) -> bool:
@@ -231,7 +236,11 @@ class _Host:
             self._core.handle(b"", StopRun("the broker was interrupted"), time())
         if not self._over and self._core.run.outcome is not None:
             self._over = True
+            self._observed = 0.0  # the end is to be found in the records at once
             self._keep_result()
+        if monotonic() - self._observed >= EVERY:
+            self._observed = monotonic()
+            self._core.keep_observation(time())
         return self._signals.count > 1 or bool(self._parent and os.getppid() != self._parent)
 
     def _keep_result(self) -> None:

@@ -6,6 +6,7 @@ The same machines, executors, messages and coordinator as in a run of many proce
 import os
 import socket
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
@@ -14,11 +15,13 @@ import torch
 
 from stageline.broker.control.protocol import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, Trim
 from stageline.broker.coordinator.coordinator import Coordinator
-from stageline.broker.coordinator.run import RunConfig
+from stageline.broker.coordinator.observation import EVERY
+from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import Queues
 from stageline.broker.queues.memory import MemoryQueues
-from stageline.broker.stores.memory import MemoryStore
+from stageline.broker.stores.base import Store
+from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
@@ -43,7 +46,17 @@ def run_memory(
 ) -> LaunchOutcome:
     """Runs `job` to the end under the run id `run`; saves weights in `folder`. `interrupted` is asked in between."""
     torch.set_num_threads(job.plan.workers[0].threads)
-    local = _Local(job, run)
+    folder.mkdir(parents=True, exist_ok=True)
+    with closing(SqliteStore(folder / runs.STORE)) as store:
+        local = _Local(job, run, store)
+        outcome = _run(local, folder, on_status, interrupted)
+        local.keep(outcome)
+    return outcome
+
+
+def _run(
+    local: "_Local", folder: Path, on_status: Callable[[Facts], None], interrupted: Callable[[], bool]
+) -> LaunchOutcome:
     try:
         local.run(on_status, interrupted)
     except Stopped as stop:
@@ -68,21 +81,26 @@ class _Place:
 class _Local:
     """All workers of a job, and the coordinator that they report to."""
 
-    def __init__(self, job: Job, run: str) -> None:
+    def __init__(self, job: Job, run: str, store: Store) -> None:
         self._job = job
-        self._coordinator = Coordinator(RunConfig.of(job.plan, job.schedule), MemoryStore(), run, time())
+        config = RunConfig.of(job.plan, job.schedule)
+        store.begin()  # nothing of an earlier attempt is continued here
+        self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
         self._queues: Queues = MemoryQueues(run, job.schedule.microbatches)
         self._decisions = SkipLog(runs.folder(job.plan, run))
         self._places = [self._place(index) for index in range(len(job.plan.workers))]
 
     def run(self, on_status: Callable[[Facts], None], interrupted: Callable[[], bool]) -> None:
-        due = 0.0
+        due = observed = 0.0
 
         def until(worker: WorkerLoop) -> bool:
-            nonlocal due
+            nonlocal due, observed
             if monotonic() >= due:
                 due = monotonic() + REPORT_EVERY
                 self._report()
+                if monotonic() >= observed:
+                    observed = monotonic() + EVERY
+                    self._coordinator.keep_observation(time())
                 on_status(self.status())
                 if interrupted():
                     raise Stopped("interrupted, nothing saved", ExitCode.INTERRUPTED)
@@ -104,6 +122,12 @@ class _Local:
             self._coordinator.handle(place.sender, finished, time())
         facts = self.status()
         return LaunchOutcome(int(facts["code"] or 0), str(facts["reason"]), facts)
+
+    def keep(self, outcome: LaunchOutcome) -> None:
+        """Records how the run ended, for those who ask later."""
+        if outcome.code:
+            self._coordinator.run.fail(outcome.reason, outcome.code)
+        self._coordinator.keep_observation(time())
 
     def status(self) -> Facts:
         answers = (answer for _, answer in self._coordinator.handle(b"local", Ask("status"), time()))

@@ -96,6 +96,13 @@ class Replayed:
         return all(outcome.same is not False for outcome in self.outcomes)
 
 
+def recorded_plan(run: Path, stage: int) -> Plan:
+    """The plan with which a stage was recorded; it names the code that `replay` executes. Raises `NotRecorded`,
+    `RecordDamaged` or `PlanRefused`."""
+    about = RecordDirectory(run, stage).about()
+    return from_mapping(about.plan, file=about.file or None)
+
+
 def replay(run: Path, wanted: ReplayTarget, plan: Plan | None = None) -> Replayed:
     """Runs a microbatch of the run in the folder `run` again. Actions before it print nothing and skip breakpoints.
 
@@ -105,7 +112,7 @@ def replay(run: Path, wanted: ReplayTarget, plan: Plan | None = None) -> Replaye
     """
     records = RecordDirectory(run, wanted.stage)
     about = records.about()
-    recorded = from_mapping(about.plan, file=about.file or None)
+    recorded = recorded_plan(run, wanted.stage)
     if plan is not None and plan.digest() != recorded.digest():
         raise NotRecorded(f"run {about.run} was made under another plan than this one; name its folder, {run}, instead")
     job = prepare(plan or recorded)

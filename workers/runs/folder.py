@@ -17,6 +17,7 @@ STORE = "broker.sqlite"
 IN_FOLDER = "sqlite"  # of `broker.store`: the records are in that file
 RESULT = "result.json"
 PLAN = "plan.json"
+OWNER = "process.json"  # the first file in the folder: see owner.py
 BROKER = "broker.url"  # there while the broker of the run is
 SECRET = "broker.secret"  # noqa: S105 - likewise: the file with what it wants from those who stop the run
 
@@ -24,6 +25,11 @@ SECRET = "broker.secret"  # noqa: S105 - likewise: the file with what it wants f
 def new_id(plan: "plans.Plan") -> str:
     """A name that no other run has, and that sorts by time: digits-20260131-235959-1f0c."""
     return f"{plan.run.name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def name_of(plan: "plans.Plan", resume: str | None) -> str:
+    """A new run's id, or with `resume` that of the run to continue. Raises `NoSuchRun`."""
+    return new_id(plan) if resume is None else run_to_resume(plan, resume)
 
 
 class FolderUnusable(StagelineError):
@@ -78,8 +84,19 @@ def newest(plan: "plans.Plan") -> Path:
 
 
 def newest_in(runs: Path) -> Path | None:
-    """The run in the folder `runs` that was begun or resumed last; None if there is none."""
-    return next(reversed(_begun(runs)), None)
+    """The run in the folder `runs` that was begun or resumed last, also one that is starting; None if there is none."""
+    return next(reversed(all_in(runs)), None)
+
+
+def all_in(runs: Path) -> list[Path]:
+    """The folders of the runs in the folder `runs`, by the time at which each was begun or resumed."""
+    files = [*runs.glob(f"*/{PLAN}"), *runs.glob(f"*/{OWNER}")]
+    return list(dict.fromkeys(file.parent for file in sorted(files, key=_started, reverse=True)))[::-1]
+
+
+def is_known(folder: Path) -> bool:
+    """Whether a run was begun in `folder`, or is starting there."""
+    return is_run(folder) or os.path.exists(folder / OWNER)
 
 
 def folder(plan: "plans.Plan", run: str) -> Path:

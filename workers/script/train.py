@@ -15,6 +15,7 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import read_plan
 from stageline.workers.checkpoint.weights import load_weights
 from stageline.workers.launch.launch import prepare_launch, run_launch
+from stageline.workers.runs.owner import StartingRun
 from stageline.workers.runs.result import Facts, Result
 
 
@@ -47,7 +48,9 @@ def train(config: str | Path, *sets: str, on_status: Callable[[Facts], None] = l
     signals meanwhile.
     Raises `PlanRefused`, `ModelRefused` or `DataError` before any process starts, `RunFailed` afterwards.
     """
-    launch = prepare_launch(read_plan(config, sets=sets, environment=os.environ))
+    plan = read_plan(config, sets=sets, environment=os.environ)
+    with StartingRun(plan, None) as starting:
+        launch = prepare_launch(plan, run=starting.id)
     ended = run_launch(launch, [str(config), *(argument for each in sets for argument in ("--set", each))], on_status)
     if ended.result is None:
         raise RunFailed(ended.reason, ended.code, launch.folder)

@@ -1,26 +1,21 @@
-"""The commands that ask a run's broker and print its answer: `status`, `why`, `story` and `queue ls`.
+"""The commands that ask about a run and print the answer: `status`, `why`, `story` and `queue ls`.
 
-The broker is found by its address, its plan or its run's folder.
+The run's broker answers, or when it is gone the run's records: `asking.py` finds them.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
+from time import time
 
 import click
 import msgspec
 
-from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.plan import addresses
 from stageline.workers.cli import options
+from stageline.workers.cli.asking import answer_about
 from stageline.workers.cli.display.tables import duration, share, show, size, summary
-from stageline.workers.cli.errors import CommandFailed
-from stageline.workers.control.client import BrokerUnreachable, Client
-from stageline.workers.runs import folder as runs
-from stageline.workers.runs.result import Facts
-
-PATIENCE = 3.0  # seconds to wait for the broker's answer
+from stageline.workers.runs.result import Facts, Result
 
 _PLACE = re.compile(r"(\d{1,15})/(\d{1,15})", re.ASCII)
 
@@ -39,13 +34,10 @@ def _step_and_microbatch(ctx: click.Context, parameter: click.Parameter, value: 
 def status(where: str | None, broker: str | None, as_json: bool) -> None:
     """Show the progress of a run, and what its workers do.
 
-    WHERE is a run's folder, or a plan, whose broker.url is queried. Default: the newest run in ./runs. A run that has
-    finished is shown with its result.
+    WHERE is a run's folder, or a plan, whose newest run is meant. Default: the newest run in ./runs. A run that is over
+    is shown from its records; if it has finished, with its result.
     """
-    if where and not broker and (result := runs.result_in(Path(where))) is not None:
-        click.echo(msgspec.json.encode(result) if as_json else summary(result, Path(where)))
-    else:
-        _ask("status", where, broker, as_json, _show_status)
+    _ask("status", where, broker, as_json, _show_status)
 
 
 @click.command(epilog="Example: stageline why --broker tcp://10.0.0.4:5600")
@@ -56,7 +48,8 @@ def status(where: str | None, broker: str | None, as_json: bool) -> None:
 def why(where: str | None, broker: str | None, stage: int | None, as_json: bool) -> None:
     """Explain what a run waits for: which worker waits for which, down to the cause, and what to do about it.
 
-    WHERE is a run's folder, or a plan, whose broker.url is queried. Default: the newest run in ./runs.
+    Of a run that is over, explains why it ended. WHERE is a run's folder, or a plan, whose newest run is meant.
+    Default: the newest run in ./runs.
     """
     arguments = {} if stage is None else {"stage": str(stage)}
     _ask("why", where, broker, as_json, _show_cause, **arguments)
@@ -70,7 +63,7 @@ def why(where: str | None, broker: str | None, stage: int | None, as_json: bool)
 def story(microbatch: tuple[str, str], where: str | None, broker: str | None, as_json: bool) -> None:
     """Show the history of one microbatch, stage by stage: every attempt, its worker, and when each action ran.
 
-    WHERE is a run's folder, or a plan, whose broker.url is queried. Default: the newest run in ./runs.
+    WHERE is a run's folder, or a plan, whose newest run is meant. Default: the newest run in ./runs.
     """
     _ask("story", where, broker, as_json, _show_history, step=microbatch[0], microbatch=microbatch[1])
 
@@ -87,7 +80,7 @@ def queue() -> None:
 def ls(where: str | None, broker: str | None, as_json: bool) -> None:
     """List the queues and their contents, as their producers last reported them.
 
-    WHERE is a run's folder, or a plan, whose broker.url is queried. Default: the newest run in ./runs.
+    WHERE is a run's folder, or a plan, whose newest run is meant. Default: the newest run in ./runs.
     """
     _ask("queues", where, broker, as_json, _show_queues)
 
@@ -100,55 +93,26 @@ def _ask(
     show_answer: Callable[[Facts], None],
     **arguments: str,
 ) -> None:
-    """Prints the broker's answer: as it is with `as_json`, otherwise by `show_answer`.
-
-    Raises `BrokerUnreachable`, and `CommandFailed` if the broker refuses the query.
-    """
-    try:
-        with Client(broker or _address(where)) as client:
-            facts = client.ask(query, PATIENCE, **arguments)
-    except ValueError as refusal:
-        raise CommandFailed(str(refusal), ExitCode.USAGE) from refusal
-    except BrokerUnreachable as error:
-        if broker or where is None or not runs.is_run(Path(where)):
-            raise
-        raise BrokerUnreachable(_why_unreachable(Path(where))) from error
+    """Prints the answer: as it is with `as_json`, otherwise by `show_answer`, and from when it is."""
+    facts = answer_about(where, broker, query, **arguments)
     if as_json:
         click.echo(msgspec.json.encode(facts))
-    else:
-        show_answer(facts)
-
-
-def _address(where: str | None) -> str:
-    if where is None:
-        return os.environ.get("STAGELINE_BROKER__URL") or addresses.BROKER["tcp"]
-    if (url := runs.read_broker_url(Path(where))) is not None:
-        return url
-    if runs.is_run(Path(where)):
-        raise BrokerUnreachable(_why_unreachable(Path(where)))
-    options.require_existence(where)
-    from stageline.pipeline.plan import read_plan  # imports pydantic
-
-    return read_plan(where, environment=os.environ).broker.url
-
-
-def _why_unreachable(folder: Path) -> str:
-    """Why no broker answers for the run in `folder`, and what can be done."""
-    name = folder.resolve().name
-    if runs.result_in(folder) is not None:
-        return f"run {name} has finished, and its broker has exited; `stageline status {folder}` shows the result"
-    return (
-        f"run {name} has ended, or its broker is down. Resume it on this machine with `stageline train CONFIG "
-        f"--resume {name}`, or, if its workers still train, start its broker: `stageline broker CONFIG --run {name}`"
-    )
+        return
+    if facts["source"] == "records":
+        ago = duration(max(0.0, time() - facts["as_of"]))
+        click.echo(f"from the records of the run, as of {datetime.fromtimestamp(facts['as_of']):%F %T}, {ago} ago")
+    show_answer(facts)
 
 
 def _show_status(facts: Facts) -> None:
     total = facts["training_steps"]
+    if facts.get("result"):
+        click.echo(summary(msgspec.convert(facts["result"], Result), Path(facts["folder"])))
+        return
     steps = facts["finished_floor"] if total is None else min(facts["finished_floor"], total)
     loss = facts["finished_loss"] and facts["finished_loss"]["loss"]
     known = (
-        f"run {facts['run']}: {facts['phase']}",
+        f"run {facts['run']}: {facts.get('state', facts['phase'])}",
         "broker restarted: waiting for running workers to reconnect" if facts["listening"] else "",
         "the broker's records are lost: asking the workers how far the run is" if facts["recollecting"] else "",
         f"waits for worker {', '.join(map(str, facts['missing']))}" if facts["missing"] else "",
@@ -176,7 +140,7 @@ def _worker_row(worker: Facts) -> tuple[object, ...]:
 def _show_cause(facts: Facts) -> None:
     ages = ", ".join(f"{each['name']} {duration(each['heard'])} ago" for each in facts["reports"])
     lines = (facts["text"], ages and f"as reported by {ages}", f"what to do: {facts['action']}")
-    click.echo("\n  ".join([f"run {facts['run']}: {facts['phase']}", *filter(None, lines)]))
+    click.echo("\n  ".join([f"run {facts['run']}: {facts.get('state', facts['phase'])}", *filter(None, lines)]))
 
 
 def _show_history(facts: Facts) -> None:

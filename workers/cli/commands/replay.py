@@ -31,6 +31,10 @@ def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch:
 
     WHERE is a run's folder, or a plan, whose newest run is used. breakpoint() in the model stops at this microbatch,
     and only there; what the model prints goes to stderr.
+
+    This executes code: the model, data, loss, metrics and optimizer that the plan names. Of a run's folder, the plan is
+    in recorded/stage-N/about.json, and files such as model.py are taken from where it says that the plan's file is.
+    Look at both before you replay a folder from elsewhere. The files are printed before they are executed.
     """
     folder, plan = Path(where), None
     from stageline.workers.runs import folder as runs
@@ -39,9 +43,11 @@ def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch:
         options.require_existence(where)
         plan = options.plan_of(where, sets)
         folder = runs.newest(plan)
-    from stageline.workers.replay.replay import ReplayTarget
+    from stageline.pipeline.model.load import code_of
+    from stageline.workers.replay.replay import ReplayTarget, recorded_plan
     from stageline.workers.replay.replay import replay as run_again
 
+    click.echo(f"stageline: executes {', '.join(code_of(plan or recorded_plan(folder, stage)))}", err=True)
     with options.user_prints_to_stderr():
         replayed = run_again(folder, ReplayTarget(stage, step, microbatch), plan)
     _show_error(replayed)
@@ -51,7 +57,7 @@ def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch:
     else:
         click.echo("\n  ".join(_lines(replayed, f"stage {stage}, step {step}, microbatch {microbatch}")))
     if not replayed.reproduced:
-        raise CommandFailed(_verdict(replayed), ExitCode.FAILED)
+        raise CommandFailed(_verdict(replayed), ExitCode.FAILED, answered=True)
 
 
 def _show_error(replayed: "Replayed") -> None:

@@ -13,6 +13,8 @@ from stageline.workers.cli import options
 from stageline.workers.cli.display.tables import counted, summary
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.cli.logs import log_to_stderr
+from stageline.workers.process.signals import Signals, exit_at_once
+from stageline.workers.runs.owner import StartingRun
 
 WIDE = 160  # columns of a timetable that is not printed on a terminal
 
@@ -42,11 +44,17 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
     plan = options.plan_of(config, sets)
     if spares:
         options.require_restarts(plan)
-    from stageline.workers.cli.display.progress import progress_of
-    from stageline.workers.launch.launch import prepare_launch, run_launch
+    starting = StartingRun(plan, resume)  # before the seconds that importing torch takes
 
-    with options.user_prints_to_stderr():
-        launch = prepare_launch(plan, resume, spares)
+    def leave(number: int) -> None:
+        starting.abandon()
+        exit_at_once(number)
+
+    with starting, Signals(on_first=leave), options.user_prints_to_stderr():
+        from stageline.workers.cli.display.progress import progress_of
+        from stageline.workers.launch.launch import prepare_launch, run_launch
+
+        launch = prepare_launch(plan, resume, spares, starting.id)
     options.warn(launch.warnings[len(plan.warnings) :])
     workers = counted(len(launch.plan.workers), "worker")
     click.echo(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)

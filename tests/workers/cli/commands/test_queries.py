@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+
+from stageline.workers.cli.app import run
 from stageline.workers.cli.commands.queries import _attempts
 
 HOLDER = {"name": "worker-1", "generation": 2}
@@ -13,11 +16,29 @@ def test_without_arguments_the_newest_run_is_looked_at_even_if_it_is_over(worksp
     capsys.readouterr()
     assert workspace.here("status") == 0
     assert weights in capsys.readouterr().out
-    assert workspace.here("status", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == "train/1"
-    for words in (("queue", "ls"), ("why",), ("story", "1/0")):
-        assert workspace.here(*words) == 3
-        assert f"run {workspace.runs()[0].name} has finished" in capsys.readouterr().err
+    told = {}
+    for words in (("status",), ("queue", "ls"), ("why",), ("story", "1/0")):
+        assert workspace.here(*words, "--json") == 0
+        told[words[0]] = json.loads(capsys.readouterr().out)
+        assert told[words[0]]["source"] == "records"
+        assert told[words[0]]["state"] == "finished"
+    assert {facts["schema"] for facts in told.values()} == {"status/1", "queues/1", "why/1", "story/1"}
+    assert (told["status"]["weights_sha256"], told["status"]["finished_floor"]) == (weights, 8)  # two steps evaluate
+    assert told["why"]["text"] == "all steps are done"
+    assert [stage["state"] for stage in told["story"]["stages"]] == ["done", "done"]
+    assert workspace.here("story", "9999999/1") == 2
+    assert "has 6 training steps; ask for 0 to 7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("status",), ("why",), ("queue", "ls"), ("story", "1/0")])
+def test_without_a_run_or_a_plan_a_question_names_what_to_do(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STAGELINE_BROKER__URL", raising=False)
+    monkeypatch.setattr("stageline.workers.cli.asking.Client", None)  # no broker is asked
+    assert run([*words, "--json"]) == 3
+    printed = capsys.readouterr()
+    assert "no run is in ./runs, and no plan is here: name the folder of a run" in printed.err
+    assert json.loads(printed.out)["schema"] == "error/1"
 
 
 def test_a_folder_that_does_not_exist_is_named_by_every_command_that_reads_one(workspace, capsys):

@@ -1,0 +1,88 @@
+"""Reads what a broker has kept in a SQLite file, without writing to the file and without locking it.
+
+A broker that is there holds its file under a lock, and one that was killed has left a write-ahead log, which SQLite
+cannot read without writing. So both files are copied, and the copy is opened. A file without such a log was closed in
+order: it is opened where it is, as one that nothing changes.
+"""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import quote
+
+from .base import KEPT_STEPS, StoreUnusable
+from .sqlite import FORMAT, SqliteStore
+
+_TRIES = 5  # copies that are made until none of the files has changed meanwhile
+
+
+class SqliteReader(SqliteStore):
+    """A `Store` to read from; `path` must be there. Raises `StoreUnusable`, which names it; so does every write."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept_steps = KEPT_STEPS
+        self._folder = TemporaryDirectory(prefix="stageline-") if _log(path).exists() else None
+        with self._explained():
+            try:
+                self._connection = sqlite3.connect(self._address(), uri=True, isolation_level=None)
+                self._check_format()
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        if hasattr(self, "_connection"):
+            self._connection.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _address(self) -> str:
+        if self._folder is None:
+            return f"file:{quote(str(self._path.absolute()))}?mode=ro&immutable=1"
+        return f"file:{quote(str(_copy(self._path, Path(self._folder.name))))}?mode=rw"
+
+    def _check_format(self) -> None:
+        ((written,),) = self._connection.execute("PRAGMA user_version").fetchall()
+        if written != FORMAT:
+            raise StoreUnusable(
+                f"the records in {self._path} have format {written}, this version reads format {FORMAT}"
+            )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreUnusable(f"the records in {self._path} cannot be read: {error}") from error
+
+
+def _log(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _copy(path: Path, folder: Path) -> Path:
+    """Copies the file and its log, as they were at one moment if possible; returns the copy's place."""
+    for _ in range(_TRIES):
+        before = _state(path)
+        for file in (path, _log(path)):
+            if file.exists():
+                shutil.copyfile(file, folder / file.name)
+        if _state(path) == before:
+            break
+    return folder / path.name
+
+
+def _state(path: Path) -> list[tuple[int, int] | None]:
+    return [(stat.st_size, stat.st_mtime_ns) if (stat := _stat(file)) else None for file in (path, _log(path))]
+
+
+def _stat(file: Path) -> os.stat_result | None:
+    try:
+        return file.stat()
+    except FileNotFoundError:
+        return None

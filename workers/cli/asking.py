@@ -1,0 +1,146 @@
+"""Asks about a run: its broker, if one is there, otherwise the run's records.
+
+--broker URL        that broker, and nothing else
+a run's folder      the broker whose address is in it, if a process listens there; otherwise its records
+a plan              the broker of the newest run in its run.dir, the one at its broker.url, the run's records
+nothing             the newest run in ./runs, then the plan of the current folder
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+
+import msgspec
+
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.plan.addresses import masked
+from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.owner import read_owner
+from stageline.workers.runs.result import Facts
+
+from . import options
+from .errors import CommandFailed
+
+PATIENCE = 3.0  # seconds to wait for the broker's answer
+_CONNECTING = 1.0  # seconds to wait until something accepts a connection there
+RUNS = Path("runs")
+
+
+def answer_about(where: str | None, broker: str | None, query: str, **of: str) -> Facts:
+    """The facts of the answer. `source` is "broker" or "records", `as_of` when that was so (seconds since the epoch).
+
+    Raises `BrokerUnreachable`, `CommandFailed` for a refused question, `QueryRefused`, `PlanRefused`, `RecordsDamaged`
+    or `StoreUnusable`.
+    """
+    if broker is not None:
+        return _from_broker(broker, query, of)
+    found = _find(where)
+    unreachable: BrokerUnreachable | None = None
+    for url in found.brokers():
+        try:
+            return _from_broker(url, query, of)
+        except BrokerUnreachable as error:  # it is killed at this moment, or hangs: the records tell how far it came
+            unreachable = error
+    if found.run is not None:
+        return _from_records(found.run, found.store, query, of)
+    raise unreachable or BrokerUnreachable(found.absence)
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What was found of a run: its folder, and what a plan says of its broker. `absence`: the error if none of it is
+    there."""
+
+    run: Path | None = None
+    broker: str | None = None
+    store: str | None = None
+    absence: str = ""
+
+    def brokers(self) -> Iterator[str]:
+        """Addresses at which a broker may answer: of those of this machine, where a process listens."""
+        known = None if self.run is None else runs.read_broker_url(self.run)
+        if known is not None and self.run is not None and _may_live(self.run) and listens(known):
+            yield known
+        if self.broker is not None and listens(self.broker):
+            yield self.broker
+
+
+def listens(url: str) -> bool:
+    """Whether a process accepts connections at `url`; True if only an answer can tell."""
+    scheme, _, place = url.partition("://")
+    try:
+        if scheme == "ipc":
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(place.replace("@", "\0", 1) if place.startswith("@") else place)
+        elif scheme == "tcp":
+            host, _, port = place.rpartition(":")
+            host = "127.0.0.1" if host in ("*", "0.0.0.0") else host.strip("[]")  # noqa: S104 - to ask it, not to bind it
+            socket.create_connection((host, int(port)), timeout=_CONNECTING).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
+
+
+def _may_live(run: Path) -> bool:
+    """Whether the process that the run belongs to may be there: with `train`, its broker is gone too."""
+    try:
+        owner = read_owner(run)
+    except ValueError:
+        return True
+    return owner is None or owner.alive is not False
+
+
+def _from_broker(url: str, query: str, of: dict[str, str]) -> Facts:
+    try:
+        with Client(url) as client:
+            return {**client.ask(query, PATIENCE, **of), "source": "broker", "as_of": time()}
+    except ValueError as refusal:
+        raise CommandFailed(str(refusal), ExitCode.USAGE) from refusal
+
+
+def _from_records(run: Path, store: str | None, query: str, of: dict[str, str]) -> Facts:
+    from stageline.workers.runs.recorded_answer import recorded_answer  # imports pydantic
+    from stageline.workers.runs.records import recorded_run
+
+    with recorded_run(run, store) as recorded:
+        result = None if recorded.result is None or query != "status" else msgspec.to_builtins(recorded.result)
+        facts = recorded_answer(recorded, query, of)
+        facts |= {"source": "records", "as_of": recorded.as_of, "folder": str(run), "state": str(recorded.state)}
+        return facts | ({"result": result} if result else {})
+
+
+def _find(where: str | None) -> Whereabouts:
+    if where is not None and runs.is_known(Path(where)):
+        return Whereabouts(run=Path(where))
+    if where is not None:
+        options.require_existence(where)
+    elif (newest := runs.newest_in(RUNS)) is not None:
+        return Whereabouts(run=newest)
+    elif url := os.environ.get("STAGELINE_BROKER__URL"):
+        return Whereabouts(broker=url, absence=f"no broker listens at {masked(url)}")
+    elif not Path("stageline.toml").exists():
+        return Whereabouts(
+            absence="no run is in ./runs, and no plan is here: name the folder of a run, a plan, or a broker's address "
+            "with --broker; `stageline train CONFIG` begins a run"
+        )
+    return _find_by_plan(where or ".")
+
+
+def _find_by_plan(config: str) -> Whereabouts:
+    from stageline.pipeline.plan import read_plan  # imports pydantic
+
+    plan = read_plan(config, environment=os.environ)
+    found = [each for each in runs.all_in(plan.run.dir) if each.name.startswith(f"{plan.run.name}-")]
+    return Whereabouts(
+        found[-1] if found else None,
+        plan.broker.url,
+        plan.broker.store,
+        f"no broker listens at {masked(plan.broker.url)}, and no run of {plan.run.name} is in {plan.run.dir}; "
+        f"`stageline train {config}` begins one",
+    )

@@ -1,0 +1,141 @@
+"""Which process a run belongs to: `train`, or a broker that was started alone. Its file is the first in a run's folder.
+
+    process.json    {"pid": 812, "host": "desk", "started": 1785.2, "began": 1786.0, "command": "train", ...}
+
+As long as that process is there, the run is not over; a run without a recorded end whose process is gone was killed.
+"""
+
+import shlex
+import socket
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from time import time
+from types import TracebackType
+from typing import Literal
+
+import msgspec
+import psutil
+
+from stageline.pipeline import plan as plans
+from stageline.pipeline.plan.addresses import masked
+from stageline.workers.disk.atomic_file import write_file, write_json
+
+from .folder import OWNER, make_folder, name_of
+
+_SAME = 1.0  # seconds by which two readings of a process's start may differ
+
+
+class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """The process, when it was `started`, and when it `began` the run (seconds since the epoch).
+
+    `plan` and `sets` name the plan as on its command line, without passwords; `plan` is "" for one that is no file.
+    """
+
+    pid: int
+    host: str
+    started: float
+    began: float
+    command: Literal["train", "broker"]
+    name: str
+    plan: str = ""
+    sets: list[str] = []
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether the process is there; None if it is on another machine."""
+        if self.host != socket.gethostname():
+            return None
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < _SAME
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    @property
+    def begin(self) -> str:
+        """The command that begins another run of the plan."""
+        sets = (word for each in self.sets for word in ("--set", each))
+        return shlex.join(["stageline", self.command, self.plan or "CONFIG", *sets])
+
+    def resume(self, run: str) -> str:
+        """The command that continues the run."""
+        how = ("--resume", run) if self.command == "train" else ("--run", run, "--resume")
+        return f"{self.begin} {shlex.join(how)}"
+
+
+def write_owner(folder: Path, plan: "plans.Plan", command: Literal["train", "broker"]) -> None:
+    """This process runs the run in `folder`. Raises `OSError`."""
+    process = psutil.Process()
+    owner = RunOwner(
+        pid=process.pid,
+        host=socket.gethostname(),
+        started=process.create_time(),
+        began=time(),
+        command=command,
+        name=plan.run.name,
+        plan=_shown(plan.file),
+        sets=_sets(plan),
+    )
+    write_json(folder / OWNER, owner)
+
+
+def read_owner(folder: Path) -> RunOwner | None:
+    """None if the file is not there. Raises `ValueError` if it is damaged."""
+    try:
+        return msgspec.json.decode((folder / OWNER).read_bytes(), type=RunOwner)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+class StartingRun(AbstractContextManager["StartingRun"]):
+    """`train` prepares the run `id`: within the context it shows as starting, and if that fails nothing is left behind.
+
+    Raises `NoSuchRun`, or `FolderUnusable`.
+    """
+
+    def __init__(self, plan: "plans.Plan", resume: str | None) -> None:
+        self.id = name_of(plan, resume)
+        self._folder = make_folder(plan, self.id)
+        file = self._folder / OWNER
+        self._before = file.read_bytes() if file.exists() else None
+        write_owner(self._folder, plan, "train")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """As if the run had not been named; a folder with other files in it stays."""
+        with suppress(OSError):
+            if self._before is not None:
+                write_file(self._folder / OWNER, self._before)
+            else:
+                (self._folder / OWNER).unlink()
+                self._folder.rmdir()
+
+
+def _shown(file: Path | None) -> str:
+    """The plan's file from here, as short as it can be named: a folder stands for the plan in it."""
+    if file is None:
+        return ""
+    place = file.parent if file.name == "stageline.toml" else file
+    try:
+        return str(place.relative_to(Path.cwd()))
+    except ValueError:
+        return str(place)
+
+
+def _sets(plan: "plans.Plan") -> list[str]:
+    """What --set and the environment gave, but for addresses with a password."""
+    from stageline.pipeline.plan.tables import flat
+
+    values = flat(plan.as_mapping())
+    addresses = {"queues.url": plan.queues.url, "broker.url": plan.broker.url, "broker.store": plan.broker.store}
+    secret = {key for key, address in addresses.items() if masked(address) != address}
+    given = [key for key, origin in plan.origins.items() if origin in ("--set", "environment")]
+    return [f"{key}={_text(values[key])}" for key in given if key in values and key not in secret]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
