@@ -1,0 +1,70 @@
+"""What a broker observes is taken back from its records just as it was seen, and is no newer than they are."""
+
+import json
+
+import msgspec
+import pytest
+
+from stageline.broker.control.protocol import Ask, Event
+from stageline.broker.coordinator.observation import OBSERVED, recall
+from stageline.broker.coordinator.queries import RunView, answer
+from stageline.broker.coordinator.records import RunRecords
+from stageline.broker.coordinator.restart import Restart
+from stageline.broker.coordinator.supervision import Supervision
+from support.conversation import TERMS, Conversation, name, report, steps
+
+QUESTIONS = [Ask("status"), Ask("queues"), Ask("why"), Ask("story", {"step": "3", "microbatch": "2"})]
+
+
+@pytest.fixture
+def talk() -> Conversation:
+    talk = Conversation()
+    talk.join(0), talk.join(1)
+    talk.send(
+        name(0), report(0, queues={"forward-1": [1, 2, 3, 4096, 0.5]}, events=[Event(0, 3, 2, "stashed", 1000.0)])
+    )
+    talk.send(
+        name(1), report(1, now="1F2 of step 3", steps=steps(1, 2), metrics={"bad": float("nan")}, training_steps=9)
+    )
+    talk.core.run.events.count("damaged", "a message arrived damaged")
+    talk.now += 0.25
+    return talk
+
+
+def recorded(talk: Conversation) -> RunView:
+    """The run as its records alone tell it."""
+    stored = talk.store.load()
+    run = RunRecords("run-1", TERMS, talk.store)
+    run.restore(stored, talk.now)
+    recall(run, stored.facts[OBSERVED])
+    return RunView(talk.now, run, Restart(run), Supervision(run))
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.what)
+def test_the_records_answer_as_the_broker_did_when_it_last_looked(talk: Conversation, question: Ask):
+    ((_, live),) = talk.send(b"me", question)
+    talk.core.keep_observation(talk.now)
+    assert answer(recorded(talk), question) == live
+
+
+def test_an_observation_is_json_and_has_nothing_that_grows_with_the_run(talk: Conversation):
+    talk.core.keep_observation(talk.now)
+    before = len(json.dumps(talk.store.load().facts[OBSERVED], allow_nan=False))
+    for step in range(3, 200):
+        talk.send(name(1), report(1, now="1F2 of step 3", steps=steps(1, step)))
+        talk.send(name(0), report(0, steps=steps(0, step)))
+    talk.core.keep_observation(talk.now)
+    assert len(json.dumps(talk.store.load().facts[OBSERVED], allow_nan=False)) <= before
+
+
+def test_what_the_records_know_better_is_not_taken_from_an_older_observation(talk: Conversation):
+    talk.core.keep_observation(talk.now)
+    talk.send(name(0), report(0, steps=steps(0, 3)))  # the microbatch that was seen as stashed is done
+    view = recorded(talk)
+    assert list(view.run.ledger.unfinished(0)) == []
+    assert view.run.ledger.finished == [4, 3]
+
+
+def test_a_damaged_observation_is_refused(talk: Conversation):
+    with pytest.raises(msgspec.ValidationError):
+        recall(talk.core.run, {"at": "noon"})
