@@ -14,7 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
-from .base import KEPT_STEPS, StoreUnusable
+from stageline.broker.control.protocol import StepRecord
+
+from .base import KEPT_STEPS, StoredRun, StoreUnusable
 from .sqlite import FORMAT, SqliteStore
 
 _TRIES = 5  # copies that are made until none of the files has changed meanwhile
@@ -26,6 +28,7 @@ class SqliteReader(SqliteStore):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._kept_steps = KEPT_STEPS
+        self._empty = False
         self._folder = TemporaryDirectory(prefix="stageline-") if _log(path).exists() else None
         with self._explained():
             try:
@@ -46,9 +49,17 @@ class SqliteReader(SqliteStore):
             return f"file:{quote(str(self._path.absolute()))}?mode=ro&immutable=1"
         return f"file:{quote(str(_copy(self._path, Path(self._folder.name))))}?mode=rw"
 
+    def load(self) -> StoredRun:
+        return StoredRun() if self._empty else super().load()
+
+    def record(self, stage: int, step: int) -> StepRecord | None:
+        return None if self._empty else super().record(stage, step)
+
     def _check_format(self) -> None:
         ((written,),) = self._connection.execute("PRAGMA user_version").fetchall()
-        if written != FORMAT:
+        tables = self._connection.execute("SELECT name FROM sqlite_master").fetchall()
+        self._empty = written == 0 and not tables  # its broker had yet to write into it
+        if written != FORMAT and not self._empty:
             raise StoreUnusable(
                 f"the records in {self._path} have format {written}, this version reads format {FORMAT}"
             )

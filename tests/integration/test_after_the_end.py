@@ -104,7 +104,7 @@ def test_a_run_of_which_all_was_killed_tells_how_far_it_came_and_goes_on_by_the_
     assert after == before  # nothing was written by asking
 
     _, _, *command = shlex.split(why["action"].removeprefix("go on with: "))
-    assert command == [".", *ENDLESS, *RECOVERY, "--resume", folder.name]
+    assert sorted(command) == sorted([".", *ENDLESS, *RECOVERY, "--resume", folder.name])
     train = workspace.start("train", *command)
     assert told(workspace, capsys, "run", "ls")["runs"][-1]["run"] == folder.name
     until(train.stderr, "running")
@@ -136,7 +136,14 @@ def test_a_damaged_record_of_a_killed_run_is_named(workspace, capsys):
             assert row["state"] == "damaged"
             assert name in row["reason"]
         (folder / name).write_bytes(kept)
-    assert told(workspace, capsys, "status")["state"] == "stopped"
+    (folder / "checkpoints").mkdir()
+    (folder / "broker.sqlite").write_bytes(b"")
+    assert workspace.here("status", str(folder)) == 1
+    assert "broker.sqlite holds no records, although the run has snapshots" in capsys.readouterr().err
+    (folder / "broker.sqlite").unlink()
+    assert workspace.here("status", str(folder)) == 1
+    (folder / "checkpoints").rmdir()
+    assert "before it began" in told(workspace, capsys, "status")["reason"]
 
 
 def test_a_run_shows_as_starting_from_the_first_moment_on_and_not_the_one_before(workspace, capsys):

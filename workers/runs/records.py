@@ -31,6 +31,7 @@ from . import folder as runs
 from .owner import RunOwner, read_owner
 from .result import Result
 
+SNAPSHOTS = "checkpoints"  # the folder of the stages' snapshots
 FRESH = 10.0  # seconds for which records count as those of a living run, if its process is on another machine
 PATIENCE = 3.0  # seconds to wait for a Redis server that has the records
 
@@ -139,7 +140,12 @@ def recorded_run(folder: Path, store: str | None = None) -> Iterator[RecordedRun
     with explained(str(folder / runs.PLAN)):
         opened = _open_store(folder, plan, store)
     with closing(opened), explained(place_of(folder, plan)):
-        yield RecordedRun(folder, time(), owner, alive, plan, result, opened, opened.load())
+        stored = opened.load()
+        if not (stored.facts or alive or result) and (folder / SNAPSHOTS).exists():
+            raise RecordsDamaged(
+                f"{place_of(folder, plan)} holds no records, although the run has snapshots; resume it: they are enough"
+            )
+        yield RecordedRun(folder, time(), owner, alive, plan, result, opened, stored)
 
 
 @contextmanager

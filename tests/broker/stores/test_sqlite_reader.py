@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.control.protocol import StepRecord
-from stageline.broker.stores.base import StoreUnusable
+from stageline.broker.stores.base import StoredRun, StoreUnusable
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.broker.stores.sqlite_reader import SqliteReader
 
@@ -70,10 +70,15 @@ def test_a_store_that_is_read_cannot_be_written(written: SqliteStore, tmp_path: 
         reader.put("run", {})
 
 
-@pytest.mark.parametrize("content", [b"", b"no database at all, but long enough to be looked at" * 9])
-def test_a_damaged_file_is_named(content: bytes, written: SqliteStore, tmp_path: Path):
+def test_a_file_that_its_broker_had_yet_to_write_into_holds_nothing(tmp_path: Path):
+    (tmp_path / "broker.sqlite").touch()
+    with closing(SqliteReader(tmp_path / "broker.sqlite")) as reader:
+        assert (reader.load(), reader.record(0, 0)) == (StoredRun(), None)
+
+
+def test_a_damaged_file_is_named(written: SqliteStore, tmp_path: Path):
     written.close()
-    (tmp_path / "broker.sqlite").write_bytes(content)
+    (tmp_path / "broker.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 9)
     with pytest.raises(StoreUnusable, match=r"records in .*broker\.sqlite"):
         SqliteReader(tmp_path / "broker.sqlite")
 
