@@ -8,16 +8,19 @@ order: it is opened where it is, as one that nothing changes.
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 from urllib.parse import quote
 
 from stageline.broker.control.protocol import StepRecord
 
 from .base import KEPT_STEPS, StoredRun, StoreUnusable
 from .sqlite import FORMAT, SqliteStore
+
+_Answer = TypeVar("_Answer")
 
 _TRIES = 5  # copies that are made until none of the files has changed meanwhile
 
@@ -30,17 +33,17 @@ class SqliteReader(SqliteStore):
         self._kept_steps = KEPT_STEPS
         self._empty = False
         self._folder = TemporaryDirectory(prefix="stageline-") if _log(path).exists() else None
-        with self._explained():
-            try:
-                self._connection = sqlite3.connect(self._address(), uri=True, isolation_level=None)
-                self._check_format()
-            except BaseException:
-                self.close()
-                raise
+        with ExitStack() as cleanup:
+            cleanup.callback(self._remove_copy)
+            self._connection = self._persist(lambda: sqlite3.connect(self._address(), uri=True, isolation_level=None))
+            cleanup.callback(self._connection.close)
+            self._persist(self._check_format)
+            self._cleanup = cleanup.pop_all()
 
     def close(self) -> None:
-        if hasattr(self, "_connection"):
-            self._connection.close()
+        self._cleanup.close()
+
+    def _remove_copy(self) -> None:
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -64,10 +67,10 @@ class SqliteReader(SqliteStore):
                 f"the records in {self._path} have format {written}, this version reads format {FORMAT}"
             )
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _persist(self, attempt: Callable[[], _Answer]) -> _Answer:
+        """Nothing is tried again: a command that only reads tells what is wrong."""
         try:
-            yield
+            return attempt()
         except sqlite3.Error as error:
             raise StoreUnusable(f"the records in {self._path} cannot be read: {error}") from error
 
