@@ -55,7 +55,7 @@ def told(workspace: Workspace, capsys: pytest.CaptureFixture[str], *words: str) 
 def start_and_kill(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> Path:
     """The folder of a run all of whose processes were killed in the middle of it."""
     train = workspace.start("train", ".", *ENDLESS, *RECOVERY)
-    wait_for(lambda: workspace.folder.joinpath("runs").exists() and workspace.runs() != [])
+    wait_for(lambda: list(workspace.folder.glob("runs/*/process.json")) != [])
     wait_for(lambda: (told(workspace, capsys, "status")["checkpoint"] or 0) >= 20)
     wait_for(lambda: all(member["report"] for member in observed(workspace.runs()[-1])["members"]))
     kill_all(workspace)
