@@ -4,7 +4,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 from stageline.broker.codec.message import Message
@@ -23,7 +23,8 @@ class QueueOptions:
     `microbatches`: of a step. `windows`: for each inbound queue, how many messages may be sent ahead of what is taken.
     `local`: the queues that begin and end at this worker. `retain_bytes`: what may be retained in memory; beyond it,
     `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
-    waits up to `patience` seconds, calling `waiting` with the reason meanwhile, which may call `trim`.
+    waits up to `patience` seconds, calling `waiting` with the reason meanwhile, which may call `trim`. `key` seals what
+    workers request of each other over ZeroMQ.
     """
 
     microbatches: int
@@ -34,6 +35,7 @@ class QueueOptions:
     spill_folder: str | None = None
     waiting: Callable[[str], None] = lambda reason: None
     patience: float = 60.0
+    key: bytes = field(default=b"", repr=False)
 
 
 class QueueEnds(ABC):

@@ -8,6 +8,7 @@ Run it from the project's folder with PYTHONPATH=tests. Interesting inputs are k
 """
 
 import contextlib
+import hashlib
 import sys
 import warnings
 import zlib
@@ -21,12 +22,15 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.codec.message import Flow, Limits, Message, decode, read_header
     from stageline.broker.codec.message import encode as frames_of
     from stageline.broker.control.protocol import Report, Stop, decode_from_broker, decode_to_broker, encode
+    from stageline.broker.control.seal import sealed
     from stageline.broker.errors import BadMessage
     from stageline.broker.queues.redis.entries import read_credit
     from stageline.broker.queues.zeromq.requests import (
+        SEAL_BYTES,
         CreditRequest,
         RetentionReply,
         pack,
+        run_named_in,
         unpack,
     )
 
@@ -47,10 +51,12 @@ def header(data: bytes) -> None:
 
 
 def request(data: bytes) -> None:
-    frame = zlib.crc32(data).to_bytes(4, "little") + data
+    frame = hashlib.blake2b(data, digest_size=SEAL_BYTES).digest() + data
     for kind in (CreditRequest, RetentionReply):
         with contextlib.suppress(BadMessage):
             unpack(frame, kind)
+    with contextlib.suppress(BadMessage):
+        run_named_in(frame)
 
 
 def announcement(data: bytes) -> None:
@@ -62,7 +68,7 @@ def announcement(data: bytes) -> None:
 def control(data: bytes) -> None:
     for decode_control in (decode_to_broker, decode_from_broker):
         with contextlib.suppress(BadMessage):
-            decode_control(zlib.crc32(data).to_bytes(4, "little") + data)
+            decode_control(sealed(data))
 
 
 TARGETS = (message, header, request, announcement, control)
@@ -80,11 +86,11 @@ def seeds() -> list[bytes]:
     inputs = [
         (message, joined),
         (header, frames[0][:-4]),
-        (request, pack(credit)[4:]),
-        (request, pack(retention)[4:]),
+        (request, pack(credit)[SEAL_BYTES:]),
+        (request, pack(retention)[SEAL_BYTES:]),
         (announcement, b"1-1 4 8 -1"),
-        (control, encode(Report(1, 5, "2F3 of step 7", 0.5, 0.5, snapshots=[(1, 20)]))[4:]),
-        (control, encode(Stop("enough", 75))[4:]),
+        (control, encode(Report(1, 5, "2F3 of step 7", 0.5, 0.5, snapshots=[(1, 20)]))[28:]),
+        (control, encode(Stop("enough", 75))[28:]),
     ]
     return [bytes([TARGETS.index(target)]) + data for target, data in inputs]
 

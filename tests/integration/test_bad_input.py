@@ -2,10 +2,10 @@
 nothing left running. What can be wrong with what a user gives is in `tests/misuse`.
 """
 
+import hashlib
 import os
 import signal
 import socket
-import zlib
 from functools import partial
 
 import pytest
@@ -13,7 +13,7 @@ import zmq
 
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.protocol import CONTROL_VERSION, Assigned, Hello, Refused, decode_from_broker, encode
-from stageline.broker.queues.zeromq.requests import RetentionReply, pack
+from stageline.broker.queues.zeromq.requests import SEAL_BYTES, RetentionReply, pack
 from stageline.pipeline.plan import read_plan
 from stageline.workers.cli.app import run
 from stageline.workers.control.client import Client
@@ -226,12 +226,11 @@ def hanging(batch_size, seed):
 
 def answer(foreign, run):
     """What a producer of another run, or of another version, says to a consumer."""
-    standing = RetentionReply("another-run" if foreign == "another run" else run, Flow.FORWARD, 1, 1, 0, 0, 0)
-    frame = bytearray(pack(standing))
-    if foreign == "another wire version":
-        frame[4] += 1
-        frame[:4] = zlib.crc32(frame[4:]).to_bytes(4, "little")
-    return bytes(frame)
+    frame = pack(RetentionReply("another-run" if foreign == "another run" else run, Flow.FORWARD, 1, 1, 0, 0, 0))
+    if foreign == "another run":
+        return frame
+    body = bytes([frame[SEAL_BYTES] + 1]) + frame[SEAL_BYTES + 1 :]
+    return hashlib.blake2b(body, digest_size=SEAL_BYTES).digest() + body
 
 
 def address_of(broker):

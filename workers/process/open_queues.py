@@ -39,6 +39,7 @@ def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[s
         local=job.program.local(assigned.index),
         retain_bytes=job.plan.queues.retain_bytes,
         waiting=waiting,
+        key=assigned.queue_key,
     )
     if url.startswith(REDIS):
         from stageline.broker.queues.redis.queues import RedisQueues  # takes time to load

@@ -48,7 +48,7 @@ class ZeroMQQueues(QueueEnds):
         self.ring = self._wakeup.ring  # ends the wait of `take` or `pump`
         self._context: Context = zmq.Context()
         try:
-            self.router = Router(self._context, bind_url, run, self._hwm)
+            self.router = Router(self._context, bind_url, run, self._hwm, options.key)
         except EndpointTaken:
             self._context.destroy(0)
             self._wakeup.close()
@@ -124,7 +124,7 @@ class ZeroMQQueues(QueueEnds):
         if endpoint not in self._dealers:
             microbatches = self.options.microbatches
             self._dealers[endpoint] = Dealer(
-                self._context, endpoint, self.run, microbatches=microbatches, hwm=self._hwm
+                self._context, endpoint, self.run, microbatches=microbatches, hwm=self._hwm, key=self.options.key
             )
         return self._dealers[endpoint]
 

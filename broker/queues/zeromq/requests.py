@@ -3,13 +3,16 @@
     consumer -> producer   CreditRequest    what has arrived, and what may be sent
     producer -> consumer   RetentionReply   to a request that asks: what has been sent, what can be had
 
-A frame: CRC-32 of the rest, u32 little-endian | version, u8 | msgpack array.
+A frame: seal, 16 bytes | version, u8 | msgpack array. The seal is BLAKE2b of the rest, keyed with the run's queue key,
+which the broker gives to the run's workers alone: no stranger can move a consumer's credit, or its connection. Of two
+requests of one consumer the one with the higher serial holds, so that one which is sent again changes nothing.
 """
 
+import hashlib
+import hmac
 from typing import TypeVar
 
 import msgspec
-from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.codec.message import Flow
 from stageline.broker.codec.tensors import Count
@@ -17,7 +20,8 @@ from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Receiver, Retention, Sender, check_current
 
-VERSION = 1
+VERSION = 2
+SEAL_BYTES = 16
 
 FIRST_PAUSE = 0.5  # seconds without an arrival after which a consumer repeats its request
 LONGEST_PAUSE = 5.0  # seconds; the pause between two requests doubles up to this
@@ -33,6 +37,11 @@ class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     @property
     def key(self) -> QueueKey:
         return QueueKey(self.flow, self.stage)
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """Of two requests of one queue, the one with the higher stamp holds."""
+        return self.incarnation, self.serial
 
 
 class CreditRequest(_Request, frozen=True):
@@ -62,16 +71,34 @@ _VERSION = bytes([VERSION])
 _AnyRequest = TypeVar("_AnyRequest", CreditRequest, RetentionReply)
 
 
-def pack(request: CreditRequest | RetentionReply) -> bytes:
+def pack(request: CreditRequest | RetentionReply, key: bytes = b"") -> bytes:
+    """The frame, sealed with the run's queue key; without one, its seal is a checksum only."""
     body = _VERSION + _encode(request)
-    return crc32(body).to_bytes(4, "little") + body
+    return _seal(body, key) + body
 
 
-def unpack(frame: bytes, kind: type[_AnyRequest]) -> _AnyRequest:
-    """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it has another version."""
-    body = frame[4:]
-    if not body or crc32(body) != int.from_bytes(frame[:4], "little"):
-        raise BadMessage("a request between queue ends is damaged: its CRC-32 does not match")
+def unpack(frame: bytes, kind: type[_AnyRequest], key: bytes = b"") -> _AnyRequest:
+    """What a worker of the run has sent.
+
+    Raises `BadMessage` if the frame is damaged or forged, `ForeignMessage` if it has another version.
+    """
+    body = frame[SEAL_BYTES:]
+    if not body or not hmac.compare_digest(_seal(body, key), frame[:SEAL_BYTES]):
+        raise BadMessage("a request between queue ends is damaged, or from a process outside the run")
+    return _decode(body, kind)
+
+
+def run_named_in(frame: bytes) -> str:
+    """The run that a `CreditRequest` names which cannot be unpacked, perhaps since it is sealed with another run's key.
+    Nothing that it says is proven. Raises `BadMessage` if it names none."""
+    return _decode(frame[SEAL_BYTES:] or b"-", CreditRequest).run
+
+
+def _seal(body: bytes, key: bytes) -> bytes:
+    return hashlib.blake2b(body, key=key, digest_size=SEAL_BYTES).digest()
+
+
+def _decode(body: bytes, kind: type[_AnyRequest]) -> _AnyRequest:
     if body[0] != VERSION:
         raise ForeignMessage(
             f"the other end of a queue has version {body[0]} of its requests, this one {VERSION}; "

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
+import structlog
 import zmq
 
 from stageline.broker.codec.message import (
@@ -31,7 +32,7 @@ from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import TOO_OFTEN, Receiver, Sender
 
 from .connection import REQUEST_BYTES, Context, Handshake, open_socket
-from .requests import CreditRequest, Requester, RetentionReply, pack, reply_to, unpack
+from .requests import CreditRequest, Requester, RetentionReply, pack, reply_to, run_named_in, unpack
 
 # Bytes of a frame from which on its memory is handed over and not copied. To give memory back, pyzmq wakes a thread of
 # its own, which costs as much as copying half a megabyte (measured over ipc and tcp, 16 KB to 16 MB).
@@ -41,8 +42,11 @@ REQUESTS = 256  # taken in one turn at most, so that the compute loop goes on; t
 INTRODUCED = 20  # consumers of another run or version that are answered in a second; the others repeat their request
 UNANSWERED = 30.0  # seconds without any answer after which a connection is replaced; doubles up to LONGEST_UNANSWERED
 LONGEST_UNANSWERED = 600.0
+REFUSALS = 5  # log lines in a second about requests that are not of this run
 NO_HANDSHAKE = 3.0  # seconds without ZeroMQ's handshake after which a connection is replaced
 CHECK = 0.5  # seconds between two checks of a connection that brings no answer
+
+log = structlog.get_logger()
 
 _NOBLOCK = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -51,11 +55,13 @@ _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 class Router:
     """Serves the senders given to `add` at `url`; `endpoint` is where to connect to.
 
-    `hwm` is how many messages may wait for one connection.
+    `hwm` is how many messages may wait for one connection. `key` is the run's, which requests are sealed with.
     """
 
-    def __init__(self, context: Context, url: str, run: str, hwm: int) -> None:
+    def __init__(self, context: Context, url: str, run: str, hwm: int, key: bytes = b"") -> None:
         self._run = run
+        self._key = key
+        self._refusals = RateLimit(REFUSALS)
         self._senders: dict[QueueKey, Sender] = {}
         self._early: dict[QueueKey, tuple[bytes, CreditRequest]] = {}
         self._introductions = RateLimit(INTRODUCED)
@@ -135,11 +141,12 @@ class Router:
 
     def _receive(self, route: bytes, source: int, frame: bytes) -> None:
         try:
-            request = unpack(frame, CreditRequest)
+            request = unpack(frame, CreditRequest, self._key)
         except ForeignMessage:
             self._introduce(route)
             return
-        except BadMessage:  # damaged; the consumer will repeat it
+        except BadMessage as error:  # if it was damaged, the consumer will repeat it
+            self._refuse(route, frame, str(error))
             return
         if request.run != self._run:
             self._introduce(route)
@@ -148,32 +155,43 @@ class Router:
         if request.key in self._senders:
             self._answer(self._senders[request.key], route, request)
             return
-        self._early.pop(request.key, None)
+        early = self._early.pop(request.key, (route, request))
         if len(self._early) == EARLY:
             del self._early[next(iter(self._early))]
-        self._early[request.key] = route, request
+        self._early[request.key] = max(early, (route, request), key=lambda each: each[1].stamp)
+
+    def _refuse(self, route: bytes, frame: bytes, reason: str) -> None:
+        """What is not proven to be of this run changes nothing. One of another run is told so."""
+        with suppress(BadMessage):
+            if run_named_in(frame) != self._run:
+                self._introduce(route)
+        if self._refusals.allows(monotonic()):
+            log.warning("refused", reason=reason, before=self._refusals.take_withheld())
 
     def _answer(self, sender: Sender, route: bytes, request: CreditRequest) -> None:
         sender.update(request.to_credit(), route)
         self.flush(sender)
         if request.ask:
-            self._reply(route, reply_to(request, sender))
+            self._reply(route, pack(reply_to(request, sender), self._key))
 
     def _introduce(self, route: bytes) -> None:
-        """Lets a consumer of another run or version find out which run and version this is."""
+        """Lets a consumer of another run or version find out which these are: without the key, which is this run's."""
         if self._introductions.allows(monotonic()):
-            self._reply(route, RetentionReply(self._run, Flow.FORWARD, 0, 0, 0, 0, 0))
+            self._reply(route, pack(RetentionReply(self._run, Flow.FORWARD, 0, 0, 0, 0, 0)))
 
-    def _reply(self, route: bytes, reply: RetentionReply) -> None:
+    def _reply(self, route: bytes, frame: bytes) -> None:
         with suppress(zmq.ZMQError):  # if the connection is gone or full, the consumer repeats its request
-            self._send(route, [b"", pack(reply)])
+            self._send(route, [b"", frame])
 
 
 class Dealer:
     """Serves the requesters given to `add` from the producers at `endpoint`. Times are monotonic, in seconds."""
 
-    def __init__(self, context: Context, endpoint: str, run: str, *, microbatches: int, hwm: int) -> None:
+    def __init__(
+        self, context: Context, endpoint: str, run: str, *, microbatches: int, hwm: int, key: bytes = b""
+    ) -> None:
         self.endpoint = endpoint
+        self._key = key
         self.requesters: dict[tuple[Flow, int], Requester] = {}  # by their queues' keys
         self._blocked = False  # there is a request to send, and no connection yet
         self._context = context
@@ -257,7 +275,7 @@ class Dealer:
 
     def _send(self, requester: Requester, request: CreditRequest, now: float) -> None:
         try:
-            self.socket.send(pack(request), _NOBLOCK)
+            self.socket.send(pack(request, self._key), _NOBLOCK)
         except zmq.Again:
             self._blocked = True
         else:
@@ -308,7 +326,7 @@ class Dealer:
             requester.postpone(now)
 
     def _receive_reply(self, frame: bytes) -> None:
-        reply = unpack(frame, RetentionReply)
+        reply = self._unpack_reply(frame)
         if reply.run != self._run:
             raise ForeignMessage(
                 f"the worker at {self.endpoint} belongs to run {reply.run!r}, this one to run {self._run!r}; "
@@ -316,6 +334,18 @@ class Dealer:
             )
         if requester := self.requesters.get(reply.key):
             requester.receive(reply)
+
+    def _unpack_reply(self, frame: bytes) -> RetentionReply:
+        """A producer of another run introduces itself without a key. Of this run nothing counts without its seal."""
+        try:
+            return unpack(frame, RetentionReply, self._key)
+        except ForeignMessage:
+            raise
+        except BadMessage:
+            introduction = unpack(frame, RetentionReply)
+            if introduction.run == self._run:
+                raise
+            return introduction
 
     def _count_damage(self, reason: str) -> None:
         """Something arrived damaged, of an unknown queue: all receivers request again."""

@@ -52,6 +52,17 @@ def test_over_a_new_connection_all_that_has_not_arrived_is_sent_again_at_once() 
     assert sent_by(end) == [(2, 2), (3, 2)]
 
 
+def test_a_report_that_is_not_newer_changes_nothing_not_even_the_connection() -> None:
+    """One that was recorded and sent again over another connection took the queue there."""
+    end = sender(6)
+    end.update(credit(1, 0, 4), b"a")
+    end.update(credit(2, 2, 4), b"a")
+    sent_by(end)
+    for old in (credit(2, 2, 4), credit(1, 0, 6), credit(9, 0, 6, incarnation=4)):
+        assert not end.update(old, b"b")
+    assert (end.route, end.sent, end.received, end.limit, end.newest) == (b"a", 4, 2, 4, (5, 2))
+
+
 def test_a_lost_connection_is_not_used_until_credit_comes_again() -> None:
     end = sender(6)
     end.update(credit(1, 0, 4), b"a")

@@ -17,6 +17,7 @@ from stageline.broker.queues.zeromq.requests import (
     RetentionReply,
     pack,
     reply_to,
+    run_named_in,
     unpack,
 )
 
@@ -164,43 +165,60 @@ def test_a_replaced_consumer_is_fenced() -> None:
         end.receive(reply(1, first=0, sent=0, incarnation=6))
 
 
+QUEUE_KEY = b"q" * 32
 REQUESTS = [credit_request(3, 7, 11, resend=True), reply(3, first=2, sent=9)]
 
 
 @pytest.mark.parametrize(
     ("request_", "frame"),
     [
-        (REQUESTS[0], "c8fab47f 01 99a372756ea86261636b77617264020503070bc3c2"),
-        (REQUESTS[1], "beaa0a2e 01 97a372756ea86261636b776172640205030209"),
+        (REQUESTS[0], "1c0de6b5f06c8426752464275e15bdca 02 99a372756ea86261636b77617264020503070bc3c2"),
+        (REQUESTS[1], "2cf40c3a5c179bc21f3bf16bbde87270 02 97a372756ea86261636b776172640205030209"),
     ],
 )
 def test_requests_have_these_bytes(request_: CreditRequest | RetentionReply, frame: str) -> None:
-    assert pack(request_) == bytes.fromhex(frame)
+    assert pack(request_, QUEUE_KEY) == bytes.fromhex(frame)
 
 
 def test_requests_arrive_as_they_were_sent() -> None:
-    assert unpack(pack(REQUESTS[0]), CreditRequest) == REQUESTS[0]
-    assert unpack(pack(REQUESTS[1]), RetentionReply) == REQUESTS[1]
+    for key in (QUEUE_KEY, b""):
+        assert unpack(pack(REQUESTS[0], key), CreditRequest, key) == REQUESTS[0]
+        assert unpack(pack(REQUESTS[1], key), RetentionReply, key) == REQUESTS[1]
 
 
+@pytest.mark.parametrize("key", [b"", b"x" * 32])
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_no_damaged_request_is_accepted(request_: CreditRequest | RetentionReply) -> None:
-    frame = pack(request_)
+def test_no_request_is_accepted_without_the_runs_key(request_: CreditRequest | RetentionReply, key: bytes) -> None:
+    with pytest.raises(BadMessage, match="damaged, or from a process outside the run"):
+        unpack(pack(request_, key), type(request_), QUEUE_KEY)
+
+
+def test_a_request_of_another_run_still_names_that_run() -> None:
+    assert run_named_in(pack(REQUESTS[0], b"x" * 32)) == "run"
+    for frame in (b"", b"garbage", pack(REQUESTS[0])[:20]):
+        with pytest.raises(BadMessage):
+            run_named_in(frame)
+
+
+@pytest.mark.parametrize("key", [b"", QUEUE_KEY])
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_no_damaged_request_is_accepted(request_: CreditRequest | RetentionReply, key: bytes) -> None:
+    frame = pack(request_, key)
     for place in range(len(frame)):
         for bit in range(8):
             damaged = bytearray(frame)
             damaged[place] ^= 1 << bit
             with pytest.raises(BadMessage):
-                unpack(bytes(damaged), type(request_))
+                unpack(bytes(damaged), type(request_), key)
     for length in range(len(frame)):
         with pytest.raises(BadMessage):
-            unpack(frame[:length], type(request_))
+            unpack(frame[:length], type(request_), key)
 
 
 def test_a_request_of_another_version_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "_VERSION", b"\x02")
+    monkeypatch.setattr(requests, "_VERSION", b"\x09")
     frame = pack(REQUESTS[0])
-    with pytest.raises(ForeignMessage, match="has version 2 of its requests, this one 1"):
+    with pytest.raises(ForeignMessage, match="has version 9 of its requests, this one 2"):
         unpack(frame, CreditRequest)
 
 

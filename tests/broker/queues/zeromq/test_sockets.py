@@ -4,16 +4,19 @@ import random
 import threading
 from contextlib import ExitStack, closing
 
+import msgspec
 import pytest
 import torch
 import zmq
+from structlog.testing import capture_logs
 
 from stageline.broker.codec.message import Flow, Message
-from stageline.broker.errors import ForeignMessage
+from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq import requests, sockets
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from stageline.broker.queues.zeromq.requests import CreditRequest, RetentionReply, pack, run_named_in, unpack
 from support.proxy import Flip, Proxy
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
 from support.zeromq_queues import LOOPBACK, line_of, proxied, worker
@@ -97,7 +100,7 @@ def test_a_producer_of_another_version_is_refused_with_both_versions(
     producer, consumer = worker(stack, 1), worker(stack, 2)
     line = line_of(producer, consumer)
     monkeypatch.setattr(requests, "_VERSION", b"\x09")
-    with pytest.raises(ForeignMessage, match="has version 9 of its requests, this one 1"):
+    with pytest.raises(ForeignMessage, match="has version 9 of its requests, this one 2"):
         line.take()
 
 
@@ -126,6 +129,89 @@ def test_garbage_from_a_stranger_changes_nothing(stack: ExitStack) -> None:
     assert line.take_numbers(1) == [0]
     line.put(*range(1, 30))
     assert line.take_numbers(29) == list(range(1, 30))
+
+
+QUEUE_KEY = b"q" * 32
+OF_NOW = CreditRequest(RUN, KEY.flow, KEY.stage, 2, 2**40, 0, 10**6, resend=True, ask=True)  # 2: the consumer's
+OF_LATER = msgspec.structs.replace(OF_NOW, incarnation=2**53 - 1)
+
+
+@pytest.mark.parametrize("key", [b"", b"x" * 32], ids=["not sealed", "another key"])
+@pytest.mark.parametrize("forged", [OF_NOW, OF_LATER], ids=["current incarnation", "a later incarnation"])
+def test_a_request_from_a_stranger_diverts_no_queue(stack: ExitStack, forged: CreditRequest, key: bytes) -> None:
+    """The first sent 114 activations to the stranger and froze the run; the second fenced all consumers for good."""
+    producer, consumer = worker(stack, 1, key=QUEUE_KEY), worker(stack, 2, key=QUEUE_KEY)
+    line = line_of(producer, consumer)
+    line.put(0, 1)
+    assert line.take_numbers(1) == [0]
+    stranger = stranger_at(stack, producer.endpoint)
+    with capture_logs() as logged:
+        for _ in range(20):
+            stranger.send(pack(forged, key))
+        wait_for(lambda: producer.pump(0.01) or logged or None)
+    assert logged[0]["event"] == "refused"
+    assert "from a process outside the run" in logged[0]["reason"]
+    line.put(*range(2, 40))
+    assert line.take_numbers(39) == list(range(1, 40))
+    assert not stranger.poll(0)
+
+
+def test_a_request_that_was_recorded_and_is_sent_again_diverts_no_queue(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[bytes] = []
+    monkeypatch.setattr(sockets, "pack", lambda *of: recorded.append(pack(*of)) or recorded[-1])
+    producer, consumer = worker(stack, 1, key=QUEUE_KEY), worker(stack, 2, key=QUEUE_KEY)
+    line = line_of(producer, consumer)
+    line.put(0, 1)
+    assert line.take_numbers(1) == [0]
+    stranger = stranger_at(stack, producer.endpoint)
+    requests_ = [frame for frame in recorded if run_named_or_none(frame)]
+    assert requests_
+    for frame in requests_:
+        stranger.send(frame)
+    asked = [unpack(frame, CreditRequest, QUEUE_KEY).ask for frame in requests_]
+    for _ in range(sum(asked)):  # what can be had is no secret
+        wait_for(lambda: producer.pump(0.01) or stranger.poll(0) or None)
+        header, *_ = stranger.recv_multipart()
+        assert header == b""
+    line.put(*range(2, 40))
+    assert line.take_numbers(39) == list(range(1, 40))
+    assert not stranger.poll(0)
+
+
+def test_a_forged_reply_is_damage(stack: ExitStack) -> None:
+    """One with a newer incarnation fenced the consumer."""
+    consumer = worker(stack, 2, key=QUEUE_KEY)
+    context = stack.enter_context(zmq.Context())
+    impostor = stack.enter_context(context.socket(zmq.ROUTER))
+    impostor.linger = 0
+    impostor.bind("tcp://127.0.0.1:*")
+    consumer.connect({KEY: impostor.get_string(zmq.LAST_ENDPOINT)})
+    wait_for(lambda: consumer.pump(0.01) or impostor.poll(0) or None)
+    peer, _ = impostor.recv_multipart()
+    fenced = RetentionReply(RUN, KEY.flow, KEY.stage, 2**53 - 1, 1, 0, 0)
+    for key in (b"", b"x" * 32):
+        impostor.send_multipart([peer, b"", pack(fenced, key)])
+        wait_for(lambda: consumer.pump(0.01) or impostor.poll(0) or None)
+        _, again = impostor.recv_multipart()
+        assert unpack(again, CreditRequest, QUEUE_KEY).resend
+    assert consumer.inbound(KEY).take(0) is None
+
+
+def run_named_or_none(frame: bytes) -> str | None:
+    try:
+        return run_named_in(frame)
+    except BadMessage:
+        return None
+
+
+def stranger_at(stack: ExitStack, endpoint: str) -> "zmq.Socket[bytes]":
+    context = stack.enter_context(zmq.Context())
+    stranger = stack.enter_context(context.socket(zmq.DEALER))
+    stranger.linger = 0
+    stranger.connect(endpoint)
+    return stranger
 
 
 def test_several_queues_share_one_connection(stack: ExitStack) -> None:
