@@ -11,6 +11,7 @@ from pathlib import Path
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan
 from stageline.workers.launch.launch import Launch, prepare_launch, run_launch
+from stageline.workers.launch.template import Template
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts
 from stageline.workers.runs.store import measured
@@ -31,7 +32,9 @@ def train(workload: Workload, sets: Sequence[str] = ()) -> Timing:
         sets = [*settings(workload, folder), *sets]
         launch = prepare_launch(read_plan(PLAN, sets=sets, environment=os.environ))
         peak = _Peak()
-        ended = run_launch(launch, [str(PLAN), *(argument for each in sets for argument in ("--set", each))], peak)
+        arguments = [str(PLAN), *(argument for each in sets for argument in ("--set", each))]
+        with Template() as template:
+            ended = run_launch(launch, arguments, peak, template)
         if ended.result is None or ended.result.loss is None:
             raise TrainerFailed(f"{workload}: {ended.reason}")
         return Timing(_ends(launch), ended.result.loss, peak.bytes)

@@ -287,11 +287,17 @@ class StopRun(_ControlMessage, frozen=True, tag="stop-run"):
 
 
 class Exited(_ControlMessage, frozen=True, tag="exited"):
-    """The process of worker `index` ended; `status` as `subprocess` gives it (negative: a signal killed it)."""
+    """The process of worker `index` ended; `status` as `subprocess` gives it (negative: a signal killed it).
+
+    `result` is the exit code that its command returned, None if it ended without returning one: then `status` says
+    nothing about the run. `detail` continues a sentence about such an end: "in forward (model.py, line 12)".
+    """
 
     index: Count
     pid: int
     status: int
+    result: int | None = None
+    detail: str = ""
 
 
 class Answer(_ControlMessage, frozen=True, tag="answer"):

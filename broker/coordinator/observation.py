@@ -8,7 +8,7 @@ from math import isfinite
 
 import msgspec
 
-from stageline.broker.control.protocol import Event, Report
+from stageline.broker.control.protocol import Event, Exited, Report
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.stores.base import Fact
@@ -25,7 +25,7 @@ class _ObservedMember(msgspec.Struct, frozen=True):
     last_seen: float
     last_progress: float
     activity_since: float
-    exited: tuple[float, int] | None
+    exited: tuple[float, Exited] | None
     report: Report | None
 
 

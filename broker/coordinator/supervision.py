@@ -14,7 +14,7 @@ from stageline.pipeline.errors import ExitCode
 
 from .records import RunRecords
 
-# Exit statuses of a process that would fail again if it were restarted, and those that are the run's exit code too.
+# Results of a process that would fail again if it were restarted, and those that are the run's exit code too.
 _DELIBERATE = frozenset({ExitCode.USAGE, ExitCode.REFUSED})
 _PASSED_ON = frozenset({ExitCode.USAGE, ExitCode.SAVED, ExitCode.REFUSED, ExitCode.INTERRUPTED})
 
@@ -28,10 +28,10 @@ class Supervision:
 
     def check(self, now: float) -> None:
         """Finds lost workers; the first loss that the run cannot survive ends it, once all have been recorded."""
-        found = [(self._lose(loss, now), loss.status) for loss in self._run.registry.losses(now)]
-        reason, status = next((fatal for fatal in found if fatal[0]), ("", None))
+        found = [(self._lose(loss, now), loss.result) for loss in self._run.registry.losses(now)]
+        reason, result = next((fatal for fatal in found if fatal[0]), ("", None))
         if reason:
-            self._run.fail(reason, _code(status))
+            self._run.fail(reason, _code(result))
         else:
             self._check_standstill(now)
 
@@ -69,7 +69,7 @@ class Supervision:
             if over:
                 member.status = MemberStatus.LEFT
             elif member.reachable:
-                member.exited = now, exited.status
+                member.exited = now, exited
 
     def diagnose(self, now: float, worker: int | None = None) -> Diagnosis:
         """Why the run waits, or why `worker` does."""
@@ -91,23 +91,20 @@ class Supervision:
     def _lose(self, loss: WorkerLoss, now: float) -> str:
         """Why the run cannot survive the loss; "" if it can, and then the worker's place is empty.
 
-        Before the run starts, a lost worker with unknown exit status only frees its place.
+        Before the run starts, a lost worker of which no exit is known only frees its place.
         """
         member = loss.member
-        if not self._run.registry.begun and loss.status is None:
+        if not self._run.registry.begun and not loss.exited:
             self._run.registry.free(member)
             self._run.events.infos.append(f"{member.label} is free again: {member.process} {loss.why}")
             return ""
         why = failure_report(loss, self._run.ledger, now)
-        if not self._may_replace(member.index, loss.status):
+        if not self._may_replace(member.index, loss.result):
             found = self.diagnose(now)
             if found.chain.edges and not found.chain.harmless:
                 why += f". {found.text[0].upper()}{found.text[1:]}"
-            if times := self._run.replacements.in_a_row[member.index]:
-                most, step = self._run.config.restarts, self._run.checkpoints.complete
-                why += f". It was replaced {times} times since checkpoint {step} (recovery.restarts is {most})"
             member.status = MemberStatus.LOST
-            return why
+            return why + self._times_replaced(member.index)
         self._run.registry.free(member)
         self._run.replacements.count(member.index)
         self._run.replacements.pending[member.index] = Replacement(member.index, now, why, member.pid, now)
@@ -120,18 +117,33 @@ class Supervision:
         """A process ended that was to take an empty place; unless it is the one whose loss has emptied it."""
         pending = self._run.replacements.pending.get(exited.index)
         if pending is not None and pending.pid == exited.pid:
+            self._note_end_of_lost(pending, exited)
             return
-        what = f"{self._label(exited.index)} {describe_exit(exited.status)} before it joined; see its own output"
-        if self._may_replace(exited.index, exited.status):
+        comma = "," if exited.detail else ""
+        what = f"{self._label(exited.index)} {describe_exit(exited)}{comma} before it joined; see its own output"
+        if self._may_replace(exited.index, exited.result):
             self._run.replacements.count(exited.index)
             self._run.save()
             self._run.events.infos.append(what)
         else:
-            self._run.fail(what, _code(exited.status))
+            self._run.fail(f"{what}{self._times_replaced(exited.index)}", _code(exited.result))
 
-    def _may_replace(self, index: int, status: int | None) -> bool:
+    def _note_end_of_lost(self, pending: Replacement, exited: Exited) -> None:
+        """What the process of a worker that was lost before has told at its end."""
+        if exited.detail and exited.detail not in pending.why:
+            pending.why += f". It was {exited.detail}"
+            self._run.events.infos.append(f"{self._label(pending.index)}, which was lost, was {exited.detail}")
+
+    def _may_replace(self, index: int, result: int | None) -> bool:
         in_a_row = self._run.replacements.in_a_row[index]
-        return status not in _DELIBERATE and in_a_row < self._run.config.restarts
+        return result not in _DELIBERATE and in_a_row < self._run.config.restarts
+
+    def _times_replaced(self, index: int) -> str:
+        times, most = self._run.replacements.in_a_row[index], self._run.config.restarts
+        since = self._run.checkpoints.complete
+        return (
+            f". It was replaced {times} times since checkpoint {since} (recovery.restarts is {most})" if times else ""
+        )
 
     def _check_standstill(self, now: float) -> None:
         """Ends the run if all workers wait for each other: nothing will change that."""
@@ -149,5 +161,5 @@ class Supervision:
         return worker_label(index, self._run.config.schedule.placement[index])
 
 
-def _code(status: int | None) -> int:
-    return status if status in _PASSED_ON else ExitCode.FAILED
+def _code(result: int | None) -> int:
+    return result if result in _PASSED_ON else ExitCode.FAILED

@@ -216,8 +216,8 @@ def _verdict(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
 def failure_report(loss: WorkerLoss, ledger: Ledger, now: float) -> str:
     """Of a worker that was found to be lost at `now` (seconds since the epoch), without a full stop."""
     member = loss.member
-    end = member.exited[0] if member.exited else now
-    hint = _OUT_OF_MEMORY if loss.status == -signal.SIGKILL else ""
+    end, exit = member.exited or (now, None)
+    hint = _OUT_OF_MEMORY if exit is not None and (exit.status, exit.detail) == (-signal.SIGKILL, "") else ""
     return f"{member.label}, {member.process}, {loss.why}{hint}. It {_held(member, ledger.held(member.stages), end)}"
 
 

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from stageline.broker.control.protocol import Exited
+
 from .member import Member, MemberStatus
 
 EXIT_GRACE = 0.5  # seconds that a process's last messages may arrive after the news of its exit
@@ -27,17 +29,21 @@ class Leases:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoss:
-    """A worker was lost: `why` continues a sentence about it; `status` is its process's exit status, if known."""
+    """A worker was lost: `why` continues a sentence about it. `exited`: its process has ended; `result`: the exit code
+    that its command returned, if it did."""
 
     member: Member
     why: str
-    status: int | None = None
+    exited: bool = False
+    result: int | None = None
 
 
 def loss_of(member: Member, leases: Leases, now: float) -> WorkerLoss | None:
     """The reason why `member` counts as lost at `now` (seconds); None if it does not."""
-    if member.exited is not None and now - member.exited[0] >= (EXIT_GRACE if member.exited[1] >= 0 else KILL_GRACE):
-        return WorkerLoss(member, describe_exit(member.exited[1]), member.exited[1])
+    if member.exited is not None:
+        when, end = member.exited
+        if now - when >= (EXIT_GRACE if end.status >= 0 else KILL_GRACE):
+            return WorkerLoss(member, describe_exit(end), exited=True, result=end.result)
     silence, stalled = now - member.last_seen, now - member.last_progress
     if member.superseded and silence >= SUPERSEDED_AFTER:
         return WorkerLoss(member, f"was restarted, and the old process was silent for {silence:.1f} s")
@@ -63,10 +69,16 @@ def silence_limit(member: Member, leases: Leases) -> tuple[str, float]:
     return "recovery.lease", leases.silence
 
 
-def describe_exit(status: int) -> str:
-    """How a process ended, from its status as `subprocess` gives it."""
+def describe_exit(end: Exited) -> str:
+    """How a process ended, continuing a sentence about it. A status that its command did not return can be anything:
+    the user's code may have chosen it."""
+    how = _described(end.status) if end.result is None else f"exited with status {end.result}"
+    return f"{how}, {end.detail}" if end.detail else how
+
+
+def _described(status: int) -> str:
     if status >= 0:
-        return f"exited with status {status}"
+        return f"ended without a result (status {status})"
     try:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:

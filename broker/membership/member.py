@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stageline.broker.control.protocol import Report
+from stageline.broker.control.protocol import Exited, Report
 from stageline.pipeline.digest import TensorDigest
 
 
@@ -43,7 +43,7 @@ class Member:
     last_progress: float = 0.0  # when it last completed an action, or had none to compute
     activity_since: float = 0.0  # when its present activity was first reported
     digests: Mapping[str, TensorDigest] | None = None  # of its stages' weights, once it has finished
-    exited: tuple[float, int] | None = None  # when its process ended, and with which status
+    exited: tuple[float, Exited] | None = None  # when its process ended, and how
 
     @property
     def label(self) -> str:

@@ -1,7 +1,6 @@
 """The broker is killed and its records are deleted: the workers go on, and the run ends as if nothing had been."""
 
 import json
-import os
 from pathlib import Path
 from time import sleep
 
@@ -20,7 +19,7 @@ RUN = "lost"
 def test_workers_go_on_under_a_broker_that_has_lost_its_records(workspace: Workspace, tmp_path: Path):
     undisturbed = json.loads(workspace.command("train", ".", "--json", *SETS).stdout.splitlines()[-1])
     url = f"tcp://127.0.0.1:{free_port()}"
-    broker = ("broker", ".", "--bind", url, "--run", RUN, "--parent", str(os.getpid()), *SETS)
+    broker = ("broker", ".", "--bind", url, "--run", RUN, "--lifeline", "2", *SETS)  # stderr, which this process reads
     folder = tmp_path / "runs" / RUN
     first = workspace.start(*broker)
     until(first.stderr, "broker at")

@@ -1,7 +1,6 @@
 """An interrupted run saves its step and exits 75; the same command with --resume ends as if nothing had been."""
 
 import json
-import os
 import shlex
 import signal
 from contextlib import closing
@@ -115,7 +114,7 @@ def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(workspac
     (damaged / "weights.safetensors").write_bytes(b"")
     both = set.intersection(*({path.name for path in snapshot(k, 0).parent.glob("step-*")} for k in (0, 1)))
     other = max(int(name.removeprefix("step-")) for name in both - {damaged.name})  # newer, if it was not recorded
-    after = start("--resume", "--parent", str(os.getpid()))
+    after = start("--resume", "--lifeline", "2")  # stderr, which this process reads
     errors = [process.communicate()[1] for process in after]
     assert [process.returncode for process in after] == [0, 0, 0], errors
     assert f"{damaged} cannot be used: weights.safetensors has 0 bytes" in errors[0]

@@ -169,10 +169,12 @@ class World:
         self.environment.network.cut_all(worker)
         if worker.queues is not None:
             self.environment.unbind(worker.name.endpoint, worker.queues)
-        clock, index = self.environment.clock, worker.name.claim
+        clock, index, result = self.environment.clock, worker.name.claim, status if status >= 0 else None
         clock.after(self.environment.soon(RESTART), partial(self._start_worker, index, worker.name.host))
         if index is not None and not self.scenario.contained:
-            clock.after(self.environment.soon(TELL), partial(self._tell, Exited(index, worker.name.pid, status)))
+            clock.after(
+                self.environment.soon(TELL), partial(self._tell, Exited(index, worker.name.pid, status, result))
+            )
 
     def _tell(self, exited: Exited) -> None:
         if self.environment.rng.random() < UNHEARD or not self.broker.alive:

@@ -15,9 +15,14 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from stageline.workers.control.lifeline import LifelineOwner
+from stageline.workers.disk.owned_folder import OwnedFolder
+from stageline.workers.launch.forking import CommandToRun, parse_report
 from support import action_log
 from support.fork_server import become_subreaper
 
@@ -27,31 +32,74 @@ FILES = 3  # that come with a request: where the answer goes, and stdout and std
 
 
 class ForkedChild:
-    """A process that a supervisor forks: what `children.Process` asks of it. `prepare` is called in it first."""
+    """A `SpawnedProcess` that a supervisor forks. `prepare` is called in it first."""
 
     def __init__(self, arguments: Sequence[str], log: TextIO, prepare: Callable[[], None] = lambda: None) -> None:
         self.returncode: int | None = None
+        self.result: int | None = None
+        self._report, report = os.pipe()
         self.pid = os.fork()
         if not self.pid:
             prepare()
-            _run_command(arguments, log.fileno(), log.fileno())
+            _run_command(arguments, log.fileno(), log.fileno(), report)
+        os.close(report)
 
     def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
+        return self._reap(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int:
+        assert timeout is None
+        code = self._reap(0)
+        assert code is not None
+        return code
 
     def send_signal(self, sig: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, sig)
 
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _reap(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        if self.returncode is not None and self._report >= 0:
+            with open(self._report, "rb") as report:
+                os.set_blocking(self._report, False)
+                self.result = parse_report(report.read() or b"")[1]
+            self._report = -1
+        return self.returncode
+
+
+class ForkingTemplate(AbstractContextManager["ForkingTemplate"]):
+    """What `Template` is to `train`, for one that is itself a fork: it forks its processes from itself."""
+
+    def __init__(self) -> None:
+        self._folder = OwnedFolder()
+        self._lifeline = LifelineOwner()
+        self.sockets = self._folder.path
+
+    def __exit__(self, *_: object) -> None:
+        self._lifeline.close()
+        self._folder.__exit__()
+
+    def __call__(self, arguments: Sequence[str], log: TextIO) -> ForkedChild:
+        return ForkedChild(self.complete(arguments), log)
+
+    def warm(self) -> None:
+        pass
+
+    def complete(self, arguments: Sequence[str]) -> list[str]:
+        return [*arguments, "--lifeline", str(self._lifeline.end)]
+
 
 class TrialProcesses:
     """Forks the processes of a trial; each of `kills` is carried out in one generation of a process."""
 
-    def __init__(self, folder: Path, kills: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, folder: Path, kills: Sequence[tuple[str, int]], template: ForkingTemplate) -> None:
         self.pending = list(kills)
+        self._template = template
         self._folder = folder
         self._generations: Counter[str] = Counter()
 
@@ -59,7 +107,8 @@ class TrialProcesses:
         name = f"worker-{arguments[arguments.index('--index') + 1]}" if "--index" in arguments else arguments[0]
         generation, kill_after = self._generations[name], self._next_kill(name)
         self._generations[name] += 1
-        return ForkedChild(arguments, log, lambda: _record_and_kill(self._folder, name, generation, kill_after))
+        record = partial(_record_and_kill, self._folder, name, generation, kill_after)
+        return ForkedChild(self._template.complete(arguments), log, record)
 
     def _next_kill(self, name: str) -> int:
         """After how many actions this generation of the process is killed; 0: it is not."""
@@ -81,8 +130,9 @@ def _record_and_kill(folder: Path, name: str, generation: int, kill_after: int) 
     write = action_log.record(folder, name, generation, count)
 
 
-def _run_command(arguments: Sequence[str], stdout: int, stderr: int) -> None:
-    """The rest of a forked process: never returns, since the frames below belong to its parent."""
+def _run_command(arguments: Sequence[str], stdout: int, stderr: int, report: int | None = None) -> None:
+    """The rest of a forked process: never returns, since the frames below belong to its parent. The result of the
+    command goes to `report`."""
     code = 1
     try:
         os.setsid()
@@ -94,6 +144,8 @@ def _run_command(arguments: Sequence[str], stdout: int, stderr: int) -> None:
             for target, source in enumerate((nothing.fileno(), stdout, stderr)):
                 os.dup2(source, target)
         code = _exit_code_of(arguments)
+        if report is not None:
+            CommandToRun([*arguments], report, os.getpid()).finish(code)
     except BaseException:  # noqa: BLE001  # the process must end here, and show why
         traceback.print_exc()
     finally:
@@ -116,7 +168,7 @@ def _exit_code_of(arguments: Sequence[str]) -> int:
 
 def _become_command(request: dict[str, Any], answer: TextIO, stdout: int, stderr: int) -> None:
     """Forks the command and returns: once this process has exited, the command is a child of the test's process."""
-    from stageline.workers.launch import children
+    from stageline.workers.launch import template
 
     pid = os.fork()
     if pid:
@@ -128,7 +180,7 @@ def _become_command(request: dict[str, Any], answer: TextIO, stdout: int, stderr
     tempfile.tempdir = None  # looked up again in the new environment: torch has made tempfile keep the old one
     os.chdir(request["folder"])
     tempfile.tempdir = None  # TMPDIR decides again
-    children.spawn = ForkedChild
+    template.Template = ForkingTemplate  # type: ignore[misc, assignment]
     _run_command(request["arguments"], stdout, stderr)
 
 
@@ -167,12 +219,23 @@ def _trial(request: dict[str, Any]) -> dict[str, Any]:
     tempfile.tempdir = request["temporary"]
     folder, sets = Path(request["folder"]), request["sets"]
     folder.mkdir(parents=True, exist_ok=True)
-    processes = TrialProcesses(folder, [(name, after) for name, after in request["kills"]])
     plan = prepare(read_plan(Path(request["plan"]), sets=sets, environment={})).plan
     arguments = [request["plan"], *(argument for each in sets for argument in ("--set", each))]
     recovers, resume, spares = plan.recovery.restarts > 0, request["resume"], request["spares"]
-    local = LocalRun(arguments, len(plan.workers), folder, recovers, processes.spawn, resume=resume, spares=spares)
-    outcome = supervise(local)
+    with ForkingTemplate() as template:
+        processes = TrialProcesses(folder, [(name, after) for name, after in request["kills"]], template)
+        local = LocalRun(
+            arguments,
+            len(plan.workers),
+            folder,
+            processes.spawn,
+            template.sockets,
+            plan.recovery.loading,
+            restarts=recovers,
+            resume=resume,
+            spares=spares,
+        )
+        outcome = supervise(local)
     pending = [name for name, _ in processes.pending]
     return {"code": outcome.code, "reason": outcome.reason, "facts": outcome.facts, "not killed": pending}
 

@@ -41,7 +41,9 @@ def reach(talk: Conversation, step: int, *, incarnations: tuple[int, int] = (1, 
 
 def kill(talk: Conversation, index: int, pid: int, status: int = -9) -> Sends:
     """The supervisor sees the process of worker `index` end, and its last words have had time."""
-    return talk.send(b"supervisor", Exited(index, pid, status)) + talk.after(EXIT_GRACE + 0.2)
+    return talk.send(b"supervisor", Exited(index, pid, status, status if status >= 0 else None)) + talk.after(
+        EXIT_GRACE + 0.2
+    )
 
 
 def replacement(index: int, pid: int, incarnation: int = 0, endpoint: str = "") -> Hello:

@@ -87,7 +87,9 @@ where = click.argument("where", type=click.Path(), required=False)
 broker = click.option(
     "--broker", callback=address(dials=True), metavar="URL", help="The broker's address. Default: found from WHERE."
 )
-parent = click.option("--parent", type=int, default=0, hidden=True, help="Exit when this process has ended.")
+lifeline = click.option(
+    "--lifeline", type=int, default=-1, hidden=True, help="Descriptor of a pipe; exit once its other end is closed."
+)
 
 
 def require_existence(where: str) -> None:

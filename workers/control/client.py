@@ -84,9 +84,10 @@ class Client(AbstractContextManager["Client"]):
         """The run is over, and no more queries will come: the broker may exit."""
         self._send(StopRun("the run is over", over=True))
 
-    def exited(self, index: int, pid: int, status: int) -> None:
-        """Reports that the process of a worker has exited, with `status` as `subprocess` gives it."""
-        self._send(Exited(index, pid, status))
+    def exited(self, index: int, pid: int, status: int, result: int | None, detail: str) -> None:
+        """Reports that the process of a worker has exited, with `status` as `subprocess` gives it; the other two are
+        described at `Exited`."""
+        self._send(Exited(index, pid, status, result, detail))
 
     def _send(self, message: ToBroker) -> None:
         """A message that is lost shows in `ask`, which gets no answer. What must be sealed waits for the secret, which

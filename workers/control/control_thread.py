@@ -38,6 +38,7 @@ from stageline.pipeline.plan.addresses import masked
 from stageline.workers.runtime.loop import Clock, WorkerLoop
 
 from .client import BrokerUnreachable
+from .lifeline import Lifeline
 from .sealer import Sealer
 from .session import BEAT, JOIN, Joining, Session, Stopped, WorkerIdentity
 
@@ -56,7 +57,7 @@ def start_thread(target: Callable[[], None]) -> threading.Thread:
 class ControlThread:
     """`join` first; then `start`, whose thread owns the channel to `url` and fills `commands`.
 
-    `parent`: a process without which this one exits (0: none).
+    `lifeline`: once it is cut, this process exits.
     `open_channel`, `clock`, `spawn` and `exit_process` are those of the process; a simulated one has its own.
     """
 
@@ -65,7 +66,7 @@ class ControlThread:
         url: str,
         identity: WorkerIdentity,
         *,
-        parent: int = 0,
+        lifeline: Lifeline | None = None,
         open_channel: Callable[[str], ClientChannel] = open_client,
         clock: Clock = time,
         spawn: Callable[[Callable[[], None]], threading.Thread] = start_thread,
@@ -73,7 +74,7 @@ class ControlThread:
     ) -> None:
         self.commands: deque[FromBroker | Stopped] = deque()
         self._wake: Callable[[], None] = lambda: None
-        self._parent = parent
+        self._lifeline = lifeline or Lifeline()
         self._identity = identity
         self._url = url
         self._channel = open_channel(url)
@@ -91,13 +92,13 @@ class ControlThread:
         """The broker's assignment; stands by for it as long as the broker says so.
 
         Raises `BrokerUnreachable` if no broker answers for `timeout` seconds, `Stopped` if it refuses, or ends the
-        run, if a run that is resumed lacks other workers for `workers_timeout` seconds, or if the parent process is
-        gone.
+        run, if a run that is resumed lacks other workers for `workers_timeout` seconds, or if the lifeline
+        is cut.
         """
         now = self._clock.monotonic
         joining, begun, deadline, reason = Joining(self._identity), now(), now() + timeout, ""
         while now() < deadline:
-            self._demand_parent()
+            self._demand_lifeline()
             self._send(joining.hello())
             for message in self._messages(min(deadline, now() + JOIN), lambda: joining.urgent):
                 assigned = joining.receive(message)
@@ -179,7 +180,7 @@ class ControlThread:
     def _exchange(self, session: Session) -> None:
         while not self._closing:
             now = self._clock.monotonic()
-            self._stop_without_parent()
+            self._stop_without_lifeline()
             if self._channel.renewed():
                 session.reconnected()
             for message in session.due(now):
@@ -189,16 +190,16 @@ class ControlThread:
         for message in session.unsent():
             self._send(message)
 
-    def _stop_without_parent(self) -> None:
+    def _stop_without_lifeline(self) -> None:
         try:
-            self._demand_parent()
+            self._demand_lifeline()
         except Stopped as stop:
-            self._parent = 0  # once is enough
+            self._lifeline = Lifeline()  # once is enough
             self.command(stop)
 
-    def _demand_parent(self) -> None:
-        if self._parent and os.getppid() != self._parent:
-            raise Stopped(f"the supervisor (pid {self._parent}) is gone", ExitCode.FAILED)
+    def _demand_lifeline(self) -> None:
+        if self._lifeline.cut:
+            raise Stopped("the process that started this worker is gone", ExitCode.FAILED)
 
     def _receive_until(self, deadline: float, session: Session) -> None:
         for message in self._messages(deadline, lambda: bool(self._outbox) or self._closing):

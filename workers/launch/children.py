@@ -1,56 +1,38 @@
 """The processes of a local run: started, restarted and ended.
 
 Each is in a session of its own, so that Ctrl-C reaches `train` alone. They exit by themselves if `train` is killed.
-A restarted worker is at work sooner in a process that has loaded torch before:
-
-train  ──starts──>  python -m stageline.workers.cli.prepared      once the run is running, and again after each use
-   └── the worker's arguments, as a line of JSON ──> its standard input; closed without a line: it is not needed
 """
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Self, TextIO
 
-import msgspec
+from stageline.workers.process import last_line
+from stageline.workers.process.last_line import CodeLine
+from stageline.workers.process.spawn import Spawn, SpawnedProcess
 
 EXIT_TIMEOUT = 2.5  # seconds for processes to exit by themselves, and again after SIGTERM, before SIGKILL
-
-
-Process = subprocess.Popen[bytes]
-Spawn = Callable[[Sequence[str], TextIO], Process]  # arguments of the command `stageline`, and the file for its output
-
-
-def spawn(arguments: Sequence[str], log: TextIO) -> Process:
-    """Starts a stageline command in a process and a session of its own."""
-    return subprocess.Popen(  # noqa: S603  # our own command, with arguments that our own command was given
-        [sys.executable, "-P", "-m", "stageline", *arguments],  # -P: no file in the user's folder shadows a library
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
     """What to run, and where. `plan` are the command-line arguments that name the plan (file and --set options).
 
-    `restarts`: lost workers are started again. `resume`: continue the stopped run in `folder`. `spares`: the number of
-    spare workers; with spares, a restarted worker becomes a spare.
+    `spawn` starts its processes; `sockets` is the folder for their sockets. `loading`: seconds that a worker may take
+    to load the model and the data. `restarts`: lost workers are started again. `resume`: continue the stopped run in
+    `folder`. `spares`: the number of spare workers; with spares, a restarted worker becomes a spare.
     """
 
     plan: Sequence[str]
     workers: int
     folder: Path
+    spawn: Spawn
+    sockets: Path
+    loading: float
     restarts: bool = False
-    spawn: Spawn = spawn
     resume: bool = False
     spares: int = 0
 
@@ -61,14 +43,13 @@ class Children:
     The context starts them on entry and ends them on exit; `kill_now` is asked whether they get no time to exit.
     """
 
-    def __init__(self, local: LocalRun, sockets: Path, kill_now: Callable[[], bool]) -> None:
-        self.url = f"ipc://{sockets}/broker"
+    def __init__(self, local: LocalRun, kill_now: Callable[[], bool]) -> None:
+        self.url = f"ipc://{local.sockets}/broker"
         self.local = local
-        self._sockets = sockets
         self._kill_now = kill_now
-        self._logs: list[TextIO] = []
-        self.broker: Process | None = None
-        self.workers: dict[str, Process] = {}
+        self._logs: dict[str, tuple[TextIO, int]] = {}  # by name, with where the present process's part begins
+        self.broker: SpawnedProcess | None = None
+        self.workers: dict[str, SpawnedProcess] = {}
         self.indexes: dict[str, int] = {}  # of each worker in the plan; a spare has none until the broker assigns it
         self._spares = 0  # started so far
 
@@ -84,8 +65,8 @@ class Children:
         """Ends the workers first, since they still report to the broker, then the broker."""
         _end(list(self.workers.values()), self._kill_now)
         _end([self.broker] if self.broker else [], self._kill_now)
-        for file in self._logs:
-            file.close()
+        for log in self._logs.values():
+            log[0].close()
 
     def start_broker(self, *, resume: bool, new: bool = False) -> None:
         """`new`: no broker has served the run before."""
@@ -103,10 +84,15 @@ class Children:
         return self._start_index(index)
 
     def last_log_line(self, name: str) -> str:
-        """The last line that a process has logged, or where its log is if that is empty."""
-        path = self.local.folder / f"{name}.log"
-        lines = path.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"nothing is in its log, {path}"
+        """The last line that a process has logged, or where its log is if it has logged nothing."""
+        log, start = self._logs[name]
+        lines = Path(log.name).read_bytes()[start:].decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"nothing is in its log, {log.name}"
+
+    def last_code_line(self, name: str) -> CodeLine | None:
+        """Where a process was when it crashed, called `os._exit`, or was last asked; None if it did not tell."""
+        log, start = self._logs[name]
+        return last_line.read(Path(log.name), start)
 
     def _start_index(self, index: int) -> str:
         name = f"worker-{index}"
@@ -118,17 +104,19 @@ class Children:
         return self._start_worker(f"spare-{self._spares}", "--spare")
 
     def _start_worker(self, name: str, *role: str) -> str:
-        options = ("--broker", self.url, "--name", name, "--sockets", str(self._sockets))
+        options = ("--broker", self.url, "--name", name, "--sockets", str(self.local.sockets))
         self.workers[name] = self._start(name, "worker", *self.local.plan, *role, *options)
         return name
 
-    def _start(self, name: str, *arguments: str) -> Process:
+    def _start(self, name: str, *arguments: str) -> SpawnedProcess:
+        if name in self._logs:
+            self._logs[name][0].close()
         log = (self.local.folder / f"{name}.log").open("a")
-        self._logs.append(log)
-        return self.local.spawn([*arguments, "--parent", str(os.getpid())], log)
+        self._logs[name] = log, log.tell()
+        return self.local.spawn(arguments, log)
 
 
-def _end(processes: Sequence[Process], kill_now: Callable[[], bool]) -> None:
+def _end(processes: Sequence[SpawnedProcess], kill_now: Callable[[], bool]) -> None:
     """Waits for `processes` to exit, then sends SIGTERM, then SIGKILL; does not wait when `kill_now()` is true."""
     for number in (None, signal.SIGTERM, signal.SIGKILL):
         left = [process for process in processes if process.poll() is None]
@@ -140,47 +128,3 @@ def _end(processes: Sequence[Process], kill_now: Callable[[], bool]) -> None:
             if kill_now() and number is not signal.SIGKILL:
                 break
             sleep(0.02)
-
-
-class Prefork(AbstractContextManager["Prefork"]):
-    """A `Spawn` that uses the prepared process for the next worker, if `fill` was called before."""
-
-    def __init__(self) -> None:
-        self._ready: Process | None = None
-
-    def __exit__(self, *_: object) -> None:
-        ready, self._ready = self._ready, None
-        if ready is not None:
-            ready.kill()  # it holds nothing
-            ready.communicate()
-
-    def __call__(self, arguments: Sequence[str], log: TextIO) -> Process:
-        if self._ready is None or arguments[0] != "worker":
-            return spawn(arguments, log)
-        ready, self._ready = self._ready, None  # even if it is still loading: it is ahead of one that has yet to start
-        order = msgspec.json.encode(PreparedCommand(os.path.abspath(log.name), list(arguments)))
-        try:
-            with ready.stdin or open(os.devnull, "wb") as line:
-                line.write(order)
-        except BrokenPipeError:  # it has ended
-            ready.wait()
-            return spawn(arguments, log)
-        return ready
-
-    def fill(self) -> None:
-        """Starts a process that will be ready in some seconds, unless there is one."""
-        if self._ready is None:
-            self._ready = subprocess.Popen(
-                [sys.executable, "-P", "-m", "stageline.workers.cli.prepared"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-
-class PreparedCommand(msgspec.Struct, frozen=True):
-    """What the process is to run: a command's arguments, and the file that its output is appended to."""
-
-    log: str
-    arguments: list[str]

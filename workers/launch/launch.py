@@ -18,11 +18,11 @@ from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_o
 from stageline.workers.runs.store import measured_timetable
 from stageline.workers.runtime.job import prepare
 
-from .children import LocalRun, Prefork
+from .children import LocalRun
 from .supervisor import supervise
+from .template import Template
 
 IN_MEMORY = "memory://"
-PREFORK_AFTER = 15.0  # seconds: in a shorter run, loading torch once more would only take time from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,13 @@ def prepare_launch(plan: Plan, resume: str | None = None, spares: int = 0, run: 
     return Launch(job.plan, job.schedule, name, folder, job.steps, expected.warnings, resume is not None, spares)
 
 
-def run_launch(launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None]) -> LaunchResult:
-    """Runs it to the end. `arguments` name the plan on the command lines of its processes; `on_status` is called with
-    every new status of the broker."""
+def run_launch(
+    launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None], template: Template
+) -> LaunchResult:
+    """Runs it to the end. `arguments` name the plan on the command lines of its processes, which `template` starts;
+    `on_status` is called with every new status of the broker."""
     started = monotonic()
-    outcome = _outcome(launch, arguments, on_status)
+    outcome = _outcome(launch, arguments, on_status, template)
     if outcome.code:
         return LaunchResult(outcome.code, outcome.reason)
     result = result_of(launch.run, launch.plan.schedule.microbatches, outcome.facts, monotonic() - started)
@@ -87,20 +89,27 @@ def run_launch(launch: Launch, arguments: Sequence[str], on_status: Callable[[Fa
     return LaunchResult(0, outcome.reason, result, timed)
 
 
-def _outcome(launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None]) -> LaunchOutcome:
-    plan, started = launch.plan, monotonic()
+def _outcome(
+    launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None], template: Template
+) -> LaunchOutcome:
+    plan = launch.plan
     if plan.queues.url == IN_MEMORY:
         with Signals(once=True) as signals:
             return run_memory(prepare(plan), launch.run, launch.folder, on_status, lambda: signals.count > 0)
 
     def record(facts: Facts) -> None:
-        running = facts.get("phase") == "running" and not facts.get("recovering")
-        # With spares, the process for a restarted worker is not urgent.
-        if plan.recovery.on and not launch.spares and running and monotonic() - started > PREFORK_AFTER:
-            prefork.fill()
+        template.warm()  # if it was killed, the next replacement does not wait for torch
         on_status(facts)
 
-    recovers, resumes = plan.recovery.on, launch.resumes
-    with Prefork() as prefork:
-        local = LocalRun(arguments, len(plan.workers), launch.folder, recovers, prefork, resumes, launch.spares)
-        return supervise(local, record)
+    local = LocalRun(
+        arguments,
+        len(plan.workers),
+        launch.folder,
+        template,
+        template.sockets,
+        plan.recovery.loading,
+        restarts=plan.recovery.on,
+        resume=launch.resumes,
+        spares=launch.spares,
+    )
+    return supervise(local, record)

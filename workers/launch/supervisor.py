@@ -3,22 +3,23 @@
     train ──starts──> broker, worker 0, worker 1, ...        each in a session of its own: Ctrl-C reaches train alone
       │ <── status ── broker
       ├── a worker exits: reported to the broker; the broker exits: it is restarted on its store
-      └── a lost worker hangs: it is killed, so that another can be started
+      └── a worker hangs, lost or still loading: it tells where it is and is killed, so that another can be started
 
-Nothing outlives `supervise`: it ends every process it started, and they exit by themselves if it is killed.
+A worker's exit is a loss unless the run is over, whatever its status; only a result that its command returned can be
+final. Nothing outlives `supervise`: it ends every process it started, and they exit by themselves if it is killed.
 """
 
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from time import monotonic, sleep
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.process import last_line
 from stageline.workers.process.signals import Signals
+from stageline.workers.process.spawn import SpawnedProcess
 from stageline.workers.runs.folder import read_control_secret
 from stageline.workers.runs.result import Facts, LaunchOutcome
 
@@ -28,13 +29,14 @@ POLL = 0.1  # seconds between two looks at the processes and at the broker's sta
 ANSWER_TIMEOUT = 0.5  # seconds for the broker to answer; the exit of a broker is not noticed meanwhile
 SAVE_TIMEOUT = 5.5  # seconds for the workers of an interrupted run to finish and save a step
 LOST_TIMEOUT = 1.0  # seconds for a lost worker to exit by itself, before it is killed
+TELL_TIMEOUT = 0.5  # seconds for a worker that hangs to tell where it is
 VERDICT_TIMEOUT = 3.0  # seconds for the broker to end the run after a worker's final exit
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is restarted, doubling each time
-MAX_BROKER_RESTARTS = 5
-_FINAL = frozenset(  # exit codes after which a worker is not restarted
-    {ExitCode.OK, ExitCode.USAGE, ExitCode.NO_BROKER, ExitCode.NO_WORKER, ExitCode.SAVED, ExitCode.REFUSED}
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is restarted again, doubling each time
+MAX_BROKER_RESTARTS = 5  # in a row
+STEADY = 20.0  # seconds after which a process counts as one that stays up
+_FINAL = frozenset(  # results after which a worker is not restarted
+    {ExitCode.USAGE, ExitCode.NO_BROKER, ExitCode.NO_WORKER, ExitCode.SAVED, ExitCode.REFUSED}
 )
-_NOT_STARTED = "before it joined"  # in the broker's reason, if only the worker's log has the cause
 
 
 def supervise(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts: None) -> LaunchOutcome:
@@ -45,8 +47,7 @@ def supervise(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts
     local.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())  # first: from here on there is something to clean up
-        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-")))
-        children = stack.enter_context(Children(local, sockets, lambda: signals.count > 1))
+        children = stack.enter_context(Children(local, lambda: signals.count > 1))
         client = stack.enter_context(Client(children.url, lambda: read_control_secret(local.folder)))
         supervisor = Supervisor(children, client)
         while (outcome := supervisor.poll(signals.count, on_status)) is None:
@@ -61,10 +62,14 @@ class Supervisor:
         self._children = children
         self._client = client
         self._facts: Facts = {}  # the broker's last status
+        self._started: dict[str, float] = {}  # by name: when a process was first seen
         self._exited: dict[str, float] = {}  # by name: when a worker's exit was noticed
-        self._restarts: Counter[str] = Counter()  # by name
-        self._lost: dict[int, float] = {}  # by pid: when the broker declared a worker lost
-        self._broker_restarts = 0
+        self._restarts: Counter[str] = Counter()  # by name: in a row
+        self._joined: set[int] = set()  # the pids that the broker knows
+        self._hanging: dict[int, float] = {}  # by pid: from when on a worker hangs that is to be killed
+        self._asked: set[int] = set()  # the pids of those that were asked where they are
+        self._killed: dict[int, str] = {}  # by pid: why a worker was killed, if the broker does not know
+        self._broker_restarts = 0  # in a row
         self._stopped: float | None = None  # when the run was asked to stop
 
     def poll(self, signals: int, on_status: Callable[[Facts], None]) -> LaunchOutcome | None:
@@ -73,8 +78,9 @@ class Supervisor:
         if facts:
             on_status(facts)
         if facts.get("phase") in ("finished", "failed") and not self._saving:
+            reason = self._reason(facts)
             self._client.dismiss()
-            return LaunchOutcome(int(facts.get("code") or 0), self._reason(str(facts.get("reason") or "")), facts)
+            return LaunchOutcome(int(facts.get("code") or 0), reason, facts)
         if signals > 1:
             return LaunchOutcome(ExitCode.INTERRUPTED, "interrupted twice: ended at once", self._facts)
         if signals and self._stopped is None:
@@ -88,15 +94,31 @@ class Supervisor:
         saves = stops and self._children.local.restarts
         return saves and any(process.poll() is None for process in self._children.workers.values())
 
-    def _reason(self, given: str) -> str:
-        """Why the run ended, as the broker gives it; with the last log lines of workers that failed before they could
-        report to it."""
-        if _NOT_STARTED not in given:
+    def _reason(self, facts: Facts) -> str:
+        """Why the run ended, as the broker gives it; with where workers hang that it lost, and with the last log lines
+        of workers that failed before they could report to it."""
+        given, workers = str(facts.get("reason") or ""), self._children.workers
+        if facts.get("phase") == "finished":
             return given
-        workers = self._children.workers
-        failed = sorted(name for name in self._exited if workers[name].returncode not in (0, None))
-        lines = (f"last log line of {name.replace('-', ' ')}: {self._children.last_log_line(name)}" for name in failed)
+        lost = {row.get("pid") for row in facts.get("workers", ()) if row.get("standing") == "lost"}
+        hang = {name: process for name, process in workers.items() if process.pid in lost and process.poll() is None}
+        unjoined = [name for name in sorted(self._exited) if workers[name].pid not in self._joined]
+        lines = [
+            *(f"{_label(name)} is {line}" for name, line in self._where(hang).items()),
+            *(f"last log line of {_label(name)}: {self._children.last_log_line(name)}" for name in unjoined),
+        ]
         return "\n".join([given, *lines])
+
+    def _where(self, hanging: dict[str, SpawnedProcess]) -> dict[str, str]:
+        """Where workers are that hang: "in forward (model.py, line 12)"."""
+        for process in hanging.values():
+            last_line.ask(process.pid)
+        deadline, found = monotonic() + TELL_TIMEOUT, dict[str, str]()
+        while len(found) < len(hanging) and monotonic() < deadline:
+            sleep(0.02)
+            lines = {name: self._children.last_code_line(name) for name in hanging}
+            found = {name: f"in {line}" for name, line in lines.items() if line is not None}
+        return found
 
     def _stop(self) -> None:
         self._stopped = monotonic()
@@ -116,32 +138,49 @@ class Supervisor:
             self._facts = self._client.ask("status", timeout=ANSWER_TIMEOUT if self._stopped is None else POLL)
         except BrokerUnreachable:
             return {} if self._stopped is None else self._facts
-        self._kill_lost()
+        self._note_joined()
+        if self._stopped is None:
+            self._note_hanging()
+            self._kill_hanging()
         return self._facts
 
     def _report_exits(self) -> None:
         assigned = {row.get("pid"): row["index"] for row in self._facts.get("workers", ())}  # spares among them
         for name, process in self._children.workers.items():
+            self._started.setdefault(name, monotonic())
             status = process.poll()
             if status is not None and name not in self._exited:
                 self._exited[name] = monotonic()
                 index = assigned.get(process.pid, self._children.indexes.get(name))
                 if index is not None:
-                    self._client.exited(index, process.pid, status)
+                    self._client.exited(index, process.pid, status, process.result, self._last_of(name, process))
+
+    def _last_of(self, name: str, process: SpawnedProcess) -> str:
+        """What is known of the end of a process that returned no result, continuing a sentence about it."""
+        line = self._children.last_code_line(name) if process.result is None else None
+        return ", ".join(part for part in (self._killed.get(process.pid, ""), f"in {line}" if line else "") if part)
 
     def _restart_workers(self) -> None:
         for name, when in list(self._exited.items()):
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** self._restarts[name])
-            if self._restartable(self._children.workers[name].returncode) and monotonic() - when >= pause:
-                del self._exited[name]
+            if when - self._started[name] >= STEADY:
+                self._restarts[name] = 0
+            process, restarts = self._children.workers[name], self._restarts[name]
+            if self._restartable(process) and monotonic() - when >= _pause(process, restarts):
+                del self._exited[name], self._started[name]
                 again = self._children.restart_worker(name, running=self._facts.get("phase") == "running")
                 self._restarts[again] = self._restarts.pop(name, 0) + 1
 
-    def _restartable(self, status: int | None) -> bool:
-        """Whether a worker that exited with `status` is restarted: not if that would only repeat itself."""
-        return self._children.local.restarts and status not in _FINAL
+    def _restartable(self, process: SpawnedProcess) -> bool:
+        """Whether a worker that has exited is restarted: not if that would only repeat itself. While the run lasts, a
+        broker that was not found comes back."""
+        final = process.result in _FINAL
+        if process.result == ExitCode.NO_BROKER:
+            final = self._facts.get("phase") != "running"
+        return self._children.local.restarts and not final
 
     def _restart_broker(self) -> None:
+        if monotonic() - self._started.pop("broker", monotonic()) >= STEADY:
+            self._broker_restarts = 0
         self._broker_restarts += 1
         if self._broker_restarts <= MAX_BROKER_RESTARTS:
             sleep(0.1 * self._broker_restarts)
@@ -149,29 +188,69 @@ class Supervisor:
             resume = self._children.local.resume and self._facts.get("phase") != "running"
             self._children.start_broker(resume=resume)
 
-    def _kill_lost(self) -> None:
+    def _note_joined(self) -> None:
+        self._started.setdefault("broker", monotonic())
+        rows = (*self._facts.get("workers", ()), *self._facts.get("spares", ()))
+        self._joined |= {row["pid"] for row in rows if row.get("pid")}
+
+    def _note_hanging(self) -> None:
         """A lost worker that hangs does not learn that it is lost. Its process must end before it is restarted."""
-        now = monotonic()
+        now, loading = monotonic(), self._children.local.loading
         for lost in self._facts.get("recovering", ()):
-            self._lost.setdefault(lost["pid"], now - lost["since"])
+            self._hanging.setdefault(lost["pid"], now - lost["since"])
+        for name, process in self._children.workers.items():
+            began = self._started.get(name, now)
+            if process.pid not in self._joined and now - began > loading and process.poll() is None:
+                self._hanging.setdefault(process.pid, now)
+                what = f"since it had not joined within {loading:g} s (recovery.loading)"
+                self._killed.setdefault(process.pid, what)
+
+    def _kill_hanging(self) -> None:
+        now = monotonic()
         for process in self._children.workers.values():
-            if now - self._lost.get(process.pid, now) > LOST_TIMEOUT and self._stopped is None:
+            since = now - self._hanging.get(process.pid, now)
+            if since > LOST_TIMEOUT - TELL_TIMEOUT and process.pid not in self._asked and process.poll() is None:
+                self._asked.add(process.pid)
+                last_line.ask(process.pid)
+            elif since > LOST_TIMEOUT:
                 process.send_signal(signal.SIGKILL)
 
     def _failure(self) -> LaunchOutcome | None:
         """The end of a run that the broker cannot end: it keeps exiting, or a worker exited before it joined."""
         if self._broker_restarts > MAX_BROKER_RESTARTS:
-            reason = f"the broker does not stay up: {self._children.last_log_line('broker')}"
-            return LaunchOutcome(ExitCode.FAILED, reason, self._facts)
+            return LaunchOutcome(ExitCode.FAILED, self._broker_failure(), self._facts)
         for name, when in self._exited.items():
-            status = self._children.workers[name].returncode
-            if status and not self._restartable(status) and monotonic() - when > VERDICT_TIMEOUT:
-                return self._worker_failure(name, status)
+            process = self._children.workers[name]
+            if not self._restartable(process) and monotonic() - when > VERDICT_TIMEOUT:
+                return self._worker_failure(name, process)
         return None
 
-    def _worker_failure(self, name: str, status: int) -> LaunchOutcome:
-        reason = f"{name.replace('-', ' ')} has exited: {self._children.last_log_line(name)}"
-        if status == ExitCode.NO_BROKER:  # the broker was started here, so the cause is in its log
+    def _broker_failure(self) -> str:
+        """With its own reason first."""
+        broker, line = self._children.broker, self._children.last_log_line("broker").removeprefix("stageline: ")
+        if broker is not None and broker.result is None:
+            line = f"the broker ended without a result (status {broker.returncode}). Its last log line: {line}"
+        return f"{line}. The broker has ended {self._broker_restarts} times in a row, so it is not started again"
+
+    def _worker_failure(self, name: str, process: SpawnedProcess) -> LaunchOutcome:
+        reason = f"{_label(name)} has exited: {self._children.last_log_line(name)}"
+        if process.result is None:
+            what = ", ".join(part for part in (f"status {process.returncode}", self._last_of(name, process)) if part)
+            reason = f"{_label(name)} ended without a result ({what}): {self._children.last_log_line(name)}"
+        if process.result == ExitCode.NO_BROKER:  # the broker was started here, so the cause is in its log
             reason += f"\nLast log line of the broker: {self._children.last_log_line('broker')}"
             return LaunchOutcome(ExitCode.FAILED, reason, self._facts)
-        return LaunchOutcome(status if status > 0 else ExitCode.FAILED, reason, self._facts)
+        return LaunchOutcome(process.result or ExitCode.FAILED, reason, self._facts)
+
+
+def _label(name: str) -> str:
+    """ "worker 1", "spare 2"."""
+    return name.replace("-", " ")
+
+
+def _pause(process: SpawnedProcess, restarts: int) -> float:
+    """Seconds before a worker is started again. One that is done has left because the run is over: the next status says
+    so."""
+    if process.result == ExitCode.OK:
+        return VERDICT_TIMEOUT
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (restarts - 1)) if restarts else 0.0

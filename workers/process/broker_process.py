@@ -3,11 +3,10 @@
 serve_channel   receives messages, lets the coordinator decide, sends what it returns
 """
 
-import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, time
 
@@ -27,6 +26,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Schedule, make_schedule
+from stageline.workers.control.lifeline import Lifeline
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import write_owner
@@ -51,12 +51,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """Where a broker serves which run. `parent`: a process without which it exits (0: none). `resume`: the run is
-    continued, however it was stopped. `new`: no broker has served it before."""
+    """Where a broker serves which run. `lifeline`: it exits once that is cut. `resume`: the run is continued, however
+    it was stopped. `new`: no broker has served it before."""
 
     url: str
     run: str
-    parent: int = 0
+    lifeline: Lifeline = field(default_factory=Lifeline)
     resume: bool = False
     new: bool = False
 
@@ -70,6 +70,7 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
     Raises `EndpointTaken`, `OtherRun`, `StoreUnusable`, `FolderUnusable`, and `PlanRefused` or `ModelRefused` for an
     unusable plan.
     """
+    place.lifeline.end_process_when_cut()
     plan, schedule = _scheduled(plan)
     folder = runs.make_folder(plan, place.run)
     signals = Signals()
@@ -81,18 +82,18 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         terms = RunConfig.of(plan, schedule)
         if place.resume and not store.load().facts:  # else they tell of which plan the run is
             runs.require_same_plan(plan, folder)
-        key = secrets.token_bytes(KEY_BYTES)
-        run = run_of(store, terms.plan, place.run, key, new=place.new, resume=place.resume, alone=bool(place.parent))
+        key, supervised = secrets.token_bytes(KEY_BYTES), place.lifeline.supervised
+        run = run_of(store, terms.plan, place.run, key, new=place.new, resume=place.resume, alone=supervised)
         # Not before: another plan's broker must leave this run's alone.
         write_json(folder / runs.PLAN, plan.as_mapping())
         core = wait.core = Coordinator(terms, store, run, time())
-        if not place.parent:
+        if not supervised:
             write_owner(folder, plan, "broker")
-        host = _Host(core, plan, folder, place.parent, signals)
+        host = _Host(core, plan, folder, place.lifeline, signals)
         runs.write_broker_url(folder, channel.endpoint, core.run.keys.of_control)
         try:
             on_bound(channel.endpoint)
-            linger = 1.0 if place.parent else LINGER
+            linger = 1.0 if supervised else LINGER
             serve_channel(core, channel, stop=host.should_exit, linger=linger, kept=wait.over)
             core.keep_observation(time())
             _clear_queues(core.run, plan.queues.url)
@@ -218,13 +219,13 @@ def _exit_code(run: str, outcome: RunOutcome | None) -> int:
 
 
 class _Host:
-    """The process around the coordinator: it obeys signals, watches its parent, and writes the run's files."""
+    """The process around the coordinator: it obeys signals, watches its lifeline, and writes the run's files."""
 
-    def __init__(self, core: Coordinator, plan: Plan, folder: Path, parent: int, signals: Signals) -> None:
+    def __init__(self, core: Coordinator, plan: Plan, folder: Path, lifeline: Lifeline, signals: Signals) -> None:
         self._core = core
         self._plan = plan
         self._folder = folder
-        self._parent = parent
+        self._lifeline = lifeline
         self._signals = signals
         self._started = self._observed = monotonic()
         self._over = core.run.outcome is not None
@@ -241,7 +242,7 @@ class _Host:
         if monotonic() - self._observed >= EVERY:
             self._observed = monotonic()
             self._core.keep_observation(time())
-        return self._signals.count > 1 or bool(self._parent and os.getppid() != self._parent)
+        return self._signals.count > 1 or self._lifeline.cut
 
     def _keep_result(self) -> None:
         for _, answer in self._core.handle(b"", Ask("status"), time()):

@@ -24,8 +24,14 @@ class SpawnedProcess(Protocol):
     def poll(self) -> int | None:
         """`returncode` as of now."""
 
+    def wait(self, timeout: float | None = None) -> int:
+        """`returncode` once it has ended; raises `subprocess.TimeoutExpired` after `timeout` seconds."""
+
     def send_signal(self, sig: int) -> None:
         """Does nothing to a process that has ended."""
+
+    def kill(self) -> None:
+        """With SIGKILL."""
 
 
 Spawn = Callable[[Sequence[str], TextIO], SpawnedProcess]

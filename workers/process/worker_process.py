@@ -9,7 +9,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,9 @@ from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
+from stageline.workers.control.lifeline import NONE, Lifeline
 from stageline.workers.control.session import Stopped, WorkerIdentity
+from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.replay.recorder import RecordWriter, record_failure
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.executor import ComputeFailed, Executor
@@ -61,9 +63,9 @@ class WorkerOptions:
     """How a worker process is to behave. Times in seconds.
 
     `claim`: the worker of the plan it wants to be (None: any). `broker_timeout`: how long it looks for the broker.
-    `workers_timeout`: how long it then waits for the other workers. `parent`: a process without which it exits (0:
-    none), so that a killed supervisor leaves nothing behind. `sockets`: the folder for its sockets (None: the system's
-    for temporary files), which its supervisor clears if it was killed. `spare`: it waits until another worker is lost.
+    `workers_timeout`: how long it then waits for the other workers. `lifeline`: a pipe at
+    whose end it exits, so that a killed supervisor leaves nothing behind (-1: none). `sockets`: the folder for its
+    sockets (None: one of its own), which is cleared if it was killed. `spare`: it waits until another worker is lost.
     """
 
     broker: str
@@ -71,7 +73,7 @@ class WorkerOptions:
     claim: int | None = None
     broker_timeout: float = 10.0
     workers_timeout: float = 600.0
-    parent: int = 0
+    lifeline: int = NONE
     sockets: str | None = None
     spare: bool = False
 
@@ -100,10 +102,12 @@ def _anchored(plan: Plan) -> Plan:
 
 
 def _run(plan: Plan, options: WorkerOptions) -> int:
+    lifeline = Lifeline(options.lifeline)
+    lifeline.end_process_when_cut()
     job = prepare(plan)
     if options.spare:
         warm_up(job.plan, options.claim)
-    control = ControlThread(options.broker, _identity(job.plan, options), parent=options.parent)
+    control = ControlThread(options.broker, _identity(job.plan, options), lifeline=lifeline)
     try:
         assigned = control.join(options.broker_timeout, workers_timeout=options.workers_timeout)
         if assigned.index >= len(job.plan.workers):
@@ -114,7 +118,9 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
         _exit_on_signals(control)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
-        with tempfile.TemporaryDirectory(prefix="stageline-", dir=options.sockets) as folder:
+        with ExitStack() as stack:
+            own = stack.enter_context(OwnedFolder()).path if options.sockets is None else options.sockets
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-", dir=own))
             _work(job, assigned, control, options, Path(folder))
     finally:
         control.close()

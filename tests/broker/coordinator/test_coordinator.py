@@ -142,7 +142,7 @@ def test_all_workers_have_left_after_goodbyes_and_exits(talk: Conversation):
     talk.send(b"train", StopRun("enough"))
     talk.send(name(0), Goodbye(1, "told to stop"))
     assert not talk.core.run.all_left
-    talk.send(b"train", Exited(1, 101, 130))
+    talk.send(b"train", Exited(1, 101, 130, 130))
     assert talk.core.run.all_left
 
 

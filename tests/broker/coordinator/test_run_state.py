@@ -105,7 +105,7 @@ def fail(talk: Conversation) -> None:
 
 def refuse_to_start(talk: Conversation) -> None:
     """A process that was to take an empty place ends, as it always would."""
-    talk.send(b"supervisor", Exited(1, 999, 78))
+    talk.send(b"supervisor", Exited(1, 999, 78, 78))
 
 
 def all_reconnect(talk: Conversation) -> None:

@@ -64,7 +64,7 @@ def test_a_checkpoint_that_workers_leave_behind_makes_the_outcome_better():
 
 def test_a_failure_is_not_made_better():
     talk = talk_at(7)
-    talk.send(name(1), Goodbye(2, "told")), talk.send(b"supervisor", Exited(1, 9, 78))
+    talk.send(name(1), Goodbye(2, "told")), talk.send(b"supervisor", Exited(1, 9, 78, 78))
     before = talk.core.run.outcome
     tell(talk, 8, snapshot=8)
     assert talk.core.run.outcome == before is not None

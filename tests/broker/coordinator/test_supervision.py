@@ -68,14 +68,43 @@ def test_a_newer_checkpoint_restarts_the_count(talk: Conversation):
 def test_processes_that_end_before_they_join_are_counted_too(talk: Conversation):
     kill(talk, 1, 101)
     assert stops(talk.send(b"supervisor", Exited(1, 101, -9))) == []  # told twice, died once
-    assert stops(talk.send(b"supervisor", Exited(1, 201, 1))) == []
-    (stop,) = stops(talk.send(b"supervisor", Exited(1, 202, 1)))
-    assert stop.reason == "worker 1 (stage 1) exited with status 1 before it joined; see its own output"
+    assert stops(talk.send(b"supervisor", Exited(1, 201, 1, 1))) == []
+    (stop,) = stops(talk.send(b"supervisor", Exited(1, 202, 1, 1)))
+    assert stop.reason == (
+        "worker 1 (stage 1) exited with status 1 before it joined; see its own output. "
+        "It was replaced 2 times since checkpoint 0 (recovery.restarts is 2)"
+    )
+
+
+@pytest.mark.parametrize("status", [0, 2, 3, 75, 78, 130])
+def test_a_status_that_the_users_code_has_chosen_is_a_loss_and_never_the_runs_code(talk: Conversation, status: int):
+    line = "in forward (model.py, line 3)"
+    found = []
+    for pid in (101, 201, 301):
+        if pid > 101:
+            talk.send(b"new", replacement(1, pid))
+        found += stops(talk.send(b"supervisor", Exited(1, pid, status, None, line)) + talk.after(1.0))
+    (stop,) = found
+    assert stop.code == 1
+    assert f"ended without a result (status {status}), {line}. It had sent no report" in stop.reason
+    assert stop.reason.endswith("It was replaced 2 times since checkpoint 0 (recovery.restarts is 2)")
+
+
+def test_a_worker_that_returns_success_while_steps_are_left_is_a_loss(talk: Conversation):
+    assert stops(talk.send(b"supervisor", Exited(1, 101, 0, 0)) + talk.after(1.0)) == []
+    assert talk.status()["restarts"] == 1
+
+
+def test_where_a_lost_worker_hung_is_kept_with_its_loss(talk: Conversation):
+    kill(talk, 1, 101)
+    talk.send(b"supervisor", Exited(1, 101, -9, None, "in forward (model.py, line 3)"))
+    (pending,) = talk.status()["recovering"]
+    assert pending["why"].endswith(". It was in forward (model.py, line 3)")
 
 
 def test_a_process_that_ends_before_it_joins_as_it_always_will_ends_the_run_at_once(talk: Conversation):
     kill(talk, 1, 101)
-    (stop,) = stops(talk.send(b"supervisor", Exited(1, 201, 78)))
+    (stop,) = stops(talk.send(b"supervisor", Exited(1, 201, 78, 78)))
     assert stop.code == 78
 
 
@@ -131,14 +160,14 @@ def test_a_killed_process_ends_the_run_naming_its_signal(final: Conversation):
 
 
 def test_the_last_message_of_a_process_explains_more_than_its_exit(final: Conversation):
-    final.send(b"supervisor", Exited(1, 101, 1))
+    final.send(b"supervisor", Exited(1, 101, 1, 1))
     sends = final.send(name(1), Failed(2, "the loss is not a scalar: it has shape (4,)", 78))
     assert sends == [(name(0), Stop("worker 1 (stage 1) failed: the loss is not a scalar: it has shape (4,)", 78))]
     assert final.after(1.0) == []
 
 
 def test_the_exit_of_a_former_process_is_no_news(final: Conversation):
-    final.send(b"supervisor", Exited(1, 55, 1))
+    final.send(b"supervisor", Exited(1, 55, 1, 1))
     assert final.after(1.0) == []
     assert final.core.run.phase is RunPhase.RUNNING
 
@@ -146,7 +175,7 @@ def test_the_exit_of_a_former_process_is_no_news(final: Conversation):
 def test_a_process_that_exits_before_it_joined_ends_the_run_with_its_code():
     talk = Conversation()
     talk.join(0)
-    sends = talk.send(b"supervisor", Exited(1, 101, 78))
+    sends = talk.send(b"supervisor", Exited(1, 101, 78, 78))
     words = "worker 1 (stage 1) exited with status 78 before it joined; see its own output"
     assert sends == [(name(0), Stop(words, 78))]
 

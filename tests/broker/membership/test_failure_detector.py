@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from stageline.broker.control.protocol import Stop
+from stageline.broker.control.protocol import Exited, Stop
 from stageline.broker.membership.failure_detector import EXIT_GRACE, Standstill, describe_exit
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.registry import Registry
@@ -64,18 +64,29 @@ def test_a_finished_worker_need_not_get_on(registry: Registry):
 
 def test_a_worker_whose_process_ended_is_lost_once_its_last_messages_had_time_to_arrive(registry: Registry):
     anna = introduced(registry, "anna")
-    anna.exited = (2.0, -9)
+    anna.exited = (2.0, Exited(0, 1, -9))
     assert registry.losses(2.0) == []
     (loss,) = registry.losses(2.0 + EXIT_GRACE)
-    assert (loss.why, loss.status) == ("was killed by SIGKILL", -9)
+    assert (loss.why, loss.exited, loss.result) == ("was killed by SIGKILL", True, None)
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
-    [(0, "exited with status 0"), (78, "exited with status 78"), (-11, "was killed by SIGSEGV"), (-77, "by signal 77")],
+    ("status", "result", "words"),
+    [
+        (0, 0, "exited with status 0"),
+        (78, 78, "exited with status 78"),
+        (78, None, r"ended without a result \(status 78\)"),
+        (0, None, r"ended without a result \(status 0\)"),
+        (-11, None, "was killed by SIGSEGV"),
+        (-77, None, "by signal 77"),
+    ],
 )
-def test_an_exit_status_is_described(status: int, words: str):
-    assert re.search(f"{words}$", describe_exit(status))
+def test_an_end_is_described_and_only_a_result_counts_as_the_commands_status(
+    status: int, result: int | None, words: str
+):
+    assert re.search(f"{words}$", describe_exit(Exited(0, 1, status, result)))
+    line = "in forward (model.py, line 3)"
+    assert describe_exit(Exited(0, 1, -11, None, line)) == f"was killed by SIGSEGV, {line}"
 
 
 def test_all_leases_restart_when_the_broker_was_away(registry: Registry):

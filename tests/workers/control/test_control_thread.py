@@ -1,6 +1,5 @@
 """A worker's connection to a broker, over real sockets."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -24,6 +23,7 @@ from stageline.broker.control.protocol import (
 )
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
+from stageline.workers.control.lifeline import Lifeline, LifelineOwner
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.runtime.progress import Progress
 from support.control_channels import PATIENCE, received
@@ -64,9 +64,9 @@ def start(broker: BrokerEnd) -> Iterator[Callable[..., tuple[ControlThread, Simp
     """Starts the thread of a worker that has its place; its loop, and what ends the loop's waiting."""
     opened: list[ControlThread] = []
 
-    def started(parent: int = 0) -> tuple[ControlThread, SimpleNamespace, Event]:
+    def started(lifeline: Lifeline | None = None) -> tuple[ControlThread, SimpleNamespace, Event]:
         loop, rung = SimpleNamespace(progress=Progress(), attention=False), Event()
-        opened.append(ControlThread(broker.server.endpoint, IDENTITY, parent=parent))
+        opened.append(ControlThread(broker.server.endpoint, IDENTITY, lifeline=lifeline))
         opened[-1].start(PLACE, "ipc://0", loop, steps=10, ring=rung.set)
         return opened[-1], loop, rung
 
@@ -108,18 +108,25 @@ def test_what_the_compute_loop_sends_goes_out_with_its_reports(broker: BrokerEnd
     assert broker.until(Goodbye) == Goodbye(7, "interrupted")
 
 
-def test_a_worker_whose_parent_is_gone_stops(broker: BrokerEnd, start) -> None:
-    another = os.getppid() + 1
-    control, loop, rung = start(parent=another)
+@pytest.fixture
+def cut() -> Iterator[Lifeline]:
+    """A lifeline whose other end is closed."""
+    with closing(LifelineOwner()) as owner:
+        lifeline = Lifeline(owner.end)
+        owner.leave_to_parent()
+        yield lifeline
+
+
+def test_a_worker_whose_lifeline_is_cut_stops(broker: BrokerEnd, start, cut: Lifeline) -> None:
+    control, loop, rung = start(lifeline=cut)
     assert rung.wait(PATIENCE)
     assert loop.attention
     assert [type(command) for command in control.commands] == [Stopped]
 
 
-def test_a_worker_whose_parent_is_gone_asks_for_no_place(broker: BrokerEnd) -> None:
-    another = os.getppid() + 1
-    control = ControlThread(broker.server.endpoint, IDENTITY, parent=another)
-    with closing(control), pytest.raises(Stopped, match=rf"the supervisor \(pid {another}\) is gone"):
+def test_a_worker_whose_lifeline_is_cut_asks_for_no_place(broker: BrokerEnd, cut: Lifeline) -> None:
+    control = ControlThread(broker.server.endpoint, IDENTITY, lifeline=cut)
+    with closing(control), pytest.raises(Stopped, match="the process that started this worker is gone"):
         control.join(PATIENCE)
 
 

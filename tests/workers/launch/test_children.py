@@ -1,20 +1,21 @@
-"""The processes of a local run: records of what they were asked to do stand for all but the prepared one."""
+"""The processes of a local run: records of what they were asked to do stand for them."""
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
 from stageline.workers.launch import children as module
-from stageline.workers.launch.children import Children, LocalRun, Prefork
+from stageline.workers.launch.children import Children, LocalRun
 
 
 class FakeProcess:
     """Ends at the signal that it is given; without one, never."""
 
     def __init__(self, arguments: list[str], log: TextIO, ends_at: int) -> None:
-        self.arguments, self.pid, self.returncode = arguments, 1, None
+        self.arguments, self.pid, self.returncode, self.result = arguments, 1, None, None
         self.signals: list[int] = []
         self._ends_at = ends_at
         print(f"started as {arguments[0]}", file=log, flush=True)
@@ -29,10 +30,11 @@ class FakeProcess:
 
 
 def children(folder: Path, spares: int = 0, ends_at: int = signal.SIGTERM) -> Children:
-    local = LocalRun(
-        ["plan.toml"], 2, folder, spawn=lambda arguments, log: FakeProcess(list(arguments), log, ends_at), spares=spares
-    )
-    return Children(local, folder, kill_now=lambda: True)
+    def spawn(arguments: Sequence[str], log: TextIO) -> FakeProcess:
+        return FakeProcess(list(arguments), log, ends_at)
+
+    local = LocalRun(["plan.toml"], 2, folder, spawn, folder, 60.0, spares=spares)
+    return Children(local, kill_now=lambda: True)
 
 
 def test_the_broker_every_worker_and_the_spares_are_started(tmp_path):
@@ -78,18 +80,11 @@ def test_the_last_log_line_says_what_went_wrong_or_where_the_log_is(tmp_path):
         assert started.last_log_line("worker-0") == f"nothing is in its log, {tmp_path}/worker-0.log"
 
 
-def test_the_prepared_process_becomes_the_worker_that_is_started_next(tmp_path):
-    with Prefork() as prefork, (tmp_path / "log").open("a") as log:
-        prefork.fill()
-        used = prefork(["worker", "--help"], log)
-        assert used.wait(60) == 0
-        assert "stageline.workers.cli.prepared" in used.args
-        prefork.fill()
-        killed = prefork._ready
-        killed.kill(), killed.wait()
-        other = prefork(["worker", "--help"], log)
-        assert other.wait(60) == 0
-        prefork.fill()
-        unused = prefork._ready
-    assert unused.returncode == -signal.SIGKILL
-    assert (tmp_path / "log").read_text().count("Usage: stageline worker") == 2
+def test_only_what_the_present_process_has_logged_is_read(tmp_path):
+    with children(tmp_path) as started:
+        with (tmp_path / "worker-1.log").open("a") as log:
+            log.write("stageline: os._exit(0) was called in forward (/u/model.py, line 3)\n")
+        assert str(started.last_code_line("worker-1")) == "forward (model.py, line 3)"
+        started.restart_worker("worker-1", running=True)
+        assert started.last_code_line("worker-1") is None
+        assert started.last_log_line("worker-1") == "started as worker"

@@ -4,6 +4,7 @@ import pytest
 
 from stageline.pipeline.plan import PlanRefused, read_plan
 from stageline.workers.launch.launch import prepare_launch, run_launch
+from stageline.workers.launch.template import Template
 from stageline.workers.runs import folder as runs
 from support.workspace import Workspace
 
@@ -31,7 +32,8 @@ def test_a_plan_that_cannot_work_leaves_no_folder(workspace: Workspace) -> None:
 
 def test_a_finished_run_keeps_its_result(workspace: Workspace) -> None:
     launch = prepare_launch(read_plan(workspace.folder, sets=[MEMORY]))
-    ended = run_launch(launch, [], lambda facts: None)
+    with Template() as template:
+        ended = run_launch(launch, [], lambda facts: None, template)
     assert (ended.code, ended.timed) == (0, ())
     assert ended.result is not None
     assert ended.result.weights_sha256 in (launch.folder / runs.RESULT).read_text()

@@ -8,21 +8,22 @@ import pytest
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.launch import supervisor as module
-from stageline.workers.launch.supervisor import MAX_BROKER_RESTARTS, Supervisor
+from stageline.workers.launch.supervisor import MAX_BROKER_RESTARTS, STEADY, VERDICT_TIMEOUT, Supervisor
 
 
 class FakeChildren:
     """Two workers and a broker, which end when `returncode` is set."""
 
     def __init__(self, restarts: bool) -> None:
-        self.local = SimpleNamespace(restarts=restarts, resume=False)
+        self.local = SimpleNamespace(restarts=restarts, resume=False, loading=60.0)
         self.indexes = {"worker-0": 0, "worker-1": 1}
         self.workers = {name: self.process(100 + index) for name, index in self.indexes.items()}
         self.broker = self.process(99)
         self.started: list[str] = []
+        self.lines: dict[str, str] = {}  # what each tells of where it is
 
     def process(self, pid: int) -> SimpleNamespace:
-        process = SimpleNamespace(pid=pid, returncode=None, signals=[])
+        process = SimpleNamespace(pid=pid, returncode=None, result=None, signals=[])
         process.poll = lambda: process.returncode
         process.send_signal = process.signals.append
         return process
@@ -35,8 +36,15 @@ class FakeChildren:
     def start_broker(self, *, resume: bool) -> None:
         self.started.append("broker")
 
+    def end(self, name: str, status: int, result: int | None = None) -> None:
+        process = self.broker if name == "broker" else self.workers[name]
+        process.returncode, process.result = status, result
+
     def last_log_line(self, name: str) -> str:
         return f"the log of {name}"
+
+    def last_code_line(self, name: str) -> str | None:
+        return self.lines.get(name)
 
 
 class FakeClient:
@@ -44,7 +52,7 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.status: dict[str, object] | None = {"phase": "running", "workers": []}
-        self.exits: list[tuple[int, int, int]] = []
+        self.exits: list[tuple[int, int, int, int | None, str]] = []
         self.stops: list[bool] = []
         self.dismissed = False
 
@@ -53,8 +61,8 @@ class FakeClient:
             raise BrokerUnreachable("no broker answered")
         return self.status
 
-    def exited(self, index: int, pid: int, status: int) -> None:
-        self.exits.append((index, pid, status))
+    def exited(self, index: int, pid: int, status: int, result: int | None, detail: str) -> None:
+        self.exits.append((index, pid, status, result, detail))
 
     def stop_run(self, reason: str, *, at_step_end: bool = False) -> None:
         self.stops.append(at_step_end)
@@ -71,6 +79,8 @@ class Scene:
         self.supervisor = Supervisor(self.children, self.client)
         monkeypatch.setattr(module, "monotonic", lambda: self.now)
         monkeypatch.setattr(module, "sleep", lambda seconds: None)
+        self.asked: list[int] = []
+        monkeypatch.setattr(module.last_line, "ask", self.asked.append)
 
     def poll(self, after: float = 0.1, signals: int = 0):
         self.now += after
@@ -79,52 +89,148 @@ class Scene:
 
 def test_a_killed_worker_is_reported_once_and_restarted_later_each_time(monkeypatch):
     scene = Scene(monkeypatch)
-    for restart in range(3):
-        scene.children.workers["worker-1"].returncode = -signal.SIGKILL
+    scene.children.end("worker-1", -signal.SIGKILL)
+    assert scene.poll() is None
+    assert scene.children.started == ["worker-1"]
+    for restart in range(2):
+        scene.children.end("worker-1", -signal.SIGKILL)
         assert scene.poll(after=0.01) is None
-        assert len(scene.client.exits) == restart + 1
-        assert len(scene.children.started) == restart
-        scene.poll(after=0.051 * 2**restart)
         assert len(scene.children.started) == restart + 1
-    assert scene.client.exits == [(1, 101, -9), (1, 200, -9), (1, 200, -9)]
+        scene.poll(after=0.051 * 2**restart)
+        assert len(scene.children.started) == restart + 2
+    assert [exit[:3] for exit in scene.client.exits] == [(1, 101, -9), (1, 200, -9), (1, 200, -9)]
+
+
+def test_a_worker_that_ran_for_long_is_restarted_at_once_again(monkeypatch):
+    scene = Scene(monkeypatch)
+    for restart in range(5):
+        scene.poll()
+        scene.poll(after=STEADY + 1)
+        scene.children.end("worker-1", -signal.SIGKILL)
+        scene.poll()
+        assert len(scene.children.started) == restart + 1
+
+
+@pytest.mark.parametrize("status", [0, 3, 75, 78])
+def test_a_status_that_the_users_code_has_chosen_is_a_loss_like_any(status, monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.children.end("worker-1", status)
+    scene.children.lines["worker-1"] = "forward (model.py, line 3)"
+    assert scene.poll() is None
+    assert scene.client.exits == [(1, 101, status, None, "in forward (model.py, line 3)")]
+    assert scene.children.started == ["worker-1"]
+
+
+def test_without_restarts_no_exit_is_a_success(monkeypatch):
+    scene = Scene(monkeypatch, restarts=False)
+    scene.children.end("worker-1", 0)
+    scene.poll()
+    outcome = scene.poll(after=3.1)
+    assert outcome.code == ExitCode.FAILED
+    assert outcome.reason == "worker 1 ended without a result (status 0): the log of worker-1"
+
+
+def test_a_worker_that_returns_before_the_run_is_over_is_started_again_if_the_broker_does_not_end_it(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.children.end("worker-1", 0, ExitCode.OK)
+    scene.poll()
+    assert scene.children.started == []
+    scene.poll(after=VERDICT_TIMEOUT + 0.1)
+    assert scene.children.started == ["worker-1"]
 
 
 def test_a_worker_whose_plan_is_refused_is_not_restarted_and_ends_the_run(monkeypatch):
     scene = Scene(monkeypatch)
-    scene.children.workers["worker-0"].returncode = ExitCode.REFUSED
+    scene.children.end("worker-0", 78, ExitCode.REFUSED)
     assert scene.poll() is None
     outcome = scene.poll(after=3.1)
     assert (outcome.code, outcome.reason) == (78, "worker 0 has exited: the log of worker-0")
     assert scene.children.started == []
 
 
-def test_a_worker_that_finds_no_broker_is_explained_by_the_brokers_log(monkeypatch):
+def test_a_worker_that_finds_no_broker_before_the_run_is_explained_by_the_brokers_log(monkeypatch):
     scene = Scene(monkeypatch)
-    scene.children.workers["worker-0"].returncode = ExitCode.NO_BROKER
+    scene.client.status["phase"] = "waiting"
+    scene.children.end("worker-0", 3, ExitCode.NO_BROKER)
     scene.poll()
     outcome = scene.poll(after=3.1)
     assert outcome.code == ExitCode.FAILED
     assert outcome.reason.endswith("Last log line of the broker: the log of broker")
 
 
-def test_a_lost_worker_that_hangs_is_killed(monkeypatch):
+def test_a_replacement_that_finds_no_broker_while_the_run_lasts_is_started_again(monkeypatch):
     scene = Scene(monkeypatch)
-    scene.client.status["recovering"] = [{"pid": 101, "since": 0.5}]
     scene.poll()
-    assert scene.children.workers["worker-1"].signals == []
+    scene.children.end("worker-0", 3, ExitCode.NO_BROKER)
+    assert scene.poll() is None
+    assert scene.children.started == ["worker-0"]
+
+
+def test_a_lost_worker_that_hangs_is_asked_where_it_is_and_killed(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.client.status["recovering"] = [{"pid": 101, "since": 0.2}]
+    scene.poll()
+    assert (scene.asked, scene.children.workers["worker-1"].signals) == ([], [])
+    scene.poll(after=0.4)
+    assert (scene.asked, scene.children.workers["worker-1"].signals) == ([101], [])
     scene.poll(after=0.6)
     assert scene.children.workers["worker-1"].signals == [signal.SIGKILL]
-    assert scene.children.workers["worker-0"].signals == []
+    assert (scene.asked, scene.children.workers["worker-0"].signals) == ([101], [])
 
 
-def test_a_broker_that_keeps_exiting_ends_the_run(monkeypatch):
+def test_a_worker_that_hangs_while_loading_is_killed_and_its_loss_names_the_line(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.client.status["workers"] = [{"index": 0, "pid": 100}]
+    scene.poll()
+    scene.poll(after=60.1)
+    scene.poll(after=0.6)
+    assert scene.asked == [101]
+    scene.poll(after=0.6)
+    assert scene.children.workers["worker-1"].signals == [signal.SIGKILL]
+    scene.children.end("worker-1", -9)
+    scene.children.lines["worker-1"] = "build (model.py, line 3)"
+    scene.poll()
+    detail = "since it had not joined within 60 s (recovery.loading), in build (model.py, line 3)"
+    assert scene.client.exits == [(1, 101, -9, None, detail)]
+    assert scene.children.started == ["worker-1"]
+
+
+def test_the_reason_of_a_run_whose_worker_hangs_names_its_line(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.children.lines["worker-1"] = "forward (model.py, line 3)"
+    rows = [{"index": 0, "pid": 100, "standing": "present"}, {"index": 1, "pid": 101, "standing": "lost"}]
+    scene.client.status = {"phase": "failed", "code": 1, "reason": "worker 1 completed no action", "workers": rows}
+    assert scene.poll().reason == "worker 1 completed no action\nworker 1 is in forward (model.py, line 3)"
+    assert scene.asked == [101]
+
+
+def test_a_broker_that_keeps_exiting_ends_the_run_with_its_own_reason_first(monkeypatch):
     scene = Scene(monkeypatch)
     scene.client.status = None
-    scene.children.broker.returncode = 1
+    scene.children.end("broker", 1, 1)
     outcomes = [scene.poll() for _ in range(MAX_BROKER_RESTARTS + 1)]
     assert outcomes[:-1] == [None] * MAX_BROKER_RESTARTS
-    assert outcomes[-1].reason == "the broker does not stay up: the log of broker"
+    assert outcomes[-1].reason.startswith("the log of broker. The broker has ended 6 times in a row")
     assert scene.children.started == ["broker"] * MAX_BROKER_RESTARTS
+
+
+def test_a_broker_that_ends_without_a_result_is_not_believed(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.client.status = None
+    scene.children.end("broker", 0)
+    outcomes = [scene.poll() for _ in range(MAX_BROKER_RESTARTS + 1)]
+    assert outcomes[-1].code == ExitCode.FAILED
+    assert outcomes[-1].reason.startswith("the broker ended without a result (status 0). Its last log line: ")
+
+
+def test_a_broker_that_stayed_up_for_long_may_end_more_often(monkeypatch):
+    scene = Scene(monkeypatch)
+    for _ in range(2 * MAX_BROKER_RESTARTS):
+        scene.children.broker.returncode = None
+        scene.poll()
+        scene.poll(after=STEADY + 1)
+        scene.children.end("broker", -9)
+        assert scene.poll() is None
 
 
 @pytest.mark.parametrize(("restarts", "saves"), [(True, True), (False, False)])
@@ -148,6 +254,6 @@ def test_an_interrupted_run_ends_once_its_workers_have_saved(monkeypatch):
 
 def test_the_reason_of_a_worker_that_failed_before_it_joined_has_its_last_log_line(monkeypatch):
     scene = Scene(monkeypatch)
-    scene.children.workers["worker-0"].returncode = 78
-    scene.client.status = {"phase": "failed", "code": 78, "reason": "worker 0 exited before it joined", "workers": []}
+    scene.children.end("worker-0", 78, 78)
+    scene.client.status = {"phase": "failed", "code": 78, "reason": "worker 0 exited", "workers": []}
     assert scene.poll().reason.splitlines()[1] == "last log line of worker 0: the log of worker-0"

@@ -263,7 +263,7 @@ _SENTENCES = st.one_of(
     st.builds(Failed, st.integers(0, 3), _WORDS, st.integers(-9, 130)),
     st.builds(Finished, st.integers(0, 3), _DIGESTS),
     st.builds(Goodbye, st.integers(0, 3), _WORDS),
-    st.builds(Exited, st.integers(0, 3), st.integers(99, 103), st.integers(-70, 255)),
+    st.builds(Exited, st.integers(0, 3), st.integers(99, 103), st.integers(-70, 255), st.none() | st.integers(0, 130)),
     st.builds(Ask, _WORDS, st.dictionaries(_WORDS, _WORDS | st.just("3"))),
     st.builds(StopRun, _WORDS, st.booleans(), st.booleans()),
 )  # fmt: skip

@@ -25,20 +25,21 @@ from stageline.workers.cli.logs import log_to_stderr
     help="Continue the run even if it was stopped. Workers that are still training keep their places.",
 )
 @click.option("--new", is_flag=True, hidden=True, help="No broker has served the run before.")
-@options.parent
+@options.lifeline
 def broker(
-    config: str, sets: tuple[str, ...], bind: str | None, run: str | None, resume: bool, new: bool, parent: int
+    config: str, sets: tuple[str, ...], bind: str | None, run: str | None, resume: bool, new: bool, lifeline: int
 ) -> int:
     """Run the broker of the plan CONFIG until the run is over."""
     log_to_stderr()
     plan = options.plan_of(config, sets)
+    from stageline.workers.control.lifeline import Lifeline
     from stageline.workers.process.broker_process import BrokerOptions, run_broker
     from stageline.workers.runs import folder as runs
 
     def announce(endpoint: str) -> None:
         records = runs.folder(plan, place.run) if plan.broker.store == runs.IN_FOLDER else masked(plan.broker.store)
         click.echo(f"run {place.run}: broker at {masked(endpoint)}, records in {records}", err=True)
-        if not parent:
+        if not place.lifeline.supervised:
             shown = options.without_passwords(sets)
             named = () if endpoint == plan.broker.url else ("--broker", masked(endpoint))
             command = ("stageline", "worker", *options.plan_arguments(config, shown), *named)
@@ -46,5 +47,5 @@ def broker(
             if len(shown) < len(sets):
                 click.echo("and put the addresses that contain a password into its environment", err=True)
 
-    place = BrokerOptions(bind or plan.broker.url, run or runs.new_id(plan), parent, resume, new or not run)
+    place = BrokerOptions(bind or plan.broker.url, run or runs.new_id(plan), Lifeline(lifeline), resume, new or not run)
     return run_broker(plan, place, announce)

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -15,6 +16,10 @@ from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.cli.logs import log_to_stderr
 from stageline.workers.process.signals import Signals, exit_at_once
 from stageline.workers.runs.owner import StartingRun
+
+if TYPE_CHECKING:
+    from stageline.pipeline.plan import Plan
+    from stageline.workers.launch.template import Template
 
 WIDE = 160  # columns of a timetable that is not printed on a terminal
 
@@ -44,6 +49,23 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
     plan = options.plan_of(config, sets)
     if spares:
         options.require_restarts(plan)
+    from stageline.workers.launch import template
+
+    with template.Template() as processes:
+        if plan.queues.url != "memory://":
+            processes.warm()  # it imports torch while this process does
+        _train(plan, config, sets, resume, spares, as_json, processes)
+
+
+def _train(
+    plan: "Plan",
+    config: str,
+    sets: tuple[str, ...],
+    resume: str | None,
+    spares: int,
+    as_json: bool,
+    processes: "Template",
+) -> None:
     starting = StartingRun(plan, resume)  # before the seconds that importing torch takes
 
     def leave(number: int) -> None:
@@ -59,7 +81,7 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
     workers = counted(len(launch.plan.workers), "worker")
     click.echo(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)
     with options.user_prints_to_stderr(), progress_of(launch) as on_status:
-        ended = run_launch(launch, options.plan_arguments(config, sets), on_status)
+        ended = run_launch(launch, options.plan_arguments(config, sets), on_status, processes)
     if left_out := len(list(launch.folder.glob("skipped/stage-*/*"))):
         were = counted(left_out, "microbatch was", "microbatches were")
         click.echo(f"stageline: {were} left out: {launch.folder / 'skipped'} says why", err=True)

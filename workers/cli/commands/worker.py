@@ -27,7 +27,7 @@ ONE_ATTEMPT = 0.5  # seconds for the broker to answer, with --patience 0
     help="Seconds to try to reach the broker; 0 tries once.",
 )
 @click.option("--spare", is_flag=True, help="Load everything and wait; take the place of the next worker that is lost.")
-@options.parent
+@options.lifeline
 @click.option("--sockets", hidden=True, help="Folder for its sockets.")
 def worker(
     config: str,
@@ -37,7 +37,7 @@ def worker(
     name: str | None,
     patience: float,
     spare: bool,
-    parent: int,
+    lifeline: int,
     sockets: str | None,
 ) -> int:
     """Run one worker of the plan CONFIG.
@@ -46,14 +46,22 @@ def worker(
     """
     log_to_stderr()
     plan = options.plan_of(config, sets)
+    from stageline.workers.process import last_line
     from stageline.workers.process.worker_process import WorkerOptions, run_worker
 
     if spare:
         options.require_restarts(plan)
+    last_line.install()
     name = name or ("worker" if index is None else f"worker-{index}")
     return run_worker(
         plan,
         WorkerOptions(
-            broker or plan.broker.url, name, index, patience or ONE_ATTEMPT, parent=parent, sockets=sockets, spare=spare
+            broker or plan.broker.url,
+            name,
+            index,
+            patience or ONE_ATTEMPT,
+            lifeline=lifeline,
+            sockets=sockets,
+            spare=spare,
         ),
     )

@@ -1,0 +1,115 @@
+"""Real processes, forked from a real template process; commands that end at once stand for brokers and workers."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from stageline.workers.launch.forked_process import ForkedProcess
+from stageline.workers.launch.template import Template
+
+
+@pytest.fixture(scope="module")
+def template() -> Iterator[Template]:
+    with Template() as template:
+        template.warm()
+        yield template
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[TextIO]:
+    with (tmp_path / "log").open("a") as log:
+        yield log
+
+
+_open: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def close_pipes() -> Iterator[None]:
+    yield
+    while _open:
+        os.close(_open.pop())
+
+
+def start_hanging(template: Template, log: TextIO, folder: Path) -> ForkedProcess:
+    """A process that is known to have started its command, which waits for the rest of its plan."""
+    fifo = folder / "hangs.toml"
+    os.mkfifo(fifo)
+    hanging = template(("broker", str(fifo)), log)
+    with fifo.open("w") as plan:  # opened once the command reads it
+        _open.append(os.dup(plan.fileno()))
+    while not hanging.pid:
+        assert hanging.poll() is None
+    return hanging
+
+
+def test_a_command_runs_in_a_session_of_its_own_and_its_result_is_known(template: Template, log: TextIO) -> None:
+    done = template(["worker", "--help"], log)
+    assert (done.wait(60), done.result) == (0, 0)
+    assert "Usage: stageline worker" in Path(log.name).read_text()
+    wrong = template(["worker", "--no-such-option"], log)
+    assert (wrong.wait(60), wrong.result) == (2, 2)
+    assert len({os.getpid(), template.pid, done.pid, wrong.pid}) == 4
+
+
+def test_the_template_has_no_thread(template: Template, log: TextIO) -> None:
+    template(["worker", "--help"], log).wait(60)
+    assert len(os.listdir(f"/proc/{template.pid}/task")) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_is_killed_has_no_result(template: Template, log: TextIO, tmp_path: Path, number: int) -> None:
+    hanging = start_hanging(template, log, tmp_path)
+    assert os.getsid(hanging.pid) == hanging.pid
+    hanging.send_signal(number)
+    assert hanging.wait(60) in (-number, 130)
+    assert hanging.result is None
+
+
+def test_a_process_goes_on_without_its_template_and_another_template_follows(
+    template: Template, log: TextIO, tmp_path: Path
+) -> None:
+    hanging, before = start_hanging(template, log, tmp_path), template.pid
+    os.kill(before, signal.SIGKILL)
+    again = template(["worker", "--help"], log)
+    assert (again.wait(60), again.result) == (0, 0)
+    assert template.pid != before
+    assert hanging.poll() is None
+    hanging.kill()
+    assert hanging.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_request_that_a_killed_template_has_not_seen_is_made_again(log: TextIO) -> None:
+    with Template() as template:
+        template.warm()
+        os.kill(template.pid, signal.SIGSTOP)
+        asked = template(["worker", "--help"], log)
+        os.kill(template.pid, signal.SIGKILL)
+        assert (asked.wait(60), asked.result) == (0, 0)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_not_wanted_any_more_does_not_start(log: TextIO) -> None:
+    with Template() as template:
+        template.warm()
+        os.kill(template.pid, signal.SIGSTOP)
+        asked = template(["worker", "--help"], log)
+        asked.kill()
+        os.kill(template.pid, signal.SIGCONT)
+        assert (asked.returncode, asked.result, asked.pid) == (-signal.SIGKILL, None, 0)
+        assert template(["worker", "--help"], log).wait(60) == 0
+    assert Path(log.name).read_text().count("Usage:") == 1
+
+
+@pytest.mark.slow
+def test_the_sockets_are_removed_with_the_last_process(log: TextIO) -> None:
+    with Template() as template:
+        folder = template.sockets
+        assert folder.is_dir()
+        template(["worker", "--help"], log).wait(60)
+    assert not folder.exists()

@@ -1,0 +1,64 @@
+"""The template process that `launch/template.py` starts: imports what takes long, then forks commands on request."""
+
+import os
+import socket
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import torch
+
+from stageline.workers.disk.owned_folder import remove_when_left
+from stageline.workers.launch.forking import fork_on_request
+from stageline.workers.process.signals import Signals, exit_at_once
+
+from .app import run, stageline
+
+_COMMANDS = ("broker", "worker")  # that it forks
+_MODULES = (  # that they import when they run
+    "stageline.pipeline.plan.reader",
+    "stageline.workers.process.broker_process",
+    "stageline.workers.process.worker_process",
+)
+
+
+def import_everything() -> None:
+    """What takes seconds the first time; without starting a thread, which a fork would lack."""
+    for module in _MODULES:
+        import_module(module)
+    for command in _COMMANDS:
+        stageline.get_command(click.Context(stageline), command)
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer imports torch's compiler
+
+
+def end_threads_of_libraries() -> None:
+    """OpenBLAS, which numpy brings, has threads from its import on. It ends them before a fork, and starts them again
+    where they are needed."""
+    if not (forked := os.fork()):
+        os._exit(0)
+    os.waitpid(forked, 0)
+
+
+def main() -> int:
+    """Runs until `train` is gone and its processes have ended, or, in a process that was forked, its command."""
+    requests, lifeline, lock = map(int, sys.argv[1:4])
+    sockets = Path(sys.argv[4])
+    for fd in (requests, lifeline, lock):
+        os.set_inheritable(fd, False)  # not for what a user's code starts
+    import_everything()
+    end_threads_of_libraries()
+    command = fork_on_request(socket.socket(fileno=requests))
+    if command is None:
+        os.close(lifeline)
+        remove_when_left(sockets, lock)
+        os._exit(0)
+    Signals(on_first=exit_at_once)
+    code = run(command.arguments)
+    command.finish(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""A pipe by whose end a process learns that the one which started it is gone, however it was ended.
+
+train  ──holds the only writing end; nothing is ever written──>  broker, workers, trials: `Lifeline`
+"""
+
+import os
+import select
+import threading
+import time
+import weakref
+
+from stageline.pipeline.errors import ExitCode
+
+NONE = -1  # no pipe: the process was started by hand
+LEFT_TO_EXIT = 10.0  # seconds for a process to exit by itself, unless it hangs
+
+
+class Lifeline:
+    """The end of such a pipe in a process that is to exit once the other end is closed. With `NONE` it never is."""
+
+    def __init__(self, fd: int = NONE) -> None:
+        self.supervised = fd != NONE
+        self._fd = fd
+        if self.supervised:
+            os.set_inheritable(fd, False)  # raises OSError if it is not open
+        self._poll = self._new_poll()
+
+    @property
+    def cut(self) -> bool:
+        """Whether the process that holds the other end is gone."""
+        return self.supervised and bool(self._poll.poll(0))
+
+    def end_process_when_cut(self, after: float = LEFT_TO_EXIT) -> None:
+        """From now on, the process ends `after` seconds after the lifeline was cut, even if the user's code hangs."""
+        if self.supervised:
+            threading.Thread(target=self._end_process, args=(after,), name="lifeline", daemon=True).start()
+
+    def _new_poll(self) -> select.poll:
+        """For one thread."""
+        poll = select.poll()
+        if self.supervised:
+            poll.register(self._fd, select.POLLHUP)
+        return poll
+
+    def _end_process(self, after: float) -> None:
+        self._new_poll().poll()
+        time.sleep(after)
+        os._exit(ExitCode.FAILED)
+
+
+class LifelineOwner:
+    """The writing end, held by this process alone: one that is forked closes it. `end` is what others inherit."""
+
+    def __init__(self) -> None:
+        self.end, self._mine = os.pipe()
+        _owned.add(self)
+
+    def close(self) -> None:
+        for fd in (self.end, self._mine):
+            if fd != NONE:
+                os.close(fd)
+        self.end = self._mine = NONE
+
+    def leave_to_parent(self) -> None:
+        """In a forked process: closes its copy of the writing end."""
+        if self._mine != NONE:
+            os.close(self._mine)
+        self._mine = NONE
+
+
+_owned: "weakref.WeakSet[LifelineOwner]" = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for owner in list(_owned):
+        owner.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)

@@ -1,0 +1,133 @@
+"""How the template process is asked for a process, and forks it.
+
+    train                               template
+      │ ── request: the command's arguments, its log, the pipe for its report ──> fork
+      │ <───────────────────── report: "pid 4711", and at its end "result 0" ───── process, in a session of its own
+
+The template forks twice, and what it forked first exits at once: so the process belongs to `train` from the beginning,
+which has its exit status even if the template is killed.
+"""
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+_LENGTH = 4  # bytes that say how long a request is
+_FILES = 2  # that come with a request: the log and the pipe
+NOT_FORKED = b"not forked\n"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandToRun:
+    """What a process that was forked has to do: run `arguments`, and report its result to `report`, a descriptor."""
+
+    arguments: list[str]
+    report: int
+    pid: int
+
+    def finish(self, code: int) -> None:
+        """Reports the exit code that the command has returned; in this process, not in one that its code has forked."""
+        if os.getpid() == self.pid:
+            with suppress(OSError):  # the process that asked for it is gone
+                os.write(self.report, b"result %d\n" % code)
+
+
+def send_request(requests: socket.socket, arguments: Sequence[str], log: int, report: int) -> None:
+    """Asks for a process. Raises OSError if the template is gone."""
+    text = json.dumps(list(arguments)).encode()
+    socket.send_fds(requests, [len(text).to_bytes(_LENGTH, "big")], [log, report])
+    requests.sendall(text)
+
+
+def parse_report(report: bytes) -> tuple[int | None, int | None]:
+    """What a process has reported so far: its pid, and the result of its command."""
+    found: dict[bytes, int] = {}
+    for line in report.splitlines(keepends=True):
+        word, _, number = line.partition(b" ")
+        if line.endswith(b"\n") and word in (b"pid", b"result"):
+            found[word] = int(number)
+    return found.get(b"pid"), found.get(b"result")
+
+
+def fork_on_request(requests: socket.socket) -> CommandToRun | None:
+    """Forks a process for each request: returns in that process what it has to do, and None in this one at the end.
+
+    This process must have no threads: a fork would lack them, and what they hold would stay locked.
+    """
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the memory of all that is shared
+    while (received := _receive(requests)) is not None:
+        arguments, log, report = received
+        if _fork_orphan(log, report):
+            requests.close()
+            _become_own_process(arguments, log, report)
+            os.close(log)
+            return CommandToRun(arguments, report, os.getpid())
+        os.close(log)
+        os.close(report)
+    return None
+
+
+def _receive(requests: socket.socket) -> tuple[list[str], int, int] | None:
+    """None once the other side is gone."""
+    with suppress(ConnectionError):
+        start, files, _, _ = socket.recv_fds(requests, _LENGTH, _FILES)
+        if len(start) == _LENGTH and len(files) == _FILES:
+            length, text = int.from_bytes(start, "big"), b""
+            while len(text) < length and (more := requests.recv(length - len(text))):
+                text += more
+            for fd in files:
+                os.set_inheritable(fd, False)  # not for what a user's code starts
+            return json.loads(text), *files
+    return None
+
+
+def _fork_orphan(log: int, report: int) -> bool:
+    """Whether this is the new process. If there can be none, its log says why."""
+    try:
+        between = os.fork()
+    except OSError as error:
+        _tell_failure(error, log, report)
+        return False
+    if between:
+        os.waitpid(between, 0)
+        return False
+    between = os.getpid()
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError as error:
+        _tell_failure(error, log, report)
+        os._exit(0)
+    while os.getppid() == between:  # it exits now
+        time.sleep(0.0005)
+    return True
+
+
+def _tell_failure(error: OSError, log: int, report: int) -> None:
+    os.write(log, f"stageline: this process could not be started: {error.strerror}\n".encode())
+    os.write(report, NOT_FORKED)
+
+
+def _become_own_process(arguments: Sequence[str], log: int, report: int) -> None:
+    """Ends at once if this process is not wanted any more."""
+    os.setsid()
+    try:
+        os.write(report, b"pid %d\n" % os.getpid())
+    except OSError:
+        os._exit(0)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.argv = ["stageline", *arguments]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if drawn := sys.modules.get("numpy.random"):  # else all processes would draw the same; `random` sees to it itself
+        drawn.seed()

@@ -1,0 +1,142 @@
+"""The template process: it has imported torch, and every process of a run is a fork of it, at work within milliseconds.
+
+train ──starts, once──> template ──forks──> trials, broker, workers, replacements, spares
+
+If the template is killed, running processes go on, and `train` starts another.
+"""
+
+import ctypes
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import IO, Self, TextIO
+
+from stageline.workers.control.lifeline import LifelineOwner
+from stageline.workers.disk.owned_folder import OwnedFolder
+
+from .forked_process import ForkedProcess
+from .forking import send_request
+
+REST = 5.0  # seconds between two templates that end by themselves
+EXIT_TIMEOUT = 2.0  # seconds for the template to exit at the end
+_SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of prctl(2)
+
+
+class Template(AbstractContextManager["Template"]):
+    """A `Spawn`. Its process is started with the first request, or by `warm`.
+
+    `sockets`: a folder for sockets, removed once all processes that were forked have ended, even if this one is killed.
+    """
+
+    def __init__(self) -> None:
+        self._was_subreaper = _become_subreaper(True)
+        self._lifeline = LifelineOwner()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed on leaving the context
+        self._folder: OwnedFolder | None = None
+        self._running: _Running | None = None
+        self._started = float("-inf")
+
+    def __call__(self, arguments: Sequence[str], log: TextIO) -> ForkedProcess:
+        ask = partial(self._ask, [*arguments, "--lifeline", str(self._lifeline.end)], log)
+        return ForkedProcess(ask, self._give_up, log)
+
+    def __exit__(self, *_: object) -> None:
+        """The processes that were forked have ended."""
+        with self._errors, self._folder or nullcontext():
+            self._lifeline.close()
+            if self._folder is not None:
+                self._folder.leave()
+            if self._running is not None:
+                self._running.end()
+        _become_subreaper(self._was_subreaper)
+
+    def warm(self) -> None:
+        """Starts the template process, unless it runs, so that the next request need not wait for it."""
+        if (self._running is None or self._running.ended) and monotonic() - self._started >= REST:
+            self._start()
+
+    @property
+    def sockets(self) -> Path:
+        self._folder = self._folder or OwnedFolder()
+        return self._folder.path
+
+    @property
+    def pid(self) -> int:
+        """Of the template process; 0 if there is none."""
+        return self._running.process.pid if self._running is not None else 0
+
+    def _ask(self, arguments: Sequence[str], log: TextIO, report: int) -> None:
+        """Raises OSError if there is no template, or it is gone."""
+        running = self._start() if self._running is None or self._running.ended else self._running
+        running.asked = True
+        send_request(running.requests, arguments, log.fileno(), report)
+
+    def _give_up(self) -> str:
+        """Ends a template that has not forked in time; returns the last line that one has written."""
+        if self._running is not None:
+            self._running.process.kill()
+        self._errors.seek(0)
+        return "".join(self._errors.read().decode(errors="replace").strip().splitlines()[-1:])
+
+    def _start(self) -> "_Running":
+        if self._running is not None:
+            self._running.end()
+        self._started = monotonic()
+        self._folder = self._folder or OwnedFolder()
+        self._running = _Running.start(self._folder, self._lifeline, self._errors)
+        return self._running
+
+
+@dataclass(slots=True)
+class _Running:
+    """A template process, and the socket for requests to it."""
+
+    process: subprocess.Popen[bytes]
+    requests: socket.socket
+    asked: bool = False
+
+    @classmethod
+    def start(cls, folder: OwnedFolder, lifeline: LifelineOwner, errors: IO[bytes]) -> Self:
+        requests, theirs = socket.socketpair()
+        with theirs:
+            passed = theirs.fileno(), lifeline.end, folder.lock
+            arguments = [*map(str, passed), str(folder.path)]
+            process = subprocess.Popen(  # noqa: S603  # our own module
+                [sys.executable, "-P", "-m", "stageline.workers.cli.template", *arguments],
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+            )
+        return cls(process, requests)
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def end(self) -> None:
+        """It removes the sockets before it ends; one that has forked nothing may still be importing torch."""
+        self.requests.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(EXIT_TIMEOUT if self.asked else 0.0)
+        self.process.kill()
+        self.process.wait()
+
+
+def _become_subreaper(on: bool) -> bool:
+    """Whether descendants that lose their parent become children of this process, so that their exit status is known;
+    returns what held before. Linux alone knows this."""
+    if not sys.platform.startswith("linux"):
+        return False
+    prctl, before = ctypes.CDLL(None).prctl, ctypes.c_int()
+    prctl(_GET_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    prctl(_SET_SUBREAPER, int(on), 0, 0, 0)
+    return bool(before.value)
