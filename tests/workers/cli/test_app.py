@@ -1,6 +1,7 @@
 """The command line as a whole: help, typing errors, unexpected errors, what is imported."""
 
 import errno
+import json
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 import zmq
 
 from stageline.workers.cli.app import COMMANDS, run
+from support.workspace import PLAN
 
 
 def output_of(capsys, *arguments):
@@ -118,3 +120,35 @@ def test_debug_shows_the_traceback_of_an_expected_error_too(capsys):
     assert "Traceback" not in capsys.readouterr().err
     assert run(["--debug", "plan", "nowhere"]) == 78
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_with_json_an_error_is_one_line_of_json_on_stdout(workspace, capsys):
+    wrong = workspace.folder / "wrong.toml"
+    wrong.write_text(PLAN.replace("steps = 6", "steps = -6").replace("lr = 0.1", 'lr = "fast"'))
+    assert (
+        workspace.here("plan", "wrong.toml", "--json", "--set", "run.sead=3", "--set", "schedule.microbatches=0") == 78
+    )
+    printed = capsys.readouterr()
+    told = json.loads(printed.out)
+    assert (told["schema"], told["exit_code"]) == ("error/1", 78)
+    assert f"stageline: {told['message']}\n" == printed.err
+    faults = {fault["key"]: fault for fault in told["errors"]}
+    assert faults["run.steps"] == {
+        "where": "wrong.toml:4",
+        "file": "wrong.toml",
+        "line": 4,
+        "key": "run.steps",
+        "value": "-6",
+        "message": "a whole number from 1 on is wanted",
+    }
+    assert [faults["run.sead"][name] for name in ("where", "file", "line")] == ["--set", None, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [("train nowhere --json", 78), ("status nowhere --json", 78), ("why --stage x --json", 2), ("xyzzy --json", 2)],
+)
+def test_whatever_fails_with_json_prints_the_error_and_its_exit_code(arguments, code, workspace, capsys):
+    assert workspace.here(*arguments.split()) == code
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["exit_code"] == code

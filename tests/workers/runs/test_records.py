@@ -1,0 +1,90 @@
+"""What has become of a run, by the files in its folder."""
+
+from contextlib import closing
+from pathlib import Path
+from time import time
+
+import msgspec
+import pytest
+
+from stageline.broker.coordinator.observation import OBSERVED
+from stageline.broker.stores.sqlite import SqliteStore
+from stageline.pipeline.plan import read_plan
+from stageline.workers.runs.ending import ending_of
+from stageline.workers.runs.listing import run_rows
+from stageline.workers.runs.owner import RunOwner, read_owner, write_owner
+from stageline.workers.runs.records import RecordsDamaged, recorded_run
+
+PLAN = read_plan("examples/mlp", sets=["run.steps=20"], environment={}).resolved(2)
+PLACES = {"begun": True, "incarnation": 2, "members": [], "checkpoints": {"complete": 10, "newer": [[], []]}}
+ENDED = {"phase": "failed", "reason": "worker 1 failed", "code": 1}
+
+
+def record(folder: Path, *, owner: RunOwner | None = None, at: float = 0.0, **facts: dict) -> Path:
+    """A run's folder, whose records were last written `at` that time."""
+    folder.mkdir(exist_ok=True)
+    write_owner(folder, PLAN, "train")
+    gone = owner or msgspec.structs.replace(msgspec.convert(read_owner(folder), RunOwner), started=0.0)
+    (folder / "process.json").write_bytes(msgspec.json.encode(gone))
+    (folder / "plan.json").write_bytes(msgspec.json.encode(PLAN.as_mapping()))
+    with closing(SqliteStore(folder / "broker.sqlite")) as store:
+        for name, fact in facts.items():
+            store.put(name, fact)
+        if at:
+            store.put(OBSERVED, {"at": at, "training_steps": 20})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "text", "action"),
+    [
+        ({}, "killed", "was killed or lost its machine before it began", "begin another run: stageline train"),
+        ({"registry": PLACES}, "killed", "at step 10 of 20; checkpoint 10 is complete", "--resume run-1"),
+        ({"registry": PLACES, "outcome": ENDED}, "failed", "worker 1 failed", "remove the cause; then go on with: "),
+        ({"registry": PLACES, "outcome": {**ENDED, "code": 75}}, "stopped", "worker 1 failed", "go on with: stageline"),
+        ({"registry": PLACES, "outcome": {**ENDED, "code": 78}}, "failed", "worker 1 failed", "correct the plan"),
+    ],
+)
+def test_a_run_whose_process_is_gone(facts, state, text, action, tmp_path):
+    with recorded_run(record(tmp_path / "run-1", **facts)) as run:
+        assert str(run.state) == state
+        assert text in ending_of(run).text
+        assert action in ending_of(run).action
+
+
+def test_a_run_whose_process_is_there_is_starting_until_its_workers_are_and_also_when_it_is_resumed(tmp_path):
+    write_owner(tmp_path, PLAN, "train")
+    mine = msgspec.convert(read_owner(tmp_path), RunOwner)
+    for facts, at, state in (
+        ({}, 0.0, "starting"),
+        ({"registry": PLACES}, time(), "running"),
+        ({"registry": PLACES, "outcome": ENDED}, mine.began + 5, "failed"),
+        ({"registry": {**PLACES, "begun": False}, "outcome": ENDED}, mine.began - 5, "starting"),  # resumed since
+    ):
+        with recorded_run(record(tmp_path / "run-1", owner=mine, at=at, **facts)) as run:
+            assert str(run.state) == state
+
+
+def test_of_a_process_on_another_machine_only_the_age_of_the_records_tells(tmp_path):
+    write_owner(tmp_path, PLAN, "train")
+    elsewhere = msgspec.structs.replace(msgspec.convert(read_owner(tmp_path), RunOwner), host="elsewhere")
+    for at, state in ((time(), "running"), (time() - 60, "killed")):
+        with recorded_run(record(tmp_path / "run-1", owner=elsewhere, at=at, registry=PLACES)) as run:
+            assert str(run.state) == state
+
+
+@pytest.mark.parametrize("registry", [{"begun": True}, {**PLACES, "checkpoints": None}, {**PLACES, "checkpoints": {}}])
+def test_records_of_a_wrong_shape_are_named(registry, tmp_path):
+    folder = record(tmp_path / "run-1", registry=registry)
+    with pytest.raises(RecordsDamaged, match=r"run-1/broker\.sqlite is damaged"), recorded_run(folder) as run:
+        ending_of(run)
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path):
+    record(tmp_path / "run-1", registry=PLACES)
+    (record(tmp_path / "run-2", registry=PLACES) / "broker.sqlite").write_bytes(b"?" * 8192)
+    record(tmp_path / "run-3", registry=PLACES)
+    rows = list(run_rows(tmp_path))
+    assert [(row.run, row.state) for row in rows] == [("run-1", "killed"), ("run-2", "damaged"), ("run-3", "killed")]
+    assert "run-2/broker.sqlite" in str(rows[1].reason)
+    assert (rows[2].steps, rows[2].total, rows[2].checkpoint, rows[2].name) == (10, 20, 10, "mlp")
