@@ -10,6 +10,7 @@ from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.preflight.estimate import estimate_of
+from stageline.workers.process import last_line
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.process.open_queues import demand_short_socket_paths
 from stageline.workers.process.signals import Signals
@@ -94,7 +95,7 @@ def _outcome(
 ) -> LaunchOutcome:
     plan = launch.plan
     if plan.queues.url == IN_MEMORY:
-        with Signals(once=True) as signals:
+        with Signals(once=True) as signals, last_line.exit_is_failure():
             return run_memory(prepare(plan), launch.run, launch.folder, on_status, lambda: signals.count > 0)
 
     def record(facts: Facts) -> None:

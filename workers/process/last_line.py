@@ -13,14 +13,17 @@ import re
 import signal
 import sys
 import sysconfig
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import FrameType
 
+from stageline.pipeline.errors import ExitCode
+
 _DUMP = signal.SIGUSR1
+_LOG = 2  # stderr
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _HEAD = re.compile(r"\(most recent call first\):$")
 _EXIT = re.compile(r"^stageline: os\._exit\(.*\) was called in (?P<function>.*) \((?P<file>.*), line (?P<line>\d+)\)$")
@@ -41,19 +44,36 @@ class CodeLine:
 
 def install() -> None:
     """From now on this process tells on stderr where it is: at a crash, at SIGUSR1, and when `os._exit` is called."""
-    log = sys.stderr.fileno()
-    faulthandler.enable(log, all_threads=False)
-    faulthandler.register(_DUMP, log, all_threads=False)
+    faulthandler.enable(_LOG, all_threads=False)
+    faulthandler.register(_DUMP, _LOG, all_threads=False)
+    os._exit = _telling(lambda status: status)  # type: ignore[assignment]
+
+
+@contextmanager
+def exit_is_failure() -> Iterator[None]:
+    """Within it, `os._exit` tells where it was called, and ends the process with a failure, whatever its status: for
+    a user's code in a process whose exit code is that of the run."""
+    before = os._exit
+    os._exit = _telling(lambda status: ExitCode.FAILED)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = before
+
+
+def _telling(status_of: Callable[[int], int]) -> Callable[[int], None]:
+    """`os._exit`, for this process and not for what it forks; called by stageline, it does what it always does."""
     mine = os.getpid()
 
     def exit_with_its_line(status: int) -> None:
-        if os.getpid() == mine and (line := _innermost(_lines(sys._getframe(1)))) is not None:
+        stack = _lines(sys._getframe(1)) if os.getpid() == mine else []
+        if (line := _innermost(stack)) is not None:
             text = f"stageline: os._exit({status}) was called in {line.function} ({line.file}, line {line.line})\n"
             with suppress(OSError):
-                os.write(log, text.encode(errors="replace"))
-        _end_process(status)
+                os.write(_LOG, text.encode(errors="replace"))
+        _end_process(status_of(status) if stack else status)
 
-    os._exit = exit_with_its_line  # type: ignore[assignment]
+    return exit_with_its_line
 
 
 def ask(pid: int) -> None:

@@ -11,7 +11,7 @@ from stageline.workers.process.last_line import CodeLine
 
 USER = """
 import os, ctypes, json, signal, sys
-from stageline.workers.process.last_line import install
+from stageline.workers.process.last_line import exit_is_failure, install
 
 def leaves():
     os._exit(7)
@@ -28,6 +28,10 @@ def forks():
     if not os.fork():
         os._exit(5)
     os.wait()
+
+def leaves_a_run():
+    with exit_is_failure():
+        os._exit(0)
 
 install()
 globals()[sys.argv[1]]()
@@ -53,6 +57,7 @@ def line_of(text: str) -> int:
     ("function", "status", "text", "named"),
     [
         ("leaves", 7, "    os._exit(7)", "leaves"),
+        ("leaves_a_run", 1, "        os._exit(0)", "leaves_a_run"),
         ("crashes", -11, "    json.JSONEncoder(default=lambda _: ctypes.string_at(0)).encode(object())", "<lambda>"),
     ],
 )
