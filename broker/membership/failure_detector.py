@@ -72,11 +72,12 @@ def silence_limit(member: Member, leases: Leases) -> tuple[str, float]:
 def describe_exit(end: Exited) -> str:
     """How a process ended, continuing a sentence about it. A status that its command did not return can be anything:
     the user's code may have chosen it."""
-    how = _described(end.status) if end.result is None else f"exited with status {end.result}"
+    how = describe_status(end.status) if end.result is None else f"exited with status {end.result}"
     return f"{how}, {end.detail}" if end.detail else how
 
 
-def _described(status: int) -> str:
+def describe_status(status: int) -> str:
+    """How a process ended that has returned no result, from its status as `subprocess` gives it."""
     if status >= 0:
         return f"ended without a result (status {status})"
     try:
