@@ -14,18 +14,19 @@ import pytest
 
 from stageline.broker.coordinator.observation import OBSERVED
 from stageline.broker.stores.sqlite_reader import SqliteReader
+from support.redis_server import RedisServer
 from support.workspace import MODEL, Workspace, free_port, until
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=20")
 ENDLESS = ("--set", "run.steps=200000")
 STAYS = """
+import time
 from pathlib import Path
 
 def build():
     Path("loading").touch()
-    while not Path("go on").exists():
-        pass
-    return None
+    while True:
+        time.sleep(0.01)
 """
 FAILS = """
 calls = []
@@ -179,3 +180,17 @@ def test_a_run_that_failed_tells_why_and_who(url, workspace, capsys):
     assert "remove the cause" in why["action"]
     (row,) = told(workspace, capsys, "run", "ls")["runs"]
     assert (row["state"], row["reason"]) == ("failed", why["text"])
+
+
+def test_a_run_whose_records_are_at_a_redis_server_is_told_from_there(workspace, capsys):
+    with RedisServer() as server:
+        store = ("--set", f"broker.store={server.url}")
+        trained = workspace.command("train", ".", "--json", *store)
+        assert trained.returncode == 0, trained.stderr
+        status = told(workspace, capsys, "status")
+        assert (status["source"], status["result"]) == ("records", json.loads(trained.stdout))
+        assert [stage["state"] for stage in told(workspace, capsys, "story", "5/2")["stages"]] == ["done", "done"]
+        assert told(workspace, capsys, "run", "ls")["runs"][0]["state"] == "finished"
+        server.kill()
+        assert workspace.here("status") == 1
+        assert "cannot be reached" in capsys.readouterr().err
