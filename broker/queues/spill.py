@@ -9,6 +9,7 @@ the limit: a worker that waited for that room could wait for ever.
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import BinaryIO
@@ -57,8 +58,10 @@ class Spill:
             slot = Slot(segment, segment.size, sizes)
             _write_all(segment.file, segment.size, frames)
         except OSError as error:
+            self._cut_off()
             self._close_unneeded()
-            raise QueueFull(f"the disk takes no more: {error.strerror}") from error
+            folder = self._folder or tempfile.gettempdir()
+            raise QueueFull(f"the disk takes no more in {folder}: {error.strerror}") from error
         segment.size += sum(sizes)
         segment.needed += 1
         self.bytes += sum(sizes)
@@ -88,6 +91,12 @@ class Spill:
             )
             self._segments.append(_Segment(file))
         return self._segments[-1]
+
+    def _cut_off(self) -> None:
+        """Gives back the room of a message that was written in part."""
+        for segment in self._segments[-1:]:
+            with suppress(OSError):
+                os.ftruncate(segment.file.fileno(), segment.size)
 
     def _close_unneeded(self) -> None:
         for segment in [segment for segment in self._segments if not segment.needed]:

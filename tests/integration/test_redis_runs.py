@@ -173,3 +173,19 @@ def _why(workspace: Workspace, capsys: pytest.CaptureFixture[str], server: Redis
 def _tell(server: RedisServer, *command: str) -> None:
     with closing(server.client()) as client:
         client.execute_command(*command)
+
+
+@pytest.mark.parametrize("kind", ["", ":kept", ":taken"])
+def test_a_key_that_another_client_replaces_is_named_and_once_it_is_deleted_the_run_ends_as_if_nothing_had_been(
+    kind: str, fork_server: ForkServer, server: RedisServer, tmp_path: Path
+) -> None:
+    going = WholeRun(fork_server, plan_in(tmp_path), f"queues.url={server.url}", f"run.steps={STEPS}")
+    going.until_checkpoint(4)
+    key = f"stageline:{{{going.facts('status')['run']}}}:forward-1{kind}"
+    with closing(server.client()) as client:
+        client.pipeline().delete(key).set(key, "mine").execute()
+        named = f"key {key} is a string, not a stream: another client replaced it"
+        going.wait_for(lambda: named in going.facts("why")["text"])
+        client.delete(key)
+    assert going.digest() == expected(STEPS)
+    assert going.end()["facts"]["restarts"] == 0

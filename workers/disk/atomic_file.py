@@ -7,10 +7,17 @@ plan.json              the same after one rename, and a flush of the folder
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 
 import msgspec
+import structlog
+
+from stageline.pipeline.retry import ResourceFault, persist
+
+log = structlog.get_logger()
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
@@ -30,9 +37,27 @@ def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
         draft.unlink(missing_ok=True)
 
 
+def keep_trying(write: Callable[[], object], path: Path) -> None:
+    """Calls `write`, which writes `path`, and again for a minute if a fault that may pass stops it; warns of that."""
+    told = False
+
+    def note(fault: ResourceFault | None) -> None:
+        nonlocal told
+        if fault is not None and not told:
+            log.warning("waiting", reason=f"this process {fault.told(monotonic())}")
+        told = True
+
+    persist(write, f"write {path}", note, now=monotonic, wait=sleep)
+
+
 def write_json(path: Path, value: object) -> None:
     """Writes `value` as indented JSON, as `write_file` does."""
     write_file(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def persist_json(path: Path, value: object) -> None:
+    """As `write_json`, but keeps trying."""
+    keep_trying(partial(write_json, path, value), path)
 
 
 def draft_of(path: Path) -> Path:

@@ -8,7 +8,7 @@ from time import monotonic
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
-from stageline.workers.disk.atomic_file import write_json
+from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.preflight.estimate import estimate_of
 from stageline.workers.process import last_line
 from stageline.workers.process.in_process import run_memory
@@ -69,7 +69,7 @@ def prepare_launch(plan: Plan, resume: str | None = None, spares: int = 0, run: 
     expected = estimate_of(job)
     folder = runs.make_folder(plan, name)
     if resume is None:  # a resumed run has its own plan there
-        write_json(folder / runs.PLAN, job.plan.as_mapping())
+        persist_json(folder / runs.PLAN, job.plan.as_mapping())
     return Launch(job.plan, job.schedule, name, folder, job.steps, expected.warnings, resume is not None, spares)
 
 
@@ -83,7 +83,7 @@ def run_launch(
     if outcome.code:
         return LaunchResult(outcome.code, outcome.reason)
     result = result_of(launch.run, launch.plan.schedule.microbatches, outcome.facts, monotonic() - started)
-    write_json(launch.folder / runs.RESULT, result)
+    persist_json(launch.folder / runs.RESULT, result)
     if launch.plan.queues.url == IN_MEMORY:
         return LaunchResult(0, outcome.reason, result)
     timed = measured_timetable(launch.plan, launch.run, launch.schedule, launch.steps)

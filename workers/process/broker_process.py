@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic, time
 
@@ -25,12 +26,13 @@ from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import masked
+from stageline.pipeline.retry import reason_of
 from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.workers.control.lifeline import Lifeline
-from stageline.workers.disk.atomic_file import write_json
+from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import write_owner
-from stageline.workers.runs.result import result_of
+from stageline.workers.runs.result import Result, result_of
 from stageline.workers.runs.store import open_store
 
 from .signals import Signals
@@ -85,12 +87,13 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         key, supervised = secrets.token_bytes(KEY_BYTES), place.lifeline.supervised
         run = run_of(store, terms.plan, place.run, key, new=place.new, resume=place.resume, alone=supervised)
         # Not before: another plan's broker must leave this run's alone.
-        write_json(folder / runs.PLAN, plan.as_mapping())
+        persist_json(folder / runs.PLAN, plan.as_mapping())
         core = wait.core = Coordinator(terms, store, run, time())
         if not supervised:
             write_owner(folder, plan, "broker")
         host = _Host(core, plan, folder, place.lifeline, signals)
-        runs.write_broker_url(folder, channel.endpoint, core.run.keys.of_control)
+        address = partial(runs.write_broker_url, folder, channel.endpoint, core.run.keys.of_control)
+        keep_trying(address, folder / runs.BROKER)
         try:
             on_bound(channel.endpoint)
             linger = 1.0 if supervised else LINGER
@@ -250,5 +253,13 @@ class _Host:
                 result = result_of(
                     self._core.run.id, self._plan.schedule.microbatches, answer.facts, monotonic() - self._started
                 )
-                write_json(self._folder / runs.RESULT, result)
-                log.info("result", weights_sha256=result.weights_sha256, file=self._folder / runs.RESULT)
+                self._write(result)
+
+    def _write(self, result: Result) -> None:
+        file = self._folder / runs.RESULT
+        try:
+            persist_json(file, result)
+        except OSError as error:  # the run has ended well, and the records say so
+            log.error("the result is not kept", reason=f"{file} cannot be written: {reason_of(error)}")
+        else:
+            log.info("result", weights_sha256=result.weights_sha256, file=file)

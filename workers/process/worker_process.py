@@ -8,8 +8,8 @@ import secrets
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,13 @@ import structlog
 import torch
 
 from stageline.broker.control.protocol import CONTROL_VERSION, Assigned, Failed, Goodbye, Hello
-from stageline.broker.errors import BrokerError, EndpointTaken, Fenced
+from stageline.broker.errors import BrokerError, EndpointTaken
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.data import DataError
 from stageline.pipeline.errors import ExitCode, ForeignState
 from stageline.pipeline.model.load import ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
-from stageline.pipeline.retry import ResourceFault, lacks_memory, passing_fault
+from stageline.pipeline.retry import ResourceFault
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import CheckpointHooks, LocalSnapshots, open_snapshots
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
@@ -44,13 +44,9 @@ from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.skipping import SkipLog
 
+from .failures import failures_reported, lacks_resources, why_it_leaves
 from .open_queues import open_queues, reachable
 from .signals import Signals, exit_at_once
-
-RESUME_AS_A_WHOLE = (
-    "The other stages do not go back for one of them: resume the run as a whole (--resume), and all begin at an older "
-    "checkpoint, if there is one that is not damaged"
-)
 
 EVENTS: dict[int, str] = {ExitCode.REFUSED: "refused", ExitCode.NO_BROKER: "no broker"}
 EXPECTED = (ComputeFailed, DataError, BrokerError, SnapshotFailed, SnapshotDamaged, ForeignState)
@@ -93,6 +89,11 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
         # A traceback helps where the user's own code raised; every other expected error explains itself.
         log.error(event, reason=str(error), exc_info=error.__cause__ if isinstance(error, ComputeFailed) else None)
         return error.exit_code
+    except Exception as error:
+        if not lacks_resources(error):
+            raise
+        log.error("failed", reason=why_it_leaves(error))
+        return ExitCode.FAILED
 
 
 def _anchored(plan: Plan) -> Plan:
@@ -186,59 +187,6 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
                 workers_timeout=options.workers_timeout,
                 lease=job.plan.recovery.lease,
             )
-
-
-@contextmanager
-def failures_reported(
-    control: ControlThread, incarnation: int, explain: Callable[[ComputeFailed], str], *, replaced: bool
-) -> Iterator[None]:
-    """Reports to the broker why the work within ends early; what the user's own code raised as `explain` has it.
-
-    A worker that is interrupted ends the run, unless it can be `replaced`: then it only gives its place back. So does
-    one whose queue end belongs to a newer incarnation: if the broker takes it for current, its records are old. So does
-    one that lacks memory, or descriptors where the user's code needs them: a fresh process has its own.
-    """
-    try:
-        yield
-    except BaseException as error:  # whatever it was, the run must end with its reason
-        leaves = isinstance(error, Fenced) or (isinstance(error, Stopped) and error.code == ExitCode.INTERRUPTED)
-        leaves = leaves or _lacks_resources(error)
-        if (isinstance(error, Stopped) and error.broker_knows) or (leaves and replaced):
-            control.send(Goodbye(incarnation, _leaving(error)))
-        else:
-            control.send(Failed(incarnation, *_cause(error, explain)))
-        raise
-
-
-def _lacks_resources(error: BaseException) -> bool:
-    """Whether another process could do better. Not so where a fault was waited for in vain: on a disk, for example."""
-    if isinstance(error, SnapshotFailed | SnapshotDamaged | BrokerError):
-        return lacks_memory(error)
-    return passing_fault(error) is not None
-
-
-def _leaving(error: BaseException) -> str:
-    """Why a worker gives its place back, for people."""
-    if isinstance(error, Stopped | Fenced | ComputeFailed | DataError):
-        return str(error)
-    return f"lacks memory: {error}" if lacks_memory(error) else f"lacks resources: {error}"
-
-
-def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tuple[str, int]:
-    """Why a worker ends, for people, and its exit code."""
-    match error:
-        case Stopped():
-            return str(error), error.code
-        case ComputeFailed():
-            return explain(error), error.exit_code
-        case SnapshotDamaged():
-            return f"{error}. {RESUME_AS_A_WHOLE}", error.exit_code
-        case DataError() | BrokerError() | SnapshotFailed() | ForeignState():
-            return str(error), error.exit_code
-        case KeyboardInterrupt():  # no signal: those end the loop between two actions
-            return "the model, the data or a metric raised KeyboardInterrupt", ExitCode.FAILED
-        case _:
-            return f"a bug in stageline: {type(error).__name__}: {error}", ExitCode.FAILED
 
 
 def _open_queues(

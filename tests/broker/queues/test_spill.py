@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import resource
 from collections import deque
 from pathlib import Path
 
@@ -67,8 +68,24 @@ def test_a_full_disk_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: py
     slot = spill.write([b"first"])
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        with pytest.raises(QueueFull, match="the disk takes no more: No space left on device"):
+        with pytest.raises(QueueFull, match=r"the disk takes no more in .*: No space left on device"):
             spill.write([b"second"])
     assert spill.bytes == 5
     assert [bytes(frame) for frame in spill.read(slot)] == [b"first"]
+    spill.close()
+
+
+def test_a_message_that_is_written_in_part_takes_no_room(tmp_path: Path) -> None:
+    spill = Spill(10**7, str(tmp_path))
+    slot = spill.write([b"x" * 60_000])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(QueueFull, match=f"the disk takes no more in {tmp_path}: File too large"):
+            spill.write([b"y" * 60_000])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.fstat(slot.segment.file.fileno()).st_size == 60_000
+    again = spill.write([b"y" * 60_000])
+    assert [bytes(frame) for frame in spill.read(again)] == [b"y" * 60_000]
     spill.close()

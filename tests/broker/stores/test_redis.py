@@ -30,3 +30,28 @@ def test_the_reason_is_reported_while_a_server_is_away():
     with pytest.raises(StoreUnusable, match="cannot be reached"):
         RedisStore("redis://127.0.0.1:1/0", "run", patience=0.1, waiting=received.append)
     assert "Connection refused" in received[0]
+
+
+def test_records_that_another_client_replaces_are_named_and_waited_for_and_then_count_as_lost():
+    server = shared_server()
+    number = server.own_number()
+    key = "stageline:{run}:store:fact"
+
+    def waiting(reason: str) -> None:
+        received.append(reason)
+        if len(received) == 2:
+            client.delete(key)
+
+    received: list[str] = []
+    with (
+        closing(server.client(number)) as client,
+        closing(RedisStore(server.url_of(number), "run", waiting=waiting)) as store,
+    ):
+        store.append([record(0, 4)], {4: 0.5})
+        client.set(key, "mine")
+        with pytest.raises(StoreUnusable, match=r"another client replaced records .*: they are lost. Start the broker"):
+            store.put("run", {"id": "a"})
+        assert set(received) == {
+            f"key {key} is a string, not a hash: another client replaced it. Delete it, and the run goes on"
+        }
+        assert client.keys("stageline:{run}:store:*") == []

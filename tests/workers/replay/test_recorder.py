@@ -1,5 +1,6 @@
 """Records are written behind the compute loop's back; a disk that fails ends the recording, not the run."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from structlog.testing import capture_logs
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.pipeline.plan import Plan, read_plan
+from stageline.pipeline.retry import ResourceFault
 from stageline.workers.replay.recorder import RecordWriter
-from stageline.workers.replay.records import Direction, RecordDirectory
+from stageline.workers.replay.records import Direction, RecordDirectory, read_entries
 
 
 @pytest.fixture
@@ -56,3 +58,34 @@ def test_a_disk_that_fails_ends_the_recording_and_the_reason_is_logged(plan):
         writer.close()
     assert [entry["event"] for entry in logs] == ["recording ends"]
     assert "Not a directory" in logs[0]["reason"]
+
+
+def test_what_a_full_disk_cut_off_is_written_again_whole(plan):
+    """Once the disk has room: the entry that was cut off does not stay in the file."""
+
+    def make_room(fault: ResourceFault | None) -> None:
+        notes.append(fault)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    notes: list[ResourceFault | None] = []
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer = RecordWriter(plan, "run-1", (1,), 3, 0, make_room)
+    for step in range(3):
+        writer.record(1, Direction.TAKEN, message(step))
+    file = RecordDirectory(plan.run.dir / "run-1", 1).segment(0, 3)
+    until_it_holds(file, 3)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 50, before[1]))
+    for step in range(3, 6):
+        writer.record(1, Direction.TAKEN, message(step))
+    writer.close()
+    assert notes[0] is not None
+    assert (
+        notes[0].told(notes[0].since).startswith(f"cannot record messages in {plan.run.dir / 'run-1'}: File too large")
+    )
+    assert notes[-1] is None
+    assert [entry.header.step for entry in read_entries(file)] == list(range(6))
+
+
+def until_it_holds(file: Path, entries: int) -> None:
+    while not file.exists() or len(list(read_entries(file))) < entries:
+        continue
