@@ -32,25 +32,18 @@ class SqliteReader(SqliteStore):
         self._path = path
         self._kept_steps = KEPT_STEPS
         self._empty = False
-        self._folder = TemporaryDirectory(prefix="stageline-") if _log(path).exists() else None
+        if not _log(path).exists():
+            self._open(f"{_address_of(path.absolute())}?mode=ro&immutable=1")
+            return
+        with TemporaryDirectory(prefix="stageline-") as folder:  # removed at once: what is open stays readable
+            self._open(f"{_address_of(_copy(path, Path(folder)))}?mode=rw")
+
+    def _open(self, address: str) -> None:
         with ExitStack() as cleanup:
-            cleanup.callback(self._remove_copy)
-            self._connection = self._persist(lambda: sqlite3.connect(self._address(), uri=True, isolation_level=None))
+            self._connection = self._persist(lambda: sqlite3.connect(address, uri=True, isolation_level=None))
             cleanup.callback(self._connection.close)
             self._persist(self._check_format)
-            self._cleanup = cleanup.pop_all()
-
-    def close(self) -> None:
-        self._cleanup.close()
-
-    def _remove_copy(self) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    def _address(self) -> str:
-        if self._folder is None:
-            return f"file:{quote(str(self._path.absolute()))}?mode=ro&immutable=1"
-        return f"file:{quote(str(_copy(self._path, Path(self._folder.name))))}?mode=rw"
+            cleanup.pop_all()
 
     def load(self) -> StoredRun:
         return StoredRun() if self._empty else super().load()
@@ -59,6 +52,8 @@ class SqliteReader(SqliteStore):
         return None if self._empty else super().record(stage, step)
 
     def _check_format(self) -> None:
+        self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # without a file for memory that is shared
+        self._connection.execute("PRAGMA query_only = ON")
         ((written,),) = self._connection.execute("PRAGMA user_version").fetchall()
         tables = self._connection.execute("SELECT name FROM sqlite_master").fetchall()
         self._empty = written == 0 and not tables  # its broker had yet to write into it
@@ -73,6 +68,10 @@ class SqliteReader(SqliteStore):
             return attempt()
         except sqlite3.Error as error:
             raise StoreUnusable(f"the records in {self._path} cannot be read: {error}") from error
+
+
+def _address_of(path: Path) -> str:
+    return f"file:{quote(str(path))}"
 
 
 def _log(path: Path) -> Path:

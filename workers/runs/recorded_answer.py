@@ -14,11 +14,12 @@ from stageline.broker.coordinator.restart import Restart
 from stageline.broker.coordinator.run import RunConfig
 from stageline.broker.coordinator.supervision import Supervision
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.pipeline.plan import from_mapping
+from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
 from stageline.pipeline.schedule import make_schedule
 
 from .ending import ending_of
-from .records import RecordedRun, RecordedState
+from .folder import PLAN
+from .records import RecordedRun, RecordedState, RecordsDamaged
 from .result import Facts, Result
 
 
@@ -54,7 +55,7 @@ def _asked(view: RunView, what: str, of: Mapping[str, str]) -> Facts:
 
 
 def _view(run: RecordedRun) -> RunView:
-    plan = from_mapping(run.plan or {})
+    plan = _plan(run)
     choice = plan.schedule
     schedule = make_schedule(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
     records = RunRecords(run.id, RunConfig.of(plan, schedule), run.store)
@@ -66,6 +67,13 @@ def _view(run: RecordedRun) -> RunView:
     if run.result is not None:
         _add_result(records, run.result)
     return RunView(run.as_of, records, restart, Supervision(records))
+
+
+def _plan(run: RecordedRun) -> Plan:
+    try:
+        return from_mapping(run.plan or {})
+    except PlanRefused as error:  # it was a plan when it was written
+        raise RecordsDamaged(f"{run.folder / PLAN} is damaged: {error}") from error
 
 
 def _add_result(records: RunRecords, result: Result) -> None:
