@@ -26,6 +26,7 @@ _NAMES = (
     *("EIO", "ESTALE", "ETIMEDOUT"),
 )
 PASSING = frozenset(getattr(errno, name) for name in _NAMES if hasattr(errno, name))
+TRIED = "; tried for "  # what follows in a fault that is told changes every second
 _NO_MEMORY = ("can't allocate memory", "out of memory")  # in a RuntimeError of torch
 
 _Result = TypeVar("_Result")
@@ -45,7 +46,7 @@ class ResourceFault:
     def told(self, now: float) -> str:
         """Continues a sentence about the process."""
         tried, left = max(0.0, now - self.since), max(0.0, self.until - now)
-        return f"cannot {self.what}: {self.reason}; tried for {tried:.0f} s, gives up in {left:.0f} s"
+        return f"cannot {self.what}: {self.reason}{TRIED}{tried:.0f} s, gives up in {left:.0f} s"
 
 
 Note = Callable[[ResourceFault | None], object]  # takes what cannot be done now, None once it was done

@@ -153,10 +153,13 @@ class SqliteStore:
         try:
             return persist(told, what, self._note, now=monotonic, wait=self._wait, bound=self._patience)
         except (sqlite3.Error, OSError, MemoryError) as error:
-            raise StoreUnusable(f"the broker cannot {what}: {reason_of(error)}{_advice(error)}") from error
+            tried = f", tried for {self._patience:g} s" if self._fault is not None else ""
+            raise StoreUnusable(f"the broker cannot {what}: {reason_of(error)}{tried}{_advice(error)}") from error
+        finally:
+            self._fault = None
 
     def _note(self, fault: ResourceFault | None) -> None:
-        self._fault = fault
+        self._fault = fault or self._fault
 
     def _wait(self, seconds: float) -> None:
         until = monotonic() + seconds

@@ -18,7 +18,7 @@ import psutil
 
 from stageline.pipeline import plan as plans
 from stageline.pipeline.plan.addresses import masked
-from stageline.workers.disk.atomic_file import write_file, write_json
+from stageline.workers.disk.atomic_file import persist_json, write_file
 
 from .folder import OWNER, make_folder, name_of
 
@@ -77,7 +77,7 @@ def write_owner(folder: Path, plan: "plans.Plan", command: Literal["train", "bro
         plan=_shown(plan.file),
         sets=_sets(plan),
     )
-    write_json(folder / OWNER, owner)
+    persist_json(folder / OWNER, owner)
 
 
 def read_owner(folder: Path) -> RunOwner | None:

@@ -127,7 +127,7 @@ def put_many(store: SqliteStore) -> None:
 
 def test_a_disk_that_stays_full_is_told_with_the_file_and_the_way_out(tmp_path: Path):
     store = SqliteStore(tmp_path / "broker.sqlite", patience=0.2)
-    named = r"cannot keep its records in .*broker\.sqlite: .*resume the run"
+    named = r"cannot keep its records in .*broker\.sqlite: .*, tried for 0\.2 s. Mend that, and resume the run"
     with small_files(), pytest.raises(StoreUnusable, match=named):
         put_many(store)
     store.put("run", {"id": "b"})

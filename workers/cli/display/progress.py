@@ -15,6 +15,7 @@ from rich.text import Text
 
 from stageline.broker.control.protocol import WAITS
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.retry import TRIED
 from stageline.workers.launch.launch import Launch
 from stageline.workers.runs.result import Facts
 
@@ -174,8 +175,11 @@ def _waiting_for_server(facts: Facts) -> str:
 
 
 def _fault(facts: Facts) -> str:
-    """What the broker or a worker cannot do for now; "" if there is nothing."""
-    if facts.get("fault"):
-        return f"the broker {facts['fault']}"
-    faults = ((row["index"], row.get("fault")) for row in facts["workers"])
-    return next((f"worker {index} {fault}" for index, fault in faults if fault), "")
+    """What the broker or a worker cannot do for now, without the seconds, so that it is told once; "" if there is
+    nothing."""
+    faults = [
+        ("the broker", facts.get("fault")),
+        *((f"worker {row['index']}", row.get("fault")) for row in facts["workers"]),
+    ]
+    lacking = (f"{who} {str(fault).partition(TRIED)[0]}, and tries again" for who, fault in faults if fault)
+    return next(lacking, "")
