@@ -53,6 +53,7 @@ class SqliteReader(SqliteStore):
 
     def _check_format(self) -> None:
         self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # without a file for memory that is shared
+        self._connection.execute("PRAGMA synchronous = OFF")  # a copy need not be on the disk
         self._connection.execute("PRAGMA query_only = ON")
         ((written,),) = self._connection.execute("PRAGMA user_version").fetchall()
         tables = self._connection.execute("SELECT name FROM sqlite_master").fetchall()
