@@ -128,6 +128,7 @@ def test_a_breakpoint_stops_at_the_microbatch_and_only_there(workspace):
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("stopped") == 1
     assert again.stderr.count("picky") == 1
+    assert again.stderr.startswith(f"stageline: executes {workspace.folder / 'model.py'}, torch.nn.functional, ")
 
 
 def test_with_record_none_nothing_is_left(workspace):

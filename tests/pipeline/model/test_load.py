@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stageline.pipeline.model.load import ModelRefused, call, load_function, load_object
+from stageline.pipeline.model.load import ModelRefused, call, code_of, load_function, load_object
+from support.small_plans import plan
 
 MODEL = """
 from neighbour import DEPTH
@@ -63,3 +64,15 @@ def test_a_class_becomes_one_of_its_objects(folder):
     assert load_function("torch.nn.functional.relu", folder, "model.loss") is torch.nn.functional.relu
     with pytest.raises(ModelRefused, match="is a int, which cannot be called"):
         load_function("neighbour.py:DEPTH", folder, "model.loss")
+
+
+def test_what_a_plan_executes_is_named_by_file_and_module(folder: Path):
+    found = code_of(plan(model__metrics=["metrics.py:accuracy"], data__source="package.data.batches"))
+    here = Path.cwd()
+    assert found == [
+        str(here / "model.py"),
+        "torch.nn.functional",
+        str(here / "metrics.py"),
+        "package.data",
+        "torch.optim",
+    ]
