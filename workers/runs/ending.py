@@ -23,12 +23,18 @@ def ending_of(run: RecordedRun) -> Ending:
         case RecordedState.STARTING:
             return Ending("the run is starting: its plan is tried, then its processes start", "wait")
         case RecordedState.RUNNING:
-            return Ending("its broker does not answer", "wait: workers train without a broker, and `train` restarts it")
+            return _running(run)
         case RecordedState.KILLED:
             return _killed(run)
         case _:
             reason = run.outcome.reason if run.outcome is not None else ""
             return Ending(reason, _after_stop(run))
+
+
+def _running(run: RecordedRun) -> Ending:
+    if _in_memory(run):
+        return Ending("the run is one process, which answers no questions", "nothing: its records are a second old")
+    return Ending("its broker does not answer", "wait: workers train without a broker, and `train` restarts it")
 
 
 def _killed(run: RecordedRun) -> Ending:
@@ -62,8 +68,11 @@ def _again(run: RecordedRun) -> str:
 
 def _saves(run: RecordedRun) -> bool:
     recovery = (run.plan or {}).get("recovery", {})
-    in_memory = str((run.plan or {}).get("queues", {}).get("url", "")).startswith("memory://")
-    return not in_memory and bool(recovery.get("restarts")) and bool(recovery.get("snapshot_every"))
+    return not _in_memory(run) and bool(recovery.get("restarts")) and bool(recovery.get("snapshot_every"))
+
+
+def _in_memory(run: RecordedRun) -> bool:
+    return str((run.plan or {}).get("queues", {}).get("url", "")).startswith("memory://")
 
 
 def _resume(run: RecordedRun) -> str:

@@ -42,7 +42,10 @@ def recorded_answer(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts
         facts["reason"] = facts["reason"] or ending_of(run).text
     if what == "why":
         found = ending_of(run)
-        facts |= {"text": found.text, "action": found.action, "chain": [], "root": None, "reports": []}
+        if state is RecordedState.RUNNING and "text" in facts:
+            facts |= {"text": f"{found.text}; when it last stored what it saw: {facts['text']}", "action": found.action}
+        else:
+            facts |= {"text": found.text, "action": found.action, "chain": [], "root": None, "reports": []}
     return facts
 
 

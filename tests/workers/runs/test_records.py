@@ -57,12 +57,13 @@ def test_a_run_whose_process_is_there_is_starting_until_its_workers_are_and_also
     mine = msgspec.convert(read_owner(tmp_path), RunOwner)
     for facts, at, state in (
         ({}, 0.0, "starting"),
-        ({"registry": PLACES}, time(), "running"),
+        ({"registry": PLACES}, time(), "running"),  # and its broker does not answer
         ({"registry": PLACES, "outcome": ENDED}, mine.began + 5, "failed"),
         ({"registry": {**PLACES, "begun": False}, "outcome": ENDED}, mine.began - 5, "starting"),  # resumed since
     ):
         with recorded_run(record(tmp_path / "run-1", owner=mine, at=at, **facts)) as run:
             assert str(run.state) == state
+            assert ("its broker does not answer" in ending_of(run).text) == (state == "running")
 
 
 def test_of_a_process_on_another_machine_only_the_age_of_the_records_tells(tmp_path):
