@@ -24,6 +24,16 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130  # stopped with nothing saved
 
 
+def documented(code: int) -> ExitCode:
+    """The exit code for one that was received: itself, or `FAILED` if there is none such."""
+    return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
+
+
+def failure_code(code: int) -> ExitCode:
+    """The exit code of what has failed, from one that was received: never 0."""
+    return documented(code) if code else ExitCode.FAILED
+
+
 class StagelineError(Exception):
     """An expected error. Its text is written for the user; a command that it ends exits with `exit_code`."""
 

@@ -29,7 +29,7 @@ from stageline.broker.ledger.ledger import Holder, IllegalTransition
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.stores.base import Store
 from stageline.pipeline.digest import weights_sha256
-from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.errors import ExitCode, failure_code
 
 from .authenticity import Authenticity, refusal_to
 from .observation import OBSERVED, observe
@@ -185,7 +185,7 @@ class Coordinator:
                 self._finish(member, message)
             case Failed():
                 member.status = MemberStatus.LEFT
-                self.run.fail(f"{member.label} failed: {message.reason}", message.code or ExitCode.FAILED)
+                self.run.fail(f"{member.label} failed: {message.reason}", failure_code(message.code))
             case Goodbye():
                 self._supervision.note_goodbye(member, message, now)
 

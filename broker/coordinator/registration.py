@@ -35,6 +35,8 @@ from .restart import Restart
 from .run import RunConfig
 from .run_state import RunState
 
+UNDECIDED = 3.0  # seconds that a newcomer stands by at most until all who have a place are heard again
+
 FromMember = Report | Finished | Failed | Goodbye
 
 
@@ -65,7 +67,7 @@ class Registration:
             case Standby() as standby:
                 if (predecessor := self._predecessor(hello)) is not None:  # lost as soon as it is silent
                     predecessor.superseded = True
-                self._run.standby[process_key(hello)] = Contact(hello, sender, now)
+                self._run.standby[process_key(hello)] = Contact(hello, sender, now, self._came(hello, now))
                 self._run.outgoing.append((sender, standby))
 
     def answer_unknown(self, message: FromMember, sender: bytes) -> None:
@@ -151,8 +153,12 @@ class Registration:
         if self._run.lifecycle.state is RunState.CHOOSING_CHECKPOINT and possible and not hello.incarnation:
             return Standby(restart.waiting_for, self._run.id, restart.poll.step)
         found = self._register(hello, sender, now)
-        if isinstance(found, Refused) and self._may_stand_by(hello):
-            return Standby(found.reason)
+        if isinstance(found, Refused):
+            silent = self._silent_owners(hello, now)
+            for owner in silent:
+                owner.superseded = owner.introduced  # one that loads its model is silent meanwhile
+            if silent or self._may_stand_by(hello):
+                return Standby(found.reason)
         self._run.standby.pop(process_key(hello), None)
         return found
 
@@ -177,6 +183,22 @@ class Registration:
         owners = self._run.registry.members.values()
         unconfirmed = any(not owner.sender for owner in owners if hello.claim in (None, owner.index))
         return hello.spare or given_away or unconfirmed or self._predecessor(hello) is not None
+
+    def _silent_owners(self, hello: Hello, now: float) -> list[Member]:
+        """Owners of the places that a newcomer could have from which nothing has come since the newcomer came: a worker
+        that was killed and started again by hand comes while its predecessor still has the place. Only processes of its
+        own host, and not for longer than it takes to hear from those that live, or to take those for lost that do not.
+        """
+        came = self._came(hello, now)
+        replaces = self._run.config.restarts > 0 or not self._run.registry.begun
+        if hello.incarnation or not replaces or now - came >= UNDECIDED:
+            return []
+        owners = [owner for owner in self._run.registry.reachable() if hello.claim in (None, owner.index)]
+        return [owner for owner in owners if owner.host == hello.host and owner.last_seen <= came]
+
+    def _came(self, hello: Hello, now: float) -> float:
+        contact = self._run.standby.get(process_key(hello))
+        return now if contact is None else contact.came
 
     def _predecessor(self, hello: Hello) -> Member | None:
         """The owner of the place that is claimed, if it seems to be the same worker before it was restarted."""

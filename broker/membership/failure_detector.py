@@ -14,7 +14,7 @@ from .member import Member, MemberStatus
 
 EXIT_GRACE = 0.5  # seconds that a process's last messages may arrive after the news of its exit
 KILL_GRACE = 0.1  # likewise for a process that was killed
-SUPERSEDED_AFTER = 2.0  # seconds of silence after which a worker whose process was restarted counts as lost
+SUPERSEDED_AFTER = 2.0  # seconds of silence after which a worker counts as lost while another asks for its place
 STANDSTILL_LEASES, STANDSTILL_LEAST = 6, 60.0  # a standstill ends the run after that many leases, and that many seconds
 
 
@@ -46,7 +46,7 @@ def loss_of(member: Member, leases: Leases, now: float) -> WorkerLoss | None:
             return WorkerLoss(member, describe_exit(end), exited=True, result=end.result)
     silence, stalled = now - member.last_seen, now - member.last_progress
     if member.superseded and silence >= SUPERSEDED_AFTER:
-        return WorkerLoss(member, f"was restarted, and the old process was silent for {silence:.1f} s")
+        return WorkerLoss(member, f"was silent for {silence:.1f} s while another process asked for its place")
     key, limit = silence_limit(member, leases)
     if silence >= limit:
         return WorkerLoss(member, f"was silent for {silence:.1f} s ({key} is {limit:g} s)")

@@ -37,7 +37,7 @@ class Member:
     introduced: bool = False  # its endpoint is known, even if it has none
     aware: bool = False  # it has sent a message under its incarnation
     promoted: bool = False  # it was on standby when the place became free
-    superseded: bool = False  # another process of its name and host asks for its place: it was restarted
+    superseded: bool = False  # another process of its host asks for its place: it may have been started in its stead
     status: MemberStatus = MemberStatus.PRESENT
     report: Report | None = None  # the newest
     last_progress: float = 0.0  # when it last completed an action, or had none to compute

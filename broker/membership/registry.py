@@ -113,6 +113,7 @@ class Registry:
     def note_contact(self, member: Member, sender: bytes, now: float) -> None:
         """A message under the worker's incarnation arrived from `sender`."""
         member.sender, member.last_seen, member.aware = sender, now, True
+        member.superseded = False
 
     def note_report(self, member: Member, report: Report, now: float) -> None:
         before = member.report

@@ -11,11 +11,13 @@ ProcessKey = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """A process without a place: its newest Hello, its address, and when it was last seen (seconds since the epoch)."""
+    """A process without a place: its newest Hello, its address, when it was last seen, and when it came (seconds since
+    the epoch)."""
 
     hello: Hello
     sender: bytes
     last_seen: float
+    came: float = 0.0
 
 
 class StandbyWorkers(dict[ProcessKey, Contact]):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stageline.pipeline.data import DataError, Rows
-from stageline.pipeline.errors import describe_error, error_text
+from stageline.pipeline.errors import describe_error, documented, error_text, failure_code
 
 
 def test_an_error_is_described_with_its_file_and_line():
@@ -14,6 +14,11 @@ def test_an_error_is_described_with_its_file_and_line():
         int("seven")
     place = f"{Path(__file__).name}, line {caught.tb.tb_lineno}"
     assert describe_error(caught.value) == f"ValueError: invalid literal for int() with base 10: 'seven' ({place})"
+
+
+def test_a_received_exit_code_is_a_documented_one_and_of_a_failure_never_0():
+    assert [documented(code) for code in (0, 75, 78, 7, -9, 2**40)] == [0, 75, 78, 1, 1, 1]
+    assert [failure_code(code) for code in (0, 75, 78, 7, -9, 2**40)] == [1, 75, 78, 1, 1, 1]
 
 
 def test_an_error_that_was_never_raised_has_no_line():

@@ -11,7 +11,7 @@ import structlog
 from stageline.broker.control.protocol import Assigned, Finished, Peers, Refused, Stop, Trim
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.digest import TensorDigest
-from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.errors import ExitCode, documented, failure_code
 from stageline.workers.checkpoint.hooks import CheckpointHooks
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
 
@@ -44,6 +44,7 @@ class CommandHandler:
         self._clock = clock
         self._stop: tuple[Stop, float] | None = None  # what ends the run after a step, and until when it may wait
         self._joined = False
+        self._finished = False  # nothing is left but to serve the others
         self._producers = loop.program.producers(assigned.index)
         self._inbound = [queues.inbound(key) for key in loop.program.inbound(assigned.index)]
         self._outbound = [queues.outbound(key) for key in loop.program.outbound(assigned.index)]
@@ -60,6 +61,7 @@ class CommandHandler:
         self._loop.run(self.handle, self._hooks.stepped)
         digests = save()
         self._hooks.flush()
+        self._finished = True
         self._control.send(Finished(self._assigned.incarnation, digests))
         self._serve_until_stopped(lease)
 
@@ -78,7 +80,7 @@ class CommandHandler:
                 case Stop() as stop:
                     self._end(stop)
                 case Refused(reason, code):
-                    raise Stopped(reason, code, broker_knows=True)
+                    raise Stopped(reason, failure_code(code), broker_knows=True)
                 case Stopped() as stopped:
                     raise stopped
         if self._stop is not None:
@@ -124,7 +126,7 @@ class CommandHandler:
         current, flushes = self._loop.step, self._loop.program.schedule.mode == "sync"
         late = stop.step is None or current is None or current > stop.step
         if late or not (stop.at_step_end and flushes and self._joined):
-            raise Stopped(stop.reason, stop.code, broker_knows=True)
+            raise self._stopped(stop)
         if self._stop is None and stop.step is not None:
             self._hooks.stop_at(stop.step)
             self._stop = stop, self._clock.monotonic() + STEP_END
@@ -137,7 +139,12 @@ class CommandHandler:
         if done:
             self._hooks.flush()
             self._control.wait_until_confirmed(CONFIRMATION)
-        raise Stopped(stop.reason, stop.code, broker_knows=True)
+        raise self._stopped(stop)
+
+    def _stopped(self, stop: Stop) -> Stopped:
+        """A worker that has steps left has not succeeded, whatever a message says."""
+        code = documented(stop.code) if self._finished else failure_code(stop.code)
+        return Stopped(stop.reason, code, broker_knows=True)
 
     def _has_untaken_messages(self) -> bool:
         depths = [outbound.depth() for outbound in self._outbound]

@@ -33,7 +33,7 @@ from stageline.broker.control.protocol import (
     decode_from_broker,
 )
 from stageline.broker.errors import BadMessage
-from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.errors import ExitCode, failure_code
 from stageline.pipeline.plan.addresses import masked
 from stageline.workers.runtime.loop import Clock, WorkerLoop
 
@@ -216,7 +216,7 @@ class ControlThread:
             return
         command = self._dismissed[1]
         log.error("ended", reason=f"{command.reason}. The compute loop has not ended within {IGNORED:g} s")
-        self._exit_process(command.code)
+        self._exit_process(failure_code(command.code))
 
     def _send(self, message: Hello | Report | Failed | Finished | Goodbye) -> None:
         self._channel.send(self._sealer.worker_message(message))  # it may be lost: all that matters is sent again

@@ -27,6 +27,7 @@ from stageline.broker.control.protocol import (
     Standby,
     Stop,
 )
+from stageline.pipeline.errors import documented
 from stageline.workers.runtime.progress import Progress
 
 from .reporter import Reporter
@@ -104,7 +105,7 @@ class Joining:
                 self._run, self._declined = run, 0
                 self._inspect(step)
             case Refused(reason, code) | Stop(reason, code):
-                raise Stopped(reason, code)
+                raise Stopped(reason, documented(code))
         return None
 
     def _consider(self, assigned: Assigned) -> Assigned | None:

@@ -200,3 +200,11 @@ def test_while_the_run_waits_a_lost_worker_only_leaves_its_place():
     assert (talk.core.run.phase, talk.status()["missing"]) == (RunPhase.WAITING, [0, 1])
     ((_, assigned), *_) = talk.send(b"b", hello(0))
     assert assigned == Assigned("run-1", 0, 2, 0)
+
+
+@pytest.mark.parametrize(("code", "meant"), [(0, 1), (7, 1), (-9, 1), (78, 78)])
+def test_a_failed_run_never_ends_with_0_whatever_its_worker_says(code: int, meant: int):
+    talk = Conversation()
+    talk.join(0), talk.join(1)
+    talk.send(name(1), Failed(2, "so it is", code))
+    assert talk.status()["code"] == meant

@@ -16,7 +16,7 @@ from stageline.broker.control.protocol import (
 )
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.membership.standby import SILENCE
-from support.conversation import TERMS, Conversation, name, report
+from support.conversation import TERMS, Conversation, hello, name, report
 from support.replacements import REPLACING, Sends, kill, reach, replacement, talk_of
 
 
@@ -129,7 +129,69 @@ def test_a_worker_restarted_before_its_loss_was_noticed_stands_by_and_soon_has_i
     ((_, standby),) = talk.send(b"again", replacement(1, 101))
     assert isinstance(standby, Standby)
     assert talk.after(1.0) == [(b"again", Assigned("run-1", 1, 3, 0))]
-    assert "was restarted" in talk.core.run.events.infos[-2]
+    assert "while another process asked for its place" in talk.core.run.events.infos[-2]
+
+
+def by_hand(pid: int) -> Hello:
+    """Of a worker that claims no place, on the host of the others."""
+    return Hello(CONTROL_VERSION, "d" * 64, "worker", "desk", pid, "")
+
+
+def alive(talk: Conversation, *indexes: int) -> None:
+    for index in indexes:
+        talk.send(name(index), report(index))
+
+
+@pytest.mark.parametrize("silence", [0.0, 1.0, 1.9])
+def test_a_worker_started_again_by_hand_has_the_place_of_its_killed_predecessor_within_2_s(
+    talk: Conversation, silence: float
+):
+    """It was refused, "all 2 workers of the plan have joined", until a lease was over."""
+    for _ in range(round(silence * 10)):
+        talk.after(0.1)
+        alive(talk, 0)
+    places: list[Assigned] = []
+    waited = 0.0
+    while not places:
+        said = talk.send(b"again", by_hand(301)) + talk.after(0.1)
+        assert not any(isinstance(message, Refused) for _, message in said)
+        places = [message for to, message in said if to == b"again" and isinstance(message, Assigned)]
+        alive(talk, 0)
+        waited += 0.1
+    assert places == [Assigned("run-1", 1, 3, 0)]
+    assert waited <= 2.2 - silence
+
+
+def test_a_worker_too_many_is_refused_once_all_others_were_heard(talk: Conversation):
+    ((_, standby),) = talk.send(b"extra", by_hand(301))
+    assert isinstance(standby, Standby)
+    assert "all 2 workers of the plan have joined" in standby.reason
+    talk.after(0.1)
+    alive(talk, 0)
+    ((_, still),) = talk.send(b"extra", by_hand(301))
+    assert isinstance(still, Standby)
+    alive(talk, 1)
+    ((_, refused),) = talk.send(b"extra", by_hand(301))
+    assert isinstance(refused, Refused)
+    assert [member.pid for member in talk.core.run.registry.members.values()] == [100, 101]
+
+
+def test_a_worker_that_loads_its_model_keeps_its_place_and_the_newcomer_does_not_wait_for_ever():
+    talk = Conversation(terms=REPLACING)
+    for index in range(2):
+        talk.send(name(index), hello(index))
+    kinds: list[type] = []
+    while Refused not in kinds:
+        kinds += [type(message) for to, message in talk.send(b"extra", by_hand(301)) if to == b"extra"]
+        talk.after(0.1)
+    assert set(kinds) == {Standby, Refused}
+    assert len(kinds) <= 32  # 3 s
+
+
+def test_a_newcomer_on_another_host_cannot_have_been_started_in_a_workers_stead(talk: Conversation):
+    other = msgspec.structs.replace(by_hand(301), host="laptop")
+    ((_, refused),) = talk.send(b"extra", other)
+    assert isinstance(refused, Refused)
 
 
 def test_a_worker_that_reports_keeps_its_place_though_another_of_its_name_claims_it(talk: Conversation):

@@ -122,6 +122,15 @@ def test_a_stop_ends_the_loop_before_the_next_action() -> None:
     assert worker.steps.count(1) == 1
 
 
+@pytest.mark.parametrize(("code", "meant"), [(0, 1), (7, 1), (75, 75), (130, 130)])
+@pytest.mark.parametrize("of", [Stop, Refused])
+def test_a_worker_with_steps_left_never_exits_with_0_whatever_a_message_says(of: type, code: int, meant: int) -> None:
+    worker = CommandedWorker(JOINED, at={1: of("all is done", code)})
+    with pytest.raises(Stopped) as stopped:
+        worker.run()
+    assert stopped.value.code == meant
+
+
 def test_a_stop_at_the_end_of_a_step_waits_for_that_and_for_its_snapshot() -> None:
     worker = CommandedWorker(JOINED, at={1: Stop("enough", 75, at_step_end=True, step=3)})
     with pytest.raises(Stopped, match="enough"):
