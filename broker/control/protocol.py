@@ -22,10 +22,14 @@ from stageline.broker.errors import ForeignMessage
 from .seal import MessageSeal, opened, sealed
 
 CONTROL_VERSION = 4
+LONGEST_NAME = 1_000  # characters of a name, an address, or of what a worker does
+LONGEST_TEXT = 100_000  # characters of a reason
 WAITS = "waits"  # the first word of `Report.now` while the compute loop has nothing to compute
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # stays exact in JSON and in a store
 RunId = Annotated[str, msgspec.Meta(pattern=r"^\w[\w.-]*\Z", max_length=200)]  # a folder, and a part of Redis keys
+Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
+Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
 Token = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
 Secret = Annotated[bytes, msgspec.Meta(max_length=64)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -69,11 +73,11 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
     """
 
     version: int
-    plan: str
-    name: str
-    host: str
+    plan: Name
+    name: Name
+    host: Name
     pid: int
-    endpoint: str
+    endpoint: Name
     claim: Count | None = None
     incarnation: Count = 0
     settings: dict[str, object] = {}
@@ -113,9 +117,9 @@ class Wait(_ControlMessage, frozen=True, tag="wait"):
     With `room` it lacks the space to put that message, the result of `action`, into `queue`.
     """
 
-    queue: str
+    queue: Name
     number: Count
-    action: str
+    action: Name
     step: Count
     since: float
     room: bool = False
@@ -139,7 +143,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
 
     incarnation: Count
     actions: Count
-    now: str
+    now: Text
     since: float
     idle: float
     steps: list[StepRecord] = []
@@ -152,8 +156,8 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     snapshots: list[tuple[Count, Count]] = []
     complete: Count = 0
     waits: list[Wait] = []
-    layer: str = ""
-    trouble: str = ""
+    layer: Name = ""
+    trouble: Text = ""
     troubled: float = 0.0
     fault: str = ""
 
@@ -167,7 +171,7 @@ class Failed(_ControlMessage, frozen=True, tag="failed"):
     """The worker ends with an error: `reason` for people, `code` its exit code."""
 
     incarnation: Count
-    reason: str
+    reason: Text
     code: int
 
 
@@ -185,7 +189,7 @@ class Goodbye(_ControlMessage, frozen=True, tag="goodbye"):
     """The worker leaves on purpose (`reason`); everything is reported."""
 
     incarnation: Count
-    reason: str
+    reason: Text
 
 
 class Assigned(_ControlMessage, frozen=True, tag="assigned"):
@@ -281,7 +285,7 @@ class StopRun(_ControlMessage, frozen=True, tag="stop-run"):
     With `over` it only says that no more queries will come after the run's end, so that the broker may exit.
     """
 
-    reason: str
+    reason: Text
     at_step_end: bool = False
     over: bool = False
 

@@ -12,6 +12,7 @@ import msgspec
 from stageline.broker.network.descriptors import raise_descriptor_limit
 from stageline.pipeline.errors import ExitCode, StagelineError
 
+from .display.output import say
 from .errors import CommandFailed, as_facts, message_of, suggestion
 
 COMMANDS = {  # the file in commands/ that each is in
@@ -86,7 +87,7 @@ def run(arguments: Sequence[str]) -> int:
         if not expected or "--debug" in arguments:
             traceback.print_exception(error)
         message = f"stageline: {message_of(error)}" if expected else _BUG
-        click.echo(message, err=True)
+        say(message, err=True)
         code = error.exit_code if isinstance(error, StagelineError) else ExitCode.FAILED
         return _failed(arguments, error, message.removeprefix("stageline: "), code)
 
@@ -106,8 +107,8 @@ def _zmq_error() -> type[Exception]:
 def _print_usage_error(error: click.ClickException) -> None:
     message = error.format_message()
     if message.startswith("Usage:"):  # no command was given: print the help alone
-        click.echo(message, err=True)
+        say(message, err=True)
         return
-    click.echo(f"stageline: {message[:1].lower()}{message[1:]}", err=True)
+    say(f"stageline: {message[:1].lower()}{message[1:]}", err=True)
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        click.echo(f"See {error.ctx.command_path} --help", err=True)
+        say(f"See {error.ctx.command_path} --help", err=True)

@@ -7,6 +7,7 @@ from typing import Any, TextIO, cast
 
 import structlog
 
+from stageline.pipeline.printable import printable
 from stageline.pipeline.retry import passing_fault
 
 Event = MutableMapping[str, Any]
@@ -48,6 +49,7 @@ def render(_: object, __: str, event: Event) -> str:
     level, text, traceback = event.pop("level", "info"), event.pop("event"), event.pop("exception", "")
     reason = event.pop("reason", "")
     details = ", ".join(f"{name} {value}" for name, value in event.items())
-    message = ": ".join(part for part in (str(text), str(reason), details) if part)
+    message = printable(": ".join(part for part in (str(text), str(reason), details) if part))
     prefix = _PREFIXES.get(level) or f"{datetime.now():%H:%M:%S}"
-    return "\n".join(part for part in (traceback, f"{prefix} {message}") if part)
+    line = f"{prefix} {message}".replace("\n", "\n    ")  # no text can begin a line that looks like another event
+    return "\n".join(part for part in (printable(traceback), line) if part)

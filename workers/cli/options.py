@@ -19,6 +19,7 @@ from stageline.pipeline.plan import addresses
 from stageline.pipeline.plan.addresses import masked
 from stageline.workers.runs import folder as runs
 
+from .display.output import say
 from .errors import CommandFailed
 
 Callback = Callable[[click.Context, click.Parameter, str | None], str | None]
@@ -50,7 +51,7 @@ def address(*, dials: bool) -> Callback:
                 f"write {' or '.join(addresses.BROKER.values())}"
             )
         if masked(value) != value:
-            click.echo(f"stageline: warning: {parameter.opts[0]} {_VISIBLE}", err=True)
+            say(f"stageline: warning: {parameter.opts[0]} {_VISIBLE}", err=True)
         return value
 
     return checked
@@ -108,7 +109,7 @@ def plan_of(config: str, sets: Sequence[str]) -> "plans.Plan":
 def warn(warnings: Sequence[str]) -> None:
     """Prints warnings on stderr."""
     for warning in warnings:
-        click.echo(f"stageline: warning: {warning}", err=True)
+        say(f"stageline: warning: {warning}", err=True)
 
 
 def require_restarts(plan: "plans.Plan") -> None:

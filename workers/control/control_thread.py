@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+import msgspec
 import structlog
 
 from stageline.broker.control.channel import ClientChannel
 from stageline.broker.control.open import open_client
 from stageline.broker.control.protocol import (
+    LONGEST_TEXT,
     WAITS,
     Assigned,
     Failed,
@@ -152,6 +154,8 @@ class ControlThread:
     def send(self, message: Failed | Finished | Goodbye) -> None:
         """Sent before the next report, in order, or, before `start`, with `close`. `Finished` is repeated until the
         broker stops the run."""
+        if not isinstance(message, Finished):  # it may be the text of a user's exception
+            message = msgspec.structs.replace(message, reason=message.reason[:LONGEST_TEXT])
         self._outbox.append(message)
 
     def wait_until_confirmed(self, timeout: float) -> None:

@@ -18,7 +18,7 @@ from time import monotonic
 import structlog
 import torch
 
-from stageline.broker.control.protocol import CONTROL_VERSION, Assigned, Failed, Goodbye, Hello
+from stageline.broker.control.protocol import CONTROL_VERSION, LONGEST_NAME, Assigned, Failed, Goodbye, Hello
 from stageline.broker.errors import BrokerError, EndpointTaken
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.data import DataError
@@ -220,7 +220,7 @@ def _hooks(
 
 def _identity(plan: Plan, options: WorkerOptions) -> WorkerIdentity:
     disk = LocalSnapshots(plan) if plan.recovery.on else None
-    who = options.name, socket.gethostname(), os.getpid(), ""
+    who = options.name[:LONGEST_NAME], socket.gethostname(), os.getpid(), ""
     base = Hello(
         CONTROL_VERSION,
         plan.digest(),

@@ -152,3 +152,12 @@ def test_whatever_fails_with_json_prints_the_error_and_its_exit_code(arguments, 
     assert workspace.here(*arguments.split()) == code
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["exit_code"] == code
+
+
+def test_an_error_that_names_what_was_typed_does_not_control_the_terminal(capsys):
+    assert run(["status", "no\x1b[2Jfolder"]) != 0
+    assert run(["no\x1b[2Jcommand"]) == 2
+    printed = capsys.readouterr().err
+    assert "\x1b" not in printed
+    assert "no\\x1b[2Jfolder" in printed
+    assert "no\\x1b[2Jcommand" in printed

@@ -43,3 +43,16 @@ def test_a_line_for_which_the_disk_has_no_room_ends_nothing(tmp_path: Path, monk
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
             structlog.reset_defaults()
         assert os.fstat(file.fileno()).st_size == 10
+
+
+def test_text_from_elsewhere_neither_controls_the_terminal_nor_looks_like_another_event(capsys):
+    log_to_stderr()
+    try:
+        structlog.get_logger().warning(
+            "refused", reason="it is \x1b[2J\x9b31m\u202e\n00:00:00 assigned: forged", by="a\rb"
+        )
+    finally:
+        structlog.reset_defaults()
+    assert capsys.readouterr().err == (
+        "stageline: warning: refused: it is \\x1b[2J\\x9b31m\\u202e\n    00:00:00 assigned: forged: by a\\x0db\n"
+    )

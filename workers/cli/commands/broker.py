@@ -6,6 +6,7 @@ import click
 
 from stageline.pipeline.plan.addresses import masked
 from stageline.workers.cli import options
+from stageline.workers.cli.display.output import say
 from stageline.workers.cli.logs import log_to_stderr
 
 
@@ -38,14 +39,14 @@ def broker(
 
     def announce(endpoint: str) -> None:
         records = runs.folder(plan, place.run) if plan.broker.store == runs.IN_FOLDER else masked(plan.broker.store)
-        click.echo(f"run {place.run}: broker at {masked(endpoint)}, records in {records}", err=True)
+        say(f"run {place.run}: broker at {masked(endpoint)}, records in {records}", err=True)
         if not place.lifeline.supervised:
             shown = options.without_passwords(sets)
             named = () if endpoint == plan.broker.url else ("--broker", masked(endpoint))
             command = ("stageline", "worker", *options.plan_arguments(config, shown), *named)
-            click.echo(f"start every worker with: {shlex.join(command)}", err=True)
+            say(f"start every worker with: {shlex.join(command)}", err=True)
             if len(shown) < len(sets):
-                click.echo("and put the addresses that contain a password into its environment", err=True)
+                say("and put the addresses that contain a password into its environment", err=True)
 
     place = BrokerOptions(bind or plan.broker.url, run or runs.new_id(plan), Lifeline(lifeline), resume, new or not run)
     return run_broker(plan, place, announce)

@@ -9,6 +9,7 @@ import msgspec
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
+from stageline.workers.cli.display.output import say
 from stageline.workers.process.signals import Signals, exit_at_once
 
 _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
@@ -42,7 +43,7 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
         for finding in examine(plan, Path(folder)):
             findings.append(finding)
             if not as_json:
-                click.echo(f"{_SIGNS[finding.health]:5} {finding.what}: {finding.found}", file=out)
+                say(f"{_SIGNS[finding.health]:5} {finding.what}: {finding.found}", file=out)
     if as_json:
         click.echo(msgspec.json.encode({"schema": "doctor/1", "findings": findings}))
     return ExitCode.FAILED if any(finding.health is Health.BAD for finding in findings) else ExitCode.OK

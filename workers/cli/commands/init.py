@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from stageline.workers.cli.display.output import say
+
 SCHEMA = ".stageline.schema.json"
 TEMPLATES = ("stageline.toml", "model.py", "data.py")
 
@@ -31,6 +33,6 @@ def init(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    click.echo(f"wrote {', '.join(str(folder / name) for name in texts)}")
+    say(f"wrote {', '.join(str(folder / name) for name in texts)}")
     named = () if folder == Path() else (str(folder),)
-    click.echo(f"train it with: {shlex.join(('stageline', 'train', *named))}")
+    say(f"train it with: {shlex.join(('stageline', 'train', *named))}")

@@ -9,6 +9,7 @@ import msgspec
 from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
+from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import share, show, size
 
 if TYPE_CHECKING:  # loads torch
@@ -45,7 +46,7 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> Non
     _show_split(found)
     _show_queues(found)
     idle = ", ".join(f"worker {index} {share(part)}" for index, part in enumerate(found.idle))
-    click.echo(f"idle, if a backward takes as long as two forwards and a message no time: {idle}")
+    say(f"idle, if a backward takes as long as two forwards and a message no time: {idle}")
 
 
 def _show_split(found: "Estimate") -> None:

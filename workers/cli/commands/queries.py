@@ -14,6 +14,7 @@ import msgspec
 
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import answer_about
+from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import duration, share, show, size, summary
 from stageline.workers.runs.result import Facts, Result
 
@@ -100,14 +101,14 @@ def _ask(
         return
     if facts["source"] == "records":
         ago = duration(max(0.0, time() - facts["as_of"]))
-        click.echo(f"from the records of the run, as of {datetime.fromtimestamp(facts['as_of']):%F %T}, {ago} ago")
+        say(f"from the records of the run, as of {datetime.fromtimestamp(facts['as_of']):%F %T}, {ago} ago")
     show_answer(facts)
 
 
 def _show_status(facts: Facts) -> None:
     total = facts["training_steps"]
     if facts.get("result"):
-        click.echo(summary(msgspec.convert(facts["result"], Result), Path(facts["folder"])))
+        say(summary(msgspec.convert(facts["result"], Result), Path(facts["folder"])))
         return
     steps = facts["finished_floor"] if total is None else min(facts["finished_floor"], total)
     loss = facts["finished_loss"] and facts["finished_loss"]["loss"]
@@ -123,7 +124,7 @@ def _show_status(facts: Facts) -> None:
         *(f"{name} {float(value):.6g}" for name, value in facts["metrics"].items()),
         f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
     )
-    click.echo("\n  ".join(part for part in known if part))
+    say("\n  ".join(part for part in known if part))
     columns = ("worker", "stages", "is", "process", "reported", "idle", "actions", "now")
     show("workers", columns, [_worker_row(worker) for worker in facts["workers"]])
 
@@ -140,7 +141,7 @@ def _worker_row(worker: Facts) -> tuple[object, ...]:
 def _show_cause(facts: Facts) -> None:
     ages = ", ".join(f"{each['name']} {duration(each['heard'])} ago" for each in facts["reports"])
     lines = (facts["text"], ages and f"as reported by {ages}", f"what to do: {facts['action']}")
-    click.echo("\n  ".join([f"run {facts['run']}: {facts.get('state', facts['phase'])}", *filter(None, lines)]))
+    say("\n  ".join([f"run {facts['run']}: {facts.get('state', facts['phase'])}", *filter(None, lines)]))
 
 
 def _show_history(facts: Facts) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
+from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted
 from stageline.workers.cli.errors import CommandFailed
 
@@ -47,7 +48,7 @@ def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch:
     from stageline.workers.replay.replay import ReplayTarget, recorded_plan
     from stageline.workers.replay.replay import replay as run_again
 
-    click.echo(f"stageline: executes {', '.join(code_of(plan or recorded_plan(folder, stage)))}", err=True)
+    say(f"stageline: executes {', '.join(code_of(plan or recorded_plan(folder, stage)))}", err=True)
     with options.user_prints_to_stderr():
         replayed = run_again(folder, ReplayTarget(stage, step, microbatch), plan)
     _show_error(replayed)
@@ -55,7 +56,7 @@ def replay(where: str, sets: tuple[str, ...], stage: int, step: int, microbatch:
         place = {"stage": stage, "step": step, "microbatch": microbatch}
         click.echo(msgspec.json.encode({"schema": "replay/1", "run": replayed.run, **place, **_facts(replayed)}))
     else:
-        click.echo("\n  ".join(_lines(replayed, f"stage {stage}, step {step}, microbatch {microbatch}")))
+        say("\n  ".join(_lines(replayed, f"stage {stage}, step {step}, microbatch {microbatch}")))
     if not replayed.reproduced:
         raise CommandFailed(_verdict(replayed), ExitCode.FAILED, answered=True)
 
@@ -65,7 +66,7 @@ def _show_error(replayed: "Replayed") -> None:
     if isinstance(cause, BdbQuit):
         raise CommandFailed("left the debugger", ExitCode.INTERRUPTED)
     if cause is not None:
-        click.echo("".join(traceback.format_exception(cause)).rstrip(), err=True)
+        say("".join(traceback.format_exception(cause)).rstrip(), err=True)
 
 
 def _facts(replayed: "Replayed") -> dict[str, object]:

@@ -11,6 +11,7 @@ from stageline.pipeline import timetable
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.cli import options
+from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import counted, summary
 from stageline.workers.cli.errors import CommandFailed
 from stageline.workers.cli.logs import log_to_stderr
@@ -79,12 +80,12 @@ def _train(
         launch = prepare_launch(plan, resume, spares, starting.id)
     options.warn(launch.warnings[len(plan.warnings) :])
     workers = counted(len(launch.plan.workers), "worker")
-    click.echo(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)
+    say(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)
     with options.user_prints_to_stderr(), progress_of(launch) as on_status:
         ended = run_launch(launch, options.plan_arguments(config, sets), on_status, processes)
     if left_out := len(list(launch.folder.glob("skipped/stage-*/*"))):
         were = counted(left_out, "microbatch was", "microbatches were")
-        click.echo(f"stageline: {were} left out: {launch.folder / 'skipped'} says why", err=True)
+        say(f"stageline: {were} left out: {launch.folder / 'skipped'} says why", err=True)
     if ended.code == ExitCode.SAVED:
         shown = options.plan_arguments(config, options.without_passwords(sets))
         again = shlex.join(("stageline", "train", *shown, "--resume", launch.run))
@@ -94,9 +95,9 @@ def _train(
     if as_json:
         click.echo(msgspec.json.encode(ended.result))
     else:
-        click.echo(summary(ended.result, launch.folder))
+        say(summary(ended.result, launch.folder))
         if ended.timed:
-            click.echo(_timetable(launch.schedule.name, ended.timed))
+            say(_timetable(launch.schedule.name, ended.timed))
 
 
 def _timetable(schedule: str, timed: Sequence[Timed]) -> str:

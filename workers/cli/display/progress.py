@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,9 +15,11 @@ from rich.text import Text
 from stageline.broker.control.protocol import WAITS
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.retry import TRIED
+from stageline.pipeline.printable import printable_line
 from stageline.workers.launch.launch import Launch
 from stageline.workers.runs.result import Facts
 
+from .output import say
 from .tables import share
 
 INTERVAL = 5.0  # seconds between two lines
@@ -46,11 +47,11 @@ class Lines:
 
     def __call__(self, facts: Facts) -> None:
         for damage in self._pace.record(facts):
-            click.echo(f"stageline: {damage}", err=True)
+            say(f"stageline: {damage}", err=True)
         now, phase = monotonic(), self._pace.phase(facts)
         if phase != self._phase:
             self._phase = phase
-            click.echo(f"stageline: {phase}", err=True)
+            say(f"stageline: {phase}", err=True)
         elif facts["phase"] == "running" and now - self._printed >= INTERVAL:
             self._printed = now
             parts = (
@@ -59,7 +60,7 @@ class Lines:
                 self._pace.rate,
                 f"idle {', '.join(map(share, self._pace.idle))}",
             )
-            click.echo(f"stageline: {', '.join(part for part in parts if part)}", err=True)
+            say(f"stageline: {', '.join(part for part in parts if part)}", err=True)
 
 
 class Bars:
@@ -69,7 +70,7 @@ class Bars:
         self._pace = Pace(launch)
         self._stages = range(launch.schedule.stages)
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # it may contain what a worker says
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}"),
@@ -83,10 +84,12 @@ class Bars:
 
     def __call__(self, facts: Facts) -> None:
         for damage in self._pace.record(facts):
-            self._live.console.print(f"stageline: {damage}", markup=False, highlight=False, soft_wrap=True)
+            self._live.console.print(
+                printable_line(f"stageline: {damage}"), markup=False, highlight=False, soft_wrap=True
+            )
         self._progress.update(
             self._task,
-            description=self._pace.phase(facts),
+            description=printable_line(self._pace.phase(facts)),
             completed=self._pace.finished(facts),
             loss=finished_loss(facts),
             rate=self._pace.rate,
@@ -98,7 +101,7 @@ class Bars:
         for stage in self._stages:
             worker, activity = stage_activity(facts, stage)
             idle = f"idle {share(self._pace.idle[worker]):>5}"
-            table.add_row(*map(Text, (f"stage {stage}", f"worker {worker}", idle, activity)))
+            table.add_row(*map(Text, (f"stage {stage}", f"worker {worker}", idle, printable_line(activity))))
         return table
 
 

@@ -5,9 +5,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
+from stageline.pipeline.printable import printable_line
 from stageline.workers.runs.result import Result
+
+from .output import say
 
 _AMOUNT = re.compile(r"-?|[\d.]+( [\w.%]+)*")  # "", "-", "12", "4.2 s", "12 %", "3 min 20 s"
 _BYTES = ("B", "kB", "MB", "GB", "TB")
@@ -15,12 +16,12 @@ _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Prints a table under its title. Columns of numbers are right-aligned."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable_line(str(cell)) for cell in row] for row in rows]
     right = [bool(cells) and all(_AMOUNT.fullmatch(row[place]) for row in cells) for place in range(len(columns))]
     if sys.stdout.isatty():
         _draw(title, columns, cells, right)
     else:
-        click.echo("\n".join([title, *_aligned([list(columns), *cells], right)]))
+        say("\n".join([title, *_aligned([list(columns), *cells], right)]))
 
 
 def summary(result: Result, folder: Path) -> str:

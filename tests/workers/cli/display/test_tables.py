@@ -1,5 +1,6 @@
 """Tables and amounts, as they are printed."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,18 @@ def test_a_summary_has_a_line_for_each_metric_also_for_one_that_is_no_number():
     rows = dict(line.split(maxsplit=1) for line in summary(result, Path("runs/small")).splitlines())
     assert rows["loss"] == "no rows in the last step"
     assert (rows["accuracy"], rows["ratio"], rows["time"]) == ("0.5", "nan", "1.5 s")
+
+
+HOSTILE = "worker\x1b]0;owned\x07\n\u202e[red]x[/red]"
+SHOWN = "worker\\x1b]0;owned\\x07\\n\\u202e[red]x[/red]"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_cell_from_elsewhere_stays_a_cell(terminal: bool, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    show("workers", ["name", "is"], [[HOSTILE, "present"]])
+    printed = capsys.readouterr().out
+    assert SHOWN in printed
+    assert "\x07" not in printed
+    assert "\u202e" not in printed

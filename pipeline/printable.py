@@ -1,0 +1,28 @@
+"""Text from elsewhere, made fit for a terminal or a log: what would move the cursor, hide, reorder or forge is shown.
+
+A name, a reason or an exception's text may come from another process, from a file or from the user's code. `\\x1b[2J`
+would clear the screen, a newline would begin a log line of its own, and a bidi override would show a name backwards.
+"""
+
+import re
+
+MOST = 20_000  # characters of a text that are shown
+
+# Control characters but for tab and newline, invisible and reordering ones, and halves of surrogate pairs.
+_HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+
+
+def printable(text: str, most: int = MOST) -> str:
+    """`text` with what is harmful written as in a Python literal, and cut after `most` characters. Its lines stay."""
+    shown = _HARMFUL.sub(_escaped, text.replace("\r\n", "\n"))
+    return shown if len(shown) <= most else f"{shown[:most]}... ({len(shown) - most} characters more)"
+
+
+def printable_line(text: str, most: int = MOST) -> str:
+    """The same, for one line: newlines and tabs are escaped too."""
+    return printable(text, most).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
