@@ -14,8 +14,8 @@ from rich.text import Text
 
 from stageline.broker.control.protocol import WAITS
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.retry import TRIED
 from stageline.pipeline.printable import printable_line
+from stageline.pipeline.retry import TRIED
 from stageline.workers.launch.launch import Launch
 from stageline.workers.runs.result import Facts
 
