@@ -208,7 +208,8 @@ class ConnectionGuard:
         self._forget(source)
         if self._log_limit.allows(now):
             more = self._log_limit.take_withheld()
-            log.warning("a connection was closed", reason=reason, peer=watched.connection.peer, others=more)
+            others = {"others": more} if more else {}  # closed since the last line, and not named
+            log.warning("a connection was closed", reason=reason, peer=watched.connection.peer, **others)
 
     @contextmanager
     def _probing(self, source: int, inode: int | None = None) -> Iterator[sockets.socket]:

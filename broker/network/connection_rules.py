@@ -66,14 +66,11 @@ def refusals(
     `drained`: when all that had arrived was last taken from the socket. No connection is too slow for a process that
     has not looked. `largest`: bytes of a message. `descriptors`: how many the process may have.
     """
-    refused = []
-    kept = []
-    for connection in connections:
-        if reason := _reason(connection, min(now, drained), largest):
-            refused.append((connection, reason))
-        else:
-            kept.append(connection)
-    return [*refused, *_too_many(kept, descriptors)]
+    found = {id(each): (each, _reason(each, min(now, drained), largest)) for each in connections}
+    refused = [(each, reason) for each, reason in found.values() if reason]
+    refused += _too_much([each for each, reason in found.values() if not reason], 4 * largest + SLACK)
+    gone = {id(each) for each, _ in refused}
+    return [*refused, *_too_many([each for each in connections if id(each) not in gone], descriptors)]
 
 
 def _reason(connection: PeerConnection, now: float, largest: int) -> str:
@@ -95,6 +92,16 @@ def _trusted_reason(connection: PeerConnection, now: float, largest: int) -> str
     if connection.unfinished is not None and now - connection.unfinished >= MESSAGE_SECONDS:
         return f"a message was not whole {MESSAGE_SECONDS:g} s after its first bytes came"
     return ""
+
+
+def _too_much(connections: Sequence[PeerConnection], most: int) -> Iterator[tuple[PeerConnection, str]]:
+    """Those with the most bytes under way, until all together have at most so many."""
+    under_way = sum(connection.pending for connection in connections)
+    for connection in sorted(connections, key=lambda each: each.pending, reverse=True):
+        if under_way <= most:
+            return
+        yield connection, f"{under_way} bytes are under way on all connections, {most} may be"
+        under_way -= connection.pending
 
 
 def _too_many(connections: Sequence[PeerConnection], descriptors: int) -> Iterator[tuple[PeerConnection, str]]:

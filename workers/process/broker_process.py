@@ -39,6 +39,7 @@ from .signals import Signals
 from .store_wait import StoreWait
 
 TURN = 0.05  # seconds that a turn waits for the first message
+UNREADABLE = 20  # senders of what is no message that are answered in a turn
 LINGER = 30.0  # seconds that a broker stays after its run and its workers, to answer how it ended
 LEAVING = 2.0  # seconds that it waits for the workers to leave after a stop request
 STEP_END = 7.0  # seconds that it waits for workers which finish a step, and write a snapshot of it
@@ -136,17 +137,19 @@ def _turn(
     coordinator: Coordinator, channel: ServerChannel, received: Sequence[Received], clock: Callable[[], float]
 ) -> None:
     sends: list[Outgoing] = []
+    strangers: dict[bytes, None] = {}  # in order
     for sender, frame in received:
         try:
             reception = coordinator.receive(sender, decode_to_broker(frame or b""), clock())
         except ForeignMessage:
-            sends.append((sender, _UNREADABLE))
+            strangers[sender] = None
         except BadMessage:  # its sender repeats what matters
             coordinator.run.events.count("damaged", "a message arrived damaged")
         else:
             sends += reception.outgoing
             if reception.trusted:
                 channel.trust(sender)
+    sends += [(sender, _UNREADABLE) for sender in list(strangers)[:UNREADABLE]]
     sends += coordinator.tick(clock())
     channel.send((recipient, encode(message)) for recipient, message in sends)
     _write_log(coordinator.run.events)

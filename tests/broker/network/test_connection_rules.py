@@ -75,6 +75,15 @@ def test_a_trusted_connection_may_have_the_largest_message_and_some_slack_under_
     assert reasons(peer) == ["1: 16778217 bytes are under way, 16778216 may be"]
 
 
+def test_all_connections_together_may_have_four_of_the_largest_messages_under_way():
+    peers = [connection(n, trusted=True) for n in range(3)]
+    for peer, received in zip(peers, (SLACK + 300, SLACK // 2, 4000), strict=True):
+        peer.note(received, 0, 0, 0.5)
+    assert reasons(*peers) == [
+        f"0: {SLACK + SLACK // 2 + 4300} bytes are under way on all connections, 16781216 may be"
+    ]
+
+
 def test_a_message_of_a_trusted_connection_must_be_whole_in_time():
     peer = trusted_after(HANDSHAKE + 50, 50)
     peer.note(HANDSHAKE + 60, 50, 1, 10.0)

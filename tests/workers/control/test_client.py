@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
+from structlog.testing import capture_logs
 
 from stageline.broker.control.open import open_server
 from stageline.broker.control.protocol import (
@@ -17,6 +18,7 @@ from stageline.broker.control.protocol import (
     decode_to_broker,
     encode,
 )
+from stageline.broker.network import connection_rules
 from stageline.workers.control.client import BrokerUnreachable, Client
 from support.control_channels import received
 
@@ -66,3 +68,42 @@ def test_what_must_be_sealed_waits_for_the_secret_and_questions_do_not() -> None
     assert [type(each.message) for each in frames] == [Ask, StopRun, Ask]
     assert [each.seal.is_of(b"s" * 32) for each in frames] == [False, True, True]
     assert frames[1].seal.serial < frames[2].seal.serial
+
+
+def test_no_answer_is_lost_to_a_connection_that_is_closed_for_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that watches proves nothing, so that its connection is closed every few seconds: it must not notice."""
+    monkeypatch.setattr(connection_rules, "UNTRUSTED_SECONDS", 0.1)
+    done = threading.Event()
+    with closing(open_server("tcp://127.0.0.1:0")) as server, capture_logs() as logged:
+
+        def serve() -> None:
+            asked = 0
+            while not done.is_set():
+                for sender, _ in server.receive(0.02) or []:
+                    asked += 1
+                    server.send([(sender, encode(Answer("status/1", {"asked": asked})))])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with Client(server.endpoint) as client:
+            while len(logged) < 5:
+                assert client.ask("status", timeout=20.0)["asked"]
+        done.set()
+        thread.join()
+
+
+def test_a_late_answer_to_a_former_question_is_not_taken_for_the_next() -> None:
+    with closing(open_server("tcp://127.0.0.1:0")) as server, Client(server.endpoint) as client:
+        with pytest.raises(BrokerUnreachable):
+            client.ask("status", timeout=0.0)
+        ((sender, _),) = received(server)
+        server.send([(sender, encode(Answer("status/1", {"answer": "old"})))])
+        assert client._channel._socket.poll(10_000)
+        thread = threading.Thread(
+            target=lambda: server.send(
+                (to, encode(Answer("status/1", {"answer": "new"}))) for to, _ in received(server)
+            )
+        )
+        thread.start()
+        assert client.ask("status")["answer"] == "new"
+        thread.join()
