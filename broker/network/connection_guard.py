@@ -27,18 +27,20 @@ import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from .connection_rules import PeerConnection, refusals
+from .connection_rules import PeerConnection, refusals, untrusted_connections
 from .descriptors import descriptor_limit
 from .rate_limit import RateLimit
 
 WATCHFUL = 20  # ms between two looks while a connection is untrusted
 CALM = 250  # ms between two looks while all are trusted
+EVENTS = 32  # taken between two looks, at most
 LOGGED = 5  # refusals logged in a second; the others are counted
 
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _LONG, _SHORT_HEAD, _LONG_HEAD = 256, 2, 9  # bytes: from which on a frame is long, and what ZeroMQ sends before it
 _BYTES_RECEIVED = 128  # where Linux has tcpi_bytes_received, u64, in its tcp_info
 
+_ENDED = "it ended, or was not of the protocol, and has brought no message"
 _RESET = struct.pack("ii", 1, 0)
 
 log = structlog.get_logger()
@@ -46,7 +48,8 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Watched:
-    """A connection: the number of its socket in the system, and what was delivered at its descriptor before it."""
+    """A connection: the number of its socket in the system, and what was delivered at its descriptor before it, not
+    counting what of a former one was still to be delivered."""
 
     connection: PeerConnection
     inode: int
@@ -96,7 +99,10 @@ class ConnectionGuard:
         self._drains = self._drains_seen = 0
         self._drained = monotonic()
         self._watched: dict[int, _Watched] = {}
-        self._log_limit = RateLimit(LOGGED)
+        self._before: dict[
+            int, tuple[int, int]
+        ] = {}  # bytes and frames at each descriptor when its last connection ended
+        self._log_limits = {True: RateLimit(LOGGED), False: RateLimit(LOGGED)}  # those that ended by themselves apart
         self._blank, self._probe = sockets.socket(), sockets.socket()
         address = f"inproc://guard-{id(self)}"
         socket.monitor(address, int(_EVENTS))
@@ -139,7 +145,7 @@ class ConnectionGuard:
                 try:
                     if not self._take_events():
                         return
-                    if self._pause(looked) == 0:
+                    if self._pause(looked) == 0 or self._is_crowded():
                         looked = monotonic()
                         self._look(looked)
                 except Exception:  # unread events stop the socket, so that the thread must go on
@@ -154,30 +160,47 @@ class ConnectionGuard:
 
     def _take_events(self) -> bool:
         """False once the socket is watched no more."""
-        while self._events.poll(0):
+        for _ in range(EVENTS):
+            if not self._events.poll(0):
+                break
             event = recv_monitor_message(self._events)
             match event["event"]:
                 case zmq.EVENT_MONITOR_STOPPED:
                     return False
                 case zmq.EVENT_ACCEPTED:
-                    self._forget(event["value"])
                     self._begin(event["value"])
                 case zmq.EVENT_DISCONNECTED:
+                    self._note_end(event["value"])
                     self._forget(event["value"])
         return True
 
+    def _is_crowded(self) -> bool:
+        """Whether so many connect that the next look cannot wait."""
+        untrusted = sum(not each.connection.trusted for each in self._watched.values())
+        return untrusted > untrusted_connections(descriptor_limit())
+
     def _begin(self, source: int) -> None:
-        with suppress(OSError), self._probing(source) as probe:  # OSError: it is gone already
-            host, port, *_ = probe.getpeername()
-            connection = PeerConnection(f"{host}:{port}", monotonic())
-            before = self._bytes.get(source, 0), self._frames.get(source, 0)
-            self._watched[source] = _Watched(connection, os.fstat(probe.fileno()).st_ino, *before)
+        before = self._before.get(source, (0, 0))
+        try:
+            with self._probing(source) as probe:
+                host, port, *_ = probe.getpeername()
+                connection = PeerConnection(f"{host}:{port}", monotonic())
+                self._watched[source] = _Watched(connection, os.fstat(probe.fileno()).st_ino, *before)
+        except OSError:
+            self._log("unknown", _ENDED)
 
     def _forget(self, source: int) -> None:
         """Another connection at the descriptor begins untrusted. One that was trusted in this very moment is again,
         with its next message."""
+        self._before[source] = self._bytes.get(source, 0), self._frames.get(source, 0)
         self._watched.pop(source, None)
         self._trusted.discard(source)
+
+    def _note_end(self, source: int) -> None:
+        """ZeroMQ itself ends connections with a frame that is too long, or that do not speak its protocol."""
+        watched = self._watched.get(source)
+        if watched is not None and self._frames.get(source, 0) == watched.frames_before:
+            self._log(watched.connection.peer, _ENDED)
 
     def _look(self, now: float) -> None:
         if self._drains != self._drains_seen:
@@ -188,7 +211,7 @@ class ConnectionGuard:
         connections = [watched.connection for watched in self._watched.values()]
         refused = refusals(connections, now, self._drained, largest=self._largest, descriptors=descriptor_limit())
         for connection, reason in refused:
-            self._refuse(*found[id(connection)], reason, now)
+            self._refuse(*found[id(connection)], reason)
 
     def _update(self, source: int, watched: _Watched, now: float) -> None:
         connection = watched.connection
@@ -201,15 +224,19 @@ class ConnectionGuard:
         except OSError:
             self._forget(source)
 
-    def _refuse(self, source: int, watched: _Watched, reason: str, now: float) -> None:
+    def _refuse(self, source: int, watched: _Watched, reason: str) -> None:
         with suppress(OSError), self._probing(source, watched.inode) as probe:
             probe.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, _RESET)  # the peer learns of it at once
             probe.shutdown(sockets.SHUT_RDWR)
         self._forget(source)
-        if self._log_limit.allows(now):
-            more = self._log_limit.take_withheld()
+        self._log(watched.connection.peer, reason)
+
+    def _log(self, peer: str, reason: str) -> None:
+        limit = self._log_limits[reason is _ENDED]
+        if limit.allows(monotonic()):
+            more = limit.take_withheld()
             others = {"others": more} if more else {}  # closed since the last line, and not named
-            log.warning("a connection was closed", reason=reason, peer=watched.connection.peer, **others)
+            log.warning("a connection was closed", reason=reason, peer=peer, **others)
 
     @contextmanager
     def _probing(self, source: int, inode: int | None = None) -> Iterator[sockets.socket]:

@@ -104,9 +104,14 @@ def _too_much(connections: Sequence[PeerConnection], most: int) -> Iterator[tupl
         under_way -= connection.pending
 
 
+def untrusted_connections(descriptors: int) -> int:
+    """How many there may be at a time in a process that may have so many descriptors."""
+    return min(UNTRUSTED_CONNECTIONS, descriptors // 4)
+
+
 def _too_many(connections: Sequence[PeerConnection], descriptors: int) -> Iterator[tuple[PeerConnection, str]]:
     untrusted = [connection for connection in connections if not connection.trusted]
-    most = min(UNTRUSTED_CONNECTIONS, descriptors // 4)
+    most = untrusted_connections(descriptors)
     all_most = min(CONNECTIONS, descriptors // 2)
     excess = max(len(untrusted) - most, min(len(connections) - all_most, len(untrusted)))
     for connection in _oldest(untrusted, excess):

@@ -132,3 +132,18 @@ def peak_memory(pids: Sequence[int]) -> Iterator[dict[int, int]]:
     finally:
         done.set()
         looker.join()
+
+
+def frames_in(stream: bytes) -> list[bytes]:
+    """The bodies of the messages, each of one frame, that were sent over a connection."""
+    found, at = [], 64  # after the greeting
+    while at + 2 <= len(stream):
+        flags, long = stream[at], stream[at] & LONG
+        size = int.from_bytes(stream[at + 1 : at + (9 if long else 2)], "big")
+        at += 9 if long else 2
+        if at + size > len(stream):
+            break
+        if not flags & COMMAND:
+            found.append(stream[at : at + size])
+        at += size
+    return found

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import psutil
 
 from stageline.workers.control.client import Client
+from support.paths import TESTS
+from support.proxy import Proxy
 from support.workspace import Command, Workspace, free_port, until
 
 STEPS = 60
@@ -31,19 +33,55 @@ def accuracy(outputs, targets):
 SETTINGS = ("--set", f"run.steps={STEPS}", "--set", "run.log_every=20", "--set", "recovery.snapshot_every=10")
 
 
-class RunUnderAttack:
-    """`broker` and `workers` are its processes, `broker_url` and `worker_urls` where they listen."""
+RECORDING = f"""
+import sys
+from stageline.workers.process import worker_process
 
-    def __init__(self, workspace: Workspace) -> None:
+sys.path.append({str(TESTS)!r})
+
+from support.proxy import Proxy
+
+def _recorded(endpoint, broker, plain=worker_process.reachable):
+    here = plain(endpoint, broker)
+    proxy, record = Proxy(here), open("requests-" + here.rpartition(":")[2], "ab", buffering=0)
+    proxy.change_there = lambda passing: (passing, record.write(passing))[0]
+    return proxy.endpoint
+
+worker_process.reachable = _recorded
+"""
+
+_DIGESTS: list[str] = []
+
+
+class RunUnderAttack:
+    """`broker` and `workers` are its processes, `broker_url` and `worker_urls` where they listen.
+
+    `recorded`: what worker 0 sends to the broker, and what each worker's queues are sent, is kept for `records`.
+    """
+
+    def __init__(self, workspace: Workspace, *, recorded: bool = False) -> None:
         self._workspace = workspace
-        workspace.write("model.py", SLOW_MODEL)
+        self._recorded = recorded
+        workspace.write("model.py", SLOW_MODEL + (RECORDING if recorded else ""))
         plan = (".", *SETTINGS, "--set", "queues.url=tcp://127.0.0.1:0")
         self.broker_url = f"tcp://127.0.0.1:{free_port()}"
         self.broker = workspace.start("broker", *plan, "--bind", self.broker_url)
         until(self.broker.stderr, "broker at")
-        self.workers = [workspace.start("worker", *plan, "--broker", self.broker_url) for _ in range(2)]
+        self._proxy = Proxy(self.broker_url) if recorded else None
+        self._said = bytearray()  # by worker 0 to the broker
+        if self._proxy is not None:
+            self._proxy.change_there = self._keep
+        urls = (self._proxy.endpoint if self._proxy is not None else self.broker_url, self.broker_url)
+        self.workers = [workspace.start("worker", *plan, "--broker", url) for url in urls]
         self.wait_until_it_trains()
-        self.worker_urls = [_listens_at(worker.pid) for worker in self.workers]
+        self.worker_urls = [] if recorded else [_listens_at(worker.pid) for worker in self.workers]
+
+    @property
+    def records(self) -> dict[str, bytes]:
+        """What has come to each endpoint over one connection so far."""
+        files = self._workspace.folder.glob("requests-*")
+        queues = {f"tcp://127.0.0.1:{file.name.rpartition('-')[2]}": file.read_bytes() for file in files}
+        return {self.broker_url: bytes(self._said), **queues}
 
     @property
     def processes(self) -> Mapping[str, Command]:
@@ -63,6 +101,10 @@ class RunUnderAttack:
                 return
         raise AssertionError(f"it does not train: {self.status()}")
 
+    def _keep(self, passing: bytes) -> bytes:
+        self._said += passing
+        return passing
+
     def end(self) -> tuple[str, dict[str, str]]:
         """Lets the run end. Its digest, and what each process has logged."""
         self._workspace.write(CALM, "")
@@ -70,6 +112,8 @@ class RunUnderAttack:
         for name, worker in list(self.processes.items())[1:]:
             _, logs[name] = worker.communicate()
             assert worker.returncode == 0, logs[name]
+        if self._proxy is not None:
+            self._proxy.__exit__(None, None, None)
         digest = str(self.status()["weights_sha256"])
         self.broker.send_signal(signal.SIGTERM)
         _, logs["broker"] = self.broker.communicate()
@@ -77,12 +121,14 @@ class RunUnderAttack:
 
 
 def undisturbed_digest(workspace: Workspace) -> str:
-    """Of the same run, in one process and quick."""
-    workspace.write("model.py", SLOW_MODEL)
-    workspace.write(CALM, "")
-    ended = workspace.command("train", ".", *SETTINGS, "--set", "queues.url=memory://", "--json")
-    (workspace.folder / CALM).unlink()
-    return str(json.loads(ended.stdout)["weights_sha256"])
+    """Of the same run, in one process and quick; it is run once."""
+    if not _DIGESTS:
+        workspace.write("model.py", SLOW_MODEL)
+        workspace.write(CALM, "")
+        ended = workspace.command("train", ".", *SETTINGS, "--set", "queues.url=memory://", "--json")
+        (workspace.folder / CALM).unlink()
+        _DIGESTS.append(str(json.loads(ended.stdout)["weights_sha256"]))
+    return _DIGESTS[0]
 
 
 def _listens_at(pid: int) -> str:

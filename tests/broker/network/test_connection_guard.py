@@ -29,6 +29,7 @@ class GuardedRouter:
 
     def __init__(self, context: zmq.Context) -> None:
         self.socket = context.socket(zmq.ROUTER)
+        self.socket.set(zmq.MAXMSGSIZE, 2**20)
         self.guard = ConnectionGuard(context, self.socket, 2**20)
         self.endpoint = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
 
@@ -155,3 +156,12 @@ def test_each_refusal_is_logged_with_its_peer_and_reason(router: GuardedRouter, 
     assert [(line["event"], line["peer"], line["reason"]) for line in logged] == [
         ("a connection was closed", f"{host}:{port}", "no genuine message came in 0.2 s")
     ]
+
+
+@pytest.mark.parametrize("said", [GREETING[:20] + 64 * b"?", GREETING + ready() + head_of_frame(2**62)])
+def test_a_connection_that_zeromq_itself_ends_is_logged(said: bytes, router: GuardedRouter) -> None:
+    with capture_logs() as logged, HostileClient(router.endpoint, shaken=False) as client:
+        client.send(said)
+        router.serve_until_closed(client)
+        router.guard.close()
+    assert [line["reason"] for line in logged] == ["it ended, or was not of the protocol, and has brought no message"]
