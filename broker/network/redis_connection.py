@@ -29,6 +29,7 @@ from redis.exceptions import (
     InvalidResponse,
     MovedError,
     NoPermissionError,
+    OutOfMemoryError,
     RedisError,
     ResponseError,
 )
@@ -224,7 +225,8 @@ def sound(answers: list[Any]) -> list[Any]:
         if isinstance(answer, KeyReplaced):
             raise RedisKeyTaken(str(answer))
         if isinstance(answer, ResponseError):
-            raise RedisRefusal(f"Redis refuses: {_plain(answer)}")
+            full = "its memory is full: " if isinstance(answer, OutOfMemoryError) else ""
+            raise RedisRefusal(f"Redis refuses: {full}{_plain(answer)}")
     return answers
 
 

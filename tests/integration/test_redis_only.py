@@ -101,6 +101,13 @@ def the_server_is_away(party: Party) -> None:
     party.server.start()
 
 
+def the_server_is_full(party: Party) -> None:
+    with closing(party.server.client()) as client:
+        client.config_set("maxmemory", 1)
+        sleep(5)
+        client.config_set("maxmemory", 0)
+
+
 @pytest.mark.timeout(300)  # it waits for several processes in turn
 @pytest.mark.parametrize(
     "happens",
@@ -110,6 +117,7 @@ def the_server_is_away(party: Party) -> None:
         pytest.param(a_worker_is_killed, marks=pytest.mark.slow),
         pytest.param(everyone_is_killed, marks=pytest.mark.slow),
         pytest.param(the_server_is_away, marks=pytest.mark.slow),
+        pytest.param(the_server_is_full, marks=pytest.mark.slow),
     ],
     ids=lambda happens: happens.__name__,
 )

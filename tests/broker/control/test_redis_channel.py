@@ -8,6 +8,7 @@ from contextlib import closing
 from time import monotonic
 
 import pytest
+from structlog.testing import capture_logs
 
 from stageline.broker.control import redis_channel as through_redis
 from stageline.broker.control.open import open_client, open_server
@@ -122,3 +123,30 @@ def test_a_server_that_refuses_the_password_is_named(redis_url: str) -> None:
     assert "wrong@" not in str(refused.value)
     with pytest.raises(RedisUnfit, match="does not let this run in"):
         open_server(url)
+
+
+@pytest.mark.parametrize("key", ["broker", "to-broker", "full"])
+def test_a_server_that_is_full_and_a_key_that_another_client_replaced_are_waited_for_and_named(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(through_redis, "_REFRESH", 0.0)
+    with RedisServer() as redis, closing(open_server(redis.url)) as server, closing(open_client(redis.url)) as client:
+        send(client, b"hello")
+        assert [message for _, message in received(server)] == [b"hello"]
+        with closing(redis.client()) as other, capture_logs() as logs:
+            name = f"stageline:{{broker}}:{key}"
+            if key == "full":
+                other.config_set("maxmemory", 1)
+            else:
+                other.delete(name)
+                other.hset(name, "mine", "mine")
+            assert server.receive(0.01) is None
+            assert not client.send(b"lost")
+            assert ("its memory is full" if key == "full" else f"key {name} is a hash, not a") in str(logs[0]["reason"])
+            other.config_set("maxmemory", 0)
+            other.delete(name)
+        until = monotonic() + PATIENCE
+        while server.receive(0.05) is None:
+            assert monotonic() < until
+        send(client, b"again")
+        assert received(server)[-1][1] == b"again"
