@@ -87,6 +87,9 @@ class ForkingTemplate(AbstractContextManager["ForkingTemplate"]):
     def __call__(self, arguments: Sequence[str], log: TextIO) -> ForkedChild:
         return ForkedChild(self.complete(arguments), log)
 
+    def abandon(self) -> None:
+        self._folder.__exit__()
+
     def warm(self) -> None:
         pass
 

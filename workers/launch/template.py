@@ -6,6 +6,8 @@ If the template is killed, running processes go on, and `train` starts another.
 """
 
 import ctypes
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -56,6 +58,13 @@ class Template(AbstractContextManager["Template"]):
             if self._running is not None:
                 self._running.end()
         _become_subreaper(self._was_subreaper)
+
+    def abandon(self) -> None:
+        """Ends the template process at once, for a process that ends at once itself; what was forked ends by itself."""
+        if self._running is not None:
+            self._running.kill()
+        if self._folder is not None:
+            self._folder.__exit__()
 
     def warm(self) -> None:
         """Starts the template process, unless it runs, so that the next request need not wait for it."""
@@ -121,6 +130,12 @@ class _Running:
     @property
     def ended(self) -> bool:
         return self.process.poll() is not None
+
+    def kill(self) -> None:
+        """For signal handlers too: without the lock that `subprocess` may hold."""
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.process.pid, signal.SIGKILL)
+            os.waitpid(self.process.pid, 0)
 
     def end(self) -> None:
         """It removes the sockets before it ends; one that has forked nothing may still be importing torch."""

@@ -71,6 +71,7 @@ def _train(
 
     def leave(number: int) -> None:
         starting.abandon()
+        processes.abandon()
         exit_at_once(number)
 
     with starting, Signals(on_first=leave), options.user_prints_to_stderr():
