@@ -52,7 +52,11 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
         options.require_restarts(plan)
     from stageline.workers.launch import template
 
-    with template.Template() as processes:
+    def leave(number: int) -> None:
+        processes.abandon()
+        exit_at_once(number)
+
+    with template.Template() as processes, Signals(on_first=leave):
         if plan.queues.url != "memory://":
             processes.warm()  # it imports torch while this process does
         _train(plan, config, sets, resume, spares, as_json, processes)
