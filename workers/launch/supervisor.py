@@ -9,7 +9,6 @@ A worker's exit is a loss unless the run is over, whatever its status; only a re
 final. Nothing outlives `supervise`: it ends every process it started, and they exit by themselves if it is killed.
 """
 
-import signal
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,19 +16,17 @@ from time import monotonic, sleep
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable, Client
-from stageline.workers.process import last_line
 from stageline.workers.process.signals import Signals
 from stageline.workers.process.spawn import SpawnedProcess
 from stageline.workers.runs.folder import read_control_secret
 from stageline.workers.runs.result import Facts, LaunchOutcome
 
 from .children import Children, LocalRun
+from .hangs import Hangs
 
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
 ANSWER_TIMEOUT = 0.5  # seconds for the broker to answer; the exit of a broker is not noticed meanwhile
 SAVE_TIMEOUT = 5.5  # seconds for the workers of an interrupted run to finish and save a step
-LOST_TIMEOUT = 1.0  # seconds for a lost worker to exit by itself, before it is killed
-TELL_TIMEOUT = 0.5  # seconds for a worker that hangs to tell where it is
 VERDICT_TIMEOUT = 3.0  # seconds for the broker to end the run after a worker's final exit
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is restarted again, doubling each time
 MAX_BROKER_RESTARTS = 5  # in a row
@@ -65,10 +62,7 @@ class Supervisor:
         self._started: dict[str, float] = {}  # by name: when a process was first seen
         self._exited: dict[str, float] = {}  # by name: when a worker's exit was noticed
         self._restarts: Counter[str] = Counter()  # by name: in a row
-        self._joined: set[int] = set()  # the pids that the broker knows
-        self._hanging: dict[int, float] = {}  # by pid: from when on a worker hangs that is to be killed
-        self._asked: set[int] = set()  # the pids of those that were asked where they are
-        self._killed: dict[int, str] = {}  # by pid: why a worker was killed, if the broker does not know
+        self._hangs = Hangs(children)
         self._broker_restarts = 0  # in a row
         self._stopped: float | None = None  # when the run was asked to stop
 
@@ -100,25 +94,12 @@ class Supervisor:
         given, workers = str(facts.get("reason") or ""), self._children.workers
         if facts.get("phase") == "finished":
             return given
-        lost = {row.get("pid") for row in facts.get("workers", ()) if row.get("standing") == "lost"}
-        hang = {name: process for name, process in workers.items() if process.pid in lost and process.poll() is None}
-        unjoined = [name for name in sorted(self._exited) if workers[name].pid not in self._joined]
+        unjoined = [name for name in sorted(self._exited) if not self._hangs.has_joined(workers[name])]
         lines = [
-            *(f"{_label(name)} is {line}" for name, line in self._where(hang).items()),
+            *(f"{_label(name)} is {line}" for name, line in self._hangs.where(facts).items()),
             *(f"last log line of {_label(name)}: {self._children.last_log_line(name)}" for name in unjoined),
         ]
         return "\n".join([given, *lines])
-
-    def _where(self, hanging: dict[str, SpawnedProcess]) -> dict[str, str]:
-        """Where workers are that hang: "in forward (model.py, line 12)"."""
-        for process in hanging.values():
-            last_line.ask(process.pid)
-        deadline, found = monotonic() + TELL_TIMEOUT, dict[str, str]()
-        while len(found) < len(hanging) and monotonic() < deadline:
-            sleep(0.02)
-            lines = {name: self._children.last_code_line(name) for name in hanging}
-            found = {name: f"in {line}" for name, line in lines.items() if line is not None}
-        return found
 
     def _stop(self) -> None:
         self._stopped = monotonic()
@@ -138,10 +119,10 @@ class Supervisor:
             self._facts = self._client.ask("status", timeout=ANSWER_TIMEOUT if self._stopped is None else POLL)
         except BrokerUnreachable:
             return {} if self._stopped is None else self._facts
-        self._note_joined()
+        self._started.setdefault("broker", monotonic())
+        self._hangs.look(self._facts, self._started, monotonic())
         if self._stopped is None:
-            self._note_hanging()
-            self._kill_hanging()
+            self._hangs.end(monotonic())
         return self._facts
 
     def _report_exits(self) -> None:
@@ -153,12 +134,7 @@ class Supervisor:
                 self._exited[name] = monotonic()
                 index = assigned.get(process.pid, self._children.indexes.get(name))
                 if index is not None:
-                    self._client.exited(index, process.pid, status, process.result, self._last_of(name, process))
-
-    def _last_of(self, name: str, process: SpawnedProcess) -> str:
-        """What is known of the end of a process that returned no result, continuing a sentence about it."""
-        line = self._children.last_code_line(name) if process.result is None else None
-        return ", ".join(part for part in (self._killed.get(process.pid, ""), f"in {line}" if line else "") if part)
+                    self._client.exited(index, process.pid, status, process.result, self._hangs.detail(name, process))
 
     def _restart_workers(self) -> None:
         for name, when in list(self._exited.items()):
@@ -188,33 +164,6 @@ class Supervisor:
             resume = self._children.local.resume and self._facts.get("phase") != "running"
             self._children.start_broker(resume=resume)
 
-    def _note_joined(self) -> None:
-        self._started.setdefault("broker", monotonic())
-        rows = (*self._facts.get("workers", ()), *self._facts.get("spares", ()))
-        self._joined |= {row["pid"] for row in rows if row.get("pid")}
-
-    def _note_hanging(self) -> None:
-        """A lost worker that hangs does not learn that it is lost. Its process must end before it is restarted."""
-        now, loading = monotonic(), self._children.local.loading
-        for lost in self._facts.get("recovering", ()):
-            self._hanging.setdefault(lost["pid"], now - lost["since"])
-        for name, process in self._children.workers.items():
-            began = self._started.get(name, now)
-            if process.pid not in self._joined and now - began > loading and process.poll() is None:
-                self._hanging.setdefault(process.pid, now)
-                what = f"since it had not joined within {loading:g} s (recovery.loading)"
-                self._killed.setdefault(process.pid, what)
-
-    def _kill_hanging(self) -> None:
-        now = monotonic()
-        for process in self._children.workers.values():
-            since = now - self._hanging.get(process.pid, now)
-            if since > LOST_TIMEOUT - TELL_TIMEOUT and process.pid not in self._asked and process.poll() is None:
-                self._asked.add(process.pid)
-                last_line.ask(process.pid)
-            elif since > LOST_TIMEOUT:
-                process.send_signal(signal.SIGKILL)
-
     def _failure(self) -> LaunchOutcome | None:
         """The end of a run that the broker cannot end: it keeps exiting, or a worker exited before it joined."""
         if self._broker_restarts > MAX_BROKER_RESTARTS:
@@ -235,7 +184,9 @@ class Supervisor:
     def _worker_failure(self, name: str, process: SpawnedProcess) -> LaunchOutcome:
         reason = f"{_label(name)} has exited: {self._children.last_log_line(name)}"
         if process.result is None:
-            what = ", ".join(part for part in (f"status {process.returncode}", self._last_of(name, process)) if part)
+            what = ", ".join(
+                part for part in (f"status {process.returncode}", self._hangs.detail(name, process)) if part
+            )
             reason = f"{_label(name)} ended without a result ({what}): {self._children.last_log_line(name)}"
         if process.result == ExitCode.NO_BROKER:  # the broker was started here, so the cause is in its log
             reason += f"\nLast log line of the broker: {self._children.last_log_line('broker')}"

@@ -7,6 +7,7 @@ import pytest
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable
+from stageline.workers.launch import hangs
 from stageline.workers.launch import supervisor as module
 from stageline.workers.launch.supervisor import MAX_BROKER_RESTARTS, STEADY, VERDICT_TIMEOUT, Supervisor
 
@@ -77,10 +78,11 @@ class Scene:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, restarts: bool = True) -> None:
         self.children, self.client, self.now = FakeChildren(restarts), FakeClient(), 0.0
         self.supervisor = Supervisor(self.children, self.client)
-        monkeypatch.setattr(module, "monotonic", lambda: self.now)
-        monkeypatch.setattr(module, "sleep", lambda seconds: None)
+        for each in (module, hangs):
+            monkeypatch.setattr(each, "monotonic", lambda: self.now)
+            monkeypatch.setattr(each, "sleep", lambda seconds: None)
         self.asked: list[int] = []
-        monkeypatch.setattr(module.last_line, "ask", self.asked.append)
+        monkeypatch.setattr(hangs.last_line, "ask", self.asked.append)
 
     def poll(self, after: float = 0.1, signals: int = 0):
         self.now += after
