@@ -16,6 +16,7 @@ from stageline.workers.process.signals import Signals, exit_at_once
 from .app import run, stageline
 
 _COMMANDS = ("broker", "worker")  # that it forks
+_ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _MODULES = (  # that they import when they run
     "stageline.pipeline.plan.reader",
     "stageline.workers.process.broker_process",
@@ -25,12 +26,17 @@ _MODULES = (  # that they import when they run
 
 def import_everything() -> None:
     """What takes seconds the first time; without starting a thread, which a fork would lack."""
+    # Without it, torch could ask whether there is a GPU in a way that no process can use one after a fork.
+    ours = _ASKS_NO_GPU not in os.environ
+    os.environ.setdefault(_ASKS_NO_GPU, "1")
     for module in _MODULES:
         import_module(module)
     for command in _COMMANDS:
         stageline.get_command(click.Context(stageline), command)
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer imports torch's compiler
+    if ours:
+        del os.environ[_ASKS_NO_GPU]
 
 
 def end_threads_of_libraries() -> None:

@@ -9,20 +9,23 @@ A worker's exit is a loss unless the run is over, whatever its status; only a re
 final. Nothing outlives `supervise`: it ends every process it started, and they exit by themselves if it is killed.
 """
 
+import signal
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from time import monotonic, sleep
 
+from stageline.broker.membership.failure_detector import describe_status
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.process import last_line
 from stageline.workers.process.signals import Signals
 from stageline.workers.process.spawn import SpawnedProcess
 from stageline.workers.runs.folder import read_control_secret
 from stageline.workers.runs.result import Facts, LaunchOutcome
 
 from .children import Children, LocalRun
-from .hangs import Hangs
+from .hangs import TELL_TIMEOUT, Hangs
 
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
 ANSWER_TIMEOUT = 0.5  # seconds for the broker to answer; the exit of a broker is not noticed meanwhile
@@ -59,11 +62,12 @@ class Supervisor:
         self._children = children
         self._client = client
         self._facts: Facts = {}  # the broker's last status
-        self._started: dict[str, float] = {}  # by name: when a process was first seen
+        self._started: dict[str, float] = {}  # by name: when a process was first seen to run
         self._exited: dict[str, float] = {}  # by name: when a worker's exit was noticed
         self._restarts: Counter[str] = Counter()  # by name: in a row
         self._hangs = Hangs(children)
         self._broker_restarts = 0  # in a row
+        self._answered: float | None = None  # when the broker last answered, or was first asked
         self._stopped: float | None = None  # when the run was asked to stop
 
     def poll(self, signals: int, on_status: Callable[[Facts], None]) -> LaunchOutcome | None:
@@ -118,7 +122,9 @@ class Supervisor:
         try:
             self._facts = self._client.ask("status", timeout=ANSWER_TIMEOUT if self._stopped is None else POLL)
         except BrokerUnreachable:
+            self._kill_silent_broker()
             return {} if self._stopped is None else self._facts
+        self._answered = monotonic()
         self._started.setdefault("broker", monotonic())
         self._hangs.look(self._facts, self._started, monotonic())
         if self._stopped is None:
@@ -128,8 +134,9 @@ class Supervisor:
     def _report_exits(self) -> None:
         assigned = {row.get("pid"): row["index"] for row in self._facts.get("workers", ())}  # spares among them
         for name, process in self._children.workers.items():
-            self._started.setdefault(name, monotonic())
             status = process.poll()
+            if process.pid:
+                self._started.setdefault(name, monotonic())
             if status is not None and name not in self._exited:
                 self._exited[name] = monotonic()
                 index = assigned.get(process.pid, self._children.indexes.get(name))
@@ -138,11 +145,12 @@ class Supervisor:
 
     def _restart_workers(self) -> None:
         for name, when in list(self._exited.items()):
-            if when - self._started[name] >= STEADY:
+            if when - self._started.get(name, when) >= STEADY:
                 self._restarts[name] = 0
             process, restarts = self._children.workers[name], self._restarts[name]
             if self._restartable(process) and monotonic() - when >= _pause(process, restarts):
-                del self._exited[name], self._started[name]
+                del self._exited[name]
+                self._started.pop(name, None)
                 again = self._children.restart_worker(name, running=self._facts.get("phase") == "running")
                 self._restarts[again] = self._restarts.pop(name, 0) + 1
 
@@ -164,6 +172,16 @@ class Supervisor:
             resume = self._children.local.resume and self._facts.get("phase") != "running"
             self._children.start_broker(resume=resume)
 
+    def _kill_silent_broker(self) -> None:
+        """A broker that hangs, or that loads the model to count its stages and takes longer than a worker may."""
+        now, broker = monotonic(), self._children.broker
+        self._answered = now if self._answered is None else self._answered
+        if broker is not None and now - self._answered > self._children.local.loading:
+            self._answered = now
+            last_line.ask(broker.pid)
+            sleep(TELL_TIMEOUT)
+            broker.send_signal(signal.SIGKILL)
+
     def _failure(self) -> LaunchOutcome | None:
         """The end of a run that the broker cannot end: it keeps exiting, or a worker exited before it joined."""
         if self._broker_restarts > MAX_BROKER_RESTARTS:
@@ -177,8 +195,10 @@ class Supervisor:
     def _broker_failure(self) -> str:
         """With its own reason first."""
         broker, line = self._children.broker, self._children.last_log_line("broker").removeprefix("stageline: ")
-        if broker is not None and broker.result is None:
-            line = f"the broker ended without a result (status {broker.returncode}). Its last log line: {line}"
+        if broker is not None and broker.result is None and broker.returncode is not None:
+            at = self._children.last_code_line("broker")
+            where = f", in {at}" if at is not None else ""
+            line = f"the broker {describe_status(broker.returncode)}{where}. Its last log line: {line}"
         return f"{line}. The broker has ended {self._broker_restarts} times in a row, so it is not started again"
 
     def _worker_failure(self, name: str, process: SpawnedProcess) -> LaunchOutcome:

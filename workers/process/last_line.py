@@ -78,9 +78,10 @@ def _telling(status_of: Callable[[int], int]) -> Callable[[int], None]:
 
 def ask(pid: int) -> None:
     """Makes a process that has called `install` write the stack of its main thread to its log, even if that hangs; a
-    stopped process writes it once it continues. A process that has not called `install` ends."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, _DUMP)
+    stopped process writes it once it continues. A process that has not called `install` ends; `pid` 0 is none."""
+    if pid > 0:
+        with suppress(ProcessLookupError):
+            os.kill(pid, _DUMP)
 
 
 def read(log: Path, since: int = 0) -> CodeLine | None:

@@ -197,6 +197,15 @@ def test_a_worker_that_hangs_while_loading_is_killed_and_its_loss_names_the_line
     assert scene.children.started == ["worker-1"]
 
 
+def test_a_process_that_has_yet_to_start_does_not_load(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.children.workers["worker-1"].pid = 0
+    scene.client.status["workers"] = [{"index": 0, "pid": 100}]
+    for _ in range(5):
+        scene.poll(after=60.0)
+    assert (scene.asked, scene.children.workers["worker-1"].signals) == ([], [])
+
+
 def test_the_reason_of_a_run_whose_worker_hangs_names_its_line(monkeypatch):
     scene = Scene(monkeypatch)
     scene.children.lines["worker-1"] = "forward (model.py, line 3)"
@@ -223,6 +232,16 @@ def test_a_broker_that_ends_without_a_result_is_not_believed(monkeypatch):
     outcomes = [scene.poll() for _ in range(MAX_BROKER_RESTARTS + 1)]
     assert outcomes[-1].code == ExitCode.FAILED
     assert outcomes[-1].reason.startswith("the broker ended without a result (status 0). Its last log line: ")
+
+
+def test_a_broker_that_does_not_answer_is_asked_where_it_is_and_killed(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.client.status = None
+    scene.poll()
+    scene.poll(after=60.0)
+    assert scene.children.broker.signals == []
+    scene.poll()
+    assert (scene.asked, scene.children.broker.signals) == ([99], [signal.SIGKILL])
 
 
 def test_a_broker_that_stayed_up_for_long_may_end_more_often(monkeypatch):

@@ -114,3 +114,4 @@ def test_a_log_that_is_not_there_tells_nothing_and_a_process_that_is_gone_is_not
     with subprocess.Popen(["true"]) as ended:
         pass
     last_line.ask(ended.pid)
+    last_line.ask(0)  # to a whole group of processes, this one among them
