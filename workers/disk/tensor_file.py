@@ -20,6 +20,7 @@ from stageline.pipeline.stage.memory import empty, layout, packed_strides, skew_
 
 from .atomic_file import sync
 
+_NUMBER = re.compile(r"(?<=\(os error )\d+(?=\))|(?<=\()\d+(?=\)$)")  # of the system, in what safetensors and torch say
 _METADATA = "stageline"  # the key of the notes
 
 
@@ -68,14 +69,17 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     path.open("rb").close()  # safetensors takes any error for a missing file
-    with safe_open(path, "pt") as file:
-        yield file
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except RuntimeError as error:
+        raise (_system_error(error) if _NUMBER.search(str(error)) else error) from error
 
 
-def _system_error(error: SafetensorError) -> OSError:
+def _system_error(error: Exception) -> OSError:
     """With the system's number for it, if the text has one."""
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+    number = _NUMBER.search(str(error))
+    return OSError(int(number[0]), os.strerror(int(number[0]))) if number else OSError(str(error))
 
 
 def _drop_cache(path: Path) -> None:

@@ -1,5 +1,10 @@
 """Tensors come back from disk to the bit, as they lay in memory; what cannot be stored is refused."""
 
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -57,3 +62,29 @@ def test_a_disk_that_does_not_keep_what_it_is_given_is_found_out(tmp_path, monke
 def test_others_may_read_what_their_rights_to_the_folder_let_them(tmp_path):
     write_tensors(tmp_path / "some.safetensors", TENSORS)
     assert (tmp_path / "some.safetensors").stat().st_mode & 0o777 == tmp_path.stat().st_mode & 0o666
+
+
+@contextmanager
+def one_descriptor_left() -> Iterator[None]:
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 2, most))
+    with suppress(OSError):
+        while True:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    os.close(opened.pop())
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def test_a_lack_of_descriptors_while_a_file_is_read_is_told_as_one(tmp_path: Path) -> None:
+    """torch, which opens the file once more, tells it by a RuntimeError: it ended a run as a bug."""
+    file = tmp_path / "weights.safetensors"
+    write_tensors(file, {"a": torch.zeros(3)})
+    with one_descriptor_left(), pytest.raises(OSError, match="Too many open files") as caught:
+        read_tensors(file)
+    assert caught.value.errno == errno.EMFILE
