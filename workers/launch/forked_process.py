@@ -1,6 +1,7 @@
 """A process that the template forks: asked for at once, known as soon as it has started, and what became of it."""
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -95,6 +96,7 @@ class ForkedProcess:
         except ChildProcessError:
             ended, code = not _runs(self.pid), None
         if ended:
+            end_group(self.pid)
             self._read()
             self.result = parse_report(self._reported)[1]
             self._end(next(each for each in (code, self.result, ExitCode.FAILED) if each is not None))
@@ -110,6 +112,12 @@ class ForkedProcess:
                 self._reported += data
             return True
         return False
+
+
+def end_group(leader: int) -> None:
+    """Ends what a process that has just ended has left: processes that the user's code has forked."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _runs(pid: int) -> bool:

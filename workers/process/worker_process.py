@@ -84,16 +84,16 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
     except Stopped as stop:
         (log.info if stop.code == ExitCode.OK else log.error)("stopped", reason=str(stop))
         return stop.code
-    except (PlanRefused, ModelRefused, BrokerUnreachable, *EXPECTED) as error:
+    except Exception as error:
+        if lacks_resources(error):  # another process may do better: no code that says that the plan cannot work
+            log.error("failed", reason=why_it_leaves(error))
+            return ExitCode.FAILED
+        if not isinstance(error, (PlanRefused, ModelRefused, BrokerUnreachable, *EXPECTED)):
+            raise
         event = EVENTS.get(error.exit_code, "failed")
         # A traceback helps where the user's own code raised; every other expected error explains itself.
         log.error(event, reason=str(error), exc_info=error.__cause__ if isinstance(error, ComputeFailed) else None)
         return error.exit_code
-    except Exception as error:
-        if not lacks_resources(error):
-            raise
-        log.error("failed", reason=why_it_leaves(error))
-        return ExitCode.FAILED
 
 
 def _anchored(plan: Plan) -> Plan:

@@ -1,6 +1,7 @@
 """Real processes, forked from a real template process; commands that end at once stand for brokers and workers."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from stageline.workers.launch.forked_process import ForkedProcess
 from stageline.workers.launch.template import Template
+from support.paths import TESTS
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,29 @@ def test_a_process_that_is_killed_has_no_result(template: Template, log: TextIO,
     hanging.send_signal(number)
     assert hanging.wait(60) in (-number, 130)
     assert hanging.result is None
+
+
+FORKS = """
+import os, time
+from pathlib import Path
+
+def build():
+    if pid := os.fork():
+        (Path(__file__).parent / "forked").write_text(str(pid))
+        os._exit(0)
+    time.sleep(10**6)
+"""
+
+
+def test_what_a_users_code_forks_ends_with_its_process(template: Template, log: TextIO, tmp_path: Path) -> None:
+    """It stayed for good."""
+    plan = shutil.copytree(TESTS / "support" / "tiny", tmp_path / "plan")
+    (plan / "model.py").write_text(FORKS)
+    worker = template(["worker", str(plan), "--patience", "0"], log)
+    assert (worker.wait(60), worker.result) == (0, None)
+    left = Path("/proc") / (plan / "forked").read_text() / "cmdline"
+    while left.exists() and left.read_bytes():  # nothing once it is dead; the test's time limit is the bound
+        continue
 
 
 def test_a_process_goes_on_without_its_template_and_another_template_follows(
