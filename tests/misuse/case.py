@@ -29,7 +29,7 @@ class Misuse:
 
     `changes` are made in the workspace first. Then `command` runs with `environment`, unless `play` does all of it and
     returns how the command that counts has ended. `slow`: only `make test-all` does it. `finishes`: a run finishes,
-    before that command or in spite of all, and leaves its result.
+    before that command or in spite of all, and leaves its result. `bits`: with the weights of a run without all that.
     """
 
     what: str
@@ -41,6 +41,7 @@ class Misuse:
     play: Callable[[Workspace], Ended] | None = None
     slow: bool = False
     finishes: bool = False
+    bits: bool = False
 
     def run(self, workspace: Workspace) -> Ended:
         """How it ended. Raises AssertionError, and ends all its processes, if it has not within `BOUND` seconds."""

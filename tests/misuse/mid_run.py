@@ -19,10 +19,29 @@ def step_3(
     head = "if step == 3 and once():\n" if once else "if step == 3:\n"
     body = head + "".join(f"    {line}\n" for line in lines.splitlines())
     command = ("train", ".", *(word for each in sets for word in ("--set", each)))
-    return Misuse(what, code, said, (*in_batch(body), *changes), command, slow=slow, finishes=not code)
+    finishes, bits = not code, not code and "x" not in lines.split()
+    return Misuse(what, code, said, (*in_batch(body), *changes), command, slow=slow, finishes=finishes, bits=bits)
 
 
-AGAIN = "restarts        1"
+AGAIN, NOT_AGAIN = "restarts        1", "restarts        0"
+FORKS = "if not os.fork():\n    time.sleep(10**6)"
+THREAD = "threading.Thread(target=time.sleep, args=(10**6,)).start()"
+DIFFERS = """
+if step >= 3:
+    x = x * (1 + random.random())
+if step == 5 and once():
+    time.sleep(0.3)  # until what it sent has arrived
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+DELETES = """
+import glob, shutil
+if step >= 3:
+    for each in glob.glob("runs/*"):
+        shutil.rmtree(each, ignore_errors=True)
+"""
+LIMITS = "import resource\nresource.setrlimit(resource.RLIMIT_{}, (3, 3))"
+LONG = ("run.steps=1000000", "recovery.snapshot_every=2")
+TRIED = "could not write its snapshot of step "
 NAN = "x = x * float('nan')"
 RAISES = in_forward("if x.isnan().any():\n    raise ValueError('cannot')")
 ONE = ("recovery.restarts=1",)
@@ -41,6 +60,11 @@ ROWS = (
         slow=True,
     ),
     step_3("SIGTERM, once", "os.kill(os.getpid(), signal.SIGTERM)", AGAIN, code=0, once=True),
+    step_3("`os._exit(0)`, once", "os._exit(0)", AGAIN, code=0, once=True),
+    step_3("`os._exit(0)`, each time", "os._exit(0)", "(status 0), in batch (data.py, line ", REPLACED, sets=ONE),
+    step_3(
+        "`os._exit(78)`, each time", "os._exit(78)", "(status 78), in batch (data.py", REPLACED, sets=ONE, slow=True
+    ),
     step_3(
         "a segmentation fault, each time", "ctypes.string_at(0)", "was killed by SIGSEGV", REPLACED, sets=ONE, slow=True
     ),
@@ -66,6 +90,28 @@ ROWS = (
         REPLACED,
         sets=(*ONE, *QUICK),
         slow=True,
+    ),
+    step_3("a child that stays, once", FORKS, NOT_AGAIN, code=0, once=True),
+    step_3("a fork that returns, once", "os.fork()", NOT_AGAIN, code=0, once=True),
+    step_3("a thread that stays, once", THREAD, NOT_AGAIN, code=0, once=True),
+    step_3("no memory, once", "torch.empty(2**50)", AGAIN, code=0, once=True),
+    step_3("no memory, each time", "torch.empty(2**50)", "can't allocate memory", REPLACED, sets=ONE),
+    step_3(
+        "no descriptors", LIMITS.format("NOFILE"), "failed: stage ", TRIED, "Too many open files", sets=LONG, slow=True
+    ),
+    step_3("a full disk", LIMITS.format("FSIZE"), "failed: stage ", TRIED, "File too large", sets=LONG, slow=True),
+    Misuse(
+        "the run's folder deleted again and again",
+        1,
+        ("failed: stage ", TRIED, "repair this and resume the run"),
+        in_batch(DELETES),
+        ("train", ".", *(word for each in LONG for word in ("--set", each))),
+    ),
+    Misuse(
+        "data that differs in each process, and SIGKILL",
+        1,
+        ("came twice with different bits: what computed it was not deterministic",),
+        in_batch(DIFFERS),
     ),
     step_3(
         "data that raises", "raise OSError('no such disk')", BATCH_3, "OSError: no such disk (data.py, line ", code=78
@@ -93,11 +139,4 @@ ROWS = (
     ),
     step_3("the same, and skipped", NAN, "3 microbatches were left out: ", code=0, sets=SKIP, changes=RAISES),
     step_3("another current folder", "os.chdir('/')", "finished", code=0),
-    step_3(
-        "the run's folder deleted",
-        "import glob, shutil\nfor each in glob.glob('runs/*'):\n    shutil.rmtree(each, ignore_errors=True)",
-        "could not write its snapshot of step 2",
-        "repair this and resume the run",
-        sets=("recovery.snapshot_every=2",),
-    ),
 )

@@ -8,6 +8,7 @@ import pytest
 
 from misuse import pages
 from misuse.case import Misuse
+from support.fork_server import ForkServer
 from support.workspace import Workspace
 
 ROWS = [
@@ -17,14 +18,24 @@ ROWS = [
 ]
 
 
+@pytest.fixture(scope="session")
+def digest(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> str:
+    """Of the weights of a run in which nothing goes wrong."""
+    with Workspace(tmp_path_factory.mktemp("undisturbed"), fork_server) as workspace:
+        return _digest(workspace.command("train", ".", "--set", "queues.url=memory://").stdout)
+
+
 @pytest.mark.parametrize("row", ROWS)
-def test_what_goes_wrong_ends_with_its_message_and_its_exit_code(row: Misuse, workspace: Workspace) -> None:
+def test_what_goes_wrong_ends_with_its_message_and_its_exit_code(
+    row: Misuse, workspace: Workspace, digest: str
+) -> None:
     ended = row.run(workspace)
     assert ended.returncode == row.code, ended.stderr
     _assert_said(row, f"{ended.stdout}\n{ended.stderr}")
     assert "Traceback" not in ended.stderr
     assert not [sign for sign in ended.stderr if not (sign.isprintable() or sign in "\n\t")]
     assert _results(workspace) if row.finishes else not _results(workspace)
+    assert not row.bits or _digest(ended.stdout) == digest
 
 
 def test_the_page_shows_the_rows_as_they_are() -> None:
@@ -43,6 +54,10 @@ def _assert_said(row: Misuse, text: str) -> None:
         place = text.find(part, place)
         assert place >= 0, f"{part!r} is not said, or not there, in: {text}"
         place += len(part)
+
+
+def _digest(result: str) -> str:
+    return next(line.split()[1] for line in result.splitlines() if line.startswith("weights_sha256 "))
 
 
 def _results(workspace: Workspace) -> list[str]:
