@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from stageline.pipeline.retry import lacks_memory
 from stageline.pipeline.stage.memory import empty, layout, packed_strides, skew_of
 
 from .atomic_file import sync
@@ -57,12 +58,14 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file, in memory of their own. Raises `OSError`, `ValueError`."""
+    """The tensors of a file, in memory of their own. Raises `OSError`, `ValueError`, `MemoryError`."""
     try:
         with _opened(path) as file:
             notes = msgspec.json.decode((file.metadata() or {}).get(_METADATA, "{}"), type=dict[str, Note])
             return {name: _restored(file.get_tensor(name), notes.get(name, Note())) for name in file.keys()}  # noqa: SIM118  # no mapping
     except (SafetensorError, RuntimeError) as error:
+        if lacks_memory(error):
+            raise MemoryError(str(error)) from error
         raise ValueError(str(error)) from error
 
 
@@ -72,8 +75,8 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, "pt") as file:
             yield file
-    except RuntimeError as error:
-        raise (_system_error(error) if _NUMBER.search(str(error)) else error) from error
+    except RuntimeError as error:  # torch opens the file a second time
+        raise (_system_error(error) if _NUMBER.search(str(error)) else error) from error.__cause__
 
 
 def _system_error(error: Exception) -> OSError:

@@ -6,7 +6,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -174,3 +174,42 @@ def test_a_writer_that_is_killed_leaves_whole_snapshots_or_none(tmp_path, kills,
     assert not [report for report in reports if any(name.startswith(".") for name in report["afterwards"])]
     if kills == "boundaries":
         assert {tuple(report["steps"]) for report in reports} == {(), (0,), (0, 20), (20,)}
+
+
+@contextmanager
+def few_descriptors(left: int) -> Iterator[None]:
+    """So many more files can be opened."""
+    before, used = resource.getrlimit(resource.RLIMIT_NOFILE), [os.open(os.devnull, os.O_RDONLY) for _ in range(left)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, before[1]))
+    holes = []
+    with suppress(OSError):
+        while True:
+            holes.append(os.open(os.devnull, os.O_RDONLY))
+    for descriptor in used:
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in holes:
+            os.close(descriptor)
+
+
+def test_a_snapshot_that_lacks_descriptors_to_be_read_is_not_taken_for_a_damaged_one(checkpoints):
+    write(checkpoints, (0, 20))
+    with few_descriptors(0):
+        for look in (checkpoints.verify, checkpoints.load):
+            with pytest.raises(OSError, match="Too many open files"):
+                look(0, 20)
+    assert checkpoints.verify(0, 20) == []
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_a_snapshot_that_lacks_descriptors_to_be_written_leaves_nothing_once_it_is_written_again(checkpoints, left):
+    """Also the folder of a draft needs a descriptor to be removed."""
+    write(checkpoints, (0, 20))
+    with few_descriptors(left), suppress(SnapshotFailed):
+        write(checkpoints, (0, 40))
+    write(checkpoints, (0, 40))
+    assert [path.name for path in (checkpoints.folder / "stage-0").iterdir() if path.name.startswith(".")] == []
+    assert checkpoints.verify(0, 40) == []
