@@ -218,11 +218,8 @@ class ConnectionGuard:
         connection.trusted = source in self._trusted
         delivered = self._bytes.get(source, 0) - watched.bytes_before
         frames = self._frames.get(source, 0) - watched.frames_before
-        try:
-            with self._probing(source, watched.inode) as probe:
-                connection.note(_bytes_received(probe), delivered, frames, now)
-        except OSError:
-            self._forget(source)
+        with suppress(OSError), self._probing(source, watched.inode) as probe:  # OSError: the event of its end is near
+            connection.note(_bytes_received(probe), delivered, frames, now)
 
     def _refuse(self, source: int, watched: _Watched, reason: str) -> None:
         with suppress(OSError), self._probing(source, watched.inode) as probe:
