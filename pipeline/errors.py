@@ -3,12 +3,10 @@
 By its exit code the supervisor of a process decides whether starting it again can help.
 """
 
-import traceback
+import signal
 from enum import IntEnum
-from pathlib import Path
 
-_HERE = Path(__file__).parent.parent
-_OURS = (*(f"{_HERE / part}/" for part in ("pipeline", "broker", "workers")), "<frozen ")
+from .code_lines import raised_at
 
 
 class ExitCode(IntEnum):
@@ -40,6 +38,18 @@ class StagelineError(Exception):
     exit_code: int = ExitCode.FAILED
 
 
+class ModelRefused(StagelineError):
+    """The plan's model, data, loss or cut cannot be used; the text names the place and the way out."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class DataError(StagelineError, ValueError):
+    """The data source returned something that cannot be cut into microbatches."""
+
+    exit_code = ExitCode.REFUSED
+
+
 class StageError(StagelineError):
     """A stage was asked for something it cannot do."""
 
@@ -56,13 +66,18 @@ class ForeignState(StageError):
     """The state given to `restore` is of another stage."""
 
 
+def raised_by_user_code(error: BaseException) -> bool:
+    """Whether an exception that came out of a user's code is an error of it, whatever its class. Only a
+    `KeyboardInterrupt` may be Ctrl-C, where Python raises it for that: the processes of stageline have handlers."""
+    python_raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return not (isinstance(error, KeyboardInterrupt) and python_raises)
+
+
 def describe_error(error: BaseException) -> str:
-    """`ValueError: no such file (data.py, line 12)`: an exception of the user's code, and where it was raised, unless
-    that is a line of stageline's or of the interpreter's own."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames or frames[-1].filename.startswith(_OURS):
-        return error_text(error)
-    return f"{error_text(error)} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+    """`ValueError: no such file (data.py, line 12, in batches)`: an exception, and the user's line that it is from."""
+    line = raised_at(error.__traceback__)
+    place = f" ({line.name}, line {line.line}, in {line.function})" if line else ""
+    return f"{error_text(error)}{place}"
 
 
 def error_text(error: BaseException) -> str:

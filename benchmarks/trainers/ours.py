@@ -30,10 +30,10 @@ def train(workload: Workload, sets: Sequence[str] = ()) -> Timing:
     """`sets`: settings of the plan beside the workload's, each as `--set` takes it."""
     with tempfile.TemporaryDirectory() as folder:
         sets = [*settings(workload, folder), *sets]
-        launch = prepare_launch(read_plan(PLAN, sets=sets, environment=os.environ))
-        peak = _Peak()
         arguments = [str(PLAN), *(argument for each in sets for argument in ("--set", each))]
+        peak = _Peak()
         with Template() as template:
+            launch = prepare_launch(read_plan(PLAN, sets=sets, environment=os.environ), arguments, template)
             ended = run_launch(launch, arguments, peak, template)
         if ended.result is None or ended.result.loss is None:
             raise TrainerFailed(f"{workload}: {ended.reason}")

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.models import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.stage import Stage
 
-from .load import ModelRefused, base_folder, call, load_function, load_object
+from .load import base_folder, call, load_function, load_object
 
 _LR_SCHEDULER = ("step", "state_dict", "load_state_dict")  # what a stage uses of one
 _OPTIMIZER = (*_LR_SCHEDULER, "zero_grad", "param_groups")

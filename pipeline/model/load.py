@@ -14,14 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from stageline.pipeline.data import Source
-from stageline.pipeline.errors import ExitCode, StagelineError, describe_error
+from stageline.pipeline.errors import ModelRefused, describe_error, raised_by_user_code
 from stageline.pipeline.plan import Plan
-
-
-class ModelRefused(StagelineError):
-    """The plan's model, data, loss or cut cannot be used; the text names the place and the way out."""
-
-    exit_code = ExitCode.REFUSED
 
 
 def load_object(reference: str, base: Path, key: str) -> Any:
@@ -50,7 +44,9 @@ def call(function: Callable[..., Any], key: str, **options: Any) -> Any:
     """Calls a user's factory. Raises `ModelRefused`, which names the user's line, if the factory raises anything."""
     try:
         return function(**options)
-    except (Exception, SystemExit) as error:  # user code may raise anything; the cause is chained
+    except BaseException as error:  # user code may raise anything; the cause is chained
+        if not raised_by_user_code(error):
+            raise
         raise ModelRefused(f"{key}: {describe_error(error)}") from error
 
 
@@ -112,7 +108,9 @@ def _load_file(path: Path, key: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # user code may raise anything; the cause is chained
+    except BaseException as error:  # user code may raise anything; the cause is chained
         del sys.modules[name]
+        if not raised_by_user_code(error):
+            raise
         raise ModelRefused(f"{key}: {path} could not be loaded: {describe_error(error)}") from error
     return module

@@ -12,6 +12,7 @@ UNCOUNTED = frozenset(
         "run.name",
         "run.dir",
         "run.log_every",
+        "data.check",
         "queues.url",
         "queues.retain_bytes",
         "recovery.lease",

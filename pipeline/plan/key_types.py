@@ -193,6 +193,7 @@ Reference = Annotated[
 ]
 Device = Annotated[str, _matching(r"[a-z]+(:\d+)?", 'a device such as "cpu" or "cuda:0"')]
 Folder = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("a folder")]
+Truth = Annotated[bool, Field(strict=True), Accepts("true or false")]
 Size = Annotated[
     int,
     Field(strict=True, ge=1, le=_LARGEST),

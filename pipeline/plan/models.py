@@ -21,6 +21,7 @@ from .key_types import (
     Reference,
     Seconds,
     Size,
+    Truth,
     Unset,
     address,
     one_of,
@@ -123,6 +124,12 @@ class DataPlan(Section):
     )
     batch_size: Annotated[int, whole(1)] = Field(
         description="Rows in a batch; at least `schedule.microbatches`.", examples=[64]
+    )
+    check: Truth = Field(
+        default=True,
+        description="Before the run, two processes try the plan; where they draw or compute other values, it is "
+        "refused.",
+        examples=[False],
     )
 
 

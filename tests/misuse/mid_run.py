@@ -118,8 +118,8 @@ ROWS = (
     ),
     step_3("data that ends early", "raise StopIteration", BATCH_3, "StopIteration (data.py, line ", code=78),
     step_3("a batch with other rows", "x = torch.cat([x, x])", BATCH_3, "no common number of rows", code=78),
-    step_3("`sys.exit(0)`", "sys.exit(0)", "stage 0 failed in 0F0 of step 3, the data source: SystemExit: 0"),
-    step_3("KeyboardInterrupt", "raise KeyboardInterrupt", "the model, the data or a metric raised KeyboardInterrupt"),
+    step_3("`sys.exit(0)`", "sys.exit(0)", BATCH_3, "SystemExit: 0 (data.py, line ", code=78),
+    step_3("KeyboardInterrupt", "raise KeyboardInterrupt", BATCH_3, "KeyboardInterrupt (data.py, line ", code=78),
     step_3(
         "a loss that is not a number",
         NAN,

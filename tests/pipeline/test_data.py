@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stageline.pipeline.data import DataError, Feed, Rows, cut, rows, split_batch
+from stageline.pipeline.data import Feed, Rows, cut, rows, split_batch
+from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import Tree
 
 counts = st.integers(1, 40)
@@ -186,7 +187,7 @@ def test_an_error_of_the_users_source_is_named_with_its_line():
         def batch(self, step: int):
             raise KeyError("column")
 
-    with pytest.raises(DataError, match=r"batch\(1\) failed: KeyError: 'column' \(test_data\.py, line \d+\)"):
+    with pytest.raises(DataError, match=r"batch\(1\) failed: KeyError: 'column' \(test_data\.py, line \d+, in batch\)"):
         Feed(Broken(DATA, DATA, 4, 0), 2, 3, 4).microbatch(1, 0)
 
 

@@ -4,15 +4,17 @@ import importlib
 from pathlib import Path
 
 import pytest
+import torch
 
-from stageline.pipeline.data import DataError, Rows
-from stageline.pipeline.errors import describe_error, documented, error_text, failure_code
+from stageline.pipeline.data import Rows
+from stageline.pipeline.errors import DataError, ModelRefused, describe_error, documented, error_text, failure_code
+from stageline.pipeline.model.load import load_object
 
 
 def test_an_error_is_described_with_its_file_and_line():
     with pytest.raises(ValueError, match="seven") as caught:
         int("seven")
-    place = f"{Path(__file__).name}, line {caught.tb.tb_lineno}"
+    place = f"{Path(__file__).name}, line {caught.tb.tb_lineno}, in test_an_error_is_described_with_its_file_and_line"
     assert describe_error(caught.value) == f"ValueError: invalid literal for int() with base 10: 'seven' ({place})"
 
 
@@ -25,13 +27,23 @@ def test_an_error_that_was_never_raised_has_no_line():
     assert describe_error(KeyError("a")) == "KeyError: 'a'"
 
 
-def test_a_line_of_stageline_or_of_the_interpreter_is_not_shown_as_the_users():
+def test_not_a_line_of_stageline_or_of_a_library_is_shown_but_the_users_that_called_it():
     with pytest.raises(DataError) as ours:
         Rows(1, 2, batch_size=1, seed=0)
     with pytest.raises(ModuleNotFoundError) as frozen:
         importlib.import_module("no_such_package")
-    for caught in (ours, frozen):
-        assert describe_error(caught.value) == error_text(caught.value)
+    with pytest.raises(TypeError) as librarys:
+        torch.zeros("one")
+    for caught in (ours, frozen, librarys):
+        assert f"({Path(__file__).name}, line {caught.tb.tb_lineno}, in test_not_a" in describe_error(caught.value)
+
+
+def test_an_error_in_which_no_line_is_the_users_has_none():
+    with pytest.raises(ModelRefused) as caught:
+        load_object("no_such_package.build", Path(), "model.factory")
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert describe_error(cause) == error_text(cause)
 
 
 def test_an_error_whose_text_cannot_be_made_is_told_all_the_same():

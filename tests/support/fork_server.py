@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
+from stageline.workers.launch.template import Template
 from support.paths import importing_tests
 
 Kill = tuple[str, int]  # the process, and after how many of its actions, or for the broker messages, it is killed
@@ -31,6 +32,8 @@ _SUBREAPER = 36  # of prctl(2)
 
 class ForkedCommand:
     """A command of `stageline` in a process of its own: what the tests use of `subprocess.Popen`."""
+
+    result: int | None = None  # not known
 
     def __init__(self, pid: int, stdout: TextIO, stderr: TextIO) -> None:
         self.pid = pid
@@ -98,6 +101,12 @@ class ForkServer:
         os.close(stderr_of_process)
         return ForkedCommand(int(answer["pid"]), os.fdopen(stdout), os.fdopen(stderr))
 
+    def spawn(self, arguments: Sequence[str], log: TextIO) -> ForkedCommand:
+        """A `Spawn`: starts `stageline` in this folder; all that it writes goes to `log`."""
+        request = {"arguments": list(arguments), "folder": os.getcwd(), "environment": dict(os.environ)}
+        answer = self._ask(request, log.fileno(), log.fileno())
+        return ForkedCommand(int(answer["pid"]), log, log)
+
     def train(
         self,
         plan: Path,
@@ -143,6 +152,21 @@ class ForkServer:
             raise RuntimeError("the process that was forked for this request exited without an answer")
         found: dict[str, Any] = json.loads(text)
         return found
+
+
+class ServedTemplate(Template):
+    """What `Template` is to a command that runs in the test's own process: the fork server forks its trials."""
+
+    def __init__(self, fork_server: ForkServer) -> None:
+        super().__init__()
+        become_subreaper()
+        self._fork_server = fork_server
+
+    def __call__(self, arguments: Sequence[str], log: TextIO) -> Any:
+        return self._fork_server.spawn(arguments, log) if arguments[0] == "trial" else super().__call__(arguments, log)
+
+    def warm(self) -> None:
+        """Not needed: most tests of a command in the test's own process start no run."""
 
 
 def become_subreaper() -> None:

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from unittest.mock import patch
 
 import structlog
 
 from stageline.workers.cli.app import run
-from support.fork_server import ForkedCommand, ForkServer
+from stageline.workers.launch import template
+from support.fork_server import ForkedCommand, ForkServer, ServedTemplate
 
 Command = ForkedCommand | subprocess.Popen[str]
 
@@ -122,11 +125,14 @@ class Workspace:
 
     def here(self, *arguments: str) -> int:
         """Runs a command in this process, in the folder of the workspace; returns its exit code."""
-        with contextlib.chdir(self.folder):
+        with contextlib.chdir(self.folder), self._forking():
             try:
                 return run(arguments)
             finally:
                 structlog.reset_defaults()  # a command logs to what is stderr now, and will be closed after the test
+
+    def _forking(self) -> contextlib.AbstractContextManager[object]:
+        return patch.object(template, "Template", partial(ServedTemplate, self._fork_server))
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)

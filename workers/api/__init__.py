@@ -9,9 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stageline.pipeline.data import Batch, DataError, Rows, Source, split_batch
-    from stageline.pipeline.errors import GradientMismatch, LossNotScalar, StageError, StagelineError
-    from stageline.pipeline.model.load import ModelRefused
+    from stageline.pipeline.data import Batch, Rows, Source, split_batch
+    from stageline.pipeline.errors import (
+        DataError,
+        GradientMismatch,
+        LossNotScalar,
+        ModelRefused,
+        StageError,
+        StagelineError,
+    )
     from stageline.pipeline.plan import Plan, PlanRefused, read_plan
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
     from stageline.pipeline.schedule.check import Costs, UnsoundSchedule, Verdict, check_schedule
@@ -57,9 +63,15 @@ __all__ = [
 ]
 
 _MODULES = {  # where each name is defined
-    "pipeline.data": ("Batch", "DataError", "Rows", "Source", "split_batch"),
-    "pipeline.errors": ("GradientMismatch", "LossNotScalar", "StageError", "StagelineError"),
-    "pipeline.model.load": ("ModelRefused",),
+    "pipeline.data": ("Batch", "Rows", "Source", "split_batch"),
+    "pipeline.errors": (
+        "DataError",
+        "GradientMismatch",
+        "LossNotScalar",
+        "ModelRefused",
+        "StageError",
+        "StagelineError",
+    ),
     "pipeline.plan": ("Plan", "PlanRefused", "read_plan"),
     "pipeline.schedule": ("Schedule", "ScheduleRefused", "make_schedule", "schedule_names", "window_for"),
     "pipeline.schedule.check": ("Costs", "UnsoundSchedule", "Verdict", "check_schedule"),

@@ -30,6 +30,7 @@ COMMANDS = {  # the file in commands/ that each is in
     "plan": "plan",
     "doctor": "doctor",
 }
+_HIDDEN = {"trial": "trial"}  # which other commands start
 _BUG = (
     "stageline: this is a bug in stageline. Please report it with the traceback above and the logs in the run's folder."
 )
@@ -42,9 +43,10 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        file = {**COMMANDS, **_HIDDEN}.get(cmd_name)
+        if file is None:
             return None
-        command: click.Command = getattr(import_module(f".commands.{COMMANDS[cmd_name]}", __package__), cmd_name)
+        command: click.Command = getattr(import_module(f".commands.{file}", __package__), cmd_name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -60,7 +62,7 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if not name.startswith("-") and name not in COMMANDS and not ctx.resilient_parsing:
+        if not name.startswith("-") and name not in {**COMMANDS, **_HIDDEN} and not ctx.resilient_parsing:
             ctx.fail(f"there is no command {name}; {suggestion(name, COMMANDS)}")
         return super().resolve_command(ctx, args)
 

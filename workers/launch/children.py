@@ -10,8 +10,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Self, TextIO
 
+from stageline.pipeline.code_lines import CodeLine
 from stageline.workers.process import last_line
-from stageline.workers.process.last_line import CodeLine
 from stageline.workers.process.spawn import Spawn, SpawnedProcess
 
 EXIT_TIMEOUT = 2.5  # seconds for processes to exit by themselves, and again after SIGTERM, before SIGKILL

@@ -6,22 +6,21 @@ from pathlib import Path
 from time import monotonic
 
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json
-from stageline.workers.preflight.estimate import estimate_of
 from stageline.workers.process import last_line
-from stageline.workers.process.in_process import run_memory
-from stageline.workers.process.open_queues import demand_short_socket_paths
 from stageline.workers.process.signals import Signals
+from stageline.workers.process.socket_paths import demand_short_socket_paths
+from stageline.workers.process.spawn import Spawn
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_of
 from stageline.workers.runs.store import measured_timetable
-from stageline.workers.runtime.job import prepare
 
 from .children import LocalRun
 from .supervisor import supervise
 from .template import Template
+from .trials import try_plan
 
 IN_MEMORY = "memory://"
 
@@ -53,9 +52,17 @@ class LaunchResult:
     timed: Sequence[Timed] = ()
 
 
-def prepare_launch(plan: Plan, resume: str | None = None, spares: int = 0, run: str = "") -> Launch:
-    """Checks that the plan can be run, before any process starts; names the run and makes its folder.
+def prepare_launch(
+    plan: Plan,
+    arguments: Sequence[str],
+    spawn: Spawn,
+    resume: str | None = None,
+    spares: int = 0,
+    run: str = "",
+) -> Launch:
+    """Checks that the plan can be run, in processes that `spawn` starts; names the run and makes its folder.
 
+    `arguments` name the plan on a command line.
     `resume`: the id of the run to continue, "" for the plan's newest, None for a new one. `spares`: the number of spare
     workers. `run`: the run's id, if a `StartingRun` has named it.
     Raises `PlanRefused`, `ModelRefused`, `DataError`, `NoSuchRun`, `FolderUnusable` or `TooDeep`.
@@ -63,14 +70,30 @@ def prepare_launch(plan: Plan, resume: str | None = None, spares: int = 0, run: 
     if plan.queues.url != IN_MEMORY:
         demand_short_socket_paths()
     name = run or runs.name_of(plan, resume)
-    job = prepare(plan)
+    tried = try_plan(plan, arguments, spawn)
+    expected = tried.estimate
+    plan = plan.resolved(len(expected.stages))
     if resume is not None:
-        runs.require_same_plan(job.plan, runs.folder(plan, name))
-    expected = estimate_of(job)
+        runs.require_same_plan(plan, runs.folder(plan, name))
+    if plan.queues.url == IN_MEMORY:
+        import stageline.workers.process.in_process  # noqa: F401  # loads torch, before progress is drawn
     folder = runs.make_folder(plan, name)
     if resume is None:  # a resumed run has its own plan there
-        persist_json(folder / runs.PLAN, job.plan.as_mapping())
-    return Launch(job.plan, job.schedule, name, folder, job.steps, expected.warnings, resume is not None, spares)
+        persist_json(folder / runs.PLAN, plan.as_mapping())
+    schedule = _schedule_of(plan, tried.first_trainable)
+    return Launch(plan, schedule, name, folder, expected.steps, expected.warnings, resume is not None, spares)
+
+
+def _schedule_of(plan: Plan, first_trainable: int) -> Schedule:
+    choice = plan.schedule
+    return make_schedule(
+        choice.name,
+        plan.placement,
+        choice.microbatches,
+        mode=choice.mode,
+        window=choice.window,
+        first_trainable=first_trainable,
+    )
 
 
 def run_launch(
@@ -95,6 +118,9 @@ def _outcome(
 ) -> LaunchOutcome:
     plan = launch.plan
     if plan.queues.url == IN_MEMORY:
+        from stageline.workers.process.in_process import run_memory  # loads torch
+        from stageline.workers.runtime.job import prepare
+
         with Signals(once=True) as signals, last_line.exit_is_failure():
             return run_memory(prepare(plan), launch.run, launch.folder, on_status, lambda: signals.count > 0)
 

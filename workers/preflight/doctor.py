@@ -11,6 +11,7 @@ from functools import partial
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import psutil
@@ -21,15 +22,12 @@ from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.errors import BrokerError
 from stageline.broker.network.bind import listening
 from stageline.broker.network.redis_connection import RedisLink
-from stageline.pipeline.data import DataError
-from stageline.pipeline.model.load import ModelRefused
+from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.plan.addresses import masked
-from stageline.workers.process.in_process import run_memory
-from stageline.workers.process.open_queues import longest_socket_path
-from stageline.workers.runtime.job import prepare
+from stageline.workers.process.socket_paths import longest_socket_path
 
-from .estimate import estimate
+from .trial_result import TriedPlan
 
 NAME = "stageline"  # of the distribution, and of its one package
 _LIBRARIES = (
@@ -48,6 +46,13 @@ _LIBRARIES = (
 _OLDEST_TORCH = (2, 10)  # before it, even torch.load(weights_only=True) could be made to run code
 
 
+class TryPlan(Protocol):
+    """Tries a plan."""
+
+    def __call__(self, plan: Plan, *, tell: Callable[[str], None]) -> TriedPlan:
+        """`tell` is called with how two trials of the plan differ, "" if they do not."""
+
+
 class Health(StrEnum):
     GOOD = "good"
     NOTE = "note"
@@ -62,15 +67,16 @@ class CheckResult(msgspec.Struct, frozen=True):
     found: str
 
 
-def examine(plan: Plan | None, folder: Path) -> Iterator[CheckResult]:
-    """One finding after another: of the machine, then of the plan. What it writes goes into the empty `folder`."""
+def examine(plan: Plan | None, folder: Path, trial: TryPlan) -> Iterator[CheckResult]:
+    """One finding after another: of the machine, then of the plan, with which `trial` is made. What it writes goes into
+    the empty `folder`."""
     yield CheckResult("python", Health.GOOD, f"{platform.python_version()}, {sys.executable}")
     yield from (*_libraries(), _package())
     memory, gib = psutil.virtual_memory(), 2**30
     yield CheckResult("memory", Health.GOOD, f"{memory.available / gib:.1f} of {memory.total / gib:.1f} GiB are free")
     yield from (*_sameness(), *_sockets(folder))
     if plan is not None:
-        yield from _plan(plan, folder)
+        yield from _plan(plan, trial)
 
 
 def _libraries() -> Iterator[CheckResult]:
@@ -113,7 +119,7 @@ def _sockets(folder: Path) -> Iterator[CheckResult]:
     yield CheckResult("ipc paths", Health.GOOD if well else Health.BAD, f"{length} of {most} bytes{way_out}")
 
 
-def _plan(plan: Plan, folder: Path) -> Iterator[CheckResult]:
+def _plan(plan: Plan, trial: TryPlan) -> Iterator[CheckResult]:
     yield from (CheckResult("exposure", Health.NOTE, warning) for warning in plan.warnings)
     wanted, there = sum(worker.threads for worker in plan.workers), os.cpu_count() or 1
     health = Health.NOTE if wanted > there else Health.GOOD
@@ -122,10 +128,12 @@ def _plan(plan: Plan, folder: Path) -> Iterator[CheckResult]:
     servers = {"queues.url": plan.queues.url, "broker.store": plan.broker.store}
     yield from (_tried(key, partial(_server, url)) for key, url in servers.items() if url.startswith(REDIS))
     yield _tried("run.dir", lambda: _writable(plan.run.dir))
-    tried = _tried("plan", lambda: _works(plan))
-    yield tried
-    if tried.health is Health.GOOD:
-        yield _tried("determinism", lambda: _repeats(plan, folder))
+    differences: list[str] = []
+    yield _tried("plan", lambda: _works(trial(plan, tell=differences.append)))
+    if differences:
+        same = "one microbatch, computed in two processes, gave the same bits"
+        health = Health.BAD if differences[0] else Health.GOOD
+        yield CheckResult("determinism", health, differences[0] or same)
 
 
 def _tried(what: str, look: Callable[[], str]) -> CheckResult:
@@ -157,25 +165,6 @@ def _writable(folder: Path) -> str:
         return f"{folder} can be written to"
 
 
-def _works(plan: Plan) -> str:
-    found = estimate(plan)
-    return f"{len(found.stages)} stages, {found.steps} steps; digest {found.digest[:12]}"
-
-
-def _repeats(plan: Plan, folder: Path) -> str:
-    first, second = (_first_step(plan, folder) for _ in range(2))
-    if first != second:
-        raise ModelRefused(
-            "the first step, computed twice, gave different weights: something in the model, the loss or the data "
-            "depends on more than the seed. torch.use_deterministic_algorithms(True) in model.py names operations that "
-            "do; a data source may shuffle with a generator of its own, seeded with the `seed` that it is given."
-        )
-    return f"the first step, computed twice, gave the same bits (weights_sha256 {first[:12]})"
-
-
-def _first_step(plan: Plan, folder: Path) -> str:
-    short = plan.model_copy(update={"run": plan.run.model_copy(update={"steps": 1, "epochs": None})})
-    outcome = run_memory(prepare(short), "doctor", folder)
-    if outcome.code:
-        raise ModelRefused(f"the first step failed: {outcome.reason}")
-    return str(outcome.facts["weights_sha256"])
+def _works(found: TriedPlan) -> str:
+    estimate = found.estimate
+    return f"{len(estimate.stages)} stages, {estimate.steps} steps; digest {estimate.digest[:12]}"

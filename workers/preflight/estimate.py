@@ -1,14 +1,13 @@
 """What a plan comes to before it runs: the split, memory by stage, bytes by queue, idle time; or why it cannot work.
 
-One microbatch runs through all stages in this process, with an update and the metrics: errors of a user's model, loss,
-optimizer or metric show here, before any other process starts. The bytes that stages and messages take are measured on
-the way.
+One microbatch is trained by all stages in this process, with an update and the metrics: errors of a user's model, loss,
+optimizer or metric show here, before the run begins. The bytes that stages and messages take are measured on the way.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import ceil
 
-import msgspec
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -16,52 +15,33 @@ from stageline.broker.codec.message import Message, encode
 from stageline.broker.errors import Unsendable
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import SPILL
-from stageline.pipeline.model.load import ModelRefused
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.tree import Leaf, Tree, map_leaves, tensors
+from stageline.pipeline.tree import Tree, tensors
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.program import Instruction, producer
+from stageline.workers.runtime.program import producer
+
+from .trial_result import Estimate, QueueEstimate, StageEstimate
+
+_WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.UPDATE: "update"}
 
 
-class StageEstimate(msgspec.Struct, frozen=True):
-    """One stage. `in_flight` microbatches are held at most; `bytes` says what takes how much, `total` all of it."""
-
-    stage: int
-    worker: int
-    layers: tuple[str, ...]
-    parameters: int
-    in_flight: int
-    bytes: dict[str, int]
-    total: int
+def _ignore(*_: object) -> None:
+    pass
 
 
-class QueueEstimate(msgspec.Struct, frozen=True):
-    """One queue. `retained` is what the messages take that its producer keeps until they are trimmed: those of one
-    step, or, with recovery, of all steps from one complete checkpoint to the next."""
+@dataclass(frozen=True, slots=True)
+class TrialWatch:
+    """Is told what a trial does next, in words, and what it gave: a name and a tree."""
 
-    queue: str
-    producer: int  # a stage
-    consumer: int
-    message: int  # bytes
-    in_flight: int  # messages put and not yet taken, at most
-    retained: int  # bytes
+    doing: Callable[[str], None] = _ignore
+    gave: Callable[[str, Tree], None] = _ignore
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Schema plan/1. `idle` is each worker's share of a step, if a backward takes twice a forward, messages no time."""
-
-    schema: str = "plan/1"
-    digest: str
-    plan: dict[str, object]
-    origins: dict[str, str]
-    warnings: tuple[str, ...]
-    steps: int
-    stages: list[StageEstimate]
-    queues: list[QueueEstimate]
-    idle: tuple[float, ...]
+UNWATCHED = TrialWatch()
 
 
 def estimate(plan: Plan) -> Estimate:
@@ -72,10 +52,10 @@ def estimate(plan: Plan) -> Estimate:
     return estimate_of(prepare(plan))
 
 
-def estimate_of(job: Job) -> Estimate:
+def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
     """`estimate` for a job that is loaded. Its stages cannot be trained afterwards: see `dry_run`."""
     plan = job.plan
-    stages, messages = dry_run(job)
+    stages, messages = dry_run(job, watch)
     queues = [
         QueueEstimate(
             queue=str(key),
@@ -149,43 +129,94 @@ def _by_worker(job: Job, queues: list[QueueEstimate]) -> list[int]:
     return [sum(queue.retained for queue in queues if queue.producer in stages) for stages in job.plan.placement]
 
 
-def dry_run(job: Job) -> tuple[list[StageEstimate], dict[QueueKey, int]]:
+def dry_run(job: Job, watch: TrialWatch = UNWATCHED) -> tuple[list[StageEstimate], dict[QueueKey, int]]:
     """Each stage, and by queue the bytes of one message, header included.
 
-    Runs the first microbatch of `job`, whose stages are used up by it: prepare the job again to train it. Raises
+    Trains the first microbatch of `job`, whose stages are used up by it: prepare the job again to train it. Raises
     `ModelRefused` or `DataError` for what could not be trained.
     """
-    stages: list[StageEstimate] = []
-    messages: dict[QueueKey, int] = {}
-    by_worker = [_executor(job, worker) for worker in range(len(job.plan.workers))]
-    executors = [by_worker[job.schedule.owner(index)] for index in range(job.schedule.stages)]
+    tried = _DryRun(job, watch)
     try:
-        output: Tree = None
-        for index, executor in enumerate(executors):
-            messages |= _message(job, Action(Kind.BACKWARD, index), map_leaves(_as_gradient, output))
-            saved = _Saved(executor.stages[index])
-            with saved_tensors_hooks(saved.note, lambda tensor: tensor):
-                output = executor.carry_out(_forward(job, index), [output] if index else [])
-            for tensor in tensors(output):
-                saved.note(tensor)
-            messages |= _message(job, Action(Kind.FORWARD, index), output)
-            stages.append(_estimate(job, executor, index, saved.bytes))
-        _demand_gradient(executors)
-        output = None
-        for index, executor in enumerate(executors if job.evaluation else ()):  # a wrong metric would show at the end
-            output = executor.carry_out(_forward(job, index, evaluates=True), [output] if index else [])
+        tried.forward()
+        tried.backward()
+        stages = tried.update()
+        tried.evaluate()  # a wrong metric would show at the end of the run
     except (ComputeFailed, Unsendable) as error:
         raise ModelRefused(f"a dry run of the first microbatch failed: {error}") from error
-    return stages, messages
+    return stages, tried.messages
 
 
-def _demand_gradient(executors: Sequence[Executor]) -> None:
-    trains = any(stage.optimizer for executor in executors for stage in executor.stages.values())
-    if trains and not executors[-1].stages[len(executors) - 1].in_flight:
-        raise ModelRefused(
-            "the loss has no gradient, so nothing would be trained: between the weights and the loss there is a "
-            "detach(), a no_grad(), or an operation without a derivative such as argmax()"
-        )
+class _DryRun:
+    """One microbatch on its way through all stages."""
+
+    def __init__(self, job: Job, watch: TrialWatch) -> None:
+        self.messages: dict[QueueKey, int] = {}
+        self._job = job
+        self._watch = watch
+        self._kept: list[int] = []  # by stage: bytes that autograd keeps
+        watch.doing("the loss, the metrics, the optimizer")
+        by_worker = [_executor(job, worker) for worker in range(len(job.plan.workers))]
+        self._executors = [by_worker[job.schedule.owner(index)] for index in range(job.schedule.stages)]
+        for stage in self._stages:
+            self._gave_weights(stage, "as model.factory made it")
+
+    @property
+    def _stages(self) -> list[Stage]:
+        return [executor.stages[index] for index, executor in enumerate(self._executors)]
+
+    def forward(self) -> None:
+        """Raises `ModelRefused` if nothing would be trained."""
+        output: Tree = None
+        for index, stage in enumerate(self._stages):
+            saved = _Saved(stage)
+            with saved_tensors_hooks(saved.note, lambda tensor: tensor):
+                output = self._carry_out(Kind.FORWARD, index, [output] if index else [])
+            for tensor in tensors(output):
+                saved.note(tensor)
+            self._kept.append(saved.bytes)
+        if any(stage.optimizer for stage in self._stages) and not self._stages[-1].in_flight:
+            raise ModelRefused(
+                "the loss has no gradient, so nothing would be trained: between the weights and the loss there is a "
+                "detach(), a no_grad(), or an operation without a derivative such as argmax()"
+            )
+
+    def backward(self) -> None:
+        gradient: Tree = None
+        for index, stage in reversed(list(enumerate(self._stages))):
+            if stage.in_flight:
+                received = [] if index == len(self._stages) - 1 else [gradient]
+                gradient = self._carry_out(Kind.BACKWARD, index, received)
+
+    def update(self) -> list[StageEstimate]:
+        """Each stage, with its optimizer's state."""
+        for index, stage in enumerate(self._stages):
+            for parameter in _trainable(stage):
+                if parameter.grad is None:  # this microbatch did not use it; others may
+                    parameter.grad = torch.zeros_like(parameter)
+            self._carry_out(Kind.UPDATE, index, [])
+            self._gave_weights(stage, "after the update")
+        return [_estimate(self._job, stage, kept) for stage, kept in zip(self._stages, self._kept, strict=True)]
+
+    def evaluate(self) -> None:
+        output: Tree = None
+        for index in range(len(self._executors) if self._job.evaluation else 0):
+            output = self._carry_out(Kind.FORWARD, index, [output] if index else [], evaluates=True)
+
+    def _gave_weights(self, stage: Stage, when: str) -> None:
+        for name, tensor in stage.state_dict().items():
+            self._watch.gave(f"{name} of stage {stage.index} {when}", tensor)
+
+    def _carry_out(self, kind: Kind, index: int, received: Sequence[Tree], *, evaluates: bool = False) -> Tree:
+        action = Action(kind, index)
+        word = "evaluation and metrics" if evaluates else _WORDS[kind]
+        self._watch.doing(f"the trial of one microbatch: stage {index}, {word}")
+        step = self._job.feed.evaluation.start if evaluates else 0
+        instruction = self._job.program.instruction(step, action, evaluates=evaluates)
+        result = self._executors[index].carry_out(instruction, received)
+        self._watch.gave(f"what stage {index} gave in its {word}", result)
+        if not evaluates:
+            self.messages |= _message(self._job, action, result)
+        return result
 
 
 class _Saved:
@@ -213,15 +244,6 @@ def _executor(job: Job, worker: int) -> Executor:
     return job.executor(job.schedule.placement[worker])
 
 
-def _forward(job: Job, stage: int, *, evaluates: bool = False) -> Instruction:
-    step = job.feed.evaluation.start if evaluates else 0
-    return job.program.instruction(step, Action(Kind.FORWARD, stage), evaluates=evaluates)
-
-
-def _as_gradient(leaf: Leaf) -> Leaf:
-    return leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None
-
-
 def _message(job: Job, action: Action, payload: Tree) -> dict[QueueKey, int]:
     key = job.program.gives(action)
     if key is None:
@@ -230,14 +252,15 @@ def _message(job: Job, action: Action, payload: Tree) -> dict[QueueKey, int]:
     return {key: sum(memoryview(frame).nbytes for frame in frames)}
 
 
-def _estimate(job: Job, executor: Executor, index: int, activations: int) -> StageEstimate:
-    """Computes an update, for the optimizer's state. `activations`: bytes that one microbatch keeps alive between its
-    forward and its backward."""
-    stage, in_flight = executor.stages[index], job.verdict.stage_peak[index]
-    trainable = [] if stage.optimizer is None else [p for g in stage.optimizer.param_groups for p in g["params"]]
-    for parameter in trainable:
-        parameter.grad = torch.zeros_like(parameter)
-    executor.carry_out(job.program.instruction(0, Action(Kind.UPDATE, index)), [])
+def _trainable(stage: Stage) -> list[torch.Tensor]:
+    return [] if stage.optimizer is None else [p for group in stage.optimizer.param_groups for p in group["params"]]
+
+
+def _estimate(job: Job, stage: Stage, activations: int) -> StageEstimate:
+    """Of a stage after its first update. `activations`: bytes that one microbatch keeps alive between its forward and
+    its backward."""
+    index, trainable = stage.index, _trainable(stage)
+    in_flight = job.verdict.stage_peak[index]
     state = [] if stage.optimizer is None else list(stage.optimizer.state.values())
     versions = in_flight if job.schedule.mode == "async" and index < job.program.last else 0
     held = {

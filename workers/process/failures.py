@@ -5,8 +5,7 @@ from contextlib import contextmanager
 
 from stageline.broker.control.protocol import Failed, Goodbye
 from stageline.broker.errors import BrokerError, Fenced
-from stageline.pipeline.data import DataError
-from stageline.pipeline.errors import ExitCode, ForeignState
+from stageline.pipeline.errors import DataError, ExitCode, ForeignState
 from stageline.pipeline.retry import lacks_memory, passing_fault
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged

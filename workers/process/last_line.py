@@ -12,14 +12,12 @@ import os
 import re
 import signal
 import sys
-import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import FrameType
 
+from stageline.pipeline.code_lines import CodeLine, innermost, is_stagelines
 from stageline.pipeline.errors import ExitCode
 
 _DUMP = signal.SIGUSR1
@@ -28,18 +26,6 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 _HEAD = re.compile(r"\(most recent call first\):$")
 _EXIT = re.compile(r"^stageline: os\._exit\(.*\) was called in (?P<function>.*) \((?P<file>.*), line (?P<line>\d+)\)$")
 _end_process = os._exit
-
-
-@dataclass(frozen=True, slots=True)
-class CodeLine:
-    """A line of code. As text: `forward (model.py, line 12)`."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.function} ({Path(self.file).name}, line {self.line})"
 
 
 def install() -> None:
@@ -67,7 +53,7 @@ def _telling(status_of: Callable[[int], int]) -> Callable[[int], None]:
 
     def exit_with_its_line(status: int) -> None:
         stack = _lines(sys._getframe(1)) if os.getpid() == mine else []
-        if (line := _innermost(stack)) is not None:
+        if (line := innermost(stack)) is not None:
             text = f"stageline: os._exit({status}) was called in {line.function} ({line.file}, line {line.line})\n"
             with suppress(OSError):
                 os.write(_LOG, text.encode(errors="replace"))
@@ -98,7 +84,7 @@ def read(log: Path, since: int = 0) -> CodeLine | None:
             found = []
         if (match := _FRAME.match(line) or _EXIT.match(line)) is not None:
             found.append(CodeLine(match["file"], int(match["line"]), match["function"]))
-    return _innermost(found)
+    return innermost(found)
 
 
 def _lines(frame: FrameType | None) -> list[CodeLine]:
@@ -107,29 +93,4 @@ def _lines(frame: FrameType | None) -> list[CodeLine]:
     while frame is not None:
         found.append(CodeLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
-    return [] if found and found[0].file.startswith(_own_folders()) else found
-
-
-def _innermost(stack: Iterable[CodeLine]) -> CodeLine | None:
-    """Of a stack, the innermost first: the first line in a user's file, else the first that is not stageline's."""
-    called = [line for line in stack if not line.file.startswith(("<frozen ", *_own_folders()))]
-    return next((line for line in called if not line.file.startswith(_libraries())), next(iter(called), None))
-
-
-@cache
-def _own_folders() -> tuple[str, ...]:
-    """Of the package, as it is imported and where it is."""
-    import stageline
-    import stageline.broker
-    import stageline.pipeline
-    import stageline.workers
-
-    packages = (stageline, stageline.broker, stageline.pipeline, stageline.workers)
-    found = {Path(path) for package in packages for path in package.__path__}
-    return tuple(f"{path}{os.sep}" for each in found for path in {each, each.resolve()})
-
-
-@cache
-def _libraries() -> tuple[str, ...]:
-    paths = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return tuple(f"{path}{os.sep}" for each in paths for path in {each, each.resolve()})
+    return [] if found and is_stagelines(found[0].file) else found

@@ -1,29 +1,18 @@
 """Opens a worker's queues at the plan's `queues.url`, and chooses where their sockets go."""
 
-import os
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
-
-import zmq
 
 from stageline.broker.control.open import REDIS
 from stageline.broker.control.protocol import Assigned
 from stageline.broker.queues.base import WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from stageline.pipeline.errors import StagelineError
 from stageline.workers.runtime.job import Job
 
 _REDIS_PORT = 6379  # where an address names none
-# What a worker that `train` started adds to the folder for temporary files: the run's folder, its own in it, a socket.
-_DEEPEST = "stageline-xxxxxxxx/stageline-xxxxxxxx/queues"
-
-
-class TooDeep(StagelineError):
-    """The folder for temporary files has too long a path for sockets in it."""
 
 
 def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[str], None]) -> WorkerQueues:
@@ -69,18 +58,3 @@ def _address_towards(broker: str) -> str:
         probe.connect(address)  # sends nothing: it only chooses the way
         mine = str(probe.getsockname()[0])
     return f"[{mine}]" if ":" in mine else mine
-
-
-def longest_socket_path() -> int:
-    """The bytes of the longest path that a socket gets; the system allows about a hundred."""
-    return len(os.fsencode(os.path.join(tempfile.gettempdir(), _DEEPEST)))
-
-
-def demand_short_socket_paths() -> None:
-    """Raises `TooDeep` if a socket cannot be made in the folder for temporary files."""
-    if longest_socket_path() > zmq.IPC_PATH_MAX_LEN:
-        raise TooDeep(
-            f"the path of the folder for temporary files, {tempfile.gettempdir()}, is too long for sockets: they would "
-            f"have paths of {longest_socket_path()} bytes, {zmq.IPC_PATH_MAX_LEN} are the most. Set TMPDIR to a "
-            f"shorter folder"
-        )

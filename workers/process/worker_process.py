@@ -21,9 +21,7 @@ import torch
 from stageline.broker.control.protocol import CONTROL_VERSION, LONGEST_NAME, Assigned, Failed, Goodbye, Hello
 from stageline.broker.errors import BrokerError, EndpointTaken
 from stageline.broker.queues.base import WorkerQueues
-from stageline.pipeline.data import DataError
-from stageline.pipeline.errors import ExitCode, ForeignState
-from stageline.pipeline.model.load import ModelRefused
+from stageline.pipeline.errors import DataError, ExitCode, ForeignState, ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.retry import ResourceFault
 from stageline.workers.checkpoint.directory import SnapshotFailed

@@ -9,8 +9,8 @@ from operator import add
 
 from torch import Tensor
 
-from stageline.pipeline.data import DataError, Feed, Microbatch
-from stageline.pipeline.errors import StagelineError, error_text
+from stageline.pipeline.data import Feed, Microbatch
+from stageline.pipeline.errors import DataError, StagelineError, describe_error, raised_by_user_code
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, describe, map_tensors
@@ -94,10 +94,12 @@ class Executor:
                     return None
         except (ComputeFailed, DataError):
             raise
-        except (Exception, SystemExit) as error:  # user code may raise anything; the cause is handed on
+        except BaseException as error:  # user code may raise anything; the cause is handed on
+            if not raised_by_user_code(error):
+                raise
             where = f"layer {stage.at_layer}" if stage.at_layer in stage.names else stage.at_layer
             raise ComputeFailed(
-                f"stage {stage.index} failed in {instruction}, {where}: {error_text(error)}",
+                f"stage {stage.index} failed in {instruction}, {where}: {describe_error(error)}",
                 None if instruction.evaluates or kind is Kind.UPDATE else Culprit(instruction.step, instruction.action),
             ) from error
 

@@ -1,6 +1,6 @@
 """What every process of a run derives from its plan: the model's segments, the schedule, the program, the batches."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stageline.broker.queues.base import QueueKey
@@ -71,8 +71,12 @@ class Job:
         return make_stage(self.plan, self.segments[stage], last=last, device=device, stash_weights=stash_weights)
 
 
-def prepare(plan: Plan) -> Job:
-    """Loads the plan's model and data. Raises `PlanRefused` or `ModelRefused` if they cannot be trained as planned."""
+def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None) -> Job:
+    """Loads the plan's model and data; `doing` is told which is next.
+
+    Raises `PlanRefused` or `ModelRefused` if they cannot be trained as planned.
+    """
+    doing(f'model.factory = "{plan.model.factory}"')
     segments = build_segments(plan)
     plan = plan.resolved(len(segments))
     choice = plan.schedule
@@ -84,6 +88,7 @@ def prepare(plan: Plan) -> Job:
         window=choice.window,
         first_trainable=first_trainable(segments),
     )
+    doing(f'data.source = "{plan.data.source}"')
     source = load_source(plan)
     steps = plan.run.steps if plan.run.steps is not None else (plan.run.epochs or 0) * source.steps_per_epoch
     feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, keep=len(segments) + 2)

@@ -15,7 +15,7 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import read_plan
 from stageline.workers.checkpoint.weights import load_weights
 from stageline.workers.launch import template
-from stageline.workers.launch.launch import IN_MEMORY, prepare_launch, run_launch
+from stageline.workers.launch.launch import prepare_launch, run_launch
 from stageline.workers.runs.owner import StartingRun
 from stageline.workers.runs.result import Facts, Result
 
@@ -47,15 +47,13 @@ def train(config: str | Path, *sets: str, on_status: Callable[[Facts], None] = l
     `config` is a plan file, or the folder of a `stageline.toml`; `sets` override its keys: "run.steps=20". `on_status`
     is called with the broker's status (schema status/1) several times a second. Call it in the main thread: it handles
     signals meanwhile.
-    Raises `PlanRefused`, `ModelRefused` or `DataError` before any process starts, `RunFailed` afterwards.
+    Raises `PlanRefused`, `ModelRefused` or `DataError` before the run begins, `RunFailed` afterwards.
     """
     plan = read_plan(config, sets=sets, environment=os.environ)
     arguments = [str(config), *(argument for each in sets for argument in ("--set", each))]
     with template.Template() as processes:
-        if plan.queues.url != IN_MEMORY:
-            processes.warm()  # it imports torch while this process loads the model
         with StartingRun(plan, None) as starting:
-            launch = prepare_launch(plan, run=starting.id)
+            launch = prepare_launch(plan, arguments, processes, run=starting.id)
         ended = run_launch(launch, arguments, on_status, processes)
     if ended.result is None:
         raise RunFailed(ended.reason, ended.code, launch.folder)

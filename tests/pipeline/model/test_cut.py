@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import cut_model, first_trainable
-from stageline.pipeline.model.load import ModelRefused
 
 
 def model() -> nn.Sequential:

@@ -3,7 +3,7 @@
 import pytest
 
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.model.load import ModelRefused
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import PlanRefused, read_plan
 from stageline.workers.preflight.estimate import StageEstimate, dry_run, estimate
 from stageline.workers.runtime.job import prepare

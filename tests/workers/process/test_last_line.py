@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stageline.pipeline.code_lines import CodeLine
 from stageline.workers.process import last_line
-from stageline.workers.process.last_line import CodeLine
 
 USER = """
 import os, ctypes, json, signal, sys

@@ -1,11 +1,8 @@
 """Where a worker's queues are, as other workers can reach them."""
 
-from pathlib import Path
-
 import pytest
 
-from stageline.workers.process import open_queues as module
-from stageline.workers.process.open_queues import TooDeep, demand_short_socket_paths, longest_socket_path, reachable
+from stageline.workers.process.open_queues import reachable
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/q", "tcp://127.0.0.1:7001", "tcp://10.1.2.3:7001", "redis://h:6379"])
@@ -17,11 +14,3 @@ def test_an_endpoint_with_an_address_stays_as_it_is(endpoint):
 @pytest.mark.parametrize("broker", ["tcp://127.0.0.1:5600", "tcp://localhost:5600", "ipc:///tmp/broker"])
 def test_an_endpoint_on_all_interfaces_is_named_by_the_way_to_the_broker(bound, broker):
     assert reachable(bound, broker) in ("tcp://127.0.0.1:7001", "tcp://[::1]:7001")
-
-
-def test_a_folder_for_temporary_files_that_is_too_deep_for_sockets_is_named(monkeypatch, tmp_path: Path) -> None:
-    demand_short_socket_paths()
-    deep = tmp_path / ("x" * 100)
-    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(deep))
-    with pytest.raises(TooDeep, match=f"paths of {longest_socket_path()} bytes, 107 are the most. Set TMPDIR"):
-        demand_short_socket_paths()

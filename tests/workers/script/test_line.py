@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stageline import Line
-from stageline.pipeline.model.load import ModelRefused
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.schedule import ScheduleRefused
 from stageline.pipeline.stage.stage import layer_seed
 from stageline.workers.runtime.executor import ComputeFailed

@@ -1,8 +1,12 @@
 """`stageline doctor`: checks this machine, and a plan on it."""
 
-import sys
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import cycle
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 import click
 import msgspec
@@ -11,6 +15,9 @@ from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
 from stageline.workers.process.signals import Signals, exit_at_once
+
+if TYPE_CHECKING:
+    from stageline.workers.process.spawn import SpawnedProcess
 
 _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
 
@@ -25,25 +32,32 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     Exits with 1 if something is wrong. Without CONFIG the plan in this folder is checked, if there is one.
 
     Two machines compute the same bits if they have the same fingerprint, run the same plan, and use deterministic
-    operations. To find operations that are not deterministic, the plan's first step is computed twice and compared.
+    operations. To find operations that are not deterministic, two processes compute a microbatch, and are compared.
     """
     config = config or ("." if Path("stageline.toml").exists() else None)
-    plan = options.plan_of(config, sets) if config else None
+    plan, arguments = (options.plan_of(config, sets), options.plan_arguments(config, sets)) if config else (None, [])
+    from stageline.workers.launch import template
+    from stageline.workers.launch.trials import try_plan
     from stageline.workers.preflight.doctor import CheckResult, Health, examine
 
     def leave(number: int) -> None:
-        scratch.cleanup()
+        to_clean.close()
         exit_at_once(number)
 
     findings: list[CheckResult] = []
-    out = sys.stdout
-    scratch = tempfile.TemporaryDirectory(prefix="stageline-", ignore_cleanup_errors=True)
     # A signal ends the process at once, also in the middle of a user's code.
-    with Signals(on_first=leave), scratch as folder, options.user_prints_to_stderr():
-        for finding in examine(plan, Path(folder)):
+    with ExitStack() as to_clean, Signals(on_first=leave):
+        folder = to_clean.enter_context(tempfile.TemporaryDirectory(prefix="stageline-", ignore_cleanup_errors=True))
+        one, other = (to_clean.enter_context(template.Template()) for _ in range(2))
+        templates = cycle((one, other))  # whose processes hash otherwise, so that sets have other orders
+
+        def spawn(arguments: Sequence[str], log: TextIO) -> "SpawnedProcess":
+            return next(templates)(arguments, log)
+
+        for finding in examine(plan, Path(folder), partial(try_plan, arguments=arguments, spawn=spawn)):
             findings.append(finding)
             if not as_json:
-                say(f"{_SIGNS[finding.health]:5} {finding.what}: {finding.found}", file=out)
+                say(f"{_SIGNS[finding.health]:5} {finding.what}: {finding.found}")
     if as_json:
         click.echo(msgspec.json.encode({"schema": "doctor/1", "findings": findings}))
     return ExitCode.FAILED if any(finding.health is Health.BAD for finding in findings) else ExitCode.OK

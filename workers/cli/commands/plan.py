@@ -12,8 +12,8 @@ from stageline.workers.cli import options
 from stageline.workers.cli.display.output import say
 from stageline.workers.cli.display.tables import share, show, size
 
-if TYPE_CHECKING:  # loads torch
-    from stageline.workers.preflight.estimate import Estimate
+if TYPE_CHECKING:  # slow to import
+    from stageline.workers.preflight.trial_result import Estimate
 
 
 @click.command(epilog="Example: stageline plan examples/digits --set schedule.microbatches=16")
@@ -25,7 +25,7 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> Non
     """Show what the plan CONFIG comes to, or why it cannot work.
 
     Every key with its origin, how the model is split, what a stage holds in memory, what a queue carries. Loads
-    the model and the data, and runs the first microbatch through it.
+    the model and the data, and trains the first microbatch, in processes of their own.
     """
     if schema:
         from stageline.pipeline.plan.schema import plan_schema
@@ -33,10 +33,11 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> Non
         click.echo(json.dumps(plan_schema(), indent=2))
         return
     read = options.plan_of(config, sets)
-    from stageline.workers.preflight.estimate import estimate
+    from stageline.workers.launch import template
+    from stageline.workers.launch.trials import try_plan
 
-    with options.user_prints_to_stderr():
-        found = estimate(read)
+    with template.Template() as processes:
+        found = try_plan(read, options.plan_arguments(config, sets), processes).estimate
     if as_json:
         click.echo(msgspec.json.encode(found))
         return

@@ -57,8 +57,7 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
         exit_at_once(number)
 
     with template.Template() as processes, Signals(on_first=leave):
-        if plan.queues.url != "memory://":
-            processes.warm()  # it imports torch while this process does
+        processes.warm()
         _train(plan, config, sets, resume, spares, as_json, processes)
 
 
@@ -71,23 +70,24 @@ def _train(
     as_json: bool,
     processes: "Template",
 ) -> None:
-    starting = StartingRun(plan, resume)  # before the seconds that importing torch takes
+    starting = StartingRun(plan, resume)  # before the seconds that the trial takes
+    arguments = options.plan_arguments(config, sets)
 
     def leave(number: int) -> None:
         starting.abandon()
         processes.abandon()
         exit_at_once(number)
 
-    with starting, Signals(on_first=leave), options.user_prints_to_stderr():
+    with starting, Signals(on_first=leave):
         from stageline.workers.cli.display.progress import progress_of
         from stageline.workers.launch.launch import prepare_launch, run_launch
 
-        launch = prepare_launch(plan, resume, spares, starting.id)
+        launch = prepare_launch(plan, arguments, processes, resume, spares, starting.id)
     options.warn(launch.warnings[len(plan.warnings) :])
     workers = counted(len(launch.plan.workers), "worker")
     say(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)
     with options.user_prints_to_stderr(), progress_of(launch) as on_status:
-        ended = run_launch(launch, options.plan_arguments(config, sets), on_status, processes)
+        ended = run_launch(launch, arguments, on_status, processes)
     if left_out := len(list(launch.folder.glob("skipped/stage-*/*"))):
         were = counted(left_out, "microbatch was", "microbatches were")
         say(f"stageline: {were} left out: {launch.folder / 'skipped'} says why", err=True)

@@ -5,6 +5,8 @@ import os
 import pty
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -78,6 +80,15 @@ def test_a_metric_that_is_no_finite_number_is_written_as_text(workspace, capsys)
     assert (said["lost"], said["endless"]) == ("nan", "inf")
 
 
+def everything(terminal):
+    """What is written to a terminal until its last process has ended."""
+    found = b""
+    with os.fdopen(terminal, "rb", buffering=0) as file, suppress(OSError):  # EIO is its end
+        while part := file.read(2**16):
+            found += part
+    return found.decode()
+
+
 def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(workspace):
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -90,9 +101,10 @@ def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(workspace):
         text=True,
     )
     os.close(slave)
-    stdout, _ = process.communicate()
-    drawn = os.read(master, 2**16).decode()
-    os.close(master)
+    with ThreadPoolExecutor(1) as reader:  # a terminal that is not read holds 4 KiB
+        read = reader.submit(everything, master)
+        stdout, _ = process.communicate()
+    drawn = read.result()
     assert process.returncode == 0
     assert json.loads(stdout)["schema"] == "train/1"
     assert "samples/s" in drawn

@@ -1,0 +1,78 @@
+"""Which line of a stack is the user's: the innermost in a file that is neither stageline's nor a library's."""
+
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from traceback import walk_tb
+from types import TracebackType
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of code. As text: `forward (model.py, line 12)`."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def name(self) -> str:
+        """Of the file, without its folder."""
+        return Path(self.file).name
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.name}, line {self.line})"
+
+
+def users_line(stack: Iterable[CodeLine]) -> CodeLine | None:
+    """Of a stack, the innermost line first: the first that is the user's, if one is."""
+    return next((line for line in stack if not (_is_own(line.file) or _is_library(line.file))), None)
+
+
+def innermost(stack: Iterable[CodeLine]) -> CodeLine | None:
+    """The user's line, else the first that is not stageline's."""
+    called = [line for line in stack if not _is_own(line.file)]
+    return users_line(called) or next(iter(called), None)
+
+
+def raised_at(traceback: TracebackType | None) -> CodeLine | None:
+    """The user's innermost line of those that an exception came through."""
+    lines = [CodeLine(f.f_code.co_filename, number, f.f_code.co_name) for f, number in walk_tb(traceback)]
+    return users_line(reversed(lines))
+
+
+def is_stagelines(file: str) -> bool:
+    """Whether a file of code is part of stageline."""
+    return file.startswith(_own_folders())
+
+
+def _is_own(file: str) -> bool:
+    return file.startswith("<frozen ") or is_stagelines(file)
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(_libraries()) or not _INSTALLED.isdisjoint(Path(file).parts)
+
+
+@cache
+def _own_folders() -> tuple[str, ...]:
+    """Those of the package: one that is installed has them in one folder, of its name."""
+    package = Path(__file__).parent.parent
+    rooms = [package / top for top in ("pipeline", "broker", "workers")]
+    return tuple(_with_links([package, *rooms] if package.name == "stageline" else rooms))
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple(_with_links(Path(sysconfig.get_path(name)) for name in names))
+
+
+def _with_links(folders: Iterable[Path]) -> Iterator[str]:
+    """As texts with which the names of files in them begin."""
+    for folder in folders:
+        yield from {f"{folder}/", f"{folder.resolve()}/"}

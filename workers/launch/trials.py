@@ -1,0 +1,210 @@
+"""Tries a plan before its run, in processes that are watched: the user's code may hang, crash, exit, or be random.
+
+train ──starts──> trial A, trial B        at once; on other devices than the CPU, whose memory they share, in turn
+  │ <── log ───── what each does, what the user's code prints, the result
+  ├── one ends without a result, or takes too long: named with the user's line, and the plan is refused
+  └── both have a result: the transcripts must agree
+"""
+
+import fcntl
+import os
+import secrets
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TextIO, cast
+
+from stageline.broker.control.protocol import Exited
+from stageline.broker.membership.failure_detector import describe_exit
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.plan import Plan
+from stageline.workers.preflight.transcript import agrees, repeats
+from stageline.workers.preflight.trial_log import TrialLog
+from stageline.workers.preflight.trial_result import TrialRefusal, TriedPlan
+from stageline.workers.process import last_line
+from stageline.workers.process.signals import Signals
+from stageline.workers.process.spawn import Spawn, SpawnedProcess
+
+POLL = 0.02  # seconds between two looks at the processes
+TO_ANSWER = 1.0  # seconds for a process that hangs to tell its line
+TO_EXIT = 0.5  # seconds for a process with a result to exit, and for one that was killed
+_NOTHING = "Nothing was trained"
+
+
+class TrialFailed(ModelRefused):
+    """A trial has ended without a result, or took too long."""
+
+
+def try_plan(
+    plan: Plan, arguments: Sequence[str], spawn: Spawn, *, tell: Callable[[str], None] | None = None
+) -> TriedPlan:
+    """Tries the plan that `arguments` name on a command line, in processes that `spawn` starts.
+
+    What the user's code prints goes to stderr. Where two trials differ, the plan is refused; with `tell` that is called
+    with the difference instead ("" if there is none), and the trials are compared even if `data.check` is false.
+    SIGINT and SIGTERM end the trials; then they do what they did before. Raises `PlanRefused`, `ModelRefused` or
+    `DataError`.
+    """
+    compared = plan.data.check or tell is not None
+    found = _carried_out(plan, arguments, spawn, 2 if compared else 1)
+    difference = (repeats(found[0].transcript) or agrees(found[0].transcript, found[1].transcript)) if compared else ""
+    if tell is not None:
+        tell(difference)
+    elif difference:
+        raise ModelRefused(difference)
+    return found[0]
+
+
+def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int) -> list[TriedPlan]:
+    bound = plan.recovery.loading
+    shares_memory = any(worker.device != "cpu" for worker in plan.workers)
+    each = 1 if shares_memory else count
+    found: list[TriedPlan] = []
+    with _interruptible() as interrupted:
+        while len(found) < count:
+            with ExitStack() as stack:
+                trials = [
+                    stack.enter_context(_TrialProcess(arguments, spawn, bound, shows=number == 0))
+                    for number in range(len(found), len(found) + each)
+                ]
+                while any(trial.result is None for trial in trials):
+                    interrupted()
+                    for trial in trials:
+                        trial.follow()
+                    sleep(POLL)
+                found += [trial.outcome() for trial in trials]
+    return found
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """A context whose value is called again and again: it ends the context after SIGINT or SIGTERM. Then the signal is
+    raised once more, for the handler from before."""
+    with Signals(on_first=lambda number: received.append(number)) as signals:
+        received: list[int] = []
+
+        def demand_none() -> None:
+            if signals.count:
+                raise _Interrupted
+
+        try:
+            yield demand_none
+            return
+        except _Interrupted:
+            pass
+    signal.raise_signal(received[0])
+    raise KeyboardInterrupt
+
+
+class _Interrupted(BaseException):
+    """A signal has come."""
+
+
+class _TrialProcess:
+    """One trial in a process of its own; `shows`: what its user's code prints is shown as it comes.
+
+    Ended on leaving the context, whatever it does. `bound`: seconds that it may take.
+    """
+
+    def __init__(self, arguments: Sequence[str], spawn: Spawn, bound: float, *, shows: bool) -> None:
+        self._bound = bound
+        self._shows = shows
+        self._hidden = b""
+        mark = secrets.token_hex(8)
+        self._file: TextIO = tempfile.TemporaryFile("w+")  # noqa: SIM115  # without a name: nothing of it stays behind
+        fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
+        self._log = TrialLog(mark, self._read, self._print)
+        self._began: float | None = None  # when its process started
+        own = ("--mark", mark, "--bound", str(bound))
+        self._process: SpawnedProcess = spawn(["trial", *arguments, *own], self._file)
+
+    def __enter__(self) -> "_TrialProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.result is not None:
+            self._await_exit(TO_EXIT)
+        self._kill()
+        self._file.close()
+
+    @property
+    def result(self) -> TriedPlan | TrialRefusal | None:
+        return self._log.result
+
+    def follow(self) -> None:
+        """Takes note of what it has done. Raises `TrialFailed`, or why the plan is refused."""
+        ended = self._process.poll()  # first: what it has written until then is in the log
+        self._log.follow()
+        if self.result is None and ended is not None:
+            how = describe_exit(Exited(0, self._process.pid, ended, self._process.result))
+            self._fail(f"{how} in {self._log.doing}{self._line()}. {self._way_out(ended)}")
+        if self._began is None and self._process.pid:
+            self._began = monotonic()
+        if self.result is None and self._began is not None and monotonic() - self._began > self._bound:
+            self._fail(
+                f"was still in {self._log.doing} after {self._bound:g} s{self._asked_line()}. If that may take this "
+                f"long, raise recovery.loading. {_NOTHING}"
+            )
+        if isinstance(self.result, TrialRefusal):
+            self._reveal()
+            raise self.result.error
+
+    def outcome(self) -> TriedPlan:
+        """Of a process that has a result; `follow` raises for any other than this."""
+        return cast(TriedPlan, self.result)
+
+    def _fail(self, how: str) -> None:
+        self._reveal()
+        raise TrialFailed(f"the trial of the plan {how}")
+
+    def _way_out(self, status: int) -> str:
+        if status == -signal.SIGKILL:
+            return f"If memory ran out: two trials run at once, data.check = false runs one. {_NOTHING}"
+        return f"What a plan names has to return, so this is a failure. {_NOTHING}"
+
+    def _line(self) -> str:
+        line = last_line.read(Path(f"/dev/fd/{self._file.fileno()}"))
+        return f", at {line}" if line else ""
+
+    def _asked_line(self) -> str:
+        if self._process.pid:
+            last_line.ask(self._process.pid)
+        until = monotonic() + TO_ANSWER
+        while not (line := self._line()) and monotonic() < until:
+            sleep(POLL)
+        return line
+
+    def _reveal(self) -> None:
+        """Shows what was not shown so far."""
+        self._log.follow()
+        hidden, self._hidden, self._shows = self._hidden, b"", True
+        self._print(hidden)
+
+    def _print(self, text: bytes) -> None:
+        if self._shows:
+            sys.stderr.write(text.decode(errors="replace"))
+            sys.stderr.flush()
+        else:
+            self._hidden += text
+
+    def _read(self, offset: int) -> bytes:
+        size = os.fstat(self._file.fileno()).st_size
+        return os.pread(self._file.fileno(), size - offset, offset)
+
+    def _kill(self) -> None:
+        """With the processes that the user's code has started: they are in its group."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+            self._await_exit(TO_EXIT)
+        with suppress(ProcessLookupError, PermissionError):
+            if self._process.pid:
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _await_exit(self, seconds: float) -> None:
+        until = monotonic() + seconds
+        while self._process.poll() is None and monotonic() < until:
+            sleep(POLL)

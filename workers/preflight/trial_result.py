@@ -1,0 +1,80 @@
+"""What a trial finds: what the plan comes to, what was computed on the way, or why the plan cannot work.
+
+It crosses from the process of the trial to the one that started it as JSON; neither needs torch to read it.
+"""
+
+import msgspec
+
+from stageline.pipeline.errors import DataError, ModelRefused, StagelineError
+from stageline.pipeline.plan import PlanError, PlanRefused
+
+from .transcript import Transcript
+
+
+class StageEstimate(msgspec.Struct, frozen=True):
+    """One stage. `in_flight` microbatches are held at most; `bytes` says what takes how much, `total` all of it."""
+
+    stage: int
+    worker: int
+    layers: tuple[str, ...]
+    parameters: int
+    in_flight: int
+    bytes: dict[str, int]
+    total: int
+
+
+class QueueEstimate(msgspec.Struct, frozen=True):
+    """One queue. `retained` is what the messages take that its producer keeps until they are trimmed: those of one
+    step, or, with recovery, of all steps from one complete checkpoint to the next."""
+
+    queue: str
+    producer: int  # a stage
+    consumer: int
+    message: int  # bytes
+    in_flight: int  # messages put and not yet taken, at most
+    retained: int  # bytes
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Schema plan/1. `idle` is each worker's share of a step, if a backward takes twice a forward, messages no time."""
+
+    schema: str = "plan/1"
+    digest: str
+    plan: dict[str, object]
+    origins: dict[str, str]
+    warnings: tuple[str, ...]
+    steps: int
+    stages: list[StageEstimate]
+    queues: list[QueueEstimate]
+    idle: tuple[float, ...]
+
+
+class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
+    """One microbatch was trained. `first_trainable`: stages below it run forward only."""
+
+    estimate: Estimate
+    first_trainable: int
+    transcript: Transcript
+
+
+class TrialRefusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """The plan cannot work: the error of that `kind`, and its texts, of which a refused plan has several."""
+
+    kind: str
+    texts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, error: StagelineError) -> "TrialRefusal":
+        texts = map(str, error.errors) if isinstance(error, PlanRefused) else [str(error)]
+        return cls(type(error).__name__, tuple(texts))
+
+    @property
+    def error(self) -> StagelineError:
+        """To be raised."""
+        match self.kind:
+            case PlanRefused.__name__:
+                return PlanRefused([PlanError("", text) for text in self.texts])
+            case DataError.__name__:
+                return DataError("\n".join(self.texts))
+            case _:
+                return ModelRefused("\n".join(self.texts))
