@@ -1,4 +1,5 @@
-"""Checks before a run: what a plan comes to, and whether this machine can run it.
+"""Checks before a run: what a plan comes to, whether two trials of it agree, whether this machine can run it.
 
-May import `runtime` and `process`. Read `estimate.py` first; `doctor.py` uses it.
+May import `runtime` and `process`. Read `trial.py` first, which runs in a process of its own, then `estimate.py`.
+`launch/trials.py` starts and watches that process.
 """
