@@ -175,7 +175,7 @@ def _tell(server: RedisServer, *command: str) -> None:
         client.execute_command(*command)
 
 
-@pytest.mark.parametrize("kind", ["", ":kept", ":taken"])
+@pytest.mark.parametrize("kind", ["", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (":kept", ":taken"))])
 def test_a_key_that_another_client_replaces_is_named_and_once_it_is_deleted_the_run_ends_as_if_nothing_had_been(
     kind: str, fork_server: ForkServer, server: RedisServer, tmp_path: Path
 ) -> None:
