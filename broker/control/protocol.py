@@ -22,6 +22,7 @@ from stageline.broker.errors import ForeignMessage
 from .seal import MessageSeal, opened, sealed
 
 CONTROL_VERSION = 4
+MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 LONGEST_NAME = 1_000  # characters of a name, an address, or of what a worker does
 LONGEST_TEXT = 100_000  # characters of a reason
 WAITS = "waits"  # the first word of `Report.now` while the compute loop has nothing to compute

@@ -10,6 +10,7 @@ The run's life is the table in `run_state.py`. No clock either; `now` is seconds
 from typing import NamedTuple
 
 from stageline.broker.control.protocol import (
+    MOST_STEPS,
     Ask,
     Assigned,
     Confirmed,
@@ -33,6 +34,7 @@ from stageline.pipeline.errors import ExitCode, failure_code
 
 from .authenticity import Authenticity, refusal_to
 from .observation import OBSERVED, observe
+from .plausibility import implausible, is_due
 from .queries import RunView, answer
 from .records import Outgoing, RunRecords
 from .registration import FromMember, Registration
@@ -190,13 +192,18 @@ class Coordinator:
                 self._supervision.note_goodbye(member, message, now)
 
     def _ingest(self, member: Member, report: Report, now: float) -> None:
+        if wrong := implausible(report):
+            self.run.events.count("implausible", f"{member.label} reports what cannot be: {wrong}")
+            return
         self.run.registry.note_report(member, report, now)
         self.run.metrics |= report.metrics
         if report.training_steps is not None:
             self.run.training_steps = report.training_steps
-        found = self.run.ledger.ingest(report, member.stages, Holder(member.name, member.incarnation))
+        holder = Holder(member.name, member.incarnation)
+        found = self.run.ledger.ingest(report, member.stages, holder, counted=member.counted)
         if found.steps:
             self.run.store.append(found.steps, found.losses)
+            member.counted.update(record.stage for record in found.steps)
         if report.snapshots or (report.steps and self.run.checkpoints.candidates):
             found.illegal.extend(self._record_snapshots(report, member))
             if self.run.outcome is not None:
@@ -213,17 +220,27 @@ class Coordinator:
 
     def _record_snapshots(self, report: Report, member: Member) -> list[IllegalTransition]:
         """Records the snapshots that `member` reports; completes a checkpoint if it can. Returns what was wrong."""
-        added = [self.run.checkpoints.add(stage, step) for stage, step in report.snapshots if stage in member.stages]
+        illegal = {each: wrong for each in report.snapshots if (wrong := self._wrong_with(each, report, member))}
+        added = [self.run.checkpoints.add(*each) for each in report.snapshots if each not in illegal]
         completed = self.run.checkpoints.advance(self.run.ledger.finished_floor)
         if completed:
             self.run.replacements.in_a_row.clear()
         if completed or any(added):
             self.run.save()
-        return [
-            IllegalTransition(f"stage {stage} is not its own")
-            for stage, _ in report.snapshots
-            if stage not in member.stages
-        ]
+        return [IllegalTransition(wrong) for wrong in illegal.values()]
+
+    def _wrong_with(self, snapshot: tuple[int, int], report: Report, member: Member) -> str:
+        """Why the stage cannot have written that snapshot; "" if it can."""
+        stage, step = snapshot
+        if stage not in member.stages:
+            return f"stage {stage} is not its own"
+        stopped = None if self.run.outcome is None else self.run.outcome.step
+        if not is_due(step, self.run.config.snapshot_every, (self.run.training_steps, stopped)):
+            return f"stage {stage} writes no snapshot of step {step}"
+        # If there are so many steps that they do not fit into one report, snapshots come before the rest of them.
+        if stage in member.counted and len(report.steps) < MOST_STEPS and step > self.run.ledger.finished[stage]:
+            return f"stage {stage} has not come to step {step}, of which it has a snapshot"
+        return ""
 
     def _finish(self, member: Member, finished: Finished) -> None:
         if self.run.outcome is not None:

@@ -76,6 +76,7 @@ class RunConfig:
     log_every: int
     restarts: int = 0
     snapshots: bool = False
+    snapshot_every: int = 0  # steps; 0: not known
 
     @property
     def lease(self) -> float:
@@ -100,6 +101,7 @@ class RunConfig:
             plan.run.log_every,
             recovery.restarts if recovery.on else 0,
             snapshots=recovery.on,
+            snapshot_every=recovery.snapshot_every,
         )
 
 

@@ -19,6 +19,8 @@ from stageline.pipeline.schedule import Action, Kind, Schedule
 
 ACTION_BYTES = 16  # of a step record's `times`: start and end of one action
 
+LEAD = 100_000  # steps by which a worker's events may be ahead of its records that have come
+
 TimedAction = tuple[Action, float, float]  # an action, its start and its end in seconds since the epoch
 
 
@@ -150,12 +152,17 @@ class Ledger:
             self.finished[stage] = step
             self._open[stage].clear()
 
-    def ingest(self, report: Report, stages: Collection[int], holder: Holder) -> IngestedReport:
-        """Records the steps and events of the worker that owns `stages`."""
+    def ingest(
+        self, report: Report, stages: Collection[int], holder: Holder, *, counted: Collection[int] = ()
+    ) -> IngestedReport:
+        """Records the steps and events of the worker that owns `stages`. Of those that are `counted` it is known how far
+        they are: only their next steps can be new."""
         found = IngestedReport()
         for record in report.steps:
             try:
                 _check_owned(record.stage, stages)
+                if record.stage in counted:
+                    self._check_next(record)
                 self.finish(record)
             except IllegalTransition as error:
                 found.illegal.append(error)
@@ -179,6 +186,8 @@ class Ledger:
             raise IllegalTransition(f"there is no microbatch {event.microbatch}: a step has {self.microbatches}")
         if event.state not in _ORDER:
             raise IllegalTransition(f"no microbatch can be {event.state!r}: {', '.join(_ORDER)}")
+        if not (isfinite(event.at) and event.step - self.finished[event.stage] <= LEAD):
+            raise IllegalTransition(f"stage {event.stage} cannot be at step {event.step} at the time {event.at}")
         state = MicrobatchState(event.state)
         old = self.entry(MicrobatchPosition(event.stage, event.step, event.microbatch))
         if _ORDER.index(state) > _ORDER.index(old.state):
@@ -203,6 +212,13 @@ class Ledger:
             self.finished[record.stage] = record.step + 1
             still_open = self._open[record.stage].items()
             self._open[record.stage] = {step: kept for step, kept in still_open if step > record.step}
+
+    def _check_next(self, record: StepRecord) -> None:
+        finished = self.finished[record.stage]
+        if record.step > finished:
+            raise IllegalTransition(
+                f"stage {record.stage} cannot have finished step {record.step}: step {finished} is its next"
+            )
 
     def entry(self, position: MicrobatchPosition) -> LedgerEntry:
         """Where a microbatch is at a stage; since when and at which worker is known while its step is open."""

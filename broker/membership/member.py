@@ -1,7 +1,7 @@
 """What the broker knows of one worker that has a place in the plan."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stageline.broker.control.protocol import Exited, Report
@@ -36,6 +36,7 @@ class Member:
     sender: bytes = b""  # its address on the channel; empty until it contacts this broker
     introduced: bool = False  # its endpoint is known, even if it has none
     aware: bool = False  # it has sent a message under its incarnation
+    counted: set[int] = field(default_factory=set)  # stages of which this broker knows how many steps it has finished
     promoted: bool = False  # it was on standby when the place became free
     superseded: bool = False  # another process of its host asks for its place: it may have been started in its stead
     status: MemberStatus = MemberStatus.PRESENT

@@ -78,6 +78,7 @@ class Registry:
             if isinstance(index, Refused):
                 return index
             member = self._place(index, hello, sender, now, start)
+            member.counted.update(member.stages)
         self.begun = self.begun or self.complete
         return member
 

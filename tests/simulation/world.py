@@ -55,6 +55,7 @@ class World:
             {},
             schedule,
             Leases(scenario.lease, scenario.lease, LOADING),
+            snapshot_every=scenario.every,
             log_every=LOG_EVERY,
             restarts=10**6,
             snapshots=True,

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from time import time
 
-from stageline.broker.control.protocol import WAITS, Event, Report, StepRecord, Wait
+from stageline.broker.control.protocol import MOST_STEPS, WAITS, Event, Report, StepRecord, Wait
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.broker.queues.base import Trouble
 from stageline.pipeline.schedule import Kind
@@ -12,7 +12,6 @@ from stageline.workers.runtime.program import Instruction
 from stageline.workers.runtime.progress import Progress
 
 AGAIN = 1.0  # seconds without confirmation after which finished steps and snapshots are sent again
-MOST = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 _STATES = {  # of a microbatch, from an action's start and from its end on
     Kind.FORWARD: (MicrobatchState.FORWARD, MicrobatchState.STASHED),
     Kind.BACKWARD: (MicrobatchState.BACKWARD, MicrobatchState.DONE),
@@ -43,11 +42,11 @@ class Reporter:
         progress = self._progress
         if (self._records or self._snapshots) and now - self._sent < AGAIN:
             return self.heartbeat(now)
-        for source in (progress.steps, self._resent):
-            while source and len(self._records) < MOST:
-                self._records.append(source.popleft())
-        while progress.snapshots:
+        while progress.snapshots:  # before the steps: those that they come after are there by now
             self._snapshots.append(progress.snapshots.popleft())
+        for source in (progress.steps, self._resent):
+            while source and len(self._records) < MOST_STEPS:
+                self._records.append(source.popleft())
         self._number += 1
         self._sent = now
         return self._report(now, self._number, list(self._records), list(self._snapshots))

@@ -24,7 +24,8 @@ def talk() -> Conversation:
         name(0), report(0, queues={"forward-1": [1, 2, 3, 4096, 0.5]}, events=[Event(0, 3, 2, "stashed", 1000.0)])
     )
     talk.send(
-        name(1), report(1, now="1F2 of step 3", steps=steps(1, 2), metrics={"bad": float("nan")}, training_steps=9)
+        name(1),
+        report(1, now="1F2 of step 3", steps=steps(1, 0, 1, 2), metrics={"bad": float("nan")}, training_steps=9),
     )
     talk.core.run.events.count("damaged", "a message arrived damaged")
     talk.now += 0.25
@@ -59,7 +60,7 @@ def test_an_observation_is_json_and_has_nothing_that_grows_with_the_run(talk: Co
 
 def test_what_the_records_know_better_is_not_taken_from_an_older_observation(talk: Conversation):
     talk.core.keep_observation(talk.now)
-    talk.send(name(0), report(0, steps=steps(0, 3)))  # the microbatch that was seen as stashed is done
+    talk.send(name(0), report(0, steps=steps(0, *range(4))))  # the microbatch that was seen as stashed is done
     view = recorded(talk)
     assert list(view.run.ledger.unfinished(0)) == []
     assert view.run.ledger.finished == [4, 3]

@@ -72,7 +72,7 @@ def test_queues_are_reported_as_each_end_sees_them(talk: Conversation):
 
 def test_the_story_of_a_microbatch_joins_records_and_open_steps(talk: Conversation):
     talk.send(name(0), report(0, events=[Event(0, 7, 2, "stashed", 1002.0)]))
-    talk.send(name(1), report(1, steps=steps(1, 7)))
+    talk.send(name(1), report(1, steps=steps(1, *range(8))))
     ((_, answer),) = talk.send(b"me", Ask("story", {"step": "7", "microbatch": "2"}))
     assert isinstance(answer, Answer)
     assert answer.schema == "story/1"
@@ -114,7 +114,7 @@ def test_the_story_of_a_step_that_the_run_does_not_have_is_refused_with_the_step
     assert refused == Refused(
         "story: there is no step 9999999: run run-1 has 100 training steps; ask for 0 to 99", code=2
     )
-    talk.send(name(1), report(1, number=1, steps=steps(1, 101)))  # evaluation follows them
+    talk.send(name(1), report(1, number=1, steps=steps(1, *range(102))))  # evaluation follows them
     ((_, evaluated),) = talk.send(b"me", Ask("story", {"step": "101", "microbatch": "1"}))
     assert isinstance(evaluated, Answer)
 

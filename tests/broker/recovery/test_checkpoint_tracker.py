@@ -25,8 +25,10 @@ def test_a_checkpoint_is_announced_when_every_stage_has_its_snapshot(talk: Conve
 
 
 def test_a_checkpoint_waits_for_the_losses_before_it(talk: Conversation):
+    talk.core.run.registry.members[1].counted.clear()  # the broker was restarted, and its records are a little old
     talk.send(name(0), said(1, stage=0, upto=20, snapshots=[(0, 20)]))
-    talk.send(name(1), said(2, upto=19, snapshots=[(1, 20)]))
+    talk.send(name(1), said(2, snapshots=[(1, 20)]))
+    talk.send(name(1), said(2, upto=19))
     assert trims(talk.after(1.0)) == []
     talk.send(name(1), said(2, upto=20))
     assert trims(talk.after(1.0)) == [20]

@@ -1,0 +1,101 @@
+"""What a genuine worker cannot have done has no effect, though it has the secret: it is counted and named."""
+
+from dataclasses import replace
+
+import pytest
+
+from stageline.broker.control.protocol import Confirmed, Event, Report, Trim, Wait
+from stageline.broker.coordinator.plausibility import implausible, is_due
+from support.conversation import SNAPSHOTS, Conversation, name, report, steps
+
+TEN = replace(SNAPSHOTS, snapshot_every=10)
+
+
+@pytest.fixture
+def talk() -> Conversation:
+    talk = Conversation(terms=TEN)
+    talk.join(0), talk.join(1)
+    for index in range(2):
+        talk.send(name(index), report(index, number=1, steps=steps(index, *range(12)), training_steps=45))
+    return talk
+
+
+def wrong_in(talk: Conversation, sent: Report) -> str:
+    talk.core.run.events.warnings.clear()
+    talk.send(name(0), sent)
+    return " ".join(talk.core.run.events.warnings)
+
+
+@pytest.mark.parametrize("invented", [13, 4037, 2**53 - 1])
+def test_steps_that_are_not_the_next_ones_are_not_believed(talk: Conversation, invented: int):
+    """Of a run at step 40, checkpoint 4037 was complete: queues were trimmed, and snapshots deleted."""
+    assert f"cannot have finished step {invented}: step 12 is its next" in wrong_in(
+        talk, report(0, steps=steps(0, invented))
+    )
+    assert talk.core.run.ledger.finished == [12, 12]
+
+
+def test_the_next_steps_and_those_that_are_repeated_are_right(talk: Conversation):
+    assert wrong_in(talk, report(0, steps=steps(0, 10, 11, 12, 13))) == ""
+    assert talk.core.run.ledger.finished == [14, 12]
+
+
+@pytest.mark.parametrize(
+    ("step", "wrong"),
+    [
+        (4037, "writes no snapshot of step 4037"),
+        (11, "writes no snapshot of step 11"),
+        (20, "has not come to step 20"),
+        (45, "has not come to step 45"),
+    ],
+)
+def test_snapshots_that_a_stage_cannot_have_are_not_believed(talk: Conversation, step: int, wrong: str):
+    talk.send(name(1), report(1, snapshots=[(1, 10)]))
+    assert wrong in wrong_in(talk, report(0, snapshots=[(0, step)]))
+    assert talk.core.run.checkpoints.complete == 0
+    assert not any(isinstance(message, Trim) for _, message in talk.after(1.0))
+    assert wrong_in(talk, report(0, snapshots=[(0, 10)])) == ""
+    assert talk.core.run.checkpoints.complete == 10
+
+
+@pytest.mark.parametrize(("step", "due"), [(0, True), (10, True), (15, False), (45, True), (33, True), (34, False)])
+def test_snapshots_are_due_every_so_often_and_at_the_ends(step: int, due: bool):
+    assert is_due(step, 10, (45, 33)) is due
+    assert is_due(step, 0, ())
+
+
+def test_a_report_of_a_broker_that_was_away_may_jump_once(talk: Conversation):
+    talk.core.run.registry.members[0].counted.clear()
+    assert wrong_in(talk, report(0, steps=steps(0, 30))) == ""
+    assert "is its next" in wrong_in(talk, report(0, steps=steps(0, 32)))
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"since": NAN}, {"since": float("inf")}, {"since": -1.0}, {"idle": NAN}, {"idle": 1.5}, {"idle": -0.5},
+        {"retained_bytes": -1}, {"troubled": NAN}, {"queues": {"forward-1": [1.0, -2.0]}},
+        {"queues": {"forward-1": [NAN]}}, {"queues": {"x" * 5000: []}}, {"metrics": {"x" * 5000: 1.0}},
+        {"waits": [Wait("forward-1", 1, "1F1", 0, NAN)]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_report_with_numbers_that_nothing_has_changes_nothing(talk: Conversation, change: dict[str, object]):
+    fields = {"since": 1.0, "idle": 0.5, "steps": steps(0, 12), "number": 2, **change}
+    sent = Report(1, 5, "0F1 of step 12", **fields)  # type: ignore[arg-type]
+    assert implausible(sent)
+    assert "reports what cannot be" in wrong_in(talk, sent)
+    assert talk.core.run.ledger.finished == [12, 12]
+    assert not any(isinstance(message, Confirmed) for _, message in talk.send(name(0), sent))
+    assert talk.status()["oddities"] == {"implausible": 2}
+
+
+@pytest.mark.parametrize(
+    "event", [Event(0, 2**50, 0, "forward", 1.0), Event(0, 12, 9, "forward", 1.0), Event(0, 12, 0, "forward", NAN)]
+)
+def test_events_that_cannot_be_are_left_out(talk: Conversation, event: Event):
+    assert wrong_in(talk, report(0, events=[event]))
+    assert talk.core.run.ledger.begun == 12
