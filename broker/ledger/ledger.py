@@ -155,8 +155,8 @@ class Ledger:
     def ingest(
         self, report: Report, stages: Collection[int], holder: Holder, *, counted: Collection[int] = ()
     ) -> IngestedReport:
-        """Records the steps and events of the worker that owns `stages`. Of those that are `counted` it is known how far
-        they are: only their next steps can be new."""
+        """Records the steps and events of the worker that owns `stages`. Of those that are `counted` it is known how
+        far they are: only their next steps can be new."""
         found = IngestedReport()
         for record in report.steps:
             try:

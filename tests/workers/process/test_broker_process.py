@@ -327,7 +327,7 @@ def test_a_broker_that_leaves_lets_another_keep_the_path(tmp_path: Path, connect
     ("url", "words"),
     [
         ("tcp://192.0.2.1:5600", "this machine has no such address"),
-        ("ipc:///nowhere/broker", "the folder does not exist"),
+        ("ipc:///no/such/folder/broker", "the folder does not exist"),
         (f"ipc:///tmp/{'x' * 120}", "a path may have 107 bytes at most"),
     ],
 )
