@@ -15,10 +15,11 @@ from stageline.workers.process.signals import Signals, exit_at_once
 
 from .app import run, stageline
 
-_COMMANDS = ("broker", "worker")  # that it forks
+_COMMANDS = ("broker", "trial", "worker")  # that it forks
 _ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _MODULES = (  # that they import when they run
     "stageline.pipeline.plan.reader",
+    "stageline.workers.preflight.trial",
     "stageline.workers.process.broker_process",
     "stageline.workers.process.worker_process",
 )
