@@ -120,6 +120,7 @@ class Coordinator:
     def tick(self, now: float) -> list[Outgoing]:
         """What is due by time. Call it several times a second, after all messages that have arrived were handled."""
         self.run.outgoing = []
+        self.run.events.turn(now)
         away, self._ticked = now - self._ticked, now
         if away > max(self.run.config.lease / 2, AWAY):
             self.run.events.warnings.append(f"the broker itself was away for {away:.1f} s; every lease starts over")

@@ -24,7 +24,8 @@ from .run import RunConfig, RunIdentity, RunOutcome, RunPhase
 from .run_state import RunEvent, RunLifecycle
 
 _FACT = "registry"
-_LOGGED = 20  # anomalies of one kind that become warnings; all are counted
+_LOGGED = 20  # anomalies of one kind that become warnings, in so many seconds; all are counted
+_PERIOD = 10.0
 
 Outgoing = tuple[bytes, FromBroker]  # recipient, message
 
@@ -36,12 +37,24 @@ class EventLog:
         self.infos: list[str] = []
         self.warnings: list[str] = []
         self.anomalies: Counter[str] = Counter()
+        self._lately: Counter[str] = Counter()
+        self._since = 0.0
 
     def count(self, kind: str, line: str) -> None:
-        """Something unexpected and harmless happened: counted, and logged the first times."""
+        """Something unexpected and harmless happened: counted, and logged the first times of a while."""
         self.anomalies[kind] += 1
-        if self.anomalies[kind] <= _LOGGED:
+        self._lately[kind] += 1
+        if self._lately[kind] <= _LOGGED:
             self.warnings.append(line)
+
+    def turn(self, now: float) -> None:
+        """Call it several times a second: says how many anomalies were only counted, and begins to log again."""
+        if now - self._since < _PERIOD:
+            return
+        withheld = ((kind, count - _LOGGED) for kind, count in self._lately.items() if count > _LOGGED)
+        self.warnings += [f"{kind}: {count} more in the last {now - self._since:.0f} s" for kind, count in withheld]
+        self._lately.clear()
+        self._since = now
 
 
 class _Replacing(msgspec.Struct):
