@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -11,6 +11,11 @@ from support.workspace import Command, Workspace
 
 BOUND = 50.0  # seconds, after which a command counts as hanging; also on a machine that is busy
 Ended = subprocess.CompletedProcess[str]
+
+
+def train_with(sets: Iterable[str]) -> tuple[str, ...]:
+    """The command, with values after --set."""
+    return ("train", ".", *(word for each in sets for word in ("--set", each)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Data sources."""
 
-from misuse.case import Change, Misuse
+from misuse.case import Change, Misuse, train_with
 from misuse.code import DATA, PLAN, in_batch, in_source
 
 
@@ -14,6 +14,8 @@ def batch(what: str, lines: str, *said: str) -> Misuse:
 
 BATCH_0 = "the data source's batch(0)"
 NO_SOURCE = "wanted is an object with batch(step), held_out() and steps_per_epoch"
+DRAWN = "torch.seed()\nreturn Rows(torch.randn(32, 4), torch.zeros(32).long(), batch_size, seed)"
+OTHER = ("data.source: batch(0) gave other values when it was called again", "row 0 of inputs", "data.check = false")
 ROWS = (
     Misuse(
         "a source that is not in its file",
@@ -55,4 +57,18 @@ ROWS = (
     batch(
         "inputs that are not numbers", "x = x * float('nan')", "the loss of microbatch 0 of step 0 is nan on stage 1"
     ),
+    source("`os._exit(0)` in the source", "os._exit(0)", "(data.py, line "),
+    Misuse(
+        "a source that sleeps for ever",
+        78,
+        ('in data.source = "data.py:batches" after 1.5 s, at batches (data.py, line ', "raise recovery.loading"),
+        in_source("time.sleep(10**6)"),
+        train_with(("recovery.loading=1.5",)),
+    ),
+    source(
+        "rows that differ in each process", DRAWN, "batch(0) gave other values in another process", "row 0 of inputs"
+    ),
+    batch("inputs that differ each time", "x = x + random.random()", *OTHER),
+    batch("numpy's numbers without a seed", "import numpy\nx = x + numpy.random.rand()", *OTHER),
+    batch("another order each time", "order = random.sample(range(len(x)), len(x))\nx, y = x[order], y[order]", *OTHER),
 )

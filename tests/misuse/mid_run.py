@@ -1,6 +1,6 @@
 """What happens to a worker in the middle of a run."""
 
-from misuse.case import Change, Misuse
+from misuse.case import Change, Misuse, train_with
 from misuse.code import in_batch, in_forward
 
 
@@ -18,9 +18,10 @@ def step_3(
     goes on."""
     head = "if step == 3 and once():\n" if once else "if step == 3:\n"
     body = head + "".join(f"    {line}\n" for line in lines.splitlines())
-    command = ("train", ".", *(word for each in sets for word in ("--set", each)))
     finishes, bits = not code, not code and "x" not in lines.split()
-    return Misuse(what, code, said, (*in_batch(body), *changes), command, slow=slow, finishes=finishes, bits=bits)
+    return Misuse(
+        what, code, said, (*in_batch(body), *changes), train_with(sets), slow=slow, finishes=finishes, bits=bits
+    )
 
 
 AGAIN, NOT_AGAIN = "restarts        1", "restarts        0"
@@ -105,7 +106,7 @@ ROWS = (
         1,
         ("failed: stage ", TRIED, "repair this and resume the run"),
         in_batch(DELETES),
-        ("train", ".", *(word for each in LONG for word in ("--set", each))),
+        train_with(LONG),
     ),
     Misuse(
         "data that differs in each process, and SIGKILL",

@@ -1,6 +1,6 @@
 """Model code: what is wrong with it, and what it does to the process that runs it."""
 
-from misuse.case import Change, Misuse
+from misuse.case import Change, Misuse, train_with
 from misuse.code import MODEL, PLAN, in_build, in_forward, in_module
 
 SEQUENTIAL = "nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))"
@@ -16,12 +16,17 @@ def model(what: str, after: str, *said: str, before: str = SEQUENTIAL) -> Misuse
     return Misuse(what, 78, said, (Change(MODEL, before, after),))
 
 
-def build(what: str, lines: str, *said: str, code: int = 78) -> Misuse:
-    return Misuse(what, code, said, in_build(lines))
+def build(what: str, lines: str, *said: str, sets: tuple[str, ...] = (), slow: bool = False) -> Misuse:
+    return Misuse(what, 78, said, in_build(lines), train_with(sets), slow=slow)
 
 
-def forward(what: str, lines: str, *said: str, code: int = 78) -> Misuse:
-    return Misuse(what, code, said, in_forward(lines))
+def harmless(what: str, lines: str) -> Misuse:
+    """What a factory may do without harm to the run."""
+    return Misuse(what, 0, ("restarts        0",), in_build(lines), finishes=True)
+
+
+def forward(what: str, lines: str, *said: str, sets: tuple[str, ...] = (), slow: bool = False) -> Misuse:
+    return Misuse(what, 78, said, in_forward(lines), train_with(sets), slow=slow)
 
 
 UNPRINTABLE = """
@@ -29,6 +34,20 @@ class Unprintable(Exception):
     def __str__(self):
         raise RuntimeError("no words")
 raise Unprintable
+"""
+TRIAL = "the trial of the plan"
+FACTORY = 'in model.factory = "model.py:build"'
+OTHER_BITS = "one microbatch gave other bits in another process, at first in "
+GO_ON = "data.check = false goes on all the same"
+LOADING, RAISE = ("recovery.loading=1.5",), ("raise recovery.loading", "Nothing was trained")
+SLEEPS, HANGS = "time.sleep(10**6)", "ctypes.PyDLL(None).sleep(10**6)"
+THREAD = "threading.Thread(target=time.sleep, args=(10**6,)).start()"
+ALLOCATES = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
+kept = []
+while True:
+    kept.append(torch.empty(2**28))
 """
 ROWS = (
     named("a factory that is not in its file", "model.py:biuld", "model.py has no 'biuld'. It has: accuracy, build"),
@@ -93,4 +112,29 @@ ROWS = (
     forward("a forward that returns an array", "return x.detach().numpy()", "a numpy.ndarray", "make it a tensor"),
     forward("a forward of another shape", "return x[:, :3]", "layer 2", "(2x3 and 8x2)"),
     forward("a forward that drops rows", "return x[:1]", "the loss: ValueError", "batch_size (1)", "batch_size (2)"),
+    build("`os._exit(0)` in the factory", "os._exit(0)", TRIAL, "ended without a result (status 0)", FACTORY, "line "),
+    build("`os._exit(3)` in the factory", "os._exit(3)", TRIAL, "ended without a result (status 3)", FACTORY, "line "),
+    build("`os._exit(78)` in the factory", "os._exit(78)", TRIAL, "ended without a result (status 78)", FACTORY),
+    build("SIGKILL in the factory", "os.kill(os.getpid(), signal.SIGKILL)", TRIAL, "was killed by SIGKILL", FACTORY),
+    build(
+        "a segmentation fault in the factory", "ctypes.string_at(0)", TRIAL, "was killed by SIGSEGV", FACTORY, "line "
+    ),
+    build(
+        "KeyboardInterrupt in the factory", "raise KeyboardInterrupt", "model.factory", "KeyboardInterrupt (model.py"
+    ),
+    build("every file closed in the factory", "os.closerange(0, 1024)", TRIAL, "ended without a result", FACTORY),
+    build("a factory that sleeps for ever", SLEEPS, FACTORY, "after 1.5 s, at build (model.py", *RAISE, sets=LOADING),
+    build("a factory that hangs in C", HANGS, FACTORY, "after 1.5 s", *RAISE, sets=LOADING, slow=True),
+    build("weights that differ each time", "torch.seed()", OTHER_BITS, "0.weight of stage 0", GO_ON),
+    forward("`os._exit(0)` in a forward", "os._exit(0)", TRIAL, "(status 0)", "stage 0, forward, at forward (model.py"),
+    forward(
+        "a forward that is random", "return x * random.random()", OTHER_BITS, "what stage 0 gave in its forward", GO_ON
+    ),
+    forward("a forward that looks at the clock", "return x * (time.time() % 1)", OTHER_BITS, "stage 0", GO_ON),
+    forward("a forward that sleeps for ever", SLEEPS, "stage 0, forward after 1.5 s", *RAISE, sets=LOADING),
+    forward("a forward that allocates without end", ALLOCATES, "layer 1", "can't allocate memory"),
+    harmless("another current folder in the factory", "os.chdir('/')"),
+    harmless("a seed in the factory", "torch.manual_seed(5)"),
+    harmless("a thread that stays, of the factory", THREAD),
+    harmless("a child that stays, of the factory", f"if not os.fork():\n    {SLEEPS}"),
 )

@@ -1,6 +1,6 @@
 """Loss, metrics, optimizer, learning rate."""
 
-from misuse.case import Change, Misuse
+from misuse.case import Change, Misuse, train_with
 from misuse.code import PLAN, in_loss, in_metric, in_module
 
 OPTIMIZER = 'factory = "torch.optim.SGD"\nlr = 0.1'
@@ -84,4 +84,13 @@ ROWS = (
         "the learning rate scheduler: TypeError: ReduceLROnPlateau.step()",
     ),
     plan("a learning rate at which it explodes", "lr = 0.1", "lr = 1e38", "is nan", "stageline replay", code=1),
+    loss("`os._exit(0)` in the loss", "os._exit(0)", "(status 0)", "stage 1, forward, at loss (model.py, line "),
+    metric("`os._exit(0)` in a metric", "os._exit(0)", "(status 0)", "stage 1, evaluation and metrics, at accuracy"),
+    Misuse(
+        "a metric that sleeps for ever",
+        78,
+        ("stage 1, evaluation and metrics after 1.5 s, at accuracy (model.py", "raise recovery.loading"),
+        in_metric("time.sleep(10**6)"),
+        train_with(("recovery.loading=1.5",)),
+    ),
 )

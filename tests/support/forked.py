@@ -157,7 +157,7 @@ def _run_command(arguments: Sequence[str], stdout: int, stderr: int, report: int
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # ValueError: the user's code has closed it
                 stream.flush()
         _end_process(code)
 

@@ -124,6 +124,7 @@ class _Running:
                 stdout=errors,
                 stderr=errors,
                 start_new_session=True,
+                env={"PYTHONHASHSEED": "0", **os.environ},  # a set has one order in all processes, also once resumed
             )
         return cls(process, requests)
 

@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -93,6 +95,30 @@ def test_what_a_users_code_forks_ends_with_its_process(template: Template, log: 
     left = Path("/proc") / (plan / "forked").read_text() / "cmdline"
     while left.exists() and left.read_bytes():  # nothing once it is dead; the test's time limit is the bound
         continue
+
+
+HASHES = """
+import os
+from pathlib import Path
+
+def build():
+    (Path(__file__).parent / "hash").write_text(str(hash("a")))
+    os._exit(0)
+"""
+
+
+def test_a_set_has_the_same_order_in_the_processes_of_every_template(
+    template: Template, log: TextIO, tmp_path: Path
+) -> None:
+    """Rows in the order of a set were others once a run was resumed, and two forks of one process agree on them."""
+    plan = shutil.copytree(TESTS / "support" / "tiny", tmp_path / "plan")
+    (plan / "model.py").write_text(HASHES)
+    template(["worker", str(plan), "--patience", "0"], log).wait(60)
+    environment = {**os.environ, "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
+    expected = subprocess.run(
+        [sys.executable, "-c", "print(hash('a'))"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert (plan / "hash").read_text() == expected.stdout.strip()
 
 
 def test_a_process_goes_on_without_its_template_and_another_template_follows(
