@@ -34,12 +34,6 @@ if step == 5 and once():
     time.sleep(0.3)  # until what it sent has arrived
     os.kill(os.getpid(), signal.SIGKILL)
 """
-DELETES = """
-import glob, shutil
-if step >= 3:
-    for each in glob.glob("runs/*"):
-        shutil.rmtree(each, ignore_errors=True)
-"""
 LIMITS = "import resource\nresource.setrlimit(resource.RLIMIT_{}, (3, 3))"
 LONG = ("run.steps=1000000", "recovery.snapshot_every=2")
 TRIED = "could not write its snapshot of step "
@@ -101,13 +95,6 @@ ROWS = (
         "no descriptors", LIMITS.format("NOFILE"), "failed: stage ", TRIED, "Too many open files", sets=LONG, slow=True
     ),
     step_3("a full disk", LIMITS.format("FSIZE"), "failed: stage ", TRIED, "File too large", sets=LONG, slow=True),
-    Misuse(
-        "the run's folder deleted again and again",
-        1,
-        ("failed: stage ", TRIED, "repair this and resume the run"),
-        in_batch(DELETES),
-        train_with(LONG),
-    ),
     Misuse(
         "data that differs in each process, and SIGKILL",
         1,
