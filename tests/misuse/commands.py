@@ -47,6 +47,19 @@ def beside_a_run(*command: str) -> Callable[[Workspace], Ended]:
     return play
 
 
+def after_an_interrupt(*command: str) -> Callable[[Workspace], Ended]:
+    """Runs a command once a run was interrupted and saved; RUN in it is the run's name."""
+
+    def play(workspace: Workspace) -> Ended:
+        train = workspace.start("train", ".", *FOR_EVER)
+        until(train.stderr, "running")
+        (folder,) = workspace.runs()
+        assert interrupted(train).returncode == 75
+        return workspace.command(*(word.replace("RUN", folder.name) for word in command))
+
+    return play
+
+
 def beside_a_broker(*command: str) -> Callable[[Workspace], Ended]:
     """Runs a command while a broker waits for its workers; URL in it is the broker's address."""
 
@@ -134,10 +147,16 @@ ROWS = (
     words("`--resume` of a folder above", "train", ".", "--resume", "../..", said=("'../..' is no run's id",)),
     played(
         "`--resume` with another plan",
-        beside_a_run("train", ".", "--resume", "RUN", "--set", "run.seed=5"),
+        after_an_interrupt("train", ".", "--resume", "RUN", "--set", "run.seed=5"),
         "was begun with another plan: ",
         "run.seed: 5 here, 0 there",
         code=78,
+    ),
+    played(
+        "`--resume` of a run that is going on",
+        beside_a_run("train", ".", "--resume", "RUN", *FOR_EVER),
+        "is going on: stageline train, pid ",
+        "Wait for its end or stop that process",
     ),
     words(
         "`status` where no broker is", "status", "--broker", "tcp://127.0.0.1:9", said=(NO_ANSWER, "Is the run"), code=3

@@ -5,6 +5,7 @@
 As long as that process is there, the run is not over; a run without a recorded end whose process is gone was killed.
 """
 
+import os
 import shlex
 import socket
 from contextlib import AbstractContextManager, suppress
@@ -17,6 +18,7 @@ import msgspec
 import psutil
 
 from stageline.pipeline import plan as plans
+from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan.addresses import masked
 from stageline.workers.disk.atomic_file import persist_json, write_file
 
@@ -88,15 +90,20 @@ def read_owner(folder: Path) -> RunOwner | None:
         return None
 
 
+class RunGoesOn(StagelineError):
+    """Another process runs it."""
+
+
 class StartingRun(AbstractContextManager["StartingRun"]):
     """`train` prepares the run `id`: within the context it shows as starting, and if that fails nothing is left behind.
 
-    Raises `NoSuchRun`, or `FolderUnusable`.
+    Raises `NoSuchRun`, `FolderUnusable`, or `RunGoesOn`.
     """
 
     def __init__(self, plan: "plans.Plan", resume: str | None) -> None:
         self.id = name_of(plan, resume)
         self._folder = make_folder(plan, self.id)
+        _require_free(self._folder)
         file = self._folder / OWNER
         self._before = file.read_bytes() if file.exists() else None
         write_owner(self._folder, plan, "train")
@@ -113,6 +120,18 @@ class StartingRun(AbstractContextManager["StartingRun"]):
             else:
                 (self._folder / OWNER).unlink()
                 self._folder.rmdir()
+
+
+def _require_free(folder: Path) -> None:
+    try:
+        owner = read_owner(folder)
+    except ValueError:  # damaged: of which process it tells is not known
+        return
+    if owner is not None and owner.pid != os.getpid() and owner.alive:
+        raise RunGoesOn(
+            f"run {folder.name} is going on: stageline {owner.command}, pid {owner.pid}, runs it. Wait for its end or "
+            f"stop that process; `stageline status {folder}` shows it"
+        )
 
 
 def _shown(file: Path | None) -> str:
