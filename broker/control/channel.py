@@ -11,6 +11,7 @@ from typing import Protocol
 
 LARGEST = 64 * 2**20  # bytes of a message; the digests of a very large model are the longest
 LARGEST_UNTRUSTED = 2**20  # bytes of a message over a connection that has brought no genuine one yet
+LARGEST_UNPROVEN = 2**16  # bytes of a message that does not prove who says it: its content is looked at
 
 Envelope = tuple[bytes, bytes]  # the address at the other end, and an encoded message
 Received = tuple[bytes, bytes | None]  # likewise; None for what no client of ours can have sent

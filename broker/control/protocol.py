@@ -13,12 +13,14 @@ Confirmed comes, and Finished until Stop comes. All else is sent once and may ge
 training continues while the broker is away.
 """
 
+from collections.abc import Callable
 from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
-from stageline.broker.errors import ForeignMessage
+from stageline.broker.errors import BadMessage, ForeignMessage
 
+from .channel import LARGEST_UNPROVEN
 from .seal import MessageSeal, opened, sealed
 
 CONTROL_VERSION = 4
@@ -315,7 +317,15 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
 ToBroker = Hello | Report | Failed | Finished | Goodbye | Exited | Ask | StopRun
 FromBroker = Assigned | Standby | Peers | Confirmed | Trim | Stop | Refused | Answer
 
+
+class _Speaker(msgspec.Struct):
+    """Under which incarnation a message is said; what else it has is skipped."""
+
+    incarnation: Count = 0
+
+
 _encode = msgspec.msgpack.Encoder().encode
+_speaker = msgspec.msgpack.Decoder(_Speaker)
 _to_broker: "msgspec.msgpack.Decoder[ToBroker]" = msgspec.msgpack.Decoder(ToBroker)
 _from_broker: "msgspec.msgpack.Decoder[FromBroker]" = msgspec.msgpack.Decoder(FromBroker)
 _AnyMessage = TypeVar("_AnyMessage")
@@ -333,12 +343,17 @@ def encode(message: ToBroker | FromBroker, secret: bytes = b"", serial: int = 0)
     return sealed(_encode(message), secret, serial)
 
 
-def decode_to_broker(frame: bytes) -> SealedMessage:
+def decode_to_broker(
+    frame: bytes, is_proven: Callable[[int, MessageSeal], bool] = lambda incarnation, seal: False
+) -> SealedMessage:
     """Raises `BadMessage` if the frame is damaged, `ForeignMessage` if it is no message of this version.
 
-    The seal has not been looked at: `Authenticity` does.
+    `is_proven`, of an incarnation and a seal, is asked before a long message is decoded: its content may take fifty
+    times its bytes. Else the seal has not been looked at: `Authenticity` does.
     """
     body, seal = opened(frame)
+    if len(body) > LARGEST_UNPROVEN and not is_proven(_decode(body, _speaker).incarnation, seal):
+        raise BadMessage(f"a message of {len(body)} bytes proves nothing; it may have {LARGEST_UNPROVEN}")
     return SealedMessage(_decode(body, _to_broker), seal)
 
 

@@ -14,7 +14,7 @@ that has its records does, nor one of a run that is new.
 from dataclasses import dataclass
 
 from stageline.broker.control.protocol import Ask, Exited, Hello, Refused, SealedMessage, StopRun
-from stageline.broker.control.seal import Serials
+from stageline.broker.control.seal import MessageSeal, Serials
 from stageline.pipeline.errors import ExitCode
 
 from .records import RunRecords
@@ -55,6 +55,10 @@ class Authenticity:
             case message:
                 return self._member(sealed, message.incarnation)
 
+    def is_proven(self, incarnation: int, seal: MessageSeal) -> bool:
+        """Whether the worker of that incarnation made the seal, now or before."""
+        return seal.is_of(self._run.keys.of_incarnation(incarnation))
+
     def _control(self, sealed: SealedMessage) -> Judgement:
         name = type(sealed.message).__name__
         if not sealed.seal.is_of(self._run.keys.of_control):
@@ -65,7 +69,7 @@ class Authenticity:
 
     def _member(self, sealed: SealedMessage, incarnation: int) -> Judgement:
         name = type(sealed.message).__name__
-        if not sealed.seal.is_of(self._run.keys.of_incarnation(incarnation)):
+        if not self.is_proven(incarnation, sealed.seal):
             return Judgement(f"{name} of incarnation {incarnation} from an unknown peer without its secret")
         if not self._of_incarnations.setdefault(incarnation, Serials()).is_new(sealed.seal.serial):
             return Judgement(f"{name} of incarnation {incarnation} that has come before")

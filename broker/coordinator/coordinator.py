@@ -45,6 +45,7 @@ from .shutdown import Shutdown
 from .supervision import Supervision
 
 TRIM_EVERY = 0.05  # seconds between two announcements
+QUESTIONS = 20  # of strangers that are answered in a turn: an answer can be long, and takes a while
 AWAY = 0.5  # seconds between two ticks from which on the broker counts as having been away, however short the lease
 
 
@@ -65,6 +66,9 @@ class Coordinator:
     def __init__(self, config: RunConfig, store: Store, run: str, now: float) -> None:
         self.run = RunRecords(run, config, store)
         self._authenticity = Authenticity(self.run)
+        self.is_proven = self._authenticity.is_proven
+        self._strangers: set[bytes] = set()  # who have said something in this turn, and proven nothing
+        self._questions = 0  # theirs
         self._restart = Restart(self.run)
         self._registration = Registration(self.run, self._restart)
         self._supervision = Supervision(self.run)
@@ -86,15 +90,26 @@ class Coordinator:
         return self._shutdown.request is not None or self.run.lifecycle.state is RunState.DISMISSED
 
     def receive(self, sender: bytes, sealed: SealedMessage, now: float) -> Reception:
-        """Decides on a message from the wire, if it is genuine."""
+        """Decides on a message from the wire, if it is genuine. Who proves nothing is heard once in a turn."""
         verdict = self._authenticity.judge(sealed)
         if verdict.refusal:
             self.run.events.count("forged", f"refused: {verdict.refusal}")
+        if not (verdict.proven or self._hears(sender, sealed.message)):
+            return Reception([], trusted=False)
+        if verdict.refusal:
             answer = refusal_to(sealed)
             return Reception([] if answer is None else [(sender, answer)], trusted=False)
         outgoing = self.handle(sender, sealed.message, now)
         placed = any(to == sender and isinstance(message, Assigned | Standby) for to, message in outgoing)
         return Reception(outgoing, trusted=verdict.proven or placed)
+
+    def _hears(self, sender: bytes, message: ToBroker) -> bool:
+        """It repeats what matters."""
+        if sender in self._strangers:
+            return False
+        self._strangers.add(sender)
+        self._questions += isinstance(message, Ask)
+        return self._questions <= QUESTIONS or not isinstance(message, Ask)
 
     def handle(self, sender: bytes, message: ToBroker, now: float) -> list[Outgoing]:
         """Decides on a message; returns the messages to send, with their recipients."""
@@ -121,6 +136,8 @@ class Coordinator:
         """What is due by time. Call it several times a second, after all messages that have arrived were handled."""
         self.run.outgoing = []
         self.run.events.turn(now)
+        self._strangers.clear()
+        self._questions = 0
         away, self._ticked = now - self._ticked, now
         if away > max(self.run.config.lease / 2, AWAY):
             self.run.events.warnings.append(f"the broker itself was away for {away:.1f} s; every lease starts over")

@@ -25,7 +25,7 @@ from stageline.broker.control.protocol import (
     Trim,
 )
 from stageline.broker.membership.member import Member
-from stageline.broker.membership.standby import Contact, process_key
+from stageline.broker.membership.standby import MOST, Contact, process_key
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences
@@ -67,8 +67,15 @@ class Registration:
             case Standby() as standby:
                 if (predecessor := self._predecessor(hello)) is not None:  # lost as soon as it is silent
                     predecessor.superseded = True
-                self._run.standby[process_key(hello)] = Contact(hello, sender, now, self._came(hello, now))
+                self._stand_by(hello, sender, now)
                 self._run.outgoing.append((sender, standby))
+
+    def _stand_by(self, hello: Hello, sender: bytes, now: float) -> None:
+        """Without the settings, which are the run's. If too many stand by already, it repeats its Hello in vain."""
+        key, standby = process_key(hello), self._run.standby
+        if key in standby or len(standby) < MOST + len(self._run.registry.placement):
+            kept = msgspec.structs.replace(hello, settings={})
+            standby[key] = Contact(kept, sender, now, self._came(hello, now))
 
     def answer_unknown(self, message: FromMember, sender: bytes) -> None:
         """A worker whose incarnation may only be missing in the records gets no answer before it sends Hello."""

@@ -2,7 +2,8 @@
 
 
 class RateLimit:
-    """`most` times in a second; `withheld` counts those beyond. Times are monotonic, in seconds."""
+    """`most` in a second, the last of which may exceed that; `withheld` counts how often there was no more. Times are
+    monotonic, in seconds."""
 
     def __init__(self, most: int) -> None:
         self.withheld = 0
@@ -10,13 +11,13 @@ class RateLimit:
         self._since = float("-inf")
         self._used = 0
 
-    def allows(self, now: float) -> bool:
+    def allows(self, now: float, amount: int = 1) -> bool:
         if now - self._since >= 1:
             self._since, self._used = now, 0
-        self._used += 1
-        if self._used > self._most:
+        if self._used >= self._most:
             self.withheld += 1
             return False
+        self._used += amount
         return True
 
     def take_withheld(self) -> int:

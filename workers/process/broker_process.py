@@ -13,7 +13,7 @@ from time import monotonic, time
 
 import structlog
 
-from stageline.broker.control.channel import Received, ServerChannel
+from stageline.broker.control.channel import Envelope, Received, ServerChannel
 from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.control.protocol import CONTROL_VERSION, Answer, Ask, Refused, StopRun, decode_to_broker, encode
 from stageline.broker.control.seal import KEY_BYTES
@@ -23,6 +23,7 @@ from stageline.broker.coordinator.records import EventLog, Outgoing, RunRecords
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
+from stageline.broker.network.rate_limit import RateLimit
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import masked
@@ -40,6 +41,7 @@ from .store_wait import StoreWait
 
 TURN = 0.05  # seconds that a turn waits for the first message
 UNREADABLE = 20  # senders of what is no message that are answered in a turn
+ANSWERED = 8 * 2**20  # bytes of answers to strangers in a second: they may ask for much, and not read it
 LINGER = 30.0  # seconds that a broker stays after its run and its workers, to answer how it ended
 LEAVING = 2.0  # seconds that it waits for the workers to leave after a stop request
 STEP_END = 7.0  # seconds that it waits for workers which finish a step, and write a snapshot of it
@@ -121,10 +123,11 @@ def serve_channel(
     Raises `StoreUnusable`.
     """
     clock, departure = _wall_clock(), _Departure(coordinator, linger)
+    answers = RateLimit(ANSWERED)
     while not (stop() or departure.is_due()):
         received = channel.receive(TURN)
         if received is not None:  # else the coordinator learns from its next turn that it was away
-            _turn(coordinator, channel, [*kept(), *received], clock)
+            _turn(coordinator, channel, [*kept(), *received], clock, answers)
 
 
 def _wall_clock() -> Callable[[], float]:
@@ -134,25 +137,35 @@ def _wall_clock() -> Callable[[], float]:
 
 
 def _turn(
-    coordinator: Coordinator, channel: ServerChannel, received: Sequence[Received], clock: Callable[[], float]
+    coordinator: Coordinator,
+    channel: ServerChannel,
+    received: Sequence[Received],
+    clock: Callable[[], float],
+    answers: RateLimit,
 ) -> None:
-    sends: list[Outgoing] = []
+    sends: list[Envelope] = []
     strangers: dict[bytes, None] = {}  # in order
     for sender, frame in received:
         try:
-            reception = coordinator.receive(sender, decode_to_broker(frame or b""), clock())
+            reception = coordinator.receive(sender, decode_to_broker(frame or b"", coordinator.is_proven), clock())
         except ForeignMessage:
             strangers[sender] = None
-        except BadMessage:  # its sender repeats what matters
-            coordinator.run.events.count("damaged", "a message arrived damaged")
+        except BadMessage as error:  # its sender repeats what matters
+            coordinator.run.events.count("damaged", f"dropped: {error}")
         else:
-            sends += reception.outgoing
+            said = _encoded(reception.outgoing)
             if reception.trusted:
                 channel.trust(sender)
-    sends += [(sender, _UNREADABLE) for sender in list(strangers)[:UNREADABLE]]
-    sends += coordinator.tick(clock())
-    channel.send((recipient, encode(message)) for recipient, message in sends)
+            if reception.trusted or answers.allows(clock(), sum(len(message) for _, message in said)):
+                sends += said
+    sends += _encoded([(sender, _UNREADABLE) for sender in list(strangers)[:UNREADABLE]])
+    sends += _encoded(coordinator.tick(clock()))
+    channel.send(sends)
     _write_log(coordinator.run.events)
+
+
+def _encoded(outgoing: Sequence[Outgoing]) -> list[Envelope]:
+    return [(recipient, encode(message)) for recipient, message in outgoing]
 
 
 def _write_log(events: EventLog) -> None:

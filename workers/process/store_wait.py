@@ -11,7 +11,7 @@ import structlog
 
 from stageline.broker.control.channel import Received, ServerChannel
 from stageline.broker.control.protocol import Ask, Failed, Goodbye, decode_to_broker, encode
-from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.errors import BadMessage
 from stageline.broker.stores.base import StoreUnusable
 
@@ -31,6 +31,7 @@ class StoreWait:
         self._signals = signals
         self._told = False
         self._kept: list[Received] = []
+        self._asked: set[bytes] = set()  # who was answered in this call
 
     def __call__(self, reason: str) -> None:
         """Raises `StoreUnusable` after a signal: the broker can do nothing now but exit."""
@@ -41,6 +42,7 @@ class StoreWait:
             raise StoreUnusable(f"interrupted while the broker waited for its records: {reason}")
         if self.core is not None:
             self.core.run.fault = reason
+            self._asked.clear()
             for sender, frame in self._channel.receive(0.0) or ():
                 with suppress(BadMessage):
                     self._take(self.core, sender, frame or b"")
@@ -54,9 +56,12 @@ class StoreWait:
         return kept
 
     def _take(self, core: Coordinator, sender: bytes, frame: bytes) -> None:
-        match decode_to_broker(frame).message:
-            case Ask() as ask:
+        message, seal = decode_to_broker(frame, core.is_proven)
+        match message:
+            case Ask() as ask if sender not in self._asked and len(self._asked) < QUESTIONS:
+                self._asked.add(sender)
                 recipient, answer = core.answer(sender, ask, time())
                 self._channel.send([(recipient, encode(answer))])
             case Failed() | Goodbye() if len(self._kept) < MOST and len(frame) <= LARGEST:
-                self._kept.append((sender, frame))
+                if core.is_proven(message.incarnation, seal):
+                    self._kept.append((sender, frame))

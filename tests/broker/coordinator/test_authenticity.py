@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from stageline.broker.control.channel import LARGEST_UNPROVEN
 from stageline.broker.control.protocol import (
     Answer,
     Ask,
@@ -23,11 +24,13 @@ from stageline.broker.control.protocol import (
     encode,
 )
 from stageline.broker.control.seal import RunKeys
-from stageline.broker.coordinator.coordinator import Coordinator, Reception
+from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator, Reception
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.coordinator.run_state import RunState
+from stageline.broker.errors import BadMessage
+from stageline.broker.membership.standby import MOST
 from stageline.broker.stores.memory import MemoryStore
-from support.conversation import PLAN, SNAPSHOTS, TERMS, finished, hello, name, report
+from support.conversation import PLAN, SNAPSHOTS, TERMS, finished, hello, name, report, steps
 
 KEYS = RunKeys("run-1", b"k" * 32)
 STRANGER = b"stranger"
@@ -175,6 +178,7 @@ def test_a_place_comes_with_its_secret_once_and_to_the_process_that_has_it() -> 
     mine = msgspec.structs.replace(hello(0), token="a" * 32)
     for _ in range(2):  # the first answer may be lost
         ((_, place),) = wire.say(name(0), mine).outgoing
+        wire.core.tick(wire.now)
         assert isinstance(place, Assigned)
         assert (place.secret, place.queue_key) == (KEYS.of_incarnation(1), KEYS.of_queues)
     for other in (hello(0), msgspec.structs.replace(hello(0), token="b" * 32)):
@@ -277,3 +281,48 @@ def test_what_is_of_no_use_to_a_stranger_is_still_open_to_it() -> None:
     spare = msgspec.structs.replace(hello(7), claim=None, spare=True)
     assert [type(message) for _, message in wire.say(b"spare", spare).outgoing] == [Standby]
     assert not any(isinstance(message, Peers) for _, message in wire.say(b"spare", spare).outgoing)
+
+
+# Strangers who are heard, and take too much
+
+
+def spare(number: int) -> Hello:
+    return msgspec.structs.replace(hello(number), claim=None, spare=True)
+
+
+def test_a_stranger_that_asks_much_is_answered_once_in_a_turn_and_a_member_always() -> None:
+    wire = SealedConversation().join()
+    assert [len(wire.say(STRANGER, Ask("status")).outgoing) for _ in range(3)] == [1, 0, 0]
+    assert [len(wire.say(b"command", Ask("status"), KEYS.of_control).outgoing) for _ in range(3)] == [1, 1, 1]
+    wire.core.tick(wire.now)
+    assert len(wire.say(STRANGER, Ask("status")).outgoing) == 1
+
+
+def test_many_strangers_get_so_many_answers_in_a_turn() -> None:
+    wire = SealedConversation().join()
+    answers = [len(wire.say(b"stranger %d" % number, Ask("status")).outgoing) for number in range(2 * QUESTIONS)]
+    assert sum(answers) == QUESTIONS
+    assert wire.say(name(2), spare(2)).outgoing
+
+
+def test_so_many_processes_stand_by_without_their_settings() -> None:
+    wire = SealedConversation(SNAPSHOTS).join()
+    many = msgspec.structs.replace(spare(2), settings={"schedule": {"name": "1f1b"}})
+    for number in range(MOST + 10):
+        wire.say(b"stranger %d" % number, msgspec.structs.replace(many, pid=number))
+    assert len(wire.core.run.standby) == MOST + 2
+    assert not any(contact.hello.settings for contact in wire.core.run.standby.values())
+
+
+def test_a_long_message_is_not_decoded_before_it_is_proven() -> None:
+    """A Hello of 0.9 MB with a million empty lists took a second and 60 MB, as often as a stranger wanted."""
+    wire = SealedConversation(SNAPSHOTS).join()
+    long = msgspec.structs.replace(spare(2), settings={"a": [[]] * LARGEST_UNPROVEN})
+    with pytest.raises(BadMessage, match="proves nothing"):
+        decode_to_broker(encode(long), wire.core.is_proven)
+    proven = report(0, steps=steps(0, *range(1000)))
+    for secret in (KEYS.of_incarnation(2), KEYS.of_control, b""):
+        with pytest.raises(BadMessage, match="proves nothing"):
+            decode_to_broker(encode(proven, secret, 99), wire.core.is_proven)
+    sealed = decode_to_broker(encode(proven, KEYS.of_incarnation(1), 99), wire.core.is_proven)
+    assert sealed.message == proven

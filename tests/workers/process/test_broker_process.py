@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Any, Self
 
 import pytest
@@ -195,6 +195,22 @@ def test_what_is_whole_and_cannot_be_understood_is_answered_naming_the_version(c
         answer = line.hear()
         assert isinstance(answer, Refused)
         assert answer.reason.startswith("this is not a message of control protocol version 4")
+
+
+def test_strangers_are_answered_within_a_bound_and_who_has_the_secret_always(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+):
+    """Questions of 60 bytes made the broker hold gigabytes of answers that nobody read."""
+    monkeypatch.setattr("stageline.workers.process.broker_process.ANSWERED", 1)
+    with served(core()) as (endpoint, _):
+        begun, answered = monotonic(), 0
+        strangers = [connect(endpoint) for _ in range(2)]
+        while answered < 2:
+            for stranger in strangers:
+                stranger.socket.send(encode(Ask("status")))
+            assert isinstance(connect(endpoint).say(Ask("status")).hear(), Answer)
+            answered += sum(isinstance(each.hear(), Answer) for each in strangers if each.socket.poll(50))
+            assert answered < 2 or monotonic() - begun >= 1, "the second answer has to wait for the next second"
 
 
 def test_what_arrives_damaged_is_not_answered_since_its_sender_says_it_again(connect: Connect):

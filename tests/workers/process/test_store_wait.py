@@ -1,0 +1,68 @@
+"""What a broker hears and says while its records cannot be written."""
+
+from collections.abc import Iterable, Sequence
+
+from stageline.broker.control.channel import Envelope, Received
+from stageline.broker.control.protocol import Ask, Failed, Goodbye, ToBroker, encode
+from stageline.broker.control.seal import RunKeys
+from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
+from stageline.broker.coordinator.run import run_of
+from stageline.broker.stores.memory import MemoryStore
+from stageline.workers.process.signals import Signals
+from stageline.workers.process.store_wait import MOST, StoreWait
+from support.conversation import PLAN, TERMS
+
+KEYS = RunKeys("run-1", b"k" * 32)
+
+
+class Said:
+    """A broker's channel on which all of `arrived` comes at once."""
+
+    endpoint = "inproc://said"
+
+    def __init__(self) -> None:
+        self.arrived: list[Received] = []
+        self.sent: list[Envelope] = []
+
+    def say(self, sender: bytes, message: ToBroker, secret: bytes = b"") -> None:
+        self.arrived.append((sender, encode(message, secret, len(self.arrived))))
+
+    def receive(self, timeout: float) -> Sequence[Received]:
+        arrived, self.arrived = self.arrived, []
+        return arrived
+
+    def trust(self, sender: bytes) -> None:
+        pass
+
+    def send(self, envelopes: Iterable[Envelope]) -> None:
+        self.sent += envelopes
+
+    def close(self) -> None:
+        pass
+
+
+def waiting() -> tuple[StoreWait, Said]:
+    said, store = Said(), MemoryStore()
+    with Signals() as signals:
+        wait = StoreWait(said, signals)
+    wait.core = Coordinator(TERMS, store, run_of(store, PLAN, "run-1", KEYS.key), 0.0)
+    return wait, said
+
+
+def test_what_a_worker_says_once_is_kept_though_strangers_say_the_same_before_it() -> None:
+    wait, said = waiting()
+    for number in range(2 * MOST):
+        said.say(b"stranger", Failed(number % 3, "so it is", 1))
+    said.say(b"worker", Failed(1, "out of memory", 1), KEYS.of_incarnation(1))
+    said.say(b"other worker", Goodbye(2, "left"), KEYS.of_incarnation(2))
+    wait("waits for its disk")
+    assert [sender for sender, _ in wait.over()] == [b"worker", b"other worker"]
+
+
+def test_so_many_are_answered_once_each() -> None:
+    wait, said = waiting()
+    for number in range(2 * QUESTIONS):
+        for _ in range(2):
+            said.say(b"stranger %d" % number, Ask("status"))
+    wait("waits for its disk")
+    assert [recipient for recipient, _ in said.sent] == [b"stranger %d" % number for number in range(QUESTIONS)]
