@@ -169,8 +169,9 @@ class Registry:
         """
         if hello.incarnation:
             return self.current(hello.incarnation) or self.renewed(hello.incarnation)
-        unaware = (member for member in self.members.values() if not member.aware and member.token == hello.token)
-        return next((each for each in unaware if (each.name, each.host, each.pid) == process_key(hello)), None)
+        unaware = (member for member in self.members.values() if not member.aware)
+        key = process_key(hello)
+        return next((each for each in unaware if (each.name, each.host, each.pid, each.token) == key), None)
 
     def _reconnect(self, member: Member, hello: Hello, sender: bytes, now: float) -> None:
         member.sender, member.endpoint, member.last_seen = sender, hello.endpoint, now

@@ -7,7 +7,7 @@ from stageline.broker.control.protocol import Hello
 MOST = 1000  # processes at a time, beside one for each place
 SILENCE = 3.0  # seconds after which a worker on standby, which should send Hello every second, is gone
 
-ProcessKey = tuple[str, str, int]
+ProcessKey = tuple[str, str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +36,5 @@ class StandbyWorkers(dict[ProcessKey, Contact]):
 
 
 def process_key(hello: Hello) -> ProcessKey:
-    """What tells processes apart."""
-    return hello.name, hello.host, hello.pid
+    """What tells processes apart; by the token, which no one is shown, also one that names itself as another."""
+    return hello.name, hello.host, hello.pid, hello.token

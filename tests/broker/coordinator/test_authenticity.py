@@ -314,6 +314,13 @@ def test_so_many_processes_stand_by_without_their_settings() -> None:
     assert not any(contact.hello.settings for contact in wire.core.run.standby.values())
 
 
+def test_a_stranger_that_names_itself_as_one_on_standby_does_not_take_its_turn() -> None:
+    wire = SealedConversation(SNAPSHOTS).join()
+    wire.say(b"spare", msgspec.structs.replace(spare(2), token="a" * 32))
+    wire.say(STRANGER, msgspec.structs.replace(spare(2), token="b" * 32))
+    assert [contact.sender for contact in wire.core.run.standby.values()] == [b"spare", STRANGER]
+
+
 def test_a_long_message_is_not_decoded_before_it_is_proven() -> None:
     """A Hello of 0.9 MB with a million empty lists took a second and 60 MB, as often as a stranger wanted."""
     wire = SealedConversation(SNAPSHOTS).join()
@@ -326,3 +333,14 @@ def test_a_long_message_is_not_decoded_before_it_is_proven() -> None:
             decode_to_broker(encode(proven, secret, 99), wire.core.is_proven)
     sealed = decode_to_broker(encode(proven, KEYS.of_incarnation(1), 99), wire.core.is_proven)
     assert sealed.message == proven
+
+
+def test_a_stranger_that_names_itself_as_a_running_worker_does_not_stand_for_it_when_records_are_lost() -> None:
+    """What it said took the place of the worker's own Hello, and the worker lost its stages."""
+    lost = SealedConversation(SNAPSHOTS, key=b"l" * 32, new=False)
+    for index in range(2):
+        lost.say(name(index), remembering(7 + index, index), KEYS.of_incarnation(7 + index))
+    lost.say(STRANGER, msgspec.structs.replace(hello(0), snapshots=[]))
+    lost.now += SNAPSHOTS.lease
+    lost.core.tick(lost.now)
+    assert sorted(lost.core.run.registry.members) == [0, 1]
