@@ -84,7 +84,8 @@ class Authenticity:
         if not self._run.adopted or hello.memory is None or registry.current(hello.incarnation) is not None:
             return False
         renewed = registry.renewed(hello.incarnation)
-        return not registry.begun or (renewed is not None and not renewed.aware and renewed.token == hello.token)
+        lost = not (registry.begun or registry.since)  # a run that was restarted as a whole has records, and their key
+        return lost or (renewed is not None and not renewed.aware and renewed.token == hello.token)
 
 
 def refusal_to(sealed: SealedMessage) -> Refused | None:

@@ -283,6 +283,19 @@ def test_what_is_of_no_use_to_a_stranger_is_still_open_to_it() -> None:
     assert not any(isinstance(message, Peers) for _, message in wire.say(b"spare", spare).outgoing)
 
 
+def test_a_broker_that_adopted_its_run_believes_no_stranger_when_the_run_is_resumed() -> None:
+    """A run restarted as a whole has not begun again, and its broker took any Hello for that of a worker which knows
+    more than the records."""
+    first = SealedConversation(SNAPSHOTS, new=False).join()
+    first.core.run.fail("enough", 1)
+    run_of(first.store, PLAN, KEYS.run, KEYS.key, resume=True, alone=True)
+    resumed = SealedConversation(SNAPSHOTS, first.store, new=False)
+    assert resumed.core.run.adopted
+    resumed.say(STRANGER, remembering(2**53 - 1), b"")
+    assert resumed.core.run.lifecycle.state is RunState.WAITING
+    assert resumed.core.run.events.anomalies["forged"] == 1
+
+
 # Strangers who are heard, and take too much
 
 
