@@ -26,7 +26,6 @@ GONE = 5.0  # seconds in which the processes of a run that is over have exited
 LOOK = 0.005  # seconds between two looks at the processes and the log
 SETS = {"run.steps": 180, "schedule.microbatches": 4, "data.batch_size": 12, "recovery.snapshot_every": 10}
 SECONDS = 0.003  # that each layer of the small model takes: a step takes some 20 ms
-_OWN = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": "/nowhere"}  # the latter torch makes, for all programs
 JOINED, COMPUTES, LISTENS = "all workers have joined", "computes again", ": broker at "
 
 
@@ -74,7 +73,7 @@ def run(trial: ColdTrial | None, home: Path, url: str, plan: Path | None = None)
             train = subprocess.Popen(
                 [sys.executable, "-P", "-m", "stageline", *words],
                 cwd=home,
-                env={**os.environ, **_OWN, "TMPDIR": str(temporary)},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **_folders(home, temporary)},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -99,6 +98,11 @@ def judge(trial: ColdTrial, outcome: ColdOutcome, undisturbed: ColdOutcome) -> C
         wrong.append("nothing was killed")
     workers, brokers = _recoveries(trial, outcome)
     return ColdVerdict(str(trial), wrong, len(outcome.kills), workers, brokers, round(outcome.seconds, 2))
+
+
+def _folders(home: Path, temporary: Path) -> dict[str, str]:
+    """torch makes a folder for all programs of a user: that one is not left behind."""
+    return {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(home / "torch")}
 
 
 def _prepare(home: Path, plan: Path | None) -> list[str]:

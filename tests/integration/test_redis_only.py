@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,12 @@ class Party:
             assert not left, [process.communicate()[1] for process in left]
             sleep(0.1)
 
+    def until_answered(self) -> None:
+        until = monotonic() + PATIENCE
+        while self._status() is None:
+            assert monotonic() < until, "the broker does not answer"
+            sleep(0.1)
+
     def end(self) -> str:
         """The digest, once everyone has left."""
         for worker in self.workers:
@@ -63,8 +70,13 @@ class Party:
         return str(result["weights_sha256"])
 
     def _finished_steps(self) -> int:
+        status = self._status()
+        return 0 if status is None else int(status["finished_floor"])
+
+    def _status(self) -> dict[str, Any] | None:
+        """What the broker answers; None if none does."""
         status = self._workspace.command("status", "--broker", self.url, "--json")
-        return int(json.loads(status.stdout)["finished_floor"]) if status.returncode == 0 else 0
+        return dict(json.loads(status.stdout)) if status.returncode == 0 else None
 
 
 @pytest.fixture
@@ -80,6 +92,7 @@ def nothing_happens(party: Party) -> None:
 def the_broker_is_killed(party: Party) -> None:
     _kill(party.broker)
     party.broker = party.start_broker()
+    party.until_answered()  # by the next one: the run may be over before that listens
 
 
 def a_worker_is_killed(party: Party) -> None:
