@@ -18,8 +18,15 @@ def words(what: str, *command: str, said: tuple[str, ...], code: int = 2, change
     return Misuse(what, code, said, changes, command)
 
 
-def played(what: str, play: Callable[[Workspace], Ended], *said: str, code: int = 1, finishes: bool = False) -> Misuse:
-    return Misuse(what, code, said, play=play, finishes=finishes)
+def played(
+    what: str,
+    play: Callable[[Workspace], Ended],
+    *said: str,
+    code: int = 1,
+    finishes: bool = False,
+    slow: bool = False,
+) -> Misuse:
+    return Misuse(what, code, said, play=play, finishes=finishes, slow=slow)
 
 
 def after_a_run(*command: str) -> Callable[[Workspace], Ended]:
@@ -151,6 +158,7 @@ ROWS = (
         "was begun with another plan: ",
         "run.seed: 5 here, 0 there",
         code=78,
+        slow=True,
     ),
     played(
         "`--resume` of a run that is going on",
@@ -174,6 +182,7 @@ ROWS = (
         NO_ANSWER,
         "is this its broker?",
         code=3,
+        slow=True,
     ),
     played(
         "a worker at a web server",
@@ -190,8 +199,14 @@ ROWS = (
     ),
     words("`story` of no microbatch", "story", "12", said=("'12' is not STEP/MICROBATCH: write 118/5",)),
     played("`story` of a step too many", beside_a_run("story", "9999999/1"), "there is no step 9999999", code=2),
-    played("`story` of a microbatch too many", beside_a_run("story", "0/99"), "there is no microbatch 99", code=2),
-    played("`why` of a stage too many", beside_a_run("why", "--stage", "9"), "there is no stage 9", code=2),
+    played(
+        "`story` of a microbatch too many",
+        beside_a_run("story", "0/99"),
+        "there is no microbatch 99",
+        code=2,
+        slow=True,
+    ),
+    played("`why` of a stage too many", beside_a_run("why", "--stage", "9"), "there is no stage 9", code=2, slow=True),
     words("`queue` with a wrong word", "queue", "lss", said=("no such command 'lss'. Did you mean 'ls'?",)),
     words("`replay` without a microbatch", "replay", ".", *PLACE, said=("missing option '--microbatch'",)),
     words("`replay` of a folder without a run", "replay", "/usr", *PLACE, "--microbatch", "0", said=NO_PLAN, code=78),
@@ -201,6 +216,7 @@ ROWS = (
         "has recorded nothing",
         'recovery.record = "bad" records what stops a run',
         code=2,
+        slow=True,
         finishes=True,
     ),
     played(

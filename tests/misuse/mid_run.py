@@ -12,7 +12,7 @@ def step_3(
     once: bool = False,
     sets: tuple[str, ...] = (),
     changes: tuple[Change, ...] = (),
-    slow: bool = False,
+    slow: bool = True,
 ) -> Misuse:
     """`lines` run where a worker asks for the batch of step 3: each time, or only `once` in the run, and then the run
     goes on."""
@@ -52,22 +52,15 @@ ROWS = (
         "was killed by SIGKILL",
         REPLACED,
         sets=ONE,
-        slow=True,
     ),
     step_3("SIGTERM, once", "os.kill(os.getpid(), signal.SIGTERM)", AGAIN, code=0, once=True),
-    step_3("`os._exit(0)`, once", "os._exit(0)", AGAIN, code=0, once=True),
+    step_3("`os._exit(0)`, once", "os._exit(0)", AGAIN, code=0, once=True, slow=False),
     step_3("`os._exit(0)`, each time", "os._exit(0)", "(status 0), in batch (data.py, line ", REPLACED, sets=ONE),
-    step_3(
-        "`os._exit(78)`, each time", "os._exit(78)", "(status 78), in batch (data.py", REPLACED, sets=ONE, slow=True
-    ),
-    step_3(
-        "a segmentation fault, each time", "ctypes.string_at(0)", "was killed by SIGSEGV", REPLACED, sets=ONE, slow=True
-    ),
-    step_3(
-        "every file closed, each time", "os.closerange(0, 1024)", "was killed by SIGABRT", REPLACED, sets=ONE, slow=True
-    ),
+    step_3("`os._exit(78)`, each time", "os._exit(78)", "(status 78), in batch (data.py", REPLACED, sets=ONE),
+    step_3("a segmentation fault, each time", "ctypes.string_at(0)", "was killed by SIGSEGV", REPLACED, sets=ONE),
+    step_3("every file closed, each time", "os.closerange(0, 1024)", "was killed by SIGABRT", REPLACED, sets=ONE),
     step_3("a sleep without end, once", "time.sleep(10**6)", AGAIN, code=0, once=True, sets=QUICK),
-    step_3("a hang in C, once", "ctypes.PyDLL(None).sleep(10**6)", AGAIN, code=0, once=True, sets=QUICK, slow=True),
+    step_3("a hang in C, once", "ctypes.PyDLL(None).sleep(10**6)", AGAIN, code=0, once=True, sets=QUICK),
     step_3(
         "SIGSTOP for ever, once",
         "os.kill(os.getpid(), signal.SIGSTOP)",
@@ -75,7 +68,6 @@ ROWS = (
         code=0,
         once=True,
         sets=QUICK,
-        slow=True,
     ),
     step_3(
         "a sleep without end, each time",
@@ -84,36 +76,44 @@ ROWS = (
         "raise recovery.action",
         REPLACED,
         sets=(*ONE, *QUICK),
-        slow=True,
     ),
     step_3("a child that stays, once", FORKS, NOT_AGAIN, code=0, once=True),
     step_3("a fork that returns, once", "os.fork()", NOT_AGAIN, code=0, once=True),
     step_3("a thread that stays, once", THREAD, NOT_AGAIN, code=0, once=True),
-    step_3("no memory, once", "torch.empty(2**50)", AGAIN, code=0, once=True),
+    step_3("no memory, once", "torch.empty(2**50)", AGAIN, code=0, once=True, slow=False),
     step_3("no memory, each time", "torch.empty(2**50)", "can't allocate memory", REPLACED, sets=ONE),
     step_3(
         "no descriptors", LIMITS.format("NOFILE"), "failed: stage ", TRIED, "Too many open files", sets=LONG, slow=True
     ),
-    step_3("a full disk", LIMITS.format("FSIZE"), "failed: stage ", TRIED, "File too large", sets=LONG, slow=True),
+    step_3("a full disk", LIMITS.format("FSIZE"), "failed: stage ", TRIED, "File too large", sets=LONG),
     Misuse(
         "data that differs in each process, and SIGKILL",
         1,
         ("came twice with different bits: what computed it was not deterministic",),
         in_batch(DIFFERS),
+        slow=True,
     ),
     step_3(
         "data that raises", "raise OSError('no such disk')", BATCH_3, "OSError: no such disk (data.py, line ", code=78
     ),
     step_3("data that ends early", "raise StopIteration", BATCH_3, "StopIteration (data.py, line ", code=78),
     step_3("a batch with other rows", "x = torch.cat([x, x])", BATCH_3, "no common number of rows", code=78),
-    step_3("`sys.exit(0)`", "sys.exit(0)", BATCH_3, "SystemExit: 0 (data.py, line ", code=78),
-    step_3("KeyboardInterrupt", "raise KeyboardInterrupt", BATCH_3, "KeyboardInterrupt (data.py, line ", code=78),
+    step_3("`sys.exit(0)`", "sys.exit(0)", BATCH_3, "SystemExit: 0 (data.py, line ", code=78, slow=False),
+    step_3(
+        "KeyboardInterrupt",
+        "raise KeyboardInterrupt",
+        BATCH_3,
+        "KeyboardInterrupt (data.py, line ",
+        code=78,
+        slow=False,
+    ),
     step_3(
         "a loss that is not a number",
         NAN,
         "worker 1 (stage 1) failed: the loss of microbatch 0 of step 3 is nan",
         "stageline replay",
         "--step 3 --microbatch 0",
+        slow=False,
     ),
     step_3(
         "the same, skipped", NAN, "finished", "3 microbatches were left out: ", "skipped says why", code=0, sets=SKIP

@@ -37,12 +37,13 @@ def row(what: str, play: Callable[[Workspace], Ended], *said: str, slow: bool = 
 
 ROWS = (
     row("a wrong password", with_server(lambda url: url.replace("://", "://:wrong@")), "does not let this run in"),
-    row("a database too many", with_server(lambda url: f"{url[:-1]}99999"), "DB index is out of range"),
+    row("a database too many", with_server(lambda url: f"{url[:-1]}99999"), "DB index is out of range", slow=True),
     row(
         "a server that throws keys away",
         with_server(maxmemory_policy="allkeys-lru"),
         "has maxmemory-policy allkeys-lru: it would throw messages away",
         "CONFIG SET maxmemory-policy noeviction",
+        slow=True,
     ),
     row(
         "a read-only replica",
