@@ -4,6 +4,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from traceback import walk_tb
 from types import TracebackType
@@ -34,9 +35,11 @@ def users_line(stack: Iterable[CodeLine]) -> CodeLine | None:
 
 
 def innermost(stack: Iterable[CodeLine]) -> CodeLine | None:
-    """The user's line, else the first that is not stageline's."""
-    called = [line for line in stack if not _is_own(line.file)]
-    return users_line(called) or next(iter(called), None)
+    """The user's line, else the innermost of a library that stageline has called: what has called stageline, such as
+    click, tells nothing."""
+    lines = list(stack)
+    called = takewhile(lambda line: not is_stagelines(line.file), lines)
+    return users_line(lines) or next((line for line in called if not _is_own(line.file)), None)
 
 
 def raised_at(traceback: TracebackType | None) -> CodeLine | None:

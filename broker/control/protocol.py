@@ -139,7 +139,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     `training_steps`: how many steps the run has before it evaluates, sent by a worker that has loaded the data.
     `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
     `complete`: the newest checkpoint announced to the worker. `waits`: what it lacks, empty while it computes;
-    `layer`: where in the model it computes ("layers.30.mlp"). `trouble`: why the server of its queues does not move
+    `layer`: where in the model it computes ("layer 30"). `trouble`: why the server of its queues does not move
     messages, for `troubled` seconds now; "" if it does. `fault`: what the worker cannot do for want of disk space,
     descriptors or memory, and tries again; "" if there is nothing. It continues "worker 1".
     """

@@ -33,7 +33,7 @@ from stageline.pipeline.digest import weights_sha256
 from stageline.pipeline.errors import ExitCode, failure_code
 
 from .authenticity import Authenticity, refusal_to
-from .observation import OBSERVED, observe
+from .observation import OBSERVED, observe, recall_result
 from .plausibility import implausible, is_due
 from .queries import RunView, answer
 from .records import Outgoing, RunRecords
@@ -81,6 +81,7 @@ class Coordinator:
             self.run.lifecycle.move(
                 RunEvent.ALL_FINISHED if self.run.outcome.phase is RunPhase.FINISHED else RunEvent.FAILURE
             )
+            recall_result(self.run, stored.facts)
         else:
             self._restart.begin(ResumeMode.stored_in(stored.facts), now)
             self._start_if_all_present()
@@ -202,7 +203,7 @@ class Coordinator:
             case Report():
                 self._ingest(member, message, now)
             case Finished():
-                self._finish(member, message)
+                self._finish(member, message, now)
             case Failed():
                 member.status = MemberStatus.LEFT
                 self.run.fail(f"{member.label} failed: {message.reason}", failure_code(message.code))
@@ -260,7 +261,7 @@ class Coordinator:
             return f"stage {stage} has not come to step {step}, of which it has a snapshot"
         return ""
 
-    def _finish(self, member: Member, finished: Finished) -> None:
+    def _finish(self, member: Member, finished: Finished, now: float) -> None:
         if self.run.outcome is not None:
             self.run.outgoing.append((member.sender, self.run.outcome.stop_message))
             return
@@ -270,6 +271,7 @@ class Coordinator:
         if len(parts) == len(self.run.config.schedule.placement):
             digest = weights_sha256({name: digest for part in parts for name, digest in part.items()})
             outcome = RunOutcome(RunPhase.FINISHED, "all steps are done", ExitCode.OK, digest)
+            self.keep_observation(now)  # first: records that say that it has finished have its whole result
             self.run.end(RunEvent.ALL_FINISHED, outcome)
 
     def _trim(self, now: float) -> None:

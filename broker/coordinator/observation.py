@@ -4,6 +4,7 @@ Workers' newest reports, open microbatches, metrics and anomalies live in its me
 fact, about once a second; `recall` takes them back into the restored records. No decision is made from them.
 """
 
+from collections.abc import Mapping
 from math import isfinite
 
 import msgspec
@@ -69,9 +70,7 @@ def recall(run: RunRecords, fact: Fact) -> Observation:
 
     Of a worker whose place was given to another afterwards nothing is taken. Raises `msgspec.ValidationError`.
     """
-    seen = msgspec.convert(fact, Observation)
-    run.training_steps = seen.training_steps
-    run.metrics = {name: float(value) for name, value in seen.metrics.items()}
+    seen = _recall_result(run, fact)
     run.events.anomalies.update(seen.oddities)
     for each in seen.members:
         if (member := run.registry.current(each.incarnation)) is not None:
@@ -81,6 +80,19 @@ def recall(run: RunRecords, fact: Fact) -> Observation:
             member.sender = member.sender or b"recorded"  # else it would count as not heard of since a restart
     for entry in seen.microbatches:
         _reopen(run, entry)
+    return seen
+
+
+def recall_result(run: RunRecords, facts: Mapping[str, Fact]) -> None:
+    """Takes back what is told of a run that is over: its steps and its metrics. Raises `msgspec.ValidationError`."""
+    if fact := facts.get(OBSERVED):
+        _recall_result(run, fact)
+
+
+def _recall_result(run: RunRecords, fact: Fact) -> Observation:
+    seen = msgspec.convert(fact, Observation)
+    run.training_steps = seen.training_steps
+    run.metrics = {name: float(value) for name, value in seen.metrics.items()}
     return seen
 
 

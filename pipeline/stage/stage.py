@@ -91,6 +91,11 @@ class Stage:
         """Microbatches run forward and not yet backward."""
         return len(self._stash.kept)
 
+    @property
+    def where(self) -> str:
+        """What ran last, for people: "layer 3", "the loss"."""
+        return f"layer {self.at_layer}" if self.at_layer in self.names else self.at_layer
+
     def forward(
         self,
         x: Tree,

@@ -16,9 +16,10 @@ import torch
 
 from stageline.pipeline import retry
 
+retry.BOUND = 1.0  # from the start: what is queued to be written has its bound from then on
+
 def _fill_the_disk(seconds, plain=sleep):
     if (Path(__file__).parent / "full").exists():
-        retry.BOUND = 1.0
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**17, resource.RLIM_INFINITY))
     plain(seconds)
 

@@ -134,11 +134,11 @@ class Reporter:
         return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {action}"
 
     def _layer(self) -> str:
-        """The layer that is being computed; "" if none is."""
+        """What is being computed: "layer 3", "the loss"; "" if nothing is."""
         progress, instruction = self._progress, self._progress.instruction
         if progress.waits or progress.full is not None or instruction is None or not progress.stages:
             return ""
-        return progress.stages[instruction.action.stage].at_layer
+        return progress.stages[instruction.action.stage].where
 
     def _idle(self) -> float:
         now, progress = self._clock(), self._progress

@@ -30,6 +30,7 @@ from .hangs import TELL_TIMEOUT, Hangs
 POLL = 0.1  # seconds between two looks at the processes and at the broker's status
 ANSWER_TIMEOUT = 0.5  # seconds for the broker to answer; the exit of a broker is not noticed meanwhile
 SAVE_TIMEOUT = 5.5  # seconds for the workers of an interrupted run to finish and save a step
+STOP_TIMEOUT = 6.0  # seconds for the broker of a run that is stopped to answer; it is not started again then
 VERDICT_TIMEOUT = 3.0  # seconds for the broker to end the run after a worker's final exit
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is restarted again, doubling each time
 MAX_BROKER_RESTARTS = 5  # in a row
@@ -183,7 +184,11 @@ class Supervisor:
             broker.send_signal(signal.SIGKILL)
 
     def _failure(self) -> LaunchOutcome | None:
-        """The end of a run that the broker cannot end: it keeps exiting, or a worker exited before it joined."""
+        """The end of a run that the broker cannot end: it keeps exiting, is gone when the run is stopped, or a worker
+        exited before it joined."""
+        if self._stopped is not None and monotonic() - max(self._stopped, self._answered or 0.0) > STOP_TIMEOUT:
+            code = ExitCode.SAVED if self._facts.get("checkpoint") else ExitCode.INTERRUPTED
+            return LaunchOutcome(code, self._unanswered_stop(), self._facts)
         if self._broker_restarts > MAX_BROKER_RESTARTS:
             return LaunchOutcome(ExitCode.FAILED, self._broker_failure(), self._facts)
         for name, when in self._exited.items():
@@ -191,6 +196,12 @@ class Supervisor:
             if not self._restartable(process) and monotonic() - when > VERDICT_TIMEOUT:
                 return self._worker_failure(name, process)
         return None
+
+    def _unanswered_stop(self) -> str:
+        checkpoint = self._facts.get("checkpoint")
+        saved = f"checkpoint {checkpoint} is complete" if checkpoint else "nothing saved"
+        last = self._children.last_log_line("broker").removeprefix("stageline: ")
+        return f"interrupted; {saved}. The broker did not answer for {STOP_TIMEOUT:g} s; its last log line: {last}"
 
     def _broker_failure(self) -> str:
         """With its own reason first."""

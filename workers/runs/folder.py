@@ -48,6 +48,11 @@ def run_to_resume(plan: "plans.Plan", run: str) -> str:
     """The run to resume: `run`, or if that is "" the newest unfinished one of the plan's name. Raises `NoSuchRun`."""
     if run and not is_run(folder(plan, run)):
         raise NoSuchRun(f"there is no run {run} in {plan.run.dir}; `stageline train` without --resume begins one")
+    if run and (folder(plan, run) / RESULT).exists():
+        raise NoSuchRun(
+            f"run {run} has finished: `stageline status {folder(plan, run)}` shows its result; leave out --resume to "
+            "begin another"
+        )
     unfinished = [each.name for each in _begun(plan.run.dir, f"{plan.run.name}-") if not (each / RESULT).exists()]
     if not run and not unfinished:
         raise NoSuchRun(f"no unfinished run of {plan.run.name} is in {plan.run.dir}; leave out --resume to begin one")

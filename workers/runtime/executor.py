@@ -97,9 +97,8 @@ class Executor:
         except BaseException as error:  # user code may raise anything; the cause is handed on
             if not raised_by_user_code(error):
                 raise
-            where = f"layer {stage.at_layer}" if stage.at_layer in stage.names else stage.at_layer
             raise ComputeFailed(
-                f"stage {stage.index} failed in {instruction}, {where}: {describe_error(error)}",
+                f"stage {stage.index} failed in {instruction}, {stage.where}: {describe_error(error)}",
                 None if instruction.evaluates or kind is Kind.UPDATE else Culprit(instruction.step, instruction.action),
             ) from error
 

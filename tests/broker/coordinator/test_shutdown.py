@@ -7,7 +7,7 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import OtherRun, RunConfig, RunPhase, run_of
 from stageline.broker.coordinator.shutdown import DELAY
 from stageline.broker.stores.memory import MemoryStore
-from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, name, steps
+from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, name, report, steps
 
 INTERRUPT = StopRun("interrupted", at_step_end=True)
 
@@ -209,6 +209,15 @@ def test_a_finished_run_stays_finished():
     talk = talk_at(37)
     talk.send(name(0), finished(0)), talk.send(name(1), finished(1))
     assert resumed(talk).core.run.phase is RunPhase.FINISHED
+
+
+def test_a_finished_run_has_its_result_although_its_broker_was_killed_at_once():
+    """Its steps were None and its metrics missing in the result that `train --resume` wrote."""
+    talk = talk_at(37)
+    talk.send(name(0), report(1, training_steps=37, metrics={"accuracy": 0.5}))
+    talk.send(name(0), finished(0)), talk.send(name(1), finished(1))
+    found = resumed(talk).status()
+    assert (found["training_steps"], found["metrics"]) == (37, {"accuracy": 0.5})
 
 
 def test_a_run_is_resumed_with_its_own_plan_only():

@@ -96,7 +96,7 @@ def test_a_worker_that_waits_for_room_is_in_no_layer() -> None:
     progress = Progress(stages={0: stage})
     reporter = Reporter(progress, 1, 10)
     progress.computing(instruction(), 100.0)
-    assert reporter.report(0.0).layer == "layers.3"
+    assert reporter.report(0.0).layer == "layer layers.3"
     progress.lacks_room(Take(FORWARD, instruction()), 102.0)
     assert reporter.report(0.0).layer == ""
 

@@ -9,7 +9,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.launch import hangs
 from stageline.workers.launch import supervisor as module
-from stageline.workers.launch.supervisor import MAX_BROKER_RESTARTS, STEADY, VERDICT_TIMEOUT, Supervisor
+from stageline.workers.launch.supervisor import MAX_BROKER_RESTARTS, STEADY, STOP_TIMEOUT, VERDICT_TIMEOUT, Supervisor
 
 
 class FakeChildren:
@@ -278,3 +278,19 @@ def test_the_reason_of_a_worker_that_failed_before_it_joined_has_its_last_log_li
     scene.children.end("worker-0", 78, 78)
     scene.client.status = {"phase": "failed", "code": 78, "reason": "worker 0 exited", "workers": []}
     assert scene.poll().reason.splitlines()[1] == "last log line of worker 0: the log of worker-0"
+
+
+@pytest.mark.parametrize(("checkpoint", "code"), [(None, ExitCode.INTERRUPTED), (20, ExitCode.SAVED)])
+def test_a_run_that_is_stopped_ends_although_its_broker_is_gone(checkpoint, code, monkeypatch):
+    """It went on until the second Ctrl-C: a broker is not started again once the run is stopped."""
+    scene = Scene(monkeypatch)
+    scene.client.status = {"phase": "running", "workers": [], "checkpoint": checkpoint}
+    assert scene.poll() is None
+    scene.client.status = None
+    scene.children.end("broker", 1, 1)
+    assert scene.poll(signals=1) is None
+    assert scene.poll(after=STOP_TIMEOUT - 0.5, signals=1) is None
+    outcome = scene.poll(after=1.0, signals=1)
+    assert outcome.code == code
+    assert "interrupted" in outcome.reason
+    assert "the log of broker" in outcome.reason

@@ -105,8 +105,16 @@ def test_without_a_line_of_the_users_a_library_is_named_and_stageline_never(tmp_
     own = f'Stack (most recent call first):\n  File "{last_line.__file__}", line 6 in ask\n'
     log.write_text(own)
     assert last_line.read(log) is None
-    log.write_text(f'{own}  File "{subprocess.__file__}", line 5 in run\n')
+    log.write_text(own.replace("first):\n", f'first):\n  File "{subprocess.__file__}", line 5 in run\n'))
     assert str(last_line.read(log)) == "run (subprocess.py, line 5)"
+
+
+def test_what_has_called_stageline_is_not_where_it_was(tmp_path: Path) -> None:
+    """A worker that crashed in stageline was said to be "in invoke (core.py, line 911)", which is click's."""
+    log = tmp_path / "log"
+    own = f'Stack (most recent call first):\n  File "{last_line.__file__}", line 6 in ask\n'
+    log.write_text(f'{own}  File "{subprocess.__file__}", line 5 in run\n')
+    assert last_line.read(log) is None
 
 
 def test_a_log_that_is_not_there_tells_nothing_and_a_process_that_is_gone_is_not_asked(tmp_path: Path) -> None:

@@ -42,6 +42,13 @@ def test_without_a_run_to_resume_that_is_reported(plan):
     assert runs.newest_in(plan.run.dir) is None
 
 
+def test_a_run_that_has_finished_is_not_resumed(plan):
+    """Its result was written again, without its steps and metrics."""
+    write_json(begin(plan, "mlp-1", 10) / runs.RESULT, {})
+    with pytest.raises(NoSuchRun, match=r"run mlp-1 has finished: `stageline status .*mlp-1` shows its result"):
+        runs.run_to_resume(plan, "mlp-1")
+
+
 def test_a_run_is_resumed_with_its_own_plan_only(plan):
     folder = begin(plan, "mlp-1", 10)
     runs.require_same_plan(plan, folder)

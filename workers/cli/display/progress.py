@@ -118,7 +118,10 @@ class Pace:
     def record(self, facts: Facts) -> list[str]:
         """Takes in a status; returns the damages that were not reported before."""
         now = monotonic()
-        self._history.append((now, self.finished(facts)))
+        finished = self.finished(facts)
+        if self._history and finished < self._history[-1][1]:  # a lost stage does steps again
+            self._history.clear()
+        self._history.append((now, finished))
         while now - self._history[0][0] > WINDOW and len(self._history) > 2:
             self._history.popleft()
         for worker in facts["workers"]:

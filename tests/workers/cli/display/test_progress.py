@@ -40,6 +40,14 @@ def test_the_rate_is_that_of_the_last_seconds(clock):
     assert pace.rate == "64 samples/s"
 
 
+def test_steps_that_are_done_again_make_no_rate_below_zero(clock):
+    pace = Pace(LAUNCH)
+    for clock.now, finished in ((0.0, 9), (1.0, 0), (2.0, 3)):
+        pace.record(status(finished))
+        assert not pace.rate.startswith("-")
+    assert pace.rate == "96 samples/s"
+
+
 def test_a_damage_is_reported_once(clock):
     pace = Pace(LAUNCH)
     assert pace.record(status(damaged=["a"])) == ["a"]
