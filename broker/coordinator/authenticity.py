@@ -19,7 +19,7 @@ from stageline.pipeline.errors import ExitCode
 
 from .records import RunRecords
 
-_SHARERS = 64  # serials of the control secret, which several processes may use at a time, that are remembered
+_REMEMBERED = 64  # newest serials of the control secret: those of two supervisors, one after the other, may mix
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Authenticity:
     def __init__(self, run: RunRecords) -> None:
         self._run = run
         self._of_incarnations: dict[int, Serials] = {}  # of genuine messages only: as many as there were workers
-        self._of_control = Serials(_SHARERS)
+        self._of_control = Serials(_REMEMBERED)
 
     def judge(self, sealed: SealedMessage) -> Judgement:
         """Each message once: a second time it is one that was sent again."""

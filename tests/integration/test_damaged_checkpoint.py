@@ -170,6 +170,7 @@ def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_beg
     assert outcome["facts"]["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_with_all_others_damaged_too_the_run_does_not_go_on_and_names_all(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_worker_whose_code_calls_exit_each_time_ends_the_run_as_failed(workspa
     assert "It was replaced 2 times since checkpoint 0 (recovery.restarts is 2)" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_whose_code_calls_exit_once_is_replaced_and_changes_nothing(workspace: Workspace) -> None:
     undisturbed = json.loads(train(workspace).stdout)
     found = json.loads(train(workspace, does=ONCE).stdout)
@@ -66,6 +67,7 @@ def test_a_worker_whose_code_calls_exit_once_is_replaced_and_changes_nothing(wor
     assert found["weights_sha256"] == undisturbed["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_while_it_loads_is_killed_and_its_line_is_named(workspace: Workspace) -> None:
     ended = train(workspace, "recovery.restarts=1", "recovery.loading=1", loads=HANGS)
     assert ended.returncode == 1
@@ -108,6 +110,7 @@ def kill_train(workspace: Workspace, after: float) -> None:
         sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_killed_train_leaves_nothing_in_the_folder_for_temporary_files(workspace: Workspace) -> None:
     killed = workspace.start("train", ".", "--set", "run.steps=100000", cold=True)
     while not any("assigned" in log.read_text() for log in workspace.folder.glob("runs/*/worker-1.log")):

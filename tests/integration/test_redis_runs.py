@@ -95,6 +95,7 @@ def test_a_server_that_forgot_and_a_producer_that_died_with_what_it_kept(
     assert going.end()["facts"]["restarts"] == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_begins_to_throw_keys_away_ends_the_run_by_name(
     fork_server: ForkServer, server: RedisServer, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_server_that_is_away_is_what_the_run_waits_for_by_name(
     train.communicate()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_yet_is_what_the_run_waits_for_by_name(
     server: RedisServer, workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:

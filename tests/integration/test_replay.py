@@ -58,7 +58,12 @@ def recorded(fork_server: ForkServer, folder: Path, mode: str, **kills: int) -> 
 
 @pytest.mark.parametrize(
     ("mode", "kills"),
-    [("sync", {}), ("sync", {"worker1": 55}), ("async", {}), ("async", {"worker0": 25, "worker1": 31})],
+    [
+        pytest.param("sync", {}, marks=pytest.mark.slow),
+        ("sync", {"worker1": 55}),
+        pytest.param("async", {}, marks=pytest.mark.slow),
+        ("async", {"worker0": 25, "worker1": 31}),
+    ],
     ids=str,
 )
 def test_every_microbatch_since_the_last_but_one_checkpoint_has_its_bits_again(fork_server, tmp_path, mode, kills):

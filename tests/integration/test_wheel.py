@@ -102,6 +102,7 @@ def test_a_script_beside_files_of_those_names_imports_the_installed_package(inst
     assert float(run_in(folder.folder, installed / "python", "script.py")) > 0
 
 
+@pytest.mark.slow
 def test_train_runs_a_plan_beside_files_of_those_names(installed, folder):
     result = json.loads(run_in(folder.folder, installed / "stageline", "train", ".", "--json"))
     assert (result["schema"], result["steps"]) == ("train/1", 6)
