@@ -15,13 +15,13 @@ from support.fork_server import ForkServer
 from support.redis_server import shared_server
 
 SOME = """
-    ipc/2/worker-0@1  tcp/4/worker-2@2  redis/2/worker-0@22
-    ipc/2/worker-0@12+worker-1@12  redis/4/worker-0@16+worker-1@16
+    ipc/2/worker-0@1  redis/4/worker-0@16+worker-1@16
     ipc/4/worker-0@10+worker-1@10+worker-2@10+worker-3@10
     ipc/2/worker-1@14+worker-1@3
-    tcp/4/broker@7  tcp/2/broker@9+worker-0@15+worker-1@15
+    tcp/2/broker@9+worker-0@15+worker-1@15
 """
 MORE = """
+    tcp/4/worker-2@2  redis/2/worker-0@22  ipc/2/worker-0@12+worker-1@12  tcp/4/broker@7
     ipc/2/worker-1@13  ipc/2/worker-0@32  redis/4/worker-3@26
     tcp/4/worker-1@20+worker-2@20  redis/2/worker-0@25+worker-0@7
     ipc/2/broker@1  ipc/2/broker@5+worker-0@20

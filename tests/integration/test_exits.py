@@ -2,10 +2,8 @@
 
 import json
 import os
-import random
 import signal
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 
@@ -98,18 +96,6 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("torchinductor"))
 
 
-def kill_train(workspace: Workspace, after: float) -> None:
-    """Kills a `train` from the command line `after` seconds; returns once its processes have ended."""
-    killed = workspace.start("train", ".", "--set", "run.steps=100000", cold=True)
-    deadline = monotonic() + after
-    while killed.poll() is None and monotonic() < deadline:
-        sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    while workspace.processes():
-        sleep(0.01)
-
-
 @pytest.mark.slow
 def test_a_killed_train_leaves_nothing_in_the_folder_for_temporary_files(workspace: Workspace) -> None:
     killed = workspace.start("train", ".", "--set", "run.steps=100000", cold=True)
@@ -120,14 +106,6 @@ def test_a_killed_train_leaves_nothing_in_the_folder_for_temporary_files(workspa
     while workspace.processes():
         killed.poll()
     assert left_in(workspace.temporary) == []
-
-
-@pytest.mark.slow
-def test_twenty_killed_trains_leave_nothing_in_the_folder_for_temporary_files(workspace: Workspace) -> None:
-    moments = random.Random(0)
-    for _ in range(20):
-        kill_train(workspace, moments.uniform(0.0, 6.0))
-        assert left_in(workspace.temporary) == []
 
 
 def test_a_killed_worker_that_was_started_by_hand_leaves_nothing_after_the_next_start(workspace: Workspace) -> None:
