@@ -82,9 +82,6 @@ ROWS = (
     step_3("a thread that stays, once", THREAD, NOT_AGAIN, code=0, once=True),
     step_3("no memory, once", "torch.empty(2**50)", AGAIN, code=0, once=True, slow=False),
     step_3("no memory, each time", "torch.empty(2**50)", "can't allocate memory", REPLACED, sets=ONE),
-    step_3(
-        "no descriptors", LIMITS.format("NOFILE"), "failed: stage ", TRIED, "Too many open files", sets=LONG, slow=True
-    ),
     step_3("a full disk", LIMITS.format("FSIZE"), "failed: stage ", TRIED, "File too large", sets=LONG),
     Misuse(
         "data that differs in each process, and SIGKILL",
