@@ -29,6 +29,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from .connection_rules import PeerConnection, refusals, untrusted_connections
 from .descriptors import descriptor_limit
+from .monitor import open_monitor
 from .rate_limit import RateLimit
 
 WATCHFUL = 20  # ms between two looks while a connection is untrusted
@@ -99,17 +100,11 @@ class ConnectionGuard:
         self._drains = self._drains_seen = 0
         self._drained = monotonic()
         self._watched: dict[int, _Watched] = {}
-        self._before: dict[
-            int, tuple[int, int]
-        ] = {}  # bytes and frames at each descriptor when its last connection ended
+        # Bytes and frames at each descriptor when its last connection ended.
+        self._before: dict[int, tuple[int, int]] = {}
         self._log_limits = {True: RateLimit(LOGGED), False: RateLimit(LOGGED)}  # those that ended by themselves apart
         self._blank, self._probe = sockets.socket(), sockets.socket()
-        address = f"inproc://guard-{id(self)}"
-        socket.monitor(address, int(_EVENTS))
-        self._events: zmq.Socket[Any] = context.socket(zmq.PAIR)
-        self._events.set(zmq.LINGER, 0)
-        self._events.set(zmq.RCVHWM, 0)  # with a limit, unread events would stop all sockets for good
-        self._events.connect(address)
+        self._events = open_monitor(context, socket, int(_EVENTS))
         self._thread = threading.Thread(target=self._watch, name="guard", daemon=True)
         self._thread.start()
 

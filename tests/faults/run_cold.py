@@ -12,7 +12,6 @@ Quiet trials run one at a time; busy ones two at a time, beside a process that o
 runs/faults-cold.jsonl; interrupted trials continue there. --fresh starts over.
 """
 
-import json
 import shutil
 import subprocess
 import sys
@@ -22,16 +21,16 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
-from time import monotonic
 
 import click
 
 from faults import cold_table
 from faults.cold import TRANSPORTS, ColdTrial, all_cold_trials
 from faults.cold_trial import ColdOutcome, ColdVerdict, judge, run
+from faults.verdict_log import VerdictLog, shown
 from support.redis_server import RedisServer
 
-KEPT = Path("runs") / "faults-cold.jsonl"
+LOG = VerdictLog(Path("runs") / "faults-cold.jsonl", ColdVerdict)
 COMPUTES = "while True: sum(range(10**6))"
 
 
@@ -44,18 +43,18 @@ COMPUTES = "while True: sum(range(10**6))"
 def main(trials: int | None, transport: tuple[str, ...], only: tuple[str, ...], plan: Path | None, fresh: bool) -> None:
     """Kill and compare. The exit code is 1 if any trial broke a promise."""
     if fresh:
-        KEPT.unlink(missing_ok=True)
+        LOG.clear()
     keeps = not (only or plan)
-    kept = _kept() if keeps else {}
+    kept = LOG.read() if keeps else {}
     wanted = [ColdTrial.parse(name) for name in only] or all_cold_trials()
     chosen = [trial for trial in wanted if not transport or trial.transport in transport][:trials]
     left = [trial for trial in chosen if str(trial) not in kept]
     click.echo(f"{len(chosen)} trials of cold processes, {len(chosen) - len(left)} of them done before")
     with RedisServer(appendfsync="no") as redis:
-        for verdict in _shown(ColdRuns(redis, plan).verdicts(left), len(left)):
+        for verdict in shown(_named(ColdRuns(redis, plan).verdicts(left)), len(left), "faults.run_cold", 10):
             kept[verdict.trial] = verdict
             if keeps:
-                _keep(verdict)
+                LOG.append(verdict)
     found = [kept[str(trial)] for trial in chosen]
     click.echo(cold_table.tables(found))
     if keeps and chosen == all_cold_trials():
@@ -122,30 +121,11 @@ def _load() -> Iterator[None]:
         process.wait()
 
 
-def _shown(verdicts: Iterator[ColdVerdict], count: int) -> Iterator[ColdVerdict]:
-    """Prints each trial, and each failure with the command that repeats it."""
-    started = monotonic()
-    for number, verdict in enumerate(verdicts, 1):
+def _named(verdicts: Iterator[ColdVerdict]) -> Iterator[ColdVerdict]:
+    """Prints each trial with the seconds until what was killed was there again."""
+    for verdict in verdicts:
         click.echo(f"{ColdTrial.parse(verdict.trial).words()}: {verdict.workers or verdict.brokers} s")
-        if verdict.wrong:
-            click.echo(f"FAILED  PYTHONPATH=tests .venv/bin/python -m faults.run_cold --only {verdict.trial}")
-            click.echo("".join(f"        {reason}\n" for reason in verdict.wrong))
-        if number % 10 == 0 or number == count:
-            click.echo(f"{number} of {count}, {(monotonic() - started) / number:.1f} s each")
         yield verdict
-
-
-def _kept() -> dict[str, ColdVerdict]:
-    """The verdicts of before, without failures."""
-    lines = KEPT.read_text().splitlines() if KEPT.exists() else []
-    verdicts = (ColdVerdict(**json.loads(line)) for line in lines)
-    return {verdict.trial: verdict for verdict in verdicts if not verdict.wrong}
-
-
-def _keep(verdict: ColdVerdict) -> None:
-    KEPT.parent.mkdir(exist_ok=True)
-    with KEPT.open("a") as file:
-        file.write(f"{json.dumps(verdict.facts())}\n")
 
 
 if __name__ == "__main__":

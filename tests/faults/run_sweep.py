@@ -9,7 +9,6 @@ Run it from the project's folder with PYTHONPATH=tests. Verdicts are kept in run
 continues there. --fresh starts over.
 """
 
-import json
 import shutil
 import sys
 import tempfile
@@ -17,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import click
@@ -25,13 +23,14 @@ import click
 from faults import promises_table
 from faults.sweep import STAGES, TRANSPORTS, Trial, all_trials
 from faults.trial import TrialVerdict, judge, run
+from faults.verdict_log import VerdictLog, shown
 from support import action_log
 from support.fork_server import ForkServer
 from support.redis_server import RedisServer
 
-KEPT = Path("runs") / "faults.jsonl"
 ENOUGH = 1000  # trials, a fair sample of all, after which the table is written
 UNDISTURBED = Trial("ipc", 2, ())
+LOG = VerdictLog(Path("runs") / "faults.jsonl", TrialVerdict)
 
 
 @click.command()
@@ -53,8 +52,8 @@ def main(
 ) -> None:
     """Kill and compare. The exit code is 1 if any trial broke a promise."""
     if fresh:
-        KEPT.unlink(missing_ok=True)
-    kept = {} if only else _kept()
+        LOG.clear()
+    kept = {} if only else LOG.read()
     wanted = [Trial.parse(name) for name in only] or all_trials()
     chosen = [
         trial
@@ -64,10 +63,10 @@ def main(
     left = [trial for trial in chosen if str(trial) not in kept]
     click.echo(f"{len(chosen)} trials, {len(chosen) - len(left)} of them done before")
     with RedisServer(appendfsync="no") as redis, closing(Sweep(redis, jobs)) as sweep:
-        for verdict in _shown(sweep.run(left), len(left)):
+        for verdict in shown(sweep.run(left), len(left), "faults.run_sweep", 20):
             kept[verdict.trial] = verdict
             if not only:
-                _keep(verdict)
+                LOG.append(verdict)
     found = [kept[str(trial)] for trial in chosen]
     click.echo(promises_table.table(found))
     if not only and chosen == all_trials()[: len(chosen)] and len(chosen) >= ENOUGH:
@@ -115,31 +114,6 @@ class Sweep:
         finally:
             with closing(self._redis.client(database)) as client:
                 client.flushdb()
-
-
-def _shown(verdicts: Iterable[TrialVerdict], count: int) -> Iterator[TrialVerdict]:
-    """Prints the progress, and each failure with the command that repeats it."""
-    started = monotonic()
-    for number, verdict in enumerate(verdicts, 1):
-        if verdict.wrong:
-            click.echo(f"FAILED  PYTHONPATH=tests .venv/bin/python -m faults.run_sweep --only {verdict.trial}")
-            click.echo("".join(f"        {reason}\n" for reason in verdict.wrong))
-        if number % 20 == 0 or number == count:
-            click.echo(f"{number} of {count}, {(monotonic() - started) / number:.2f} s each")
-        yield verdict
-
-
-def _kept() -> dict[str, TrialVerdict]:
-    """The verdicts of an earlier sweep, without its failures."""
-    lines = KEPT.read_text().splitlines() if KEPT.exists() else []
-    verdicts = (TrialVerdict(**json.loads(line)) for line in lines)
-    return {verdict.trial: verdict for verdict in verdicts if not verdict.wrong}
-
-
-def _keep(verdict: TrialVerdict) -> None:
-    KEPT.parent.mkdir(exist_ok=True)
-    with KEPT.open("a") as file:
-        file.write(f"{json.dumps(verdict.facts())}\n")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.codec.message import LIMITS
+from stageline.broker.network.monitor import open_monitor
 
 Socket = zmq.Socket[Any]
 Context = zmq.Context[Socket]
@@ -66,12 +67,7 @@ class Handshake:
     def __init__(self, context: Context, socket: Socket) -> None:
         self._socket = socket
         self._stuck: float | None = None  # since when there has been no completed handshake
-        address = f"inproc://handshake-{id(self)}"
-        socket.monitor(address, int(_EVENTS))
-        self._events: zmq.Socket[Any] = context.socket(zmq.PAIR)
-        self._events.set(zmq.LINGER, 0)
-        self._events.set(zmq.RCVHWM, 0)  # with a limit, unread events would stop all sockets for good
-        self._events.connect(address)
+        self._events = open_monitor(context, socket, int(_EVENTS))
 
     def fails(self, now: float, patience: float) -> bool:
         """Whether for `patience` seconds the connection has been without a handshake, or ended."""

@@ -26,8 +26,9 @@ from stageline.broker.queues.ends import QueueEnds, QueueOptions, Wakeup
 from stageline.broker.queues.log import Log
 
 from .connection import Context
+from .dealer import Dealer
 from .requests import Requester
-from .sockets import Dealer, Router
+from .router import Router
 
 
 class ZeroMQQueues(QueueEnds):

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 import zmq
 
-from stageline.broker.queues.zeromq import connection, sockets
+from stageline.broker.queues.zeromq import connection, dealer
 from stageline.broker.queues.zeromq.connection import Handshake
 from support.proxy import Proxy
 from support.zeromq_queues import proxied
@@ -23,8 +23,8 @@ GARBAGE = {
 def only_the_handshake_ends_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only `Handshake` can end a connection without a handshake, and soon."""
     monkeypatch.setitem(connection.COMMON_OPTIONS, zmq.HANDSHAKE_IVL, 600_000)
-    monkeypatch.setattr(sockets, "UNANSWERED", 600.0)
-    monkeypatch.setattr(sockets, "NO_HANDSHAKE", 0.2)
+    monkeypatch.setattr(dealer, "UNANSWERED", 600.0)
+    monkeypatch.setattr(dealer, "NO_HANDSHAKE", 0.2)
 
 
 def once(proxy: Proxy, garbage: bytes) -> None:

@@ -14,7 +14,7 @@ from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.zeromq import requests, sockets
+from stageline.broker.queues.zeromq import dealer, requests
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.broker.queues.zeromq.requests import CreditRequest, RetentionReply, pack, run_named_in, unpack
 from support.proxy import Flip, Proxy
@@ -50,7 +50,7 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing(stack: ExitStack
 def test_a_damaged_byte_is_never_accepted_and_asked_for_again(
     stack: ExitStack, hasty: None, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(sockets, "UNANSWERED", 0.5)  # a damaged length can leave a connection stuck
+    monkeypatch.setattr(dealer, "UNANSWERED", 0.5)  # a damaged length can leave a connection stuck
     dice = random.Random(seed)
     producer, consumer = worker(stack, 1), worker(stack, 2)
     proxy = stack.enter_context(Proxy(producer.endpoint))
@@ -69,7 +69,7 @@ def test_a_damaged_byte_is_never_accepted_and_asked_for_again(
 def test_a_connection_without_any_answer_is_replaced(
     stack: ExitStack, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "UNANSWERED", 0.2)
+    monkeypatch.setattr(dealer, "UNANSWERED", 0.2)
     line, proxy, connect = proxied(stack)
     connect()
     line.put(0, 1)
@@ -160,7 +160,7 @@ def test_a_request_that_was_recorded_and_is_sent_again_diverts_no_queue(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded: list[bytes] = []
-    monkeypatch.setattr(sockets, "pack", lambda *of: recorded.append(pack(*of)) or recorded[-1])
+    monkeypatch.setattr(dealer, "pack", lambda *of: recorded.append(pack(*of)) or recorded[-1])
     producer, consumer = worker(stack, 1, key=QUEUE_KEY), worker(stack, 2, key=QUEUE_KEY)
     line = line_of(producer, consumer)
     line.put(0, 1)
