@@ -58,6 +58,7 @@ LADDER = {
 
 # Files that decide, in rooms that also do.
 DECIDING = {
+    "broker/control/messages.py": PURE,
     "broker/control/protocol.py": PURE,
     "broker/control/seal.py": PURE,
     "broker/network/connection_rules.py": PURE,

@@ -13,7 +13,8 @@ that has its records does, nor one of a run that is new.
 
 from dataclasses import dataclass
 
-from stageline.broker.control.protocol import Ask, Exited, Hello, Refused, SealedMessage, StopRun
+from stageline.broker.control.messages import Ask, Exited, Hello, Refused, StopRun
+from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.control.seal import MessageSeal, Serials
 from stageline.pipeline.errors import ExitCode
 

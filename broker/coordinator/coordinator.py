@@ -9,7 +9,7 @@ The run's life is the table in `run_state.py`. No clock either; `now` is seconds
 
 from typing import NamedTuple
 
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     MOST_STEPS,
     Ask,
     Assigned,
@@ -20,12 +20,12 @@ from stageline.broker.control.protocol import (
     Goodbye,
     Hello,
     Report,
-    SealedMessage,
     Standby,
     StopRun,
     ToBroker,
     Trim,
 )
+from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.stores.base import Store

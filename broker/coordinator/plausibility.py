@@ -6,7 +6,7 @@ Such a report, or such a part of it, has no effect; it is counted, and named in 
 from collections.abc import Iterable, Iterator
 from math import isfinite
 
-from stageline.broker.control.protocol import LONGEST_NAME, Report
+from stageline.broker.control.messages import LONGEST_NAME, Report
 
 
 def implausible(report: Report) -> str:

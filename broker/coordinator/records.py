@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stageline.broker.control.protocol import FromBroker
+from stageline.broker.control.messages import FromBroker
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.ledger.ledger import Ledger
 from stageline.broker.membership.member import Member, MemberStatus

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Assigned,
     Failed,

@@ -5,7 +5,7 @@ RECONCILING           what do the workers and the disks know? See recovery/recon
 CHOOSING_CHECKPOINT   of which checkpoint can all snapshots be read? See recovery/resume
 """
 
-from stageline.broker.control.protocol import Hello
+from stageline.broker.control.messages import Hello
 from stageline.broker.membership.member import worker_label
 from stageline.broker.membership.replacements import Replacement
 from stageline.broker.recovery.reconcile import ReconciledState, Reconciliation

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from stageline.broker.control.protocol import Stop
+from stageline.broker.control.messages import Stop
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.errors import BrokerError
 from stageline.broker.membership.failure_detector import Leases

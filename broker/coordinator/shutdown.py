@@ -9,7 +9,7 @@ from math import ceil
 
 import msgspec
 
-from stageline.broker.control.protocol import StopRun
+from stageline.broker.control.messages import StopRun
 from stageline.pipeline.errors import ExitCode
 
 from .records import RunRecords

@@ -4,7 +4,7 @@ lost ──(may be replaced)──────────> its place is empty �
   └──(replaced too often already, or it would fail again)──────────────────────────────^
 """
 
-from stageline.broker.control.protocol import Exited, Goodbye
+from stageline.broker.control.messages import Exited, Goodbye
 from stageline.broker.diagnosis.explain import Diagnosis, diagnose, failure_report
 from stageline.broker.diagnosis.wait_graph import ClusterState
 from stageline.broker.membership.failure_detector import Standstill, WorkerLoss, describe_exit

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stageline.broker.control.protocol import Report, Wait
+from stageline.broker.control.messages import Report, Wait
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.membership.member import Member, MemberStatus

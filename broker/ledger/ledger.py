@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 
-from stageline.broker.control.protocol import Event, Report, StepRecord
+from stageline.broker.control.messages import Event, Report, StepRecord
 from stageline.broker.errors import BrokerError
 from stageline.pipeline.schedule import Action, Kind, Schedule
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stageline.broker.control.protocol import Exited
+from stageline.broker.control.messages import Exited
 
 from .member import Member, MemberStatus
 

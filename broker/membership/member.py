@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from stageline.broker.control.protocol import Exited, Report
+from stageline.broker.control.messages import Exited, Report
 from stageline.pipeline.digest import TensorDigest
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from stageline.broker.control.protocol import Hello, Refused, Report
+from stageline.broker.control.messages import Hello, Refused, Report
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule import Placement
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stageline.broker.control.protocol import Hello
+from stageline.broker.control.messages import Hello
 
 MOST = 1000  # processes at a time, beside one for each place
 SILENCE = 3.0  # seconds after which a worker on standby, which should send Hello every second, is gone

@@ -16,7 +16,7 @@ Once a stage has computed something it is too late: the others do not go back fo
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stageline.broker.control.protocol import Hello
+from stageline.broker.control.messages import Hello
 from stageline.broker.membership.member import stages_label
 from stageline.pipeline.schedule import Placement
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stageline.broker.control.protocol import StepRecord
+from stageline.broker.control.messages import StepRecord
 from stageline.broker.network.redis_connection import (
     Command,
     RedisAway,

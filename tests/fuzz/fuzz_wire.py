@@ -21,7 +21,8 @@ with atheris.instrument_imports(include=["stageline"]):
 
     from stageline.broker.codec.message import Flow, Limits, Message, decode, read_header
     from stageline.broker.codec.message import encode as frames_of
-    from stageline.broker.control.protocol import Report, Stop, decode_from_broker, decode_to_broker, encode
+    from stageline.broker.control.messages import Report, Stop
+    from stageline.broker.control.protocol import decode_from_broker, decode_to_broker, encode
     from stageline.broker.control.seal import sealed
     from stageline.broker.errors import BadMessage
     from stageline.broker.queues.redis.entries import read_credit

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Exited,
     Failed,
@@ -19,8 +19,8 @@ from stageline.broker.control.protocol import (
     StepRecord,
     StopRun,
     ToBroker,
-    encode,
 )
+from stageline.broker.control.protocol import encode
 from stageline.broker.queues.zeromq.requests import CreditRequest, pack
 from support.hostile import HostileClient, frame, frames_in
 from support.run_under_attack import STEPS, RunUnderAttack, undisturbed_digest

@@ -8,18 +8,8 @@ import threading
 import pytest
 import zmq
 
-from stageline.broker.control.protocol import (
-    CONTROL_VERSION,
-    Assigned,
-    Hello,
-    Refused,
-    Report,
-    Standby,
-    Stop,
-    ToBroker,
-    decode_to_broker,
-    encode,
-)
+from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Hello, Refused, Report, Standby, Stop, ToBroker
+from stageline.broker.control.protocol import decode_to_broker, encode
 from stageline.workers.control.client import Client
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity

@@ -11,7 +11,7 @@ from simulation.disk import Disk
 from simulation.network import Connection, Network
 from simulation.process import SimulatedProcess
 from simulation.scenario import Scenario
-from stageline.broker.control.protocol import FromBroker
+from stageline.broker.control.messages import FromBroker
 
 if TYPE_CHECKING:
     from simulation.queues import SimulatedQueues

@@ -18,7 +18,7 @@ from simulation.chain import Chain, State, mixed, undisturbed
 from simulation.disk import Disk
 from simulation.run_seeds import simulate
 from simulation.scenario import PlannedFault, drawn
-from stageline.broker.control.protocol import Assigned
+from stageline.broker.control.messages import Assigned
 from stageline.broker.coordinator.authenticity import Authenticity, Judgement
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import RunRecords

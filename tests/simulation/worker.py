@@ -14,7 +14,8 @@ from simulation.environment import LOG_EVERY, PLAN, RUN, Environment
 from simulation.network import Connection
 from simulation.process import SimulatedProcess, VirtualWakeup
 from simulation.queues import SimulatedQueues
-from stageline.broker.control.protocol import CONTROL_VERSION, Assigned, FromBroker, Hello, Refused, encode
+from stageline.broker.control.messages import CONTROL_VERSION, Assigned, FromBroker, Hello, Refused
+from stageline.broker.control.protocol import encode
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.ends import QueueOptions
 from stageline.workers.checkpoint.directory import SnapshotFailed

@@ -20,7 +20,7 @@ from simulation.faults import strike
 from simulation.network import Network
 from simulation.scenario import Injection, Scenario
 from simulation.worker import Name, SimulatedWorker
-from stageline.broker.control.protocol import Assigned, Exited, Trim
+from stageline.broker.control.messages import Assigned, Exited, Trim
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import Outgoing
 from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Answer,
     Ask,

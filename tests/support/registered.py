@@ -1,6 +1,6 @@
 """Workers that register at a registry."""
 
-from stageline.broker.control.protocol import CONTROL_VERSION, Hello, Report
+from stageline.broker.control.messages import CONTROL_VERSION, Hello, Report
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry

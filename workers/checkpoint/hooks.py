@@ -15,7 +15,7 @@ from functools import partial
 from threading import Event
 from time import monotonic
 
-from stageline.broker.control.protocol import Assigned, Inspection
+from stageline.broker.control.messages import Assigned, Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import lacks_memory, persist, reason_of

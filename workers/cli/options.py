@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import click
 import msgspec
 
-from stageline.broker.control.protocol import RunId
+from stageline.broker.control.messages import RunId
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import addresses

@@ -5,17 +5,9 @@ from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Any
 
+from stageline.broker.control.messages import Answer, Ask, Exited, FromBroker, Refused, StopRun, ToBroker
 from stageline.broker.control.open import open_client
-from stageline.broker.control.protocol import (
-    Answer,
-    Ask,
-    Exited,
-    FromBroker,
-    Refused,
-    StopRun,
-    ToBroker,
-    decode_from_broker,
-)
+from stageline.broker.control.protocol import decode_from_broker
 from stageline.broker.errors import AddressUnusable, BadMessage
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.addresses import masked
@@ -54,8 +46,7 @@ class Client(AbstractContextManager["Client"]):
 
     def ask(self, what: str, timeout: float = 3.0, **of: str) -> dict[str, Any]:
         """The facts of the broker's answer. Raises `BrokerUnreachable`, or `ValueError` if it refuses to answer."""
-        while self._channel.receive(0) is not None:
-            pass  # the answer to a question that was given up
+        self._discard_late_answers()
         self._send(Ask(what, of))
         deadline = monotonic() + timeout
         while (left := deadline - monotonic()) > 0:
@@ -101,6 +92,11 @@ class Client(AbstractContextManager["Client"]):
                 self._channel.send(self._sealer.sealed(each, secret))
         except AddressUnusable as error:
             raise BrokerUnreachable(str(error)) from error
+
+    def _discard_late_answers(self) -> None:
+        """Those to questions that were given up."""
+        while self._channel.receive(0) is not None:
+            continue
 
     def _broke(self) -> bool:
         """Whether there is a new connection in place of one that ended, and with it a question or its answer."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from stageline.broker.control.protocol import Assigned, Finished, Peers, Refused, Stop, Trim
+from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, Stop, Trim
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code

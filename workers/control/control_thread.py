@@ -18,8 +18,7 @@ import msgspec
 import structlog
 
 from stageline.broker.control.channel import ClientChannel
-from stageline.broker.control.open import open_client
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     LONGEST_TEXT,
     WAITS,
     Assigned,
@@ -32,8 +31,9 @@ from stageline.broker.control.protocol import (
     Report,
     Standby,
     Stop,
-    decode_from_broker,
 )
+from stageline.broker.control.open import open_client
+from stageline.broker.control.protocol import decode_from_broker
 from stageline.broker.errors import BadMessage
 from stageline.pipeline.errors import ExitCode, failure_code
 from stageline.pipeline.plan.addresses import masked

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from time import time
 
-from stageline.broker.control.protocol import MOST_STEPS, WAITS, Event, Report, StepRecord, Wait
+from stageline.broker.control.messages import MOST_STEPS, WAITS, Event, Report, StepRecord, Wait
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.broker.queues.base import Trouble
 from stageline.pipeline.schedule import Kind

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from time import time
 
-from stageline.broker.control.protocol import Assigned, Failed, Finished, Goodbye, Hello, Report, ToBroker, encode
+from stageline.broker.control.messages import Assigned, Failed, Finished, Goodbye, Hello, Report, ToBroker
+from stageline.broker.control.protocol import encode
 
 
 class Sealer:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     Assigned,
     Confirmed,
     Failed,

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TextIO, cast
 
-from stageline.broker.control.protocol import Exited
+from stageline.broker.control.messages import Exited
 from stageline.broker.membership.failure_detector import describe_exit
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan

@@ -14,8 +14,9 @@ from time import monotonic, time
 import structlog
 
 from stageline.broker.control.channel import Envelope, Received, ServerChannel
+from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Refused, StopRun
 from stageline.broker.control.open import REDIS, open_server
-from stageline.broker.control.protocol import CONTROL_VERSION, Answer, Ask, Refused, StopRun, decode_to_broker, encode
+from stageline.broker.control.protocol import decode_to_broker, encode
 from stageline.broker.control.seal import KEY_BYTES
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.observation import EVERY

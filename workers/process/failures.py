@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from stageline.broker.control.protocol import Failed, Goodbye
+from stageline.broker.control.messages import Failed, Goodbye
 from stageline.broker.errors import BrokerError, Fenced
 from stageline.pipeline.errors import DataError, ExitCode, ForeignState
 from stageline.pipeline.retry import lacks_memory, passing_fault

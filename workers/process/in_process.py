@@ -13,7 +13,7 @@ from time import monotonic, time
 
 import torch
 
-from stageline.broker.control.protocol import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, Trim
+from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, Trim
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.observation import EVERY
 from stageline.broker.coordinator.run import RunConfig, run_of

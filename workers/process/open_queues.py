@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from stageline.broker.control.messages import Assigned
 from stageline.broker.control.open import REDIS
-from stageline.broker.control.protocol import Assigned
 from stageline.broker.queues.base import WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues

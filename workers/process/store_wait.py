@@ -10,7 +10,8 @@ from time import time
 import structlog
 
 from stageline.broker.control.channel import Received, ServerChannel
-from stageline.broker.control.protocol import Ask, Failed, Goodbye, decode_to_broker, encode
+from stageline.broker.control.messages import Ask, Failed, Goodbye
+from stageline.broker.control.protocol import decode_to_broker, encode
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.errors import BadMessage
 from stageline.broker.stores.base import StoreUnusable

@@ -18,7 +18,7 @@ from time import monotonic
 import structlog
 import torch
 
-from stageline.broker.control.protocol import CONTROL_VERSION, LONGEST_NAME, Assigned, Failed, Goodbye, Hello
+from stageline.broker.control.messages import CONTROL_VERSION, LONGEST_NAME, Assigned, Failed, Goodbye, Hello
 from stageline.broker.errors import BrokerError, EndpointTaken
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.errors import DataError, ExitCode, ForeignState, ModelRefused

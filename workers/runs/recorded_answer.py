@@ -6,7 +6,7 @@ The records are restored as a broker restores them, and what it last observed is
 from collections.abc import Mapping
 from typing import Any
 
-from stageline.broker.control.protocol import Answer, Ask, Refused
+from stageline.broker.control.messages import Answer, Ask, Refused
 from stageline.broker.coordinator.observation import OBSERVED, recall
 from stageline.broker.coordinator.queries import RunView, answer
 from stageline.broker.coordinator.records import RunRecords

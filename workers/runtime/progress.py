@@ -12,7 +12,7 @@ from time import time
 
 import msgspec
 
-from stageline.broker.control.protocol import StepRecord, WorkerRecord
+from stageline.broker.control.messages import StepRecord, WorkerRecord
 from stageline.broker.queues.base import Depth, WorkerQueues
 from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage import Stage

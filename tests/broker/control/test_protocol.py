@@ -2,15 +2,8 @@
 
 import pytest
 
-from stageline.broker.control.protocol import (
-    Assigned,
-    Exited,
-    Report,
-    Stop,
-    decode_from_broker,
-    decode_to_broker,
-    encode,
-)
+from stageline.broker.control.messages import Assigned, Exited, Report, Stop
+from stageline.broker.control.protocol import decode_from_broker, decode_to_broker, encode
 from stageline.broker.control.seal import sealed
 from stageline.broker.errors import BadMessage, ForeignMessage
 

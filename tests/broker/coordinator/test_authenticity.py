@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from stageline.broker.control.channel import LARGEST_UNPROVEN
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     Answer,
     Ask,
     Assigned,
@@ -20,9 +20,8 @@ from stageline.broker.control.protocol import (
     StopRun,
     ToBroker,
     WorkerRecord,
-    decode_to_broker,
-    encode,
 )
+from stageline.broker.control.protocol import decode_to_broker, encode
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator, Reception
 from stageline.broker.coordinator.run import RunConfig, run_of

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from stageline.broker.control.protocol import Ask, Event
+from stageline.broker.control.messages import Ask, Event
 from stageline.broker.coordinator.observation import OBSERVED, recall
 from stageline.broker.coordinator.queries import RunView, answer
 from stageline.broker.coordinator.records import RunRecords

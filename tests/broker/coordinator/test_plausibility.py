@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stageline.broker.control.protocol import Confirmed, Event, Report, Trim, Wait
+from stageline.broker.control.messages import Confirmed, Event, Report, Trim, Wait
 from stageline.broker.coordinator.plausibility import implausible, is_due
 from support.conversation import SNAPSHOTS, Conversation, name, report, steps
 

@@ -2,12 +2,7 @@
 
 import pytest
 
-from stageline.broker.control.protocol import (
-    Answer,
-    Ask,
-    Event,
-    Refused,
-)
+from stageline.broker.control.messages import Answer, Ask, Event, Refused
 from support.conversation import Conversation, name, report, steps
 
 

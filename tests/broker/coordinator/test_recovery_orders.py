@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Assigned,
     Exited,

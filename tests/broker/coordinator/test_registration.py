@@ -5,13 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stageline.broker.control.protocol import (
-    CONTROL_VERSION,
-    Assigned,
-    Hello,
-    Peers,
-    Refused,
-)
+from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Hello, Peers, Refused
 from stageline.broker.coordinator.run import RunPhase
 from support.conversation import PLAN, SETTINGS, TERMS, Conversation, hello, name
 

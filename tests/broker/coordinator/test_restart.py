@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from stageline.broker.control.protocol import Answer, Ask, Assigned, Refused, Report, Standby, StopRun, WorkerRecord
+from stageline.broker.control.messages import Answer, Ask, Assigned, Refused, Report, Standby, StopRun, WorkerRecord
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
 from stageline.broker.stores.memory import MemoryStore

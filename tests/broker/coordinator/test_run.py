@@ -2,9 +2,7 @@
 
 import pytest
 
-from stageline.broker.control.protocol import (
-    StopRun,
-)
+from stageline.broker.control.messages import StopRun
 from stageline.broker.coordinator.run import OtherRun, run_of
 from support.conversation import PLAN, Conversation
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stageline.broker.control.protocol import Exited, Failed, StopRun, WorkerRecord
+from stageline.broker.control.messages import Exited, Failed, StopRun, WorkerRecord
 from stageline.broker.coordinator.run import run_of
 from stageline.broker.coordinator.run_state import OVER, TRANSITIONS, IllegalRunEvent, RunEvent, RunLifecycle, RunState
 from stageline.broker.stores.memory import MemoryStore

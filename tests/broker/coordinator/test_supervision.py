@@ -2,14 +2,7 @@
 
 import pytest
 
-from stageline.broker.control.protocol import (
-    Assigned,
-    Event,
-    Exited,
-    Failed,
-    Goodbye,
-    Stop,
-)
+from stageline.broker.control.messages import Assigned, Event, Exited, Failed, Goodbye, Stop
 from stageline.broker.coordinator.run import RunPhase
 from stageline.broker.membership.failure_detector import EXIT_GRACE
 from support.conversation import WAITING, Conversation, hello, name, report, stop_reason

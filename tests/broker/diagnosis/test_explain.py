@@ -2,14 +2,7 @@
 
 import pytest
 
-from stageline.broker.control.protocol import (
-    Answer,
-    Ask,
-    Exited,
-    Refused,
-    Report,
-    StopRun,
-)
+from stageline.broker.control.messages import Answer, Ask, Exited, Refused, Report, StopRun
 from stageline.broker.membership.failure_detector import EXIT_GRACE
 from support.conversation import Conversation
 from support.worker_line import WorkerLine, computing, hang

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from stageline.broker.control.protocol import Exited, Stop
+from stageline.broker.control.messages import Exited, Stop
 from stageline.broker.membership.failure_detector import EXIT_GRACE, Standstill, describe_exit
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.registry import Registry

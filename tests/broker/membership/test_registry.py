@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.broker.control.protocol import Hello, Refused
+from stageline.broker.control.messages import Hello, Refused
 from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
 from support.registered import LEASES, PLACEMENT, hello, introduced, placed

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Assigned,
     Event,

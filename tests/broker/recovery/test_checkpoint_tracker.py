@@ -2,10 +2,7 @@
 
 import pytest
 
-from stageline.broker.control.protocol import (
-    Refused,
-    Trim,
-)
+from stageline.broker.control.messages import Refused, Trim
 from support.conversation import TERMS, Conversation, hello, name
 from support.replacements import kill, reach, replacement, said, talk_of, trims
 

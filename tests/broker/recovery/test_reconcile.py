@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Answer,
     Ask,

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     Answer,
     Ask,
     Assigned,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from stageline.broker.control.protocol import Assigned, Finished, Peers, Refused, Stop, Trim
+from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, Stop, Trim
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.errors import ExitCode

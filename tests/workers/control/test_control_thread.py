@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stageline.broker.control.open import open_server
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Assigned,
     FromBroker,
@@ -18,9 +17,9 @@ from stageline.broker.control.protocol import (
     Report,
     ToBroker,
     Trim,
-    decode_to_broker,
-    encode,
 )
+from stageline.broker.control.open import open_server
+from stageline.broker.control.protocol import decode_to_broker, encode
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.lifeline import Lifeline, LifelineOwner

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.protocol import WAITS, Report
+from stageline.broker.control.messages import WAITS, Report
 from stageline.broker.queues.base import QueueKey, Trouble, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues

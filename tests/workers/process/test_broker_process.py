@@ -17,8 +17,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stageline.broker.control.open import open_server
-from stageline.broker.control.protocol import (
+from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Answer,
     Ask,
@@ -39,9 +38,9 @@ from stageline.broker.control.protocol import (
     StopRun,
     Trim,
     Wait,
-    decode_from_broker,
-    encode,
 )
+from stageline.broker.control.open import open_server
+from stageline.broker.control.protocol import decode_from_broker, encode
 from stageline.broker.control.seal import RunKeys, sealed
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.broker.control.protocol import Failed, Goodbye
+from stageline.broker.control.messages import Failed, Goodbye
 from stageline.broker.errors import Fenced, QueueGap
 from stageline.pipeline.data import DataError
 from stageline.pipeline.errors import ExitCode

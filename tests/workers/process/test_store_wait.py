@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from stageline.broker.control.channel import Envelope, Received
-from stageline.broker.control.protocol import Ask, Failed, Goodbye, ToBroker, encode
+from stageline.broker.control.messages import Ask, Failed, Goodbye, ToBroker
+from stageline.broker.control.protocol import encode
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.coordinator.run import run_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline.broker.control.protocol import Assigned, Failed, Goodbye
+from stageline.broker.control.messages import Assigned, Failed, Goodbye
 from stageline.broker.errors import EndpointTaken
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import read_plan

@@ -1,0 +1,309 @@
+"""The control messages: one tagged Struct each, encoded as msgpack behind a seal (see `protocol.py`).
+
+    worker  -> broker   Hello, Report, Failed, Finished, Goodbye
+    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, Stop, Refused
+    command -> broker   Ask, StopRun; a supervisor also Exited
+    broker  -> command  Answer, Refused
+
+A worker repeats Hello until Assigned or Refused comes (also after Standby), a Report's `steps` and `snapshots` until
+Confirmed comes, and Finished until Stop comes. All else is sent once and may get lost. Tensors never travel here:
+training continues while the broker is away.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+CONTROL_VERSION = 4
+MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
+LONGEST_NAME = 1_000  # characters of a name, an address, or of what a worker does
+LONGEST_TEXT = 100_000  # characters of a reason
+WAITS = "waits"  # the first word of `Report.now` while the compute loop has nothing to compute
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # stays exact in JSON and in a store
+RunId = Annotated[str, msgspec.Meta(pattern=r"^\w[\w.-]*\Z", max_length=200)]  # a folder, and a part of Redis keys
+Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
+Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
+Token = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
+Secret = Annotated[bytes, msgspec.Meta(max_length=64)]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
+    """Base of all; the field "is" of an encoded message tells which."""
+
+
+class WorkerRecord(_ControlMessage, frozen=True, tag="memory"):
+    """A worker's own record of its run, in case the broker has lost its records: the `run`, its `index`, the newest
+    checkpoint announced to it as `complete`, and the first `step` that it has not finished at all its stages."""
+
+    run: RunId
+    index: Count
+    complete: Count
+    step: Count
+
+
+class Inspection(_ControlMessage, frozen=True, tag="inspection"):
+    """Result of reading the worker's snapshots of `step`: those of `stages` are intact; `damages` describes the others,
+    each with its folder."""
+
+    step: Count
+    stages: list[Count]
+    damages: list[str]
+
+
+class Hello(_ControlMessage, frozen=True, tag="hello"):
+    """A worker registers. `plan` is `Plan.digest()`; `endpoint` is where its queues can be reached ("" if nowhere).
+
+    `claim` is the worker index it wants (None: any that is free). `incarnation` is 0 at first. A worker that has been
+    assigned one sends Hello again with it: when it has an endpoint, and when the broker may have been restarted.
+    `settings` is `Plan.as_mapping()`, so that a refusal can name what differs in two plans. A `spare` replaces a lost
+    worker: before the run starts, and while no place is free, it is told to stand by.
+    `memory` is sent with an incarnation. `snapshots`: (stage, step) of the run's snapshots on its disk, of any stage;
+    None before it has looked, or does not know which run to look for. An assigned worker that finds its initial
+    snapshots deleted sends its incarnation and `snapshots`, without `memory`.
+    `inspection` is the answer to `Standby.step`. `token` is drawn by the process and shown to the broker alone: by it a
+    worker that has not used its incarnation yet is known again.
+    """
+
+    version: int
+    plan: Name
+    name: Name
+    host: Name
+    pid: int
+    endpoint: Name
+    claim: Count | None = None
+    incarnation: Count = 0
+    settings: dict[str, object] = {}
+    spare: bool = False
+    memory: WorkerRecord | None = None
+    snapshots: list[tuple[Count, Count]] | None = None
+    inspection: Inspection | None = None
+    token: Token = ""
+
+
+class StepRecord(_ControlMessage, frozen=True, tag="step"):
+    """One step a stage has finished. `times` holds, for each of the worker's actions of that stage in schedule order,
+    its start and end in seconds since the epoch (float64, little-endian, 16 bytes per action).
+
+    Empty `times`: not measured. `loss` is the step's on the last stage, None elsewhere and for a step without rows.
+    """
+
+    stage: Count
+    step: Count
+    times: bytes
+    loss: float | None = None
+
+
+class Event(_ControlMessage, frozen=True, tag="event"):
+    """One microbatch entered a state at a stage (`ledger.MicrobatchState`), `at` seconds since the epoch."""
+
+    stage: Count
+    step: Count
+    microbatch: Count
+    state: str
+    at: float
+
+
+class Wait(_ControlMessage, frozen=True, tag="wait"):
+    """The compute loop lacks message `number` of `queue` ("forward-1") for `action` ("1F3") of `step`, `since` then.
+
+    With `room` it lacks the space to put that message, the result of `action`, into `queue`.
+    """
+
+    queue: Name
+    number: Count
+    action: Name
+    step: Count
+    since: float
+    room: bool = False
+
+
+class Report(_ControlMessage, frozen=True, tag="report"):
+    """Progress of a worker's compute loop since the last report. Sent even when nothing happened: a heartbeat.
+
+    `number` counts the reports of an incarnation from 1 on; 0 for one that needs no confirmation. `steps` and
+    `snapshots` are repeated until they are confirmed.
+    `now` describes what the compute loop is doing ("2F3 of step 7", "waits for forward-1 message 40"), `since` (seconds
+    since the epoch) when it began, `actions` how many actions it has completed: no growth means no progress, unless
+    `waiting`. `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
+    `training_steps`: how many steps the run has before it evaluates, sent by a worker that has loaded the data.
+    `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
+    `complete`: the newest checkpoint announced to the worker. `waits`: what it lacks, empty while it computes;
+    `layer`: where in the model it computes ("layer 30"). `trouble`: why the server of its queues does not move
+    messages, for `troubled` seconds now; "" if it does. `fault`: what the worker cannot do for want of disk space,
+    descriptors or memory, and tries again; "" if there is nothing. It continues "worker 1".
+    """
+
+    incarnation: Count
+    actions: Count
+    now: Text
+    since: float
+    idle: float
+    steps: list[StepRecord] = []
+    events: list[Event] = []
+    retained_bytes: int = 0
+    queues: dict[str, list[float]] = {}  # queue -> ready, in flight, retained, bytes, oldest age in seconds
+    metrics: dict[str, float] = {}
+    training_steps: Count | None = None
+    number: Count = 0
+    snapshots: list[tuple[Count, Count]] = []
+    complete: Count = 0
+    waits: list[Wait] = []
+    layer: Name = ""
+    trouble: Text = ""
+    troubled: float = 0.0
+    fault: str = ""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the compute loop has nothing to compute."""
+        return self.now.startswith(WAITS)
+
+
+class Failed(_ControlMessage, frozen=True, tag="failed"):
+    """The worker ends with an error: `reason` for people, `code` its exit code."""
+
+    incarnation: Count
+    reason: Text
+    code: int
+
+
+class Finished(_ControlMessage, frozen=True, tag="finished"):
+    """All steps are done. `digests` maps each state_dict name of the worker's stages to [dtype, shape, sha256 hex].
+
+    Others may still need its queues: the worker serves them until Stop with code 0 arrives, when all have finished.
+    """
+
+    incarnation: Count
+    digests: dict[str, tuple[str, tuple[int, ...], Sha256]]
+
+
+class Goodbye(_ControlMessage, frozen=True, tag="goodbye"):
+    """The worker leaves on purpose (`reason`); everything is reported."""
+
+    incarnation: Count
+    reason: Text
+
+
+class Assigned(_ControlMessage, frozen=True, tag="assigned"):
+    """The worker is number `index` of the plan, under `incarnation`, and begins at `step`: 0, or a complete checkpoint.
+
+    Newer snapshots of its stages belong to another incarnation and must be ignored.
+    `keep` is sent to a running worker after the broker has lost its records: it continues where it is, under this
+    incarnation from now on, and repeats the losses of its steps.
+    No worker whose incarnation is `since` or older still runs: the run was restarted as a whole, perhaps further back
+    than those were, and their statements about their queues must be ignored.
+    `secret` is the incarnation's, for the worker's seals; empty if the worker has it. `queue_key` is for the seals of
+    its queues' requests.
+    """
+
+    run: RunId
+    index: Count
+    incarnation: Count
+    step: Count
+    keep: bool = False
+    since: Count = 0
+    secret: Secret = b""
+    queue_key: Secret = b""
+
+    def __repr__(self) -> str:
+        """Without the secrets."""
+        shown = (f"{name}={getattr(self, name)!r}" for name in ("run", "index", "incarnation", "step", "keep", "since"))
+        return f"Assigned({', '.join(shown)})"
+
+
+class Standby(_ControlMessage, frozen=True, tag="standby"):
+    """No place is free yet: stay, and repeat Hello about once a second. `reason` is for people.
+
+    With `run`, the id of the run, the broker has lost its records and needs `Hello.snapshots`. With `step` too, the run
+    is resumed, and the broker needs `Hello.inspection` of that step.
+    """
+
+    reason: str
+    run: RunId | None = None
+    step: Count = 0
+
+
+class Peers(_ControlMessage, frozen=True, tag="peers"):
+    """Where every worker's queues are: index -> (incarnation, endpoint). Sent once all have joined, then on changes."""
+
+    workers: dict[int, tuple[int, str]]
+
+
+class Confirmed(_ControlMessage, frozen=True, tag="heard"):
+    """The broker has stored the worker's reports up to this number."""
+
+    number: Count
+
+
+class Trim(_ControlMessage, frozen=True, tag="trim"):
+    """Checkpoint `step` is complete: queues may be trimmed to it, older snapshots deleted.
+
+    In a run without snapshots: every stage has finished the steps before `step`.
+    """
+
+    step: int
+
+
+class Stop(_ControlMessage, frozen=True, tag="stop"):
+    """End the run: `reason` for people, `code` the exit code to end with.
+
+    `at_step_end`: finish the steps before `step` first, the same for all, and write a snapshot of it; a worker that is
+    past it, or cannot finish in time, leaves without.
+    """
+
+    reason: str
+    code: int
+    at_step_end: bool = False
+    step: Count | None = None
+
+
+class Refused(_ControlMessage, frozen=True, tag="refused"):
+    """The broker refuses: `reason` says why, and what would work. `code` is the exit code to end with."""
+
+    reason: str
+    code: int
+
+
+class Ask(_ControlMessage, frozen=True, tag="ask"):
+    """A command's query: `what` is "status", "queues", "story" or "why", `of` its parameters."""
+
+    what: str
+    of: dict[str, str] = {}
+
+
+class StopRun(_ControlMessage, frozen=True, tag="stop-run"):
+    """The supervisor, or a command, interrupts the run; the broker knows with which exit code that ends.
+
+    With `over` it only says that no more queries will come after the run's end, so that the broker may exit.
+    """
+
+    reason: Text
+    at_step_end: bool = False
+    over: bool = False
+
+
+class Exited(_ControlMessage, frozen=True, tag="exited"):
+    """The process of worker `index` ended; `status` as `subprocess` gives it (negative: a signal killed it).
+
+    `result` is the exit code that its command returned, None if it ended without returning one: then `status` says
+    nothing about the run. `detail` continues a sentence about such an end: "in forward (model.py, line 12)".
+    """
+
+    index: Count
+    pid: int
+    status: int
+    result: int | None = None
+    detail: str = ""
+
+
+class Answer(_ControlMessage, frozen=True, tag="answer"):
+    """JSON-ready facts, under a versioned schema name such as `status/1`."""
+
+    schema: str
+    facts: dict[str, object]
+
+
+ToBroker = Hello | Report | Failed | Finished | Goodbye | Exited | Ask | StopRun
+FromBroker = Assigned | Standby | Peers | Confirmed | Trim | Stop | Refused | Answer
