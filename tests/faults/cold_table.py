@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from faults.cold import TRANSPORTS, ColdTrial, Moment
+from faults.cold import TEMPLATE, TRANSPORTS, ColdTrial, Moment
 from faults.cold_trial import ColdVerdict
 from support.paths import DOCS
 
@@ -21,7 +21,7 @@ def write(verdicts: Sequence[ColdVerdict]) -> None:
 
 
 def tables(verdicts: Sequence[ColdVerdict]) -> str:
-    """By transport and machine; and by the moment of the kill, with a spare worker and without."""
+    """By transport and machine; and by what is killed, and when."""
     pairs = [(ColdTrial.parse(verdict.trial), verdict) for verdict in verdicts]
     return f"{_by_transport(pairs)}\n\n{_by_moment(pairs)}"
 
@@ -38,17 +38,22 @@ def _by_transport(pairs: Sequence[Pair]) -> str:
 
 
 def _by_moment(pairs: Sequence[Pair]) -> str:
-    heads = ("workers killed", "spares", "quiet, median", "longest", "busy, median", "longest")
+    heads = ("killed", "when", "quiet, median", "longest", "busy, median", "longest")
     rows = [
-        (moment.value, str(spares), *(cell for busy in MACHINES for cell in _workers(_at(pairs, moment, spares, busy))))
+        (killed, moment.value, *(cell for busy in MACHINES for cell in _workers(_at(pairs, forks, moment, busy))))
+        for killed, forks in (("workers", False), ("all but `train`", True))
         for moment in Moment
-        for spares in (0, 1)
     ]
     return _table(heads, rows)
 
 
-def _at(pairs: Iterable[Pair], moment: Moment, spares: int, busy: bool) -> list[Pair]:
-    return [pair for pair in pairs if (pair[0].moment, pair[0].spares, pair[0].busy) == (moment, spares, busy)]
+def _at(pairs: Iterable[Pair], forks: bool, moment: Moment, busy: bool) -> list[Pair]:
+    """`forks`: with the process that the others are forked from."""
+    return [
+        (trial, verdict)
+        for trial, verdict in pairs
+        if (TEMPLATE in trial.targets, trial.moment, trial.busy) == (forks, moment, busy)
+    ]
 
 
 def _counts(pairs: Sequence[Pair]) -> tuple[str, str]:

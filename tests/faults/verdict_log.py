@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import click
 
 
-class Verdict(Protocol):
+class KillVerdict(Protocol):
     """The result of a trial. `wrong`: each broken promise."""
 
     trial: str
@@ -19,7 +19,7 @@ class Verdict(Protocol):
         """Its fields, JSON-ready."""
 
 
-AnyVerdict = TypeVar("AnyVerdict", bound=Verdict)
+AnyVerdict = TypeVar("AnyVerdict", bound=KillVerdict)
 
 
 class VerdictLog(Generic[AnyVerdict]):
