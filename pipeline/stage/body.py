@@ -1,6 +1,7 @@
 """The layers of a stage as one module, whose parameters and buffers go by the unsplit model's names outside of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -25,6 +26,20 @@ class Body(torch.nn.ModuleList):
 
     def forward(self, run: Callable[[], Tree]) -> Tree:
         return run()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """A context in which all layers are in evaluation mode. At its end each module is in the mode that it had, such
+        as a BatchNorm that its user has frozen with `eval()`."""
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train()
+            for module, training in modes:  # the outer ones first, since `train` sets the inner ones too
+                if module.training is not training:
+                    module.train(training)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The layers' state dicts as one, by unsplit names. The tensors are the layers' own, not copies."""

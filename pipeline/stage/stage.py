@@ -25,6 +25,7 @@ from stageline.pipeline.errors import ForeignState, LossNotScalar, StageError
 from stageline.pipeline.tree import Tree, describe, map_tensors
 
 from .body import Body, Weights
+from .generators import default_generators
 from .memory import OutputGuard, copied
 from .stash import InputNodes, Stash, matched
 from .state import StageState, capture_state, restore_state
@@ -80,7 +81,7 @@ class Stage:
         self.optimizer = optimizer(trainable) if optimizer is not None and trainable else None
         self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
         self._output_guard = OutputGuard(self._body, index)
-        self._generators = _generators(self.device)
+        self._generators = default_generators(self.device)
         self._stash = Stash(index)
         self._versions = Versions(self._body) if stash_weights else None
         self.at_layer = next(iter(self.names), LOSS)  # the layer or the like that ran last, for diagnosis
@@ -119,8 +120,6 @@ class Stage:
                 return self.forward(x, target, step=step, microbatch=microbatch, share=share, owned=owned)
         key = (step, self._forwarded if microbatch is None else microbatch)
         self._stash.require_absent(key)
-        if not self._body.training:
-            self._body.train()
         version = self._versions.version_for(key) if self._versions else None
         input_nodes = InputNodes(x)
         output = self._run(map_tensors(partial(self._receive, input_nodes, owned), x), key, version)
@@ -180,10 +179,9 @@ class Stage:
             self.lr_scheduler.step()
 
     def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False) -> Tree:
-        """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`."""
-        if self._body.training:
-            self._body.eval()
-        with torch.no_grad():
+        """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`. The
+        layers' modes are afterwards what they were before."""
+        with torch.no_grad(), self._body.evaluating():
             inputs = map_tensors(partial(self._own, owned), x)
             return self._output_guard.sendable(self._run(inputs, (step, microbatch), None), None if owned else x)
 
@@ -279,15 +277,6 @@ class Stage:
 def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
     """The seed of the generators before `layer`, numbered in the unsplit model: it does not depend on the cut."""
     return int.from_bytes(sha256(f"{seed}/{step}/{microbatch}/{layer}".encode()).digest()[:8], "little")
-
-
-def _generators(device: torch.device) -> list[torch.Generator]:
-    """The generators that layers on `device` draw from: torch's default ones of the CPU and of the device."""
-    if device.type != "cuda":
-        return [torch.default_generator]
-    torch.cuda.init()  # type: ignore[no-untyped-call]  # fills default_generators
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return [torch.default_generator, torch.cuda.default_generators[index]]
 
 
 def _listed(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:

@@ -1,6 +1,6 @@
 """Train one PyTorch model on machines that share nothing but message queues.
 
-    from stageline import Line
+    from stageline import Line, LineClosed
 
 The public API: every name below, and nothing else. docs/api.md describes each.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stageline.pipeline.timetable import draw_svg, draw_text
     from stageline.workers.runs.result import Result
     from stageline.workers.runtime.executor import ComputeFailed
-    from stageline.workers.script.line import Line
+    from stageline.workers.script.line import Line, LineClosed
     from stageline.workers.script.train import RunFailed, Trained, train
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "DataError",
     "GradientMismatch",
     "Line",
+    "LineClosed",
     "LossNotScalar",
     "ModelRefused",
     "Plan",
@@ -79,7 +80,7 @@ _MODULES = {  # where each name is defined
     "pipeline.timetable": ("draw_svg", "draw_text"),
     "workers.runs.result": ("Result",),
     "workers.runtime.executor": ("ComputeFailed",),
-    "workers.script.line": ("Line",),
+    "workers.script.line": ("Line", "LineClosed"),
     "workers.script.train": ("RunFailed", "Trained", "train"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

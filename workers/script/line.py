@@ -15,9 +15,12 @@ import torch
 from stageline.broker.codec.message import Flow, Message, message_number
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
+from stageline.pipeline.data import Microbatch
 from stageline.pipeline.data import cut as cut_batch
+from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.model.cut import Segment, cut_model, first_trainable
 from stageline.pipeline.schedule import make_schedule
+from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory, Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.executor import ComputeFailed, Executor, delivery
@@ -28,6 +31,10 @@ RUN = "line"
 ENDLESS = 2**62  # steps
 
 
+class LineClosed(StagelineError):
+    """The line was closed, so it neither trains nor evaluates; its weights can still be read."""
+
+
 class Line(AbstractContextManager["Line"]):
     """The stages of a model as workers of a schedule, in this process, trained with a loader of one's own.
 
@@ -35,7 +42,9 @@ class Line(AbstractContextManager["Line"]):
     a list with one module for each stage. `placement`: the stages of each worker, by default one worker each. `loss`
     is a mean over rows; `optimizer` makes an optimizer from a stage's parameters. The names of a schedule are
     `schedule_names()`; `window` goes with "window". Equal, bit for bit, to the unsplit model under the same
-    microbatches, loss shares and layer seeding. Raises `ModelRefused` or `ScheduleRefused` for what cannot work.
+    microbatches, loss shares and layer seeding. A script may have several lines, each with a model of its own. torch's
+    default generators are in the script what they would be without the line. Raises `ModelRefused` or
+    `ScheduleRefused` for what cannot work.
     """
 
     def __init__(
@@ -74,8 +83,10 @@ class Line(AbstractContextManager["Line"]):
             WorkerLoop(self._program, index, executor, self._queues, run=RUN, incarnation=1)
             for index, executor in enumerate(self._executors)
         ]
+        self._device = torch.device(device)
         self._step = 0
         self._broken = ""
+        self._closed = False
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -83,20 +94,25 @@ class Line(AbstractContextManager["Line"]):
     def step(self, x: Tree, y: Tree) -> float | None:
         """Trains on one batch and returns its loss; None for a batch without rows.
 
-        `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows. Raises `ComputeFailed`.
+        `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows. Raises `DataError` for a batch that
+        cannot be cut into microbatches, which changes nothing; `ComputeFailed`, after which the line cannot be used
+        any more; and `LineClosed`.
         """
+        self._require_open("train")
         if self._broken:
             raise ComputeFailed(f"this line cannot go on: an earlier step failed ({self._broken}). Make a new one")
+        microbatches = cut_batch(x, y, self._schedule.microbatches)
         try:
-            return self._train(x, y)
+            with generators_kept(self._device):
+                return self._train(microbatches)
         except BaseException as error:  # Ctrl-C too: messages of the step remain in the queues
             self._broken = str(error) or type(error).__name__
             raise
 
-    def _train(self, x: Tree, y: Tree) -> float | None:
+    def _train(self, microbatches: Sequence[Microbatch]) -> float | None:
         step, last = self._step, self._program.last
         inputs, targets = QueueKey(Flow.FORWARD, 0), QueueKey(Flow.TARGET, last)
-        for number, microbatch in enumerate(cut_batch(x, y, self._schedule.microbatches)):
+        for number, microbatch in enumerate(microbatches):
             self._put(inputs, number, microbatch.inputs)
             self._put(targets, number, delivery(microbatch))
         take_turns(self._workers, lambda worker: worker.step is None or worker.step > step)
@@ -108,9 +124,14 @@ class Line(AbstractContextManager["Line"]):
         return self._executors[self._schedule.owner(last)].loss
 
     def evaluate(self, x: Tree) -> Tree:
-        """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
-        for stage in self._stages:
-            x = stage.evaluate(x, step=self._step)
+        """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype.
+
+        The modules' modes are afterwards what they were before. Raises `LineClosed`.
+        """
+        self._require_open("evaluate")
+        with generators_kept(self._device):
+            for stage in self._stages:
+                x = stage.evaluate(x, step=self._step)
         return x
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -119,8 +140,16 @@ class Line(AbstractContextManager["Line"]):
         return {name: tensor.detach().clone() for part in parts for name, tensor in part.items()}
 
     def close(self) -> None:
-        """Releases the queues; `state_dict` still works."""
+        """Releases the queues; `state_dict` still works. Closing twice changes nothing."""
+        self._closed = True
         self._queues.close()
+
+    def _require_open(self, what: str) -> None:
+        if self._closed:
+            raise LineClosed(
+                f"this line is closed, as it is at the end of its `with`: it cannot {what} any more. Do that before, "
+                f"or make a new line; state_dict() still has the weights"
+            )
 
     def _put(self, key: QueueKey, microbatch: int, payload: Tree) -> None:
         number = message_number(self._step, microbatch, self._schedule.microbatches)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stageline import Line
-from stageline.pipeline.errors import ModelRefused
+from stageline import Line, LineClosed
+from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.schedule import ScheduleRefused
 from stageline.pipeline.stage.stage import layer_seed
 from stageline.workers.runtime.executor import ComputeFailed
@@ -145,3 +145,92 @@ def test_state_that_two_stages_would_share_is_refused():
     norm = nn.BatchNorm1d(4, affine=False)
     with pytest.raises(ModelRefused, match="share one parameter or buffer"):
         Line([nn.Sequential(a, norm), norm], loss=functional.mse_loss, optimizer=ADAM)
+
+
+def test_a_batchnorm_that_its_user_froze_stays_frozen_after_an_evaluation():
+    """`evaluate` put all layers into evaluation mode, and the next step put all of them into training mode."""
+    frozen, free = nn.BatchNorm1d(4).eval(), nn.BatchNorm1d(4)
+    line = Line(
+        nn.Sequential(nn.Linear(6, 4), frozen, free, nn.Linear(4, 3)),
+        cut=[2],
+        loss=functional.cross_entropy,
+        optimizer=ADAM,
+    )
+    x, y = batches(2)[0]
+    line.evaluate(x)
+    assert (frozen.training, free.training) == (False, True)
+    line.step(x, y)
+    assert torch.equal(frozen.running_mean, torch.zeros(4))
+    assert not torch.equal(free.running_mean, torch.zeros(4))
+
+
+def test_a_line_leaves_the_scripts_random_numbers_alone():
+    """What a script drew after a step was the same in every step: the layers' seeds were in its generator."""
+    x, y = batches(2)[0]
+    torch.manual_seed(5)
+    wanted = [torch.rand(3) for _ in range(4)]
+    line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM, microbatches=2)
+    broken = Line(
+        [nn.Linear(6, 3), Interrupting(RuntimeError)], loss=functional.cross_entropy, optimizer=ADAM, microbatches=2
+    )
+    torch.manual_seed(5)
+    found = [torch.rand(3)]
+    line.step(x, y)
+    found.append(torch.rand(3))
+    line.evaluate(x)
+    found.append(torch.rand(3))
+    with pytest.raises(ComputeFailed):
+        broken.step(x, y)
+    found.append(torch.rand(3))
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_a_line_that_is_closed_says_so_and_still_has_its_weights():
+    """It said that "forward-0 is closed"."""
+    x, y = batches(2)[0]
+    with Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM) as line:
+        line.step(x, y)
+    for closed in (lambda: line.step(x, y), lambda: line.evaluate(x)):
+        with pytest.raises(LineClosed, match=r"this line is closed, as it is at the end of its `with`"):
+            closed()
+    line.close()
+    assert line.state_dict().keys() == model().state_dict().keys()
+
+
+def test_a_refused_batch_changes_nothing():
+    """The next step failed too: half of the refused one was in the queues."""
+    lines = [Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM, microbatches=2) for _ in range(2)]
+    (x, y), (u, v) = batches(3)[:2]
+    with pytest.raises(DataError, match="no common number of rows"):
+        lines[0].step(x, y[:4])
+    assert lines[0].step(x, y) == lines[1].step(x, y)
+    with pytest.raises(DataError, match="no common number of rows"):
+        lines[0].step(u[:1], v)
+    assert lines[0].step(u, v) == lines[1].step(u, v)
+    assert all(torch.equal(lines[0].state_dict()[name], value) for name, value in lines[1].state_dict().items())
+
+
+def test_two_lines_in_one_script_train_as_each_does_alone():
+    torch.set_num_threads(1)
+    weights, losses = plain(steps=5, microbatches=4)
+    lines = [
+        Line(model(), cut=cut, loss=functional.cross_entropy, optimizer=ADAM, microbatches=4) for cut in ([2], [1, 4])
+    ]
+    found = [[line.step(x, y) for line in lines] for x, y in batches(5)]
+    assert found == [[loss, loss] for loss in losses]
+    assert all(torch.equal(line.state_dict()[name], value) for line in lines for name, value in weights.items())
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
+def test_what_the_loops_body_raises_leaves_the_context_closed(kind):
+    line, (x, y) = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM), batches(2)[0]
+
+    def loop() -> None:
+        with line:
+            line.step(x, y)
+            raise kind
+
+    with pytest.raises(kind):
+        loop()
+    with pytest.raises(LineClosed):
+        line.step(x, y)
