@@ -10,23 +10,20 @@ from traceback import walk_tb
 from types import TracebackType
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders
+_TYPED_IN = ("<stdin>", "<ipython-input")  # the user's code without a file; what else has no file is generated
 
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
-    """A line of code. As text: `forward (model.py, line 12)`."""
+    """A line of code. As text: `forward (/home/anna/net/model.py, line 12)`. The file has its whole path: stageline,
+    torch and the user may each have a file of that name."""
 
     file: str
     line: int
     function: str
 
-    @property
-    def name(self) -> str:
-        """Of the file, without its folder."""
-        return Path(self.file).name
-
     def __str__(self) -> str:
-        return f"{self.function} ({self.name}, line {self.line})"
+        return f"{self.function} ({self.file}, line {self.line})"
 
 
 def users_line(stack: Iterable[CodeLine]) -> CodeLine | None:
@@ -58,6 +55,8 @@ def _is_own(file: str) -> bool:
 
 
 def _is_library(file: str) -> bool:
+    if file.startswith("<"):
+        return not file.startswith(_TYPED_IN)
     return file.startswith(_libraries()) or not _INSTALLED.isdisjoint(Path(file).parts)
 
 

@@ -74,17 +74,23 @@ def raised_by_user_code(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException) -> str:
-    """`ValueError: no such file (data.py, line 12, in batches)`: an exception, and the user's line that it is from."""
+    """`ValueError: no such file (/home/anna/net/data.py, line 12, in batches)`: an exception, and the user's line that
+    it is from, also if a library has raised it there."""
     line = raised_at(error.__traceback__)
-    place = f" ({line.name}, line {line.line}, in {line.function})" if line else ""
+    place = f" ({line.file}, line {line.line}, in {line.function})" if line else ""
     return f"{error_text(error)}{place}"
 
 
 def error_text(error: BaseException) -> str:
     """`ValueError: no such file`: an exception of the user's code, whose own text may raise, or hold anything."""
     try:
-        text = str(error)
+        text = _text_of_syntax_error(error) if isinstance(error, SyntaxError) else str(error)
     except Exception as other:  # noqa: BLE001  # user code may raise anything
         text = f"(its text cannot be made: {type(other).__name__})"
     shown = "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+
+
+def _text_of_syntax_error(error: SyntaxError) -> str:
+    """Python's own text has the file without its folder."""
+    return f"{error.msg} ({error.filename}, line {error.lineno})" if error.filename and error.lineno else str(error)

@@ -52,7 +52,7 @@ def test_a_worker_whose_code_calls_exit_each_time_ends_the_run_as_failed(workspa
     exits = f"os._exit({status})"
     ended = train(workspace, "recovery.restarts=2", does=exits)
     assert (ended.returncode, json.loads(ended.stdout)["schema"]) == (1, "error/1")
-    place = f"in forward (model.py, line {line_of(exits, does=exits)})"
+    place = f"in forward ({workspace.folder}/model.py, line {line_of(exits, does=exits)})"
     assert f"ended without a result (status {status}), {place}" in ended.stderr
     assert "It was replaced 2 times since checkpoint 0 (recovery.restarts is 2)" in ended.stderr
 
@@ -70,14 +70,14 @@ def test_a_worker_that_hangs_while_it_loads_is_killed_and_its_line_is_named(work
     ended = train(workspace, "recovery.restarts=1", "recovery.loading=1", loads=HANGS)
     assert ended.returncode == 1
     assert "had not joined within 1 s (recovery.loading)" in ended.stderr
-    assert f"in build (model.py, line {line_of(HANGS, loads=HANGS)})" in ended.stderr
+    assert f"in build ({workspace.folder}/model.py, line {line_of(HANGS, loads=HANGS)})" in ended.stderr
 
 
 def test_a_worker_that_hangs_in_an_action_is_named_with_its_line(workspace: Workspace) -> None:
     ended = train(workspace, "recovery.restarts=0", "recovery.action=1", does=HANGS)
     assert ended.returncode == 1
     assert "completed no action for" in ended.stderr
-    assert f"is in forward (model.py, line {line_of(HANGS, does=HANGS)})" in ended.stderr
+    assert f"is in forward ({workspace.folder}/model.py, line {line_of(HANGS, does=HANGS)})" in ended.stderr
 
 
 def test_a_run_in_one_process_whose_code_calls_exit_has_failed(workspace: Workspace) -> None:

@@ -23,7 +23,7 @@ ROWS = (
         ("data.source", "data.py has no 'batchs'. It has: Rows, batches"),
         (Change(PLAN, "data.py:batches", "data.py:batchs"),),
     ),
-    source("a source that raises", "raise OSError('no such disk')", "OSError: no such disk (data.py, line "),
+    source("a source that raises", "raise OSError('no such disk')", "OSError: no such disk (/", "/data.py, line "),
     source("a source that returns nothing", "return None", "returned a NoneType", NO_SOURCE),
     source("a generator as the source", "return (step for step in range(3))", "returned a generator", NO_SOURCE),
     source("a list as the source", "return [(torch.zeros(6, 4), torch.zeros(6))]", "returned a list", NO_SOURCE),
@@ -44,7 +44,7 @@ ROWS = (
         ("data.source", "unexpected keyword argument 'seed'"),
         (Change(DATA, "batch_size, seed):", "batch_size):"),),
     ),
-    batch("a batch that raises", "raise OSError('no such disk')", BATCH_0, "OSError: no such disk (data.py, line "),
+    batch("a batch that raises", "raise OSError('no disk')", BATCH_0, "OSError: no disk (/", "/data.py, line "),
     batch("a batch that is nothing", "return None", BATCH_0, "returned a NoneType; wanted are two: (inputs, targets)"),
     batch("a batch of three parts", "return x, y, x", BATCH_0, "wanted are two: (inputs, targets)"),
     batch("a batch with other rows", "x = torch.cat([x, x])", BATCH_0, "[(12, 4), (6,)] have no common number of rows"),
@@ -57,11 +57,11 @@ ROWS = (
     batch(
         "inputs that are not numbers", "x = x * float('nan')", "the loss of microbatch 0 of step 0 is nan on stage 1"
     ),
-    source("`os._exit(0)` in the source", "os._exit(0)", "(data.py, line "),
+    source("`os._exit(0)` in the source", "os._exit(0)", "/data.py, line "),
     Misuse(
         "a source that sleeps for ever",
         78,
-        ('in data.source = "data.py:batches" after 1.5 s, at batches (data.py, line ', "raise recovery.loading"),
+        ('in data.source = "data.py:batches" after 1.5 s, at batches (/', "/data.py, line ", "raise recovery.loading"),
         in_source("time.sleep(10**6)"),
         train_with(("recovery.loading=1.5",)),
     ),

@@ -72,10 +72,10 @@ ROWS = (
     Misuse(
         "an import of what is not there",
         78,
-        ("model.py could not be loaded", "No module named 'nothing_like_it' (model.py, line "),
+        ("model.py could not be loaded", "No module named 'nothing_like_it' (/", "/model.py, line "),
         in_module("import nothing_like_it"),
     ),
-    build("a factory that raises", "raise ValueError('no weights')", "ValueError: no weights (model.py, line "),
+    build("a factory that raises", "raise ValueError('no weights')", "ValueError: no weights (/", "/model.py, line "),
     build(
         "an exception whose text cannot be made", UNPRINTABLE, "Unprintable: (its text cannot be made: RuntimeError)"
     ),
@@ -105,7 +105,7 @@ ROWS = (
     ),
     model("nothing to train", f"{SEQUENTIAL}.requires_grad_(False)", "there is nothing to train"),
     model("no parameters", "nn.Sequential(nn.ReLU(), nn.ReLU(), nn.ReLU())", "there is nothing to train"),
-    build("`sys.exit(0)` in the factory", "sys.exit(0)", "SystemExit: 0 (model.py, line "),
+    build("`sys.exit(0)` in the factory", "sys.exit(0)", "SystemExit: 0 (/", "/model.py, line "),
     forward("a forward that raises", "raise ValueError('cannot')", DRY, "ValueError: cannot"),
     forward("`sys.exit(0)` in a forward", "sys.exit(0)", DRY, "SystemExit: 0"),
     forward("a forward that returns nothing", "return None", "layer 2", "must be Tensor, not NoneType"),

@@ -84,7 +84,7 @@ ROWS = (
         "the learning rate scheduler: TypeError: ReduceLROnPlateau.step()",
     ),
     plan("a learning rate at which it explodes", "lr = 0.1", "lr = 1e38", "is nan", "stageline replay", code=1),
-    loss("`os._exit(0)` in the loss", "os._exit(0)", "(status 0)", "stage 1, forward, at loss (model.py, line "),
+    loss("`os._exit(0)` in the loss", "os._exit(0)", "(status 0)", "stage 1, forward, at loss (/", "/model.py, line "),
     metric("`os._exit(0)` in a metric", "os._exit(0)", "(status 0)", "stage 1, evaluation and metrics, at accuracy"),
     Misuse(
         "a metric that sleeps for ever",

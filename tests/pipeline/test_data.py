@@ -187,7 +187,9 @@ def test_an_error_of_the_users_source_is_named_with_its_line():
         def batch(self, step: int):
             raise KeyError("column")
 
-    with pytest.raises(DataError, match=r"batch\(1\) failed: KeyError: 'column' \(test_data\.py, line \d+, in batch\)"):
+    with pytest.raises(
+        DataError, match=r"batch\(1\) failed: KeyError: 'column' \(/.*/test_data\.py, line \d+, in batch\)"
+    ):
         Feed(Broken(DATA, DATA, 4, 0), 2, 3, 4).microbatch(1, 0)
 
 

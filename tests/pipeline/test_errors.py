@@ -14,7 +14,7 @@ from stageline.pipeline.model.load import load_object
 def test_an_error_is_described_with_its_file_and_line():
     with pytest.raises(ValueError, match="seven") as caught:
         int("seven")
-    place = f"{Path(__file__).name}, line {caught.tb.tb_lineno}, in test_an_error_is_described_with_its_file_and_line"
+    place = f"{__file__}, line {caught.tb.tb_lineno}, in test_an_error_is_described_with_its_file_and_line"
     assert describe_error(caught.value) == f"ValueError: invalid literal for int() with base 10: 'seven' ({place})"
 
 
@@ -35,7 +35,7 @@ def test_not_a_line_of_stageline_or_of_a_library_is_shown_but_the_users_that_cal
     with pytest.raises(TypeError) as librarys:
         torch.zeros("one")
     for caught in (ours, frozen, librarys):
-        assert f"({Path(__file__).name}, line {caught.tb.tb_lineno}, in test_not_a" in describe_error(caught.value)
+        assert f"({__file__}, line {caught.tb.tb_lineno}, in test_not_a" in describe_error(caught.value)
 
 
 def test_an_error_in_which_no_line_is_the_users_has_none():
@@ -59,3 +59,34 @@ def test_an_error_whose_text_cannot_be_made_is_told_all_the_same():
 def test_control_characters_of_an_error_do_not_reach_the_terminal():
     assert error_text(ValueError("a\x1b[2Jb\n\tc")) == "ValueError: a\\x1b[2Jb\n\tc"
     assert error_text(StopIteration()) == "StopIteration"
+
+
+def test_a_users_file_is_named_with_its_path_as_stageline_and_libraries_have_files_of_that_name(tmp_path):
+    """A mistake was placed in "model.py, line 68": the user's own file, and one of stageline's, had that name."""
+    (tmp_path / "errors.py").write_text("import torch\n\ndef build():\n    return torch.zeros(2) @ torch.zeros(3)\n")
+    build = load_object("errors.py:build", tmp_path, "model.factory")
+    with pytest.raises(RuntimeError) as caught:
+        build()
+    told = describe_error(caught.value)
+    assert told.startswith("RuntimeError: inconsistent tensor size")
+    assert told.endswith(f"({tmp_path / 'errors.py'}, line 4, in build)")
+
+
+def test_a_syntax_error_is_placed_in_its_file_with_the_path(tmp_path):
+    """Python's text has the file's name alone: "(helper.py, line 2)"."""
+    (tmp_path / "neighbour_with_a_typo.py").write_text("x = 1\ny = = 2\n")
+    (tmp_path / "model.py").write_text("\nimport neighbour_with_a_typo\n")
+    with pytest.raises(ModelRefused) as caught:
+        load_object("model.py:build", tmp_path, "model.factory")
+    assert f"({tmp_path / 'neighbour_with_a_typo.py'}, line 2)" in str(caught.value)
+    assert f"({tmp_path / 'model.py'}, line 2, in <module>)" in str(caught.value)
+
+
+def test_generated_code_is_not_taken_for_the_users():
+    """The place of an error was in a file "<string>"."""
+    names: dict[str, object] = {}
+    exec(compile("def generated(x): return x + 1", "<string>", "exec"), names)  # noqa: S102  # our own text
+    generated = names["generated"]
+    with pytest.raises(TypeError) as caught:
+        generated("one")
+    assert f"({__file__}, line {caught.tb.tb_lineno}, in test_generated" in describe_error(caught.value)

@@ -45,7 +45,7 @@ def test_a_dotted_name_is_imported(folder):
         ("pipeline.py", 'is a file: write "pipeline.py:NAME"'),
         ("missing.py:build", "there is no file"),
         ("pipeline.py:bild", "has no 'bild'. It has: broken, build"),
-        ("typo.py:build", r"ModuleNotFoundError: .*nothing_of_this_name.* \(typo\.py, line 1, in <module>\)"),
+        ("typo.py:build", r"ModuleNotFoundError: .*nothing_of_this_name.* \(/.*/typo\.py, line 1, in <module>\)"),
         ("nothing_of_this_name.build", "cannot import nothing_of_this_name"),
     ],
 )
@@ -57,7 +57,7 @@ def test_what_cannot_be_loaded_is_refused_with_the_plans_key(folder, reference, 
 def test_an_error_of_the_users_factory_is_named_with_its_line(folder):
     factory = load_object("pipeline.py:broken", folder, "model.factory")
     with pytest.raises(
-        ModelRefused, match=r"model.factory: ValueError: no such layer \(pipeline.py, line 8, in broken\)"
+        ModelRefused, match=r"model.factory: ValueError: no such layer \(/.*/pipeline\.py, line 8, in broken\)"
     ):
         call(factory, "model.factory")
 

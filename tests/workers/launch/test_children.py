@@ -84,7 +84,7 @@ def test_only_what_the_present_process_has_logged_is_read(tmp_path):
     with children(tmp_path) as started:
         with (tmp_path / "worker-1.log").open("a") as log:
             log.write("stageline: os._exit(0) was called in forward (/u/model.py, line 3)\n")
-        assert str(started.last_code_line("worker-1")) == "forward (model.py, line 3)"
+        assert str(started.last_code_line("worker-1")) == "forward (/u/model.py, line 3)"
         started.restart_worker("worker-1", running=True)
         assert started.last_code_line("worker-1") is None
         assert started.last_log_line("worker-1") == "started as worker"

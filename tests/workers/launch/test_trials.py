@@ -77,7 +77,8 @@ def test_a_process_that_ends_without_a_result_is_named_with_what_it_did(
         tried()
     assert f"{end} in the trial of one microbatch: stage 1, forward" in str(failed.value)
     if how != "a kill":  # which leaves no time to tell
-        place = f"at forward (model.py, line {line_of(workspace.folder / 'model.py', code)})"
+        file = workspace.folder / "model.py"
+        place = f"at forward ({file}, line {line_of(file, code)})"
         assert place in str(failed.value)
     assert failed.value.exit_code == 78
 
@@ -89,10 +90,11 @@ def test_a_hang_is_named_with_the_users_line_and_ended_even_if_it_holds_the_inte
     odd_forward(workspace, code)
     with pytest.raises(TrialFailed) as failed:
         tried("recovery.loading=2")
-    line = line_of(workspace.folder / "model.py", code)
+    file = workspace.folder / "model.py"
+    line = line_of(file, code)
     assert str(failed.value) == (
         "the trial of the plan was still in the trial of one microbatch: stage 1, forward after 2 s, at forward "
-        f"(model.py, line {line}). If that may take this long, raise recovery.loading. Nothing was trained"
+        f"({file}, line {line}). If that may take this long, raise recovery.loading. Nothing was trained"
     )
     assert all(process.poll() is not None for process in tried.started)
 
@@ -178,7 +180,7 @@ def test_weights_that_no_seed_decides_are_refused_and_named(workspace: Workspace
 def test_a_batch_that_is_no_pair_is_refused_with_the_users_line(workspace: Workspace, tried: TrialStarter) -> None:
     workspace.write("data.py", DATA + UNLIKE.format(change="raise ValueError('no file')"))
     line = line_of(workspace.folder / "data.py", "no file")
-    with pytest.raises(DataError, match=rf"ValueError: no file \(data.py, line {line}, in batch\)"):
+    with pytest.raises(DataError, match=rf"ValueError: no file \(/.*/data\.py, line {line}, in batch\)"):
         tried('data.source="data.py:unlike"')
 
 

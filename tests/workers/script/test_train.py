@@ -27,7 +27,7 @@ def test_a_run_that_fails_raises_the_reason_and_where_its_logs_are(tmp_path):
     with pytest.raises(PlanRefused):
         train(tmp_path, "run.stepps=3")
     (tmp_path / "model.py").write_text("def build():\n    raise ValueError('no such layer')\n")
-    with pytest.raises(ModelRefused, match=r"ValueError: no such layer \(model.py, line 2, in build\)"):
+    with pytest.raises(ModelRefused, match=r"ValueError: no such layer \(/.*/model\.py, line 2, in build\)"):
         train(tmp_path, 'model.factory="model.py:build"', f"run.dir={tmp_path}")
     (tmp_path / "loss.py").write_text(
         "from itertools import count\nnumbers = count()\n\n"
