@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stageline.pipeline.schedule.check import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.stage.stage import Stage
     from stageline.pipeline.timetable import draw_svg, draw_text
+    from stageline.workers.checkpoint.weights import load_weights
     from stageline.workers.runs.result import Result
     from stageline.workers.runtime.executor import ComputeFailed
     from stageline.workers.script.line import Line, LineClosed
@@ -55,6 +56,7 @@ __all__ = [
     "check_schedule",
     "draw_svg",
     "draw_text",
+    "load_weights",
     "make_schedule",
     "read_plan",
     "schedule_names",
@@ -78,6 +80,7 @@ _MODULES = {  # where each name is defined
     "pipeline.schedule.check": ("Costs", "UnsoundSchedule", "Verdict", "check_schedule"),
     "pipeline.stage.stage": ("Stage",),
     "pipeline.timetable": ("draw_svg", "draw_text"),
+    "workers.checkpoint.weights": ("load_weights",),
     "workers.runs.result": ("Result",),
     "workers.runtime.executor": ("ComputeFailed",),
     "workers.script.line": ("Line", "LineClosed"),

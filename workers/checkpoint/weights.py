@@ -48,9 +48,16 @@ def _write(file: Path, stage: int, state: Mapping[str, Tensor]) -> None:
         draft.unlink(missing_ok=True)
 
 
-def load_weights(folder: Path) -> dict[str, Tensor]:
-    """The whole model's state dict from a run's folder, under the unsplit model's names."""
-    files = sorted(folder.glob("stage-*.safetensors"))
+def load_weights(folder: str | Path) -> dict[str, Tensor]:
+    """The trained model's state dict from a finished run's folder: tensors on the CPU, of the dtypes that the model
+    has, under the unsplit model's names.
+
+    A run on several machines leaves the stages of each machine's workers there. Raises `FileNotFoundError`.
+    """
+    files = sorted(Path(folder).glob("stage-*.safetensors"))
     if not files:
-        raise FileNotFoundError(f"{folder} holds no stage-*.safetensors: has the run finished, on this machine?")
+        raise FileNotFoundError(
+            f"{folder} holds no stage-*.safetensors: a run writes them at its end, on the machines of its workers. "
+            f"`stageline run ls` shows which runs have finished; `stageline train --resume` goes on with one"
+        )
     return {name: tensor for file in files for name, tensor in read_tensors(file).items()}

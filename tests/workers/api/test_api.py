@@ -1,6 +1,7 @@
 """The public API: documented name by name, and every code block in docs/api.md and README.md runs as it stands."""
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -19,13 +20,31 @@ def code_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
+def named_files(page: Path) -> dict[str, str]:
+    """The files that a page shows whole: its name in a line of its own, then the block."""
+    return dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL))
+
+
 @pytest.mark.parametrize("page", [PAGE, ROOT / "README.md"], ids=lambda page: page.name)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, workspace: Workspace):
     names: dict[str, object] = {"__name__": page.stem}
+    for name, text in named_files(page).items():
+        workspace.write(name, text)
     with contextlib.chdir(workspace.folder):
         for block in code_blocks(page):
             exec(compile(block, page.name, "exec", dont_inherit=True), names)  # noqa: S102  # our own page
     assert code_blocks(page)
+
+
+def test_the_three_files_of_the_readme_are_trained_as_they_stand(workspace: Workspace):
+    """Its plan named functions, and no page showed how those are called."""
+    files = named_files(ROOT / "README.md")
+    assert list(files) == ["stageline.toml", "model.py", "data.py"]
+    for name, text in files.items():
+        workspace.write(name, text)
+    ended = workspace.command("train", ".", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["metrics"]["accuracy"] > 0.8
 
 
 @pytest.mark.parametrize("name", stageline.__all__)

@@ -24,7 +24,7 @@ def test_the_whole_models_weights_come_back_to_the_bit(tmp_path):
     save_weights(made, tmp_path / "run")  # by a replacement that finishes again
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["stage-0.safetensors", "stage-1.safetensors"]
     wanted = made[0].state_dict() | made[1].state_dict()
-    back = load_weights(tmp_path / "run")
+    back = load_weights(str(tmp_path / "run"))
     assert back.keys() == wanted.keys() == digests.keys()
     assert all(torch.equal(back[name], wanted[name]) for name in wanted)
     assert weights_sha256(tensor_digests(back)) == weights_sha256(digests)
