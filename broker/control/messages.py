@@ -5,6 +5,9 @@
     command -> broker   Ask, StopRun; a supervisor also Exited
     broker  -> command  Answer, Refused
 
+The script of a scripted run is a worker without stages: it claims the place after the workers', reports what it does,
+and sends no steps, snapshots, or Finished.
+
 A worker repeats Hello until Assigned or Refused comes (also after Standby), a Report's `steps` and `snapshots` until
 Confirmed comes, and Finished until Stop comes. All else is sent once and may get lost. Tensors never travel here:
 training continues while the broker is away.
@@ -35,7 +38,8 @@ class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
 
 class WorkerRecord(_ControlMessage, frozen=True, tag="memory"):
     """A worker's own record of its run, in case the broker has lost its records: the `run`, its `index`, the newest
-    checkpoint announced to it as `complete`, and the first `step` that it has not finished at all its stages."""
+    checkpoint announced to it as `complete`, and the first `step` that it has not finished at all its stages; for the
+    script, the first that it has not asked for."""
 
     run: RunId
     index: Count
@@ -126,7 +130,9 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     `snapshots` are repeated until they are confirmed.
     `now` describes what the compute loop is doing ("2F3 of step 7", "waits for forward-1 message 40"), `since` (seconds
     since the epoch) when it began, `actions` how many actions it has completed: no growth means no progress, unless
-    `waiting`. `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
+    `waiting`. The script's `actions` is the number of its next call; between two calls it is not `waiting`, for as long
+    as its user's code takes.
+    `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
     `training_steps`: how many steps the run has before it evaluates, sent by a worker that has loaded the data.
     `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
     `complete`: the newest checkpoint announced to the worker. `waits`: what it lacks, empty while it computes;
@@ -289,6 +295,7 @@ class Exited(_ControlMessage, frozen=True, tag="exited"):
 
     `result` is the exit code that its command returned, None if it ended without returning one: then `status` says
     nothing about the run. `detail` continues a sentence about such an end: "in forward (model.py, line 12)".
+    Of the script, which is no child of a process of the run, only a negative `status` is known; else it is 0.
     """
 
     index: Count

@@ -71,8 +71,8 @@ class Coordinator:
         self._questions = 0  # theirs
         self._restart = Restart(self.run)
         self._registration = Registration(self.run, self._restart)
-        self._supervision = Supervision(self.run)
         self._shutdown = Shutdown(self.run)
+        self._supervision = Supervision(self.run, self._shutdown)
         self._trimmed, self._trimmed_at = 0, now
         self._ticked = now
         stored = store.load()
@@ -216,7 +216,7 @@ class Coordinator:
             return
         self.run.registry.note_report(member, report, now)
         self.run.metrics |= report.metrics
-        if report.training_steps is not None:
+        if report.training_steps is not None and not self.run.config.scripted:
             self.run.training_steps = report.training_steps
         holder = Holder(member.name, member.incarnation)
         found = self.run.ledger.ingest(report, member.stages, holder, counted=member.counted)
@@ -229,9 +229,10 @@ class Coordinator:
                 self._shutdown.update_outcome(self.run.outcome)
         for error in found.illegal:
             self.run.events.count("illegal", f"{member.label} reports what cannot be: {error}")
-        if report.actions and member.index in self.run.replacements.pending:
+        if (report.actions or member.is_script) and member.index in self.run.replacements.pending:
             since = now - self.run.replacements.pending.pop(member.index).since
-            self.run.events.infos.append(f"{member.label} computes again, {since:.1f} s after its loss was detected")
+            does = "is there again" if member.is_script else "computes again"
+            self.run.events.infos.append(f"{member.label} {does}, {since:.1f} s after its loss was detected")
         if report.number:
             self.run.outgoing.append((member.sender, Confirmed(report.number)))
         if self.run.outcome is not None:
@@ -254,7 +255,8 @@ class Coordinator:
         if stage not in member.stages:
             return f"stage {stage} is not its own"
         stopped = None if self.run.outcome is None else self.run.outcome.step
-        if not is_due(step, self.run.config.snapshot_every, (self.run.training_steps, stopped)):
+        ends = (step if self.run.config.scripted else self.run.training_steps, stopped)  # the script may end anywhere
+        if not is_due(step, self.run.config.snapshot_every, ends):
             return f"stage {stage} writes no snapshot of step {step}"
         # If there are so many steps that they do not fit into one report, snapshots come before the rest of them.
         if stage in member.counted and len(report.steps) < MOST_STEPS and step > self.run.ledger.finished[stage]:
@@ -265,12 +267,17 @@ class Coordinator:
         if self.run.outcome is not None:
             self.run.outgoing.append((member.sender, self.run.outcome.stop_message))
             return
+        if member.is_script:
+            self.run.events.count("illegal", f"{member.label} has no stages, and says that it has finished them")
+            return
         member.status = MemberStatus.FINISHED
         member.digests = finished.digests
         parts = [each.digests for each in self.run.registry.members.values() if each.digests is not None]
         if len(parts) == len(self.run.config.schedule.placement):
             digest = weights_sha256({name: digest for part in parts for name, digest in part.items()})
             outcome = RunOutcome(RunPhase.FINISHED, "all steps are done", ExitCode.OK, digest)
+            if self.run.config.scripted:  # the script has ended it here
+                self.run.training_steps = self.run.ledger.finished_floor
             self.keep_observation(now)  # first: records that say that it has finished have its whole result
             self.run.end(RunEvent.ALL_FINISHED, outcome)
 

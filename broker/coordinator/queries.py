@@ -56,9 +56,12 @@ def answer(view: RunView, ask: Ask) -> Answer | Refused:
 
 
 def _status(view: RunView, of: Mapping[str, str]) -> Facts:
-    """The run, its workers, and the losses from step `losses_from` on (all if not given)."""
+    """The run, its workers, and the losses from step `losses_from` on (all if not given). `script` is its script, as a
+    worker without stages; None of a run that has none."""
     first = _number(of, "losses_from", 0)
     run, outcome, ledger, schedule = view.run, view.run.outcome, view.run.ledger, view.run.config.schedule
+    workers = range(len(schedule.placement))
+    missing = [index for index in view.restart.missing if index in workers] if run.phase is RunPhase.WAITING else []
     return {
         "run": run.id,
         "name": run.config.name,
@@ -72,7 +75,8 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
             "lease": run.config.lease,
         },
         "phase": str(run.phase),
-        "missing": view.restart.missing if run.phase is RunPhase.WAITING else [],
+        "missing": missing,
+        "script": None if run.config.script is None else _worker(view, run.config.script),
         "reason": outcome.reason if outcome else None,
         "code": outcome.code if outcome else None,
         "weights_sha256": outcome.weights_sha256 if outcome else None,
@@ -89,11 +93,11 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "recollecting": run.lifecycle.state is RunState.RECONCILING,
         "damaged": list(view.restart.damages),
         "restarts": run.replacements.ever.total(),
-        "recovering": [_replacement(view, each) for each in run.replacements.pending.values()],
+        "recovering": [_replacement(view, each) for each in run.replacements.pending.values() if each.index in workers],
         "fault": run.fault,
         "spares": [_standby(contact, view.now) for contact in run.standby.values()],
         "oddities": dict(run.events.anomalies),
-        "workers": [_worker(view, index) for index in range(len(schedule.placement))],
+        "workers": [_worker(view, index) for index in workers],
     }
 
 
@@ -120,7 +124,7 @@ def _standby(contact: Contact, now: float) -> Facts:
 
 def _worker(view: RunView, index: int) -> Facts:
     member = view.run.registry.members.get(index)
-    place: Facts = {"index": index, "stages": list(view.run.config.schedule.placement[index])}
+    place: Facts = {"index": index, "stages": list(view.run.config.placement[index])}
     if member is None:
         return {**place, "standing": "missing"}
     report = member.report

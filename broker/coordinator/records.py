@@ -87,7 +87,7 @@ class RunRecords:
         self.lifecycle = RunLifecycle()
         self.outcome: RunOutcome | None = None
         self.ledger = Ledger(schedule.stages, schedule.microbatches, config.log_every)
-        self.registry = Registry(schedule.placement, config.leases)
+        self.registry = Registry(config.placement, config.leases)
         self.checkpoints = CheckpointTracker(complete=0, newer=[set() for _ in range(schedule.stages)])
         self.replacements = Replacements()
         self.lost_work: deque[LostAttempt] = deque(maxlen=KEPT_LOSSES)

@@ -24,7 +24,7 @@ from stageline.broker.control.messages import (
     Standby,
     Trim,
 )
-from stageline.broker.membership.member import Member
+from stageline.broker.membership.member import Member, may_take
 from stageline.broker.membership.standby import MOST, Contact, process_key
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.errors import ExitCode
@@ -99,7 +99,7 @@ class Registration:
         """Gives the places of lost workers to those on standby."""
         self._run.standby.prune(now)
         for index in self._run.registry.missing if self._run.registry.begun else []:
-            contact = self._run.standby.take(index)
+            contact = self._run.standby.take(index, self._run.config.placement[index])
             if contact is None:
                 continue
             member = self._register(msgspec.structs.replace(contact.hello, claim=index), contact.sender, now)
@@ -130,8 +130,10 @@ class Registration:
 
     def _start_step(self, member: Member) -> int:
         """The step that `member` is told to begin at."""
-        finished = self._run.ledger.finished
-        return member.start if self._run.config.snapshots else min(finished[stage] for stage in member.stages)
+        ledger = self._run.ledger
+        if self._run.config.snapshots:
+            return member.start
+        return min((ledger.finished[stage] for stage in member.stages), default=ledger.finished_floor)
 
     def _send_peers(self, sender: bytes) -> None:
         """To all workers if the peers have changed, else to `sender` only."""
@@ -163,7 +165,8 @@ class Registration:
         if isinstance(found, Refused):
             silent = self._silent_owners(hello, now)
             for owner in silent:
-                owner.superseded = owner.introduced  # one that loads its model is silent meanwhile
+                # One that loads its model is silent meanwhile.
+                owner.superseded = owner.introduced and owner.host == hello.host
             if silent or self._may_stand_by(hello):
                 return Standby(found.reason)
         self._run.standby.pop(process_key(hello), None)
@@ -182,26 +185,33 @@ class Registration:
 
         A spare may. So may a worker that was restarted before its loss was noticed, or after its place was given away,
         or while its place's owner has not reconnected to this broker. Two that claim one place from the beginning may
-        not: that is a user's mistake.
+        not: that is a user's mistake. Nor may another script while there is one, which may run for days.
         """
         if not self._run.config.restarts or hello.incarnation:
             return False
         given_away = hello.claim is not None and self._run.replacements.generation(hello.claim) > 1
         owners = self._run.registry.members.values()
-        unconfirmed = any(not owner.sender for owner in owners if hello.claim in (None, owner.index))
-        return hello.spare or given_away or unconfirmed or self._predecessor(hello) is not None
+        unconfirmed = any(not owner.sender for owner in owners if may_take(hello.claim, owner.index, owner.stages))
+        restarted = self._predecessor(hello) is not None and not self._claims_script(hello)
+        return hello.spare or given_away or unconfirmed or restarted
 
     def _silent_owners(self, hello: Hello, now: float) -> list[Member]:
         """Owners of the places that a newcomer could have from which nothing has come since the newcomer came: a worker
         that was killed and started again by hand comes while its predecessor still has the place. Only processes of its
         own host, and not for longer than it takes to hear from those that live, or to take those for lost that do not.
+        Another script may come from any host, and wait until the one before it is lost.
         """
         came = self._came(hello, now)
         replaces = self._run.config.restarts > 0 or not self._run.registry.begun
-        if hello.incarnation or not replaces or now - came >= UNDECIDED:
+        script = self._claims_script(hello)
+        if hello.incarnation or not replaces or (now - came >= UNDECIDED and not script):
             return []
-        owners = [owner for owner in self._run.registry.reachable() if hello.claim in (None, owner.index)]
-        return [owner for owner in owners if owner.host == hello.host and owner.last_seen <= came]
+        reachable = self._run.registry.reachable()
+        owners = [owner for owner in reachable if may_take(hello.claim, owner.index, owner.stages)]
+        return [owner for owner in owners if (script or owner.host == hello.host) and owner.last_seen <= came]
+
+    def _claims_script(self, hello: Hello) -> bool:
+        return hello.claim is not None and hello.claim == self._run.config.script
 
     def _came(self, hello: Hello, now: float) -> float:
         contact = self._run.standby.get(process_key(hello))
@@ -264,9 +274,9 @@ class Registration:
                 and other.index != hello.claim
             ):
                 return Refused(
-                    f"the queues of {hello.name} are at {hello.endpoint} on host {hello.host}, where worker "
-                    f"{other.index} on host {other.host} cannot reach them; set queues.url to tcp://ADDRESS:0, or to "
-                    "redis://..., for every worker",
+                    f"the queues of {hello.name} are at {hello.endpoint} on host {hello.host}, where {other.title} "
+                    f"on host {other.host} cannot reach them; set queues.url to tcp://ADDRESS:0, or to redis://..., "
+                    "for every worker",
                     code=ExitCode.REFUSED,
                 )
         return None

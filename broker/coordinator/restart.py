@@ -23,7 +23,7 @@ class Restart:
     """Moves the run from STARTING to WAITING. Times are seconds since the epoch."""
 
     def __init__(self, run: RunRecords) -> None:
-        placement = run.config.schedule.placement
+        placement = run.config.placement
         self.damages: tuple[str, ...] = ()  # what was wrong with the snapshots that could not be used
         self.reconciliation = Reconciliation(placement, run.config.lease, 0.0)  # while RECONCILING
         self.poll = CheckpointPoll(placement, 0)  # while CHOOSING_CHECKPOINT
@@ -111,9 +111,8 @@ class Restart:
             self._open()
         else:
             self._apply(found, now)
-            self._run.events.infos.append(
-                f"the run is at checkpoint {found.step}; {len(found.kept)} workers keep running"
-            )
+            workers = len(found.kept.keys() - {config.script})
+            self._run.events.infos.append(f"the run is at checkpoint {found.step}; {workers} workers keep running")
             self._run.lifecycle.move(RunEvent.START_KNOWN)
         self._run.store.put(RESUMED, {})
         return True
@@ -174,7 +173,8 @@ class Restart:
         self._run.checkpoints.reset(state.step)
         self._run.replacements.clear()
         for index in self._run.registry.missing:
-            self._run.replacements.pending[index] = Replacement(index, now, "its worker did not reconnect", 0, now)
+            who = "the script" if index == self._run.config.script else "its worker"
+            self._run.replacements.pending[index] = Replacement(index, now, f"{who} did not reconnect", 0, now)
         for index, stages in enumerate(self._placement):
             kept = state.kept.get(index)
             memory = kept.hello.memory if kept is not None else None

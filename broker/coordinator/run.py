@@ -12,7 +12,7 @@ from stageline.broker.errors import BrokerError
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.stores.base import Fact, Store
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.schedule import Placement, Schedule
 
 RESUMED = "resumed"  # the name of a fact
 _RUN = "run"  # likewise
@@ -77,6 +77,17 @@ class RunConfig:
     restarts: int = 0
     snapshots: bool = False
     snapshot_every: int = 0  # steps; 0: not known
+    scripted: bool = False  # a user's script calls the workers, and has the last place
+
+    @property
+    def placement(self) -> Placement:
+        """The stages of each place: of the workers', and none of the script's."""
+        return (*self.schedule.placement, ()) if self.scripted else self.schedule.placement
+
+    @property
+    def script(self) -> int | None:
+        """The index of the script's place."""
+        return len(self.schedule.placement) if self.scripted else None
 
     @property
     def lease(self) -> float:
@@ -102,6 +113,7 @@ class RunConfig:
             recovery.restarts if recovery.on else 0,
             snapshots=recovery.on,
             snapshot_every=recovery.snapshot_every,
+            scripted=plan.data.source == "script:batches",
         )
 
 

@@ -2,10 +2,13 @@
 
 lost ──(may be replaced)──────────> its place is empty ──(no replacement in time)──> the run ends
   └──(replaced too often already, or it would fail again)──────────────────────────────^
+
+For the script there are other rules: see script_place.py.
 """
 
 from stageline.broker.control.messages import Exited, Goodbye
-from stageline.broker.diagnosis.explain import Diagnosis, diagnose, failure_report
+from stageline.broker.diagnosis.explain import Diagnosis, diagnose
+from stageline.broker.diagnosis.failure_report import failure_report
 from stageline.broker.diagnosis.wait_graph import ClusterState
 from stageline.broker.membership.failure_detector import Standstill, WorkerLoss, describe_exit
 from stageline.broker.membership.member import Member, MemberStatus, worker_label
@@ -13,6 +16,8 @@ from stageline.broker.membership.replacements import Replacement
 from stageline.pipeline.errors import ExitCode
 
 from .records import RunRecords
+from .script_place import ScriptPlace
+from .shutdown import Shutdown
 
 # Results of a process that would fail again if it were restarted, and those that are the run's exit code too.
 _DELIBERATE = frozenset({ExitCode.USAGE, ExitCode.REFUSED})
@@ -22,8 +27,9 @@ _PASSED_ON = frozenset({ExitCode.USAGE, ExitCode.SAVED, ExitCode.REFUSED, ExitCo
 class Supervision:
     """Of the workers of one run. Times are seconds since the epoch."""
 
-    def __init__(self, run: RunRecords) -> None:
+    def __init__(self, run: RunRecords, shutdown: Shutdown) -> None:
         self._run = run
+        self._script = ScriptPlace(run, shutdown)
         self._standstill = Standstill(run.config.lease)
 
     def check(self, now: float) -> None:
@@ -39,7 +45,11 @@ class Supervision:
         """Ends the run if a place has been empty for too long."""
         missing, patience = self._run.registry.missing, self._run.config.patience
         for pending in self._run.replacements.pending.values():
-            if pending.index in missing and now - pending.awaited >= patience:
+            if pending.index not in missing:
+                continue
+            if pending.index == self._run.config.script:
+                self._script.check_empty(pending, now)
+            elif now - pending.awaited >= patience:
                 self._run.fail(
                     f"no replacement joined within {now - pending.awaited:.0f} s for {self._label(pending.index)}: "
                     f"{self.diagnose(now, pending.index).text}",
@@ -53,8 +63,12 @@ class Supervision:
             loss.member.status = MemberStatus.LEFT if finished else MemberStatus.LOST
 
     def note_goodbye(self, member: Member, goodbye: Goodbye, now: float) -> None:
-        over = self._run.lifecycle.over
-        reason = "" if over else self._lose(WorkerLoss(member, f"left: {goodbye.reason}"), now)
+        if self._run.lifecycle.over or member.is_script:
+            member.status = MemberStatus.LEFT
+            if member.is_script:
+                self._script.leave(member, goodbye, now)
+            return
+        reason = self._lose(WorkerLoss(member, f"left: {goodbye.reason}"), now)
         member.status = MemberStatus.LEFT
         if reason:
             self._run.fail(reason, ExitCode.FAILED)
@@ -64,7 +78,7 @@ class Supervision:
         registry = self._run.registry
         member, over = registry.members.get(exited.index), self._run.lifecycle.over
         if member is None and exited.index in registry.missing and not over:
-            self._note_failed_start(exited)
+            self._note_failed_start(exited, now)
         elif member is not None and member.pid == exited.pid:
             if over:
                 member.status = MemberStatus.LEFT
@@ -77,6 +91,8 @@ class Supervision:
         return diagnose(
             ClusterState(
                 config.schedule,
+                config.placement,
+                config.script,
                 self._run.registry.members,
                 self._run.replacements.pending,
                 self._run.ledger,
@@ -94,6 +110,9 @@ class Supervision:
         Before the run starts, a lost worker of which no exit is known only frees its place.
         """
         member = loss.member
+        if member.is_script:
+            self._script.lose(loss, now)
+            return ""
         if not self._run.registry.begun and not loss.exited:
             self._run.registry.free(member)
             self._run.events.infos.append(f"{member.label} is free again: {member.process} {loss.why}")
@@ -113,11 +132,14 @@ class Supervision:
         self._run.events.infos.append(f"{why}. Its replacement begins at step {self._run.checkpoints.complete}")
         return ""
 
-    def _note_failed_start(self, exited: Exited) -> None:
+    def _note_failed_start(self, exited: Exited, now: float) -> None:
         """A process ended that was to take an empty place; unless it is the one whose loss has emptied it."""
         pending = self._run.replacements.pending.get(exited.index)
         if pending is not None and pending.pid == exited.pid:
             self._note_end_of_lost(pending, exited)
+            return
+        if exited.index == self._run.config.script:
+            self._script.note_failed_start(exited, now)
             return
         comma = "," if exited.detail else ""
         what = f"{self._label(exited.index)} {describe_exit(exited)}{comma} before it joined; see its own output"
@@ -150,7 +172,7 @@ class Supervision:
         members = self._run.registry.reachable()
         lasts = self._standstill.lasts(members, now)
         if lasts >= self._standstill.bound and self._run.registry.complete:
-            places = ", ".join(f"worker {each.index} at {each.endpoint} on host {each.host}" for each in members)
+            places = ", ".join(f"{each.title} at {each.endpoint} on host {each.host}" for each in members)
             self._run.fail(
                 f"every worker has been waiting for another for {lasts:.0f} s: {self.diagnose(now).text}. "
                 f"Can they reach each other's queues? They are: {places}. See queues.url",
@@ -158,7 +180,7 @@ class Supervision:
             )
 
     def _label(self, index: int) -> str:
-        return worker_label(index, self._run.config.schedule.placement[index])
+        return worker_label(index, self._run.config.placement[index])
 
 
 def _code(result: int | None) -> int:

@@ -4,14 +4,13 @@
 and has made no progress since; it is in layers.30.mlp"
 """
 
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stageline.broker.ledger.ledger import Held, Ledger
-from stageline.broker.membership.failure_detector import WorkerLoss, describe_exit, silence_limit
-from stageline.broker.membership.member import Member, stages_label, worker_label
+from stageline.broker.membership.failure_detector import describe_exit, silence_limit
+from stageline.broker.membership.member import SCRIPT, Member, stages_label, worker_label
 
+from .queue_routes import CALL, EVALUATION, REPLY
 from .wait_graph import (
     ClusterState,
     RootCause,
@@ -30,12 +29,20 @@ _ACTIONS = {  # by the cause alone
     RootCause.STARTING: "wait: it is loading its model",
     RootCause.ON_ITS_WAY: "check the network between the two workers, and `stageline queue ls`",
     RootCause.SOURCE: "check the data source",
+    RootCause.SCRIPT: "nothing, if the script's own code may take that long: see its output",
     RootCause.RESOURCE: MEND,
     RootCause.CIRCLE: "a checked schedule cannot deadlock, so this is a bug: report it, and start the run again",
     RootCause.BROKER: "check the broker's machine and its network: the workers keep training without it",
 }
-_OUT_OF_MEMORY = " (if not by you, then by the kernel's out-of-memory killer: see dmesg)"
-_MESSAGES = {"forward": "the activation", "backward": "the gradient", "target": "the targets"}
+_OF_MICROBATCH = "of step {edge.step} microbatch {edge.microbatch}"
+_MESSAGES = {  # by the flow of the edge that waits for it
+    "forward": f"the activation {_OF_MICROBATCH}",
+    "backward": f"the gradient {_OF_MICROBATCH}",
+    "target": f"the targets {_OF_MICROBATCH}",
+    EVALUATION: "the activation of evaluated batch {edge.step} microbatch {edge.microbatch}",
+    CALL: "call {edge.step}",
+    REPLY: "the reply to call {edge.step}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,7 @@ def diagnose(cluster: ClusterState, worker: int | None = None) -> Diagnosis:
     text, action = _text(cluster, chain), _action(cluster, chain)
     if not found or chain.cause is RootCause.RESOURCE:
         return Diagnosis(chain, text, action)
-    lacking = "; ".join(f"worker {index} {fault}" for index, fault in found)
+    lacking = "; ".join(f"{cluster.members[index].title} {fault}" for index, fault in found)
     if chain.harmless:
         return Diagnosis(chain, f"{lacking}. Training goes on meanwhile", MEND)
     return Diagnosis(chain, f"{text}. Besides, {lacking}", action)
@@ -65,22 +72,38 @@ def _text(cluster: ClusterState, chain: WaitChain) -> str:
     if not chain.edges:
         return f"{_subject(cluster, chain)} {_predicate(cluster, chain)}"
     edges = "".join(_edge(cluster, chain.edges[:number]) for number in range(1, len(chain.edges) + 1))
-    return edges if chain.cause is RootCause.SOURCE else f"{edges}, which {_predicate(cluster, chain)}"
+    match chain.cause:
+        case RootCause.SOURCE:
+            return edges
+        case RootCause.SCRIPT:
+            return f"{edges}; {SCRIPT} {_predicate(cluster, chain)}"
+        case _:
+            return f"{edges}, which {_predicate(cluster, chain)}"
 
 
 def _edge(cluster: ClusterState, edges: Sequence[WaitEdge]) -> str:
     """The last of `edges`, as it follows the others."""
     edge = edges[-1]
-    source = "the data source"
-    if edge.source is not None:
-        source = f"stage {edge.source} ({_holder(cluster, cluster.schedule.owner(edge.source))})"
-    message = f"{_MESSAGES[edge.flow]} of step {edge.step} microbatch {edge.microbatch}"
+    source, message = _source(cluster, edge), _MESSAGES[edge.flow].format(edge=edge)
     what = f"room in {edge.queue} until {source} makes progress" if edge.room else f"{message} from {source}"
+    if len(edges) == 1 and edge.stage is None:
+        return f"{worker_label(edge.index, cluster.placement[edge.index])} waits for {what}"
     if len(edges) == 1:
         return f"stage {edge.stage} waits for {what}"
-    if edges[-2].source == edge.stage:
+    if edge.stage is None or edges[-2].source in (edge.stage, None):
         return f", which waits for {what}"
     return f", whose worker first runs {edge.action} of stage {edge.stage}, which waits for {what}"
+
+
+def _source(cluster: ClusterState, edge: WaitEdge) -> str:
+    if edge.on is None:
+        return "the data source"
+    return _place(cluster, edge.on, (edge.source,) if edge.source is not None else cluster.placement[edge.on])
+
+
+def _place(cluster: ClusterState, index: int, stages: Sequence[int]) -> str:
+    """ "stage 3 (worker w3, generation 2)", "the script"."""
+    return f"{stages_label(stages)} ({_holder(cluster, index)})" if stages else SCRIPT
 
 
 def _holder(cluster: ClusterState, index: int) -> str:
@@ -94,10 +117,10 @@ def _holder(cluster: ClusterState, index: int) -> str:
 def _subject(cluster: ClusterState, chain: WaitChain) -> str:
     if chain.index is None:
         return "the broker"
-    missing = [index for index in range(len(cluster.schedule.placement)) if index not in cluster.members]
+    missing = [index for index in range(len(cluster.placement)) if index not in cluster.members]
     if chain.cause is RootCause.MISSING and len(missing) > 1:
-        return " and ".join(worker_label(index, cluster.schedule.placement[index]) for index in missing)
-    return f"{stages_label(cluster.schedule.placement[chain.index])} ({_holder(cluster, chain.index)})"
+        return " and ".join(worker_label(index, cluster.placement[index]) for index in missing)
+    return _place(cluster, chain.index, cluster.placement[chain.index])
 
 
 def _predicate(cluster: ClusterState, chain: WaitChain) -> str:
@@ -120,7 +143,9 @@ def _of_worker(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
             seconds = member.report.troubled + silence(cluster, member)
             return f"waits for the server of its queues, for {seconds:.0f} s now: {member.report.trouble.rstrip('.')}"
         case RootCause.RESOURCE if member.report is not None:
-            return f"waits: worker {chain.index} {member.report.fault}"
+            return f"waits: {member.title} {member.report.fault}"
+        case RootCause.STARTING if member.is_script:
+            return f"is still starting, {silence(cluster, member):.1f} s after its last message"
         case RootCause.STARTING if not member.sender:
             return (
                 f"had a worker before the broker restarted {silence(cluster, member):.1f} s ago; "
@@ -134,6 +159,9 @@ def _of_worker(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
             return f"was silent for {silence(cluster, member):.1f} s; {_last_report(member)}"
         case RootCause.STUCK:
             return f"{_doing(cluster, chain, member)} and has made no progress since{_layer(member)}"
+        case RootCause.SCRIPT if member.report is not None:
+            seconds = max(0.0, cluster.now - member.activity_since)
+            return f"has been doing this for {seconds:.0f} s: {member.report.now}"
         case RootCause.COMPUTING:
             return f"{_doing(cluster, chain, member)}{_layer(member)}"
         case _:
@@ -170,7 +198,7 @@ def _last_report(member: Member, age: float | None = None) -> str:
 
 def _action(cluster: ClusterState, chain: WaitChain) -> str:
     member = cluster.members.get(chain.index) if chain.index is not None else None
-    if chain.harmless:
+    if chain.harmless and chain.cause is not RootCause.SCRIPT:
         return _PROGRESS
     match chain.cause:
         case RootCause.MISSING:
@@ -197,11 +225,15 @@ def _action(cluster: ClusterState, chain: WaitChain) -> str:
 
 def _start(cluster: ClusterState, chain: WaitChain) -> str:
     replacement = cluster.replacements.get(chain.index) if chain.index is not None else None
+    script = chain.index == cluster.script
     start = f"start `stageline worker CONFIG --broker URL --index {chain.index}`"
+    if script:
+        start = "start the script" if replacement is None else "start the script again, so that it resumes the run"
     if replacement is None:
         return start
-    left = max(0.0, cluster.patience - (cluster.now - replacement.awaited))
-    return f"{start}; the run is given up if none joins within {left:.0f} s"
+    patience, ends = (cluster.leases.silence, "stops") if script else (cluster.patience, "is given up")
+    left = max(0.0, patience - (cluster.now - replacement.awaited))
+    return f"{start}; the run {ends} if none joins within {left:.0f} s"
 
 
 def _verdict(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
@@ -209,36 +241,5 @@ def _verdict(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
     if chain.cause is RootCause.SILENT:
         (key, limit), since = silence_limit(member, cluster.leases), member.last_seen
     left = max(0.0, limit - (cluster.now - since))
-    what = "it is replaced" if cluster.replaces else "the run ends"
+    what = "it is replaced" if cluster.replaces and not member.is_script else "the run ends"
     return f"it is declared lost in {left:.0f} s, and {what} ({key} is {limit:g} s)"
-
-
-def failure_report(loss: WorkerLoss, ledger: Ledger, now: float) -> str:
-    """Of a worker that was found to be lost at `now` (seconds since the epoch), without a full stop."""
-    member = loss.member
-    end, exit = member.exited or (now, None)
-    hint = _OUT_OF_MEMORY if exit is not None and (exit.status, exit.detail) == (-signal.SIGKILL, "") else ""
-    return f"{member.label}, {member.process}, {loss.why}{hint}. It {_held(member, ledger.held(member.stages), end)}"
-
-
-def _held(member: Member, held: list[Held], now: float) -> str:
-    computed = next((each for each in held if each.computed), None)
-    stashed = [each for each in held if not each.computed]
-    doing = f"held {computed}{_since(computed.entry.since, now)}" if computed else _last_known(member, now)
-    return f"{doing}; {_stash(stashed)}" if stashed else doing
-
-
-def _last_known(member: Member, now: float) -> str:
-    if member.report is None:
-        return "had sent no report" if member.sender else "had sent no report to this broker"
-    return f'last reported: "{member.report.now}"{_since(member.report.since, now)}'
-
-
-def _stash(stashed: list[Held]) -> str:
-    if len(stashed) == 1:
-        return str(stashed[0])
-    return f"{len(stashed)} microbatches were stashed there, the first being {stashed[0]}"
-
-
-def _since(then: float | None, now: float) -> str:
-    return "" if then is None else f" since {max(0.0, now - then):.1f} s"

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stageline.broker.control.messages import Report, Wait
+from stageline.broker.control.messages import Report
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.replacements import Replacement
-from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.schedule import Placement, Schedule
+
+from .queue_routes import CALL, REPLY, RouteEnd, route_of
 
 QUIET = 1.0  # seconds without a report after which a worker counts as silent; it reports ten times a second
 LATE = 1.0  # seconds that a message may take to arrive, or that two reports may be apart
@@ -36,19 +38,26 @@ class RootCause(StrEnum):
     SERVER = "server"  # its worker cannot reach the server of the queues, or is refused
     RESOURCE = "resource"  # its worker waits for disk space, descriptors or memory
     SOURCE = "source"  # the message comes from outside the pipeline
+    SCRIPT = "script"  # the script makes no call: its own code runs, which may take as long as it likes
     CIRCLE = "circle"  # the workers wait for each other
     BROKER = "broker"  # no report arrives at all: the broker is cut off, not the workers
+
+
+_HARMLESS = frozenset({RootCause.COMPUTING, RootCause.RESTING, RootCause.SCRIPT})
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
     """What the broker knows of the workers at `now` (seconds since the epoch); `members`, `replacements` by index.
+    `placement` has the stages of each place: none of that of the `script`, if the run has one.
 
     A worker is lost after one of its `leases`, and then replaced if `replaces`. The run is given up when a place has
     been empty for `patience` seconds.
     """
 
     schedule: Schedule
+    placement: Placement
+    script: int | None
     members: Mapping[int, Member]
     replacements: Mapping[int, Replacement]
     ledger: Ledger
@@ -60,14 +69,16 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class WaitEdge:
-    """Worker `index` waits, for `seconds`, for a message that its `stage` needs: the edge of a chain.
+    """Worker `index` waits, for `seconds`, for a message that its `stage` needs from worker `on`: the edge of a chain.
 
-    `flow` is "forward", "backward" or "target". `source` is the stage that puts it, None if it comes from outside.
+    `flow` is that of the queue. `source` is the stage that puts it; `on` is None if it comes from outside. Calls and
+    replies are not of a stage: `stage` and `source` are None, and `step` is the number of the call. In an evaluation,
+    it is the number of the evaluated batch.
     With `room` its `stage` has computed the message and waits for room to keep it, until `source` gets on.
     """
 
     index: int
-    stage: int
+    stage: int | None
     action: str
     queue: str
     flow: str
@@ -75,6 +86,7 @@ class WaitEdge:
     microbatch: int
     seconds: float
     source: int | None
+    on: int | None
     room: bool = False
 
 
@@ -91,7 +103,7 @@ class WaitChain:
         """Whether the run makes progress."""
         just_sent = self.cause is RootCause.ON_ITS_WAY and self.edges[-1].seconds < LATE
         just_closed = self.cause is RootCause.CIRCLE and min(edge.seconds for edge in self.edges) < LATE
-        return just_sent or just_closed or self.cause in (RootCause.COMPUTING, RootCause.RESTING)
+        return just_sent or just_closed or self.cause in _HARMLESS
 
 
 def longest_chain(cluster: ClusterState) -> WaitChain:
@@ -99,7 +111,7 @@ def longest_chain(cluster: ClusterState) -> WaitChain:
     silences = [silence(cluster, member) for member in cluster.members.values() if member.report is not None]
     if len(silences) > 1 and min(silences) >= QUIET:
         return WaitChain((), RootCause.BROKER, None)
-    chains = [follow(cluster, index) for index in range(len(cluster.schedule.placement))]
+    chains = [follow(cluster, index) for index in range(len(cluster.placement))]
     return max(chains, key=lambda chain: (not chain.harmless, len(chain.edges), _waited(chain)))
 
 
@@ -110,9 +122,9 @@ def follow(cluster: ClusterState, index: int) -> WaitChain:
         if _has_trouble(cluster, index):
             return WaitChain(tuple(edges), RootCause.SERVER, index)
         edges.append(edge)
-        if edge.source is None:
+        if edge.on is None:
             return WaitChain(tuple(edges), RootCause.SOURCE, None)
-        index = cluster.schedule.owner(edge.source)
+        index = edge.on
         if _is_on_its_way(cluster, edge, index):
             return WaitChain(
                 tuple(edges), RootCause.SERVER if _has_trouble(cluster, index) else RootCause.ON_ITS_WAY, index
@@ -154,28 +166,23 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
     if member is None or report is None or not report.waits:
         return None
     wait = report.waits[0]
-    flow, stage = _queue(wait, cluster.schedule.stages)
-    if stage is None:
+    route = route_of(wait.queue, cluster.schedule, cluster.script)
+    if route is None or (wait.room and route.producer is None):  # no stage of the run fills this queue
         return None
-    before = {"forward": stage - 1, "backward": stage + 1}.get(flow, -1)  # the stage that puts into the queue
-    source = before if 0 <= before < cluster.schedule.stages else None
-    if wait.room:
-        if source is None:  # no stage of the run fills this queue
-            return None
-        stage, source = source, _furthest_behind(cluster, stage)
-    step, microbatch = divmod(wait.number, cluster.ledger.microbatches)
+    needs, gives = route.consumer, route.producer
+    if wait.room and gives is not None:
+        behind = _furthest_behind(cluster, needs.stage)
+        needs, gives = gives, RouteEnd(cluster.schedule.owner(behind), behind)
+    whole = route.flow in (CALL, REPLY)
+    step, microbatch = (wait.number, 0) if whole else divmod(wait.number, cluster.ledger.microbatches)
     seconds = max(0.0, cluster.now - member.activity_since)
-    return WaitEdge(index, stage, wait.action, wait.queue, flow, step, microbatch, seconds, source, wait.room)
+    source, on = (None, None) if gives is None else (gives.stage, gives.worker)
+    return WaitEdge(
+        index, needs.stage, wait.action, wait.queue, route.flow, step, microbatch, seconds, source, on, wait.room
+    )
 
 
-def _queue(wait: Wait, stages: int) -> tuple[str, int | None]:
-    """Flow and consuming stage of the queue; None for the name of no queue of this run."""
-    flow, _, stage = wait.queue.rpartition("-")
-    known = flow in ("forward", "backward", "target") and stage.isascii() and stage.isdigit() and len(stage) < 9
-    return flow, int(stage) if known and int(stage) < stages else None
-
-
-def _furthest_behind(cluster: ClusterState, consumer: int) -> int:
+def _furthest_behind(cluster: ClusterState, consumer: int | None) -> int:
     """The stage that frees the room, since a message is retained until all stages are past its step.
 
     Of several that are equally far behind: one that waits for nothing, or else the consumer of the queue.
@@ -207,12 +214,19 @@ def _trusted_report(cluster: ClusterState, index: int) -> Report | None:
 def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
     """Whether the producer has put the message. One that is gone does not count: its replacement puts it again."""
     member = cluster.members.get(owner)
-    return member is not None and not is_silent(cluster, member) and _state_at_source(cluster, edge) in _SENT[edge.flow]
+    if member is None or edge.room or is_silent(cluster, member):
+        return False
+    if edge.flow == CALL:  # the script's actions: the number of its next call
+        return member.report is not None and member.report.actions > edge.step
+    if edge.flow == REPLY:  # the next call is taken once the reply was put
+        lacking = _edge_from(cluster, owner)
+        return lacking is not None and lacking.flow == CALL and lacking.step > edge.step
+    return _state_at_source(cluster, edge) in _SENT.get(edge.flow, ())
 
 
 def _state_at_source(cluster: ClusterState, edge: WaitEdge) -> MicrobatchState | None:
-    """How far the stage is with the awaited microbatch that should deliver it; None if no stage should."""
-    if edge.source is None or edge.room:
+    """How far the stage is with the awaited microbatch of training that should deliver it; None if no stage should."""
+    if edge.source is None or edge.room or edge.flow not in _SENT:
         return None
     return cluster.ledger.entry(MicrobatchPosition(edge.source, edge.step, edge.microbatch)).state
 
@@ -231,5 +245,7 @@ def _cause(cluster: ClusterState, index: int) -> RootCause:
             return RootCause.RESOURCE
         case Member(report=Report(waiting=True)) | Member(status=MemberStatus.FINISHED):
             return RootCause.RESTING
+        case Member(stages=()):
+            return RootCause.SCRIPT
         case member:
             return RootCause.STUCK if cluster.now - member.last_progress >= LATE else RootCause.COMPUTING

@@ -1,7 +1,8 @@
 """When a worker counts as lost: silent or loading for too long, too long in one action, or its process ended.
 
 A worker that waits for a message is not to blame for making no progress. When all of them wait, the messages do not
-arrive: `Standstill` notices that.
+arrive: `Standstill` notices that. The script is lost by silence alone, or by its process's end: its user's code may
+take hours between two calls.
 """
 
 import signal
@@ -43,7 +44,7 @@ def loss_of(member: Member, leases: Leases, now: float) -> WorkerLoss | None:
     if member.exited is not None:
         when, end = member.exited
         if now - when >= (EXIT_GRACE if end.status >= 0 else KILL_GRACE):
-            return WorkerLoss(member, describe_exit(end), exited=True, result=end.result)
+            return WorkerLoss(member, _describe_end(member, end), exited=True, result=end.result)
     silence, stalled = now - member.last_seen, now - member.last_progress
     if member.superseded and silence >= SUPERSEDED_AFTER:
         return WorkerLoss(member, f"was silent for {silence:.1f} s while another process asked for its place")
@@ -51,7 +52,7 @@ def loss_of(member: Member, leases: Leases, now: float) -> WorkerLoss | None:
     if silence >= limit:
         return WorkerLoss(member, f"was silent for {silence:.1f} s ({key} is {limit:g} s)")
     at_work = member.status is MemberStatus.PRESENT and member.introduced and member.report is not None
-    if at_work and stalled >= leases.action:
+    if at_work and not member.is_script and stalled >= leases.action:
         return WorkerLoss(
             member,
             f"is alive, but completed no action for {stalled:.1f} s; if one may take this long, "
@@ -74,6 +75,11 @@ def describe_exit(end: Exited) -> str:
     the user's code may have chosen it."""
     how = describe_status(end.status) if end.result is None else f"exited with status {end.result}"
     return f"{how}, {end.detail}" if end.detail else how
+
+
+def _describe_end(member: Member, end: Exited) -> str:
+    """No process of the run started the script, so that its status is not known, unless it was killed."""
+    return "has ended" if member.is_script and end.status >= 0 else describe_exit(end)
 
 
 def describe_status(status: int) -> str:

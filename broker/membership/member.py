@@ -1,4 +1,7 @@
-"""What the broker knows of one worker that has a place in the plan."""
+"""What the broker knows of one process that has a place in the run: a worker, or the script.
+
+A scripted run has one place without stages, the last: that of the user's script, which calls the workers.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,6 +9,8 @@ from enum import StrEnum
 
 from stageline.broker.control.messages import Exited, Report
 from stageline.pipeline.digest import TensorDigest
+
+SCRIPT = "the script"
 
 
 class MemberStatus(StrEnum):
@@ -19,7 +24,7 @@ class MemberStatus(StrEnum):
 
 @dataclass(slots=True)
 class Member:
-    """A worker with a place in the plan. Times are seconds since the epoch."""
+    """A worker with a place in the plan, or the script. Times are seconds since the epoch."""
 
     index: int
     stages: tuple[int, ...]
@@ -47,8 +52,18 @@ class Member:
     exited: tuple[float, Exited] | None = None  # when its process ended, and how
 
     @property
+    def is_script(self) -> bool:
+        """Whether it is the script: it has no stages, and its user's code may take hours between two calls."""
+        return not self.stages
+
+    @property
+    def title(self) -> str:
+        """ "worker 1", "the script"."""
+        return SCRIPT if self.is_script else f"worker {self.index}"
+
+    @property
     def label(self) -> str:
-        """ "worker 1 (stages 0 and 2)"."""
+        """ "worker 1 (stages 0 and 2)", "the script"."""
         return worker_label(self.index, self.stages)
 
     @property
@@ -63,8 +78,14 @@ class Member:
 
 
 def worker_label(index: int, stages: Sequence[int]) -> str:
-    """ "worker 1 (stages 0 and 2)"."""
-    return f"worker {index} ({stages_label(stages)})"
+    """ "worker 1 (stages 0 and 2)"; "the script" for the place without stages."""
+    return f"worker {index} ({stages_label(stages)})" if stages else SCRIPT
+
+
+def may_take(claim: int | None, index: int, stages: Sequence[int]) -> bool:
+    """Whether a process that claims `claim`, or with None any worker's place, may have place `index`. The script's
+    place is only for one that claims it."""
+    return claim == index or (claim is None and bool(stages))
 
 
 def stages_label(stages: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Which worker has which place of the plan, under which incarnation.
+"""Which worker has which place of the plan, under which incarnation; the script of a scripted run has the last place.
 
     Hello ──> present ──> finished ──> left
                  └──────────┴────────> lost     see failure_detector
@@ -17,7 +17,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule import Placement
 
 from .failure_detector import Leases, WorkerLoss, loss_of
-from .member import Member, stages_label
+from .member import Member, may_take, stages_label
 from .standby import Contact, process_key
 
 # What a store keeps of a member.
@@ -183,19 +183,25 @@ class Registry:
         if hello.claim is None:
             # In a resumed run, a place to begin at with snapshots that it has verified; else any.
             read = set(hello.inspection.stages) if hello.inspection is not None else set()
-            fit = [index for index in self.missing if read.issuperset(self.placement[index])]
-            owners = ", ".join(f"{member.index} is {member.process}" for member in self._in_order())
-            full = f"all {len(self.placement)} workers of the plan have joined: {owners}. Stop one of them first"
-            return next(iter(fit or self.missing), Refused(full, code=ExitCode.FAILED))
+            free = [index for index in self.missing if may_take(None, index, self.placement[index])]
+            fit = [index for index in free if read.issuperset(self.placement[index])]
+            workers = [member for member in self._in_order() if not member.is_script]
+            owners = ", ".join(f"{member.index} is {member.process}" for member in workers)
+            full = f"all {len(workers)} workers of the plan have joined: {owners}. Stop one of them first"
+            return next(iter(fit or free), Refused(full, code=ExitCode.FAILED))
         if hello.claim >= len(self.placement):
+            workers_known = sum(map(bool, self.placement))
             return Refused(
-                f"there is no worker {hello.claim}: the plan has workers 0 to {len(self.placement) - 1}",
+                f"there is no worker {hello.claim}: the plan has workers 0 to {workers_known - 1}",
                 code=ExitCode.USAGE,
             )
         owner = self.members.get(hello.claim)
         return hello.claim if owner is None else Refused(self._claimed(owner, now), code=ExitCode.FAILED)
 
     def _claimed(self, owner: Member, now: float) -> str:
+        if owner.is_script:
+            ago = f"{max(0.0, now - owner.last_seen):.1f} s ago"
+            return f"the run has its script: {owner.process}, alive {ago}; stop it first, or wait until it is lost"
         if not owner.sender:
             return (
                 f"{stages_label(owner.stages)} belonged to worker {owner.process} before the broker restarted; "

@@ -1,8 +1,11 @@
 """Workers on standby until a place becomes free: first come, first served."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stageline.broker.control.messages import Hello
+
+from .member import may_take
 
 MOST = 1000  # processes at a time, beside one for each place
 SILENCE = 3.0  # seconds after which a worker on standby, which should send Hello every second, is gone
@@ -24,9 +27,10 @@ class Contact:
 class StandbyWorkers(dict[ProcessKey, Contact]):
     """The contacts on standby by `process_key`, in the order in which they came; a repeated Hello keeps its turn."""
 
-    def take(self, index: int) -> Contact | None:
-        """Removes and returns the first worker that accepts place `index`."""
-        found = next((key for key, contact in self.items() if contact.hello.claim in (None, index)), None)
+    def take(self, index: int, stages: Sequence[int]) -> Contact | None:
+        """Removes and returns the first process that accepts place `index`, of `stages`."""
+        fit = (key for key, contact in self.items() if may_take(contact.hello.claim, index, stages))
+        found = next(fit, None)
         return None if found is None else self.pop(found)
 
     def prune(self, now: float) -> None:

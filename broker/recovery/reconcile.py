@@ -7,6 +7,9 @@ Then the workers and the disks are the records. For a lease, their Hellos are co
                 are gone from the queues, and every stage has to go back
     kept        owners that have finished at least the checkpoint's steps keep running; all other places are empty
 
+The script of a scripted run is kept likewise, by the number of steps that it has asked for. It has no snapshots, and no
+stage to begin with: what is known of it never delays the decision.
+
 All get incarnations that cannot have been given out before. Taking the maximum of the old records and of the Hellos
 instead is wrong: it gives out incarnations twice, and begins stages at steps that others have forgotten
 (docs/decisions/lost-records.md).
@@ -107,5 +110,11 @@ class Reconciliation:
     @property
     def _at_the_beginning(self) -> bool:
         """Whether no step was finished, so that no snapshot can be missed: every process here has looked."""
-        looked = all(hello.snapshots is not None for hello in self._hellos)
-        return looked and not self._snapshots and not any(memory.step for _, memory in self._owners.values())
+        workers = [hello for hello in self._hellos if not self._is_script(hello)]
+        looked = all(hello.snapshots is not None for hello in workers)
+        owned = (memory for index, (_, memory) in self._owners.items() if self._placement[index])
+        return looked and not self._snapshots and not any(memory.step for memory in owned)
+
+    def _is_script(self, hello: Hello) -> bool:
+        index = hello.memory.index if hello.memory is not None else hello.claim
+        return index is not None and index < len(self._placement) and not self._placement[index]

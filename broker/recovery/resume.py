@@ -10,7 +10,8 @@ and so on:
     stage 0    20  40  60     likewise; but checkpoint 60 was about to be complete, or the records are older than it:
     stage 1    20  4?  60     every stage begins at 60
 
-Once a stage has computed something it is too late: the others do not go back for one that is replaced.
+Once a stage has computed something it is too late: the others do not go back for one that is replaced. The script has
+no snapshots: it is not waited for here.
 """
 
 from collections.abc import Iterable
@@ -42,7 +43,7 @@ class CheckpointPoll:
         """The indexes for which no worker has verified its snapshots yet."""
         read = [hello for hello in hellos if self._has_read(hello)]
         claims, anywhere = {hello.claim for hello in read}, sum(hello.claim is None for hello in read)
-        return [index for index in range(len(self.placement)) if index not in claims][anywhere:]
+        return [index for index, stages in enumerate(self.placement) if stages and index not in claims][anywhere:]
 
     def result(self, hellos: Iterable[Hello]) -> "ResumePoint | CheckpointPoll | None":
         """The decision, or the poll for the next step; None while a worker is absent. `hellos`: of all on standby."""

@@ -12,6 +12,7 @@ from stageline.broker.coordinator.queries import RunView, answer
 from stageline.broker.coordinator.records import RunRecords
 from stageline.broker.coordinator.restart import Restart
 from stageline.broker.coordinator.run import RunConfig
+from stageline.broker.coordinator.shutdown import Shutdown
 from stageline.broker.coordinator.supervision import Supervision
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
@@ -69,7 +70,7 @@ def _view(run: RecordedRun) -> RunView:
     records.outcome, records.training_steps = run.outcome, run.training_steps
     if run.result is not None:
         _add_result(records, run.result)
-    return RunView(run.as_of, records, restart, Supervision(records))
+    return RunView(run.as_of, records, restart, Supervision(records, Shutdown(records)))
 
 
 def _plan(run: RecordedRun) -> Plan:
@@ -98,7 +99,7 @@ def _unplanned(run: RecordedRun, what: str) -> Facts:
             "plan": None, "missing": [], "reason": None, "code": None, "weights_sha256": None, "training_steps": None,
             "finished": [], "finished_floor": 0, "last_loss": None, "finished_loss": None, "losses": {}, "metrics": {},
             "checkpoint": None, "listening": False, "recollecting": False, "damaged": [], "restarts": 0,
-            "recovering": [], "spares": [], "oddities": {}, "workers": [],
+            "recovering": [], "spares": [], "oddities": {}, "workers": [], "script": None,
         },
         "why": {},
     }  # fmt: skip

@@ -10,6 +10,7 @@ from stageline.broker.coordinator.observation import OBSERVED, recall
 from stageline.broker.coordinator.queries import RunView, answer
 from stageline.broker.coordinator.records import RunRecords
 from stageline.broker.coordinator.restart import Restart
+from stageline.broker.coordinator.shutdown import Shutdown
 from stageline.broker.coordinator.supervision import Supervision
 from support.conversation import TERMS, Conversation, name, report, steps
 
@@ -38,7 +39,7 @@ def recorded(talk: Conversation) -> RunView:
     run = RunRecords("run-1", TERMS, talk.store)
     run.restore(stored, talk.now)
     recall(run, stored.facts[OBSERVED])
-    return RunView(talk.now, run, Restart(run), Supervision(run))
+    return RunView(talk.now, run, Restart(run), Supervision(run, Shutdown(run)))
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.what)

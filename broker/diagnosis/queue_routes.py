@@ -1,0 +1,59 @@
+"""Says which worker takes from a queue and which one puts into it, by the queue's name.
+
+    forward-2       stage 1 -> stage 2          target-3    the data source -> stage 3
+    backward-2      stage 3 -> stage 2          call-1      the script -> worker 1
+    evaluation-2    stage 1 -> stage 2          reply-1     worker 1 -> the script
+
+Calls, replies and evaluations are those of scripted runs.
+"""
+
+from dataclasses import dataclass
+
+from stageline.pipeline.schedule import Schedule
+
+CALL, REPLY, EVALUATION = "call", "reply", "evaluation"
+_BEFORE = {"forward": -1, EVALUATION: -1, "backward": 1}  # from a stage to the one that puts into its queue
+_BETWEEN_STAGES = frozenset({*_BEFORE, "target"})
+
+
+@dataclass(frozen=True, slots=True)
+class RouteEnd:
+    """A worker, with the stage of its own that takes or puts; None for the worker as a whole, and for the script."""
+
+    worker: int
+    stage: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRoute:
+    """`producer`: None if the messages come from outside the pipeline."""
+
+    flow: str
+    consumer: RouteEnd
+    producer: RouteEnd | None
+
+
+def route_of(queue: str, schedule: Schedule, script: int | None) -> QueueRoute | None:
+    """None for the name of no queue of the run. `script`: the index of the script's place, if there is one."""
+    flow, _, number = queue.rpartition("-")
+    if not (number.isascii() and number.isdigit() and len(number) < 9):
+        return None
+    if flow in _BETWEEN_STAGES:
+        return _between_stages(flow, int(number), schedule)
+    return None if script is None else _of_script(flow, int(number), script)
+
+
+def _between_stages(flow: str, stage: int, schedule: Schedule) -> QueueRoute | None:
+    if stage >= schedule.stages:
+        return None
+    source = stage + _BEFORE[flow] if flow in _BEFORE else -1
+    producer = RouteEnd(schedule.owner(source), source) if 0 <= source < schedule.stages else None
+    return QueueRoute(flow, RouteEnd(schedule.owner(stage), stage), producer)
+
+
+def _of_script(flow: str, index: int, script: int) -> QueueRoute | None:
+    """The workers have the places before the script's."""
+    if index >= script or flow not in (CALL, REPLY):
+        return None
+    worker, caller = RouteEnd(index), RouteEnd(script)
+    return QueueRoute(flow, worker, caller) if flow == CALL else QueueRoute(flow, caller, worker)
