@@ -106,6 +106,7 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     job = prepare(plan)
     if options.spare:
         warm_up(job.plan, options.claim)
+    _require_place(options.claim, len(job.plan.workers))
     control = ControlThread(options.broker, _identity(job.plan, options), lifeline=lifeline)
     try:
         assigned = control.join(options.broker_timeout, workers_timeout=options.workers_timeout)
@@ -124,6 +125,12 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     finally:
         control.close()
     return ExitCode.OK
+
+
+def _require_place(claim: int | None, workers: int) -> None:
+    """The broker knows one place more in a scripted run: the script's."""
+    if claim is not None and claim >= workers:
+        raise Stopped(f"there is no worker {claim}: the plan has workers 0 to {workers - 1}", ExitCode.USAGE)
 
 
 def _exit_on_signals(control: ControlThread) -> None:
