@@ -76,8 +76,12 @@ def _in_memory(run: RecordedRun) -> bool:
 
 
 def _resume(run: RecordedRun) -> str:
+    if run.scripted:
+        return f"Line.resume({str(run.folder)!r}) in the script"
     return f"stageline train CONFIG --resume {run.id}" if run.owner is None else run.owner.resume(run.id)
 
 
 def _begin(run: RecordedRun) -> str:
+    if run.scripted:
+        return "the script"
     return "stageline train CONFIG" if run.owner is None else run.owner.begin

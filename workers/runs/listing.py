@@ -15,6 +15,7 @@ from .records import RecordedRun, RecordedState, recorded_run
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """One run of schema run-ls/1. `began` and `as_of` (when this was so) are seconds since the epoch.
 
+    `script`: it is called by a script, and has no `total` before its end.
     `state` is one of `RecordedState`, or "damaged": then `reason` names the file. `steps` of `total` are finished, and
     `loss` is the last one's; `plan` is the plan's digest.
     """
@@ -27,6 +28,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     state: str = "damaged"
     steps: int = 0
     total: int | None = None
+    script: bool = False
     loss: float | None = None
     checkpoint: int | None = None
     plan: str | None = None
@@ -59,6 +61,7 @@ def _of(run: RecordedRun) -> RunRow:
         state=str(state),
         steps=run.steps,
         total=run.training_steps,
+        script=run.scripted,
         loss=_loss(run),
         checkpoint=run.complete if run.progress else None,
         plan=_digest(run),

@@ -1,4 +1,6 @@
-"""Which process a run belongs to: `train`, or a broker that was started alone. Its file is the first in a run's folder.
+"""Which process a run belongs to: `train`, a script's launcher, or a broker that was started alone.
+
+Its file is the first in a run's folder:
 
     process.json    {"pid": 812, "host": "desk", "started": 1785.2, "began": 1786.0, "command": "train", ...}
 
@@ -24,6 +26,8 @@ from stageline.workers.disk.atomic_file import persist_json, write_file
 
 from .folder import OWNER, make_folder, name_of
 
+RunCommand = Literal["train", "broker", "script"]
+
 _SAME = 1.0  # seconds by which two readings of a process's start may differ
 
 
@@ -37,7 +41,7 @@ class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     started: float
     began: float
-    command: Literal["train", "broker"]
+    command: RunCommand
     name: str
     plan: str = ""
     sets: list[str] = []
@@ -66,7 +70,7 @@ class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.begin} {shlex.join(how)}"
 
 
-def write_owner(folder: Path, plan: "plans.Plan", command: Literal["train", "broker"]) -> None:
+def write_owner(folder: Path, plan: "plans.Plan", command: RunCommand) -> None:
     """This process runs the run in `folder`. Raises `OSError`."""
     process = psutil.Process()
     owner = RunOwner(

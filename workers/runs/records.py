@@ -117,6 +117,12 @@ class RecordedRun:
         return next((int(str(steps)) for steps in (observed, planned) if steps is not None), None)
 
     @property
+    def scripted(self) -> bool:
+        """Whether a script calls the workers: how many steps it trains is known at its end."""
+        source = (self.plan or {}).get("data", {}).get("source")
+        return source == "script:batches" or (self.owner is not None and self.owner.command == "script")
+
+    @property
     def steps(self) -> int:
         """The training steps that every stage has finished."""
         if self.result is not None:

@@ -20,13 +20,15 @@ PLACES = {"begun": True, "incarnation": 2, "members": [], "checkpoints": {"compl
 ENDED = {"phase": "failed", "reason": "worker 1 failed", "code": 1}
 
 
-def record(folder: Path, *, owner: RunOwner | None = None, at: float = 0.0, **facts: dict) -> Path:
-    """A run's folder, whose records were last written `at` that time."""
+def record(
+    folder: Path, *, owner: RunOwner | None = None, at: float = 0.0, plan: dict | None = None, **facts: dict
+) -> Path:
+    """A run's folder, whose records were last written `at` that time. `plan`: another one than `PLAN`."""
     folder.mkdir(exist_ok=True)
     write_owner(folder, PLAN, "train")
     gone = owner or msgspec.structs.replace(msgspec.convert(read_owner(folder), RunOwner), started=0.0)
     (folder / "process.json").write_bytes(msgspec.json.encode(gone))
-    (folder / "plan.json").write_bytes(msgspec.json.encode(PLAN.as_mapping()))
+    (folder / "plan.json").write_bytes(msgspec.json.encode(plan or PLAN.as_mapping()))
     with closing(SqliteStore(folder / "broker.sqlite")) as store:
         for name, fact in facts.items():
             store.put(name, fact)
@@ -50,6 +52,28 @@ def test_a_run_whose_process_is_gone(facts, state, text, action, tmp_path):
         assert str(run.state) == state
         assert text in ending_of(run).text
         assert action in ending_of(run).action
+
+
+def of_script() -> dict:
+    """The plan of a scripted run: it says nothing of steps."""
+    plan = dict(PLAN.as_mapping())
+    return {**plan, "data": {**plan["data"], "source": "script:batches"}, "run": {**plan["run"], "steps": None}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "text"),
+    [
+        ({}, "killed", "the run was killed or lost its machine at step 10; checkpoint 10 is complete"),
+        ({"outcome": {**ENDED, "code": 75, "reason": "the script is gone"}}, "stopped", "the script is gone"),
+    ],
+)
+def test_a_scripted_run_goes_on_from_its_script_and_has_no_number_of_steps(facts, state, text, tmp_path):
+    folder = record(tmp_path / "run-1", plan=of_script(), registry=PLACES, **facts)
+    with recorded_run(folder) as run:
+        assert (str(run.state), ending_of(run).text) == (state, text)
+        assert ending_of(run).action == f"go on with: Line.resume('{folder}') in the script"
+    (row,) = run_rows(tmp_path)
+    assert (row.steps, row.total, row.script) == (10, None, True)
 
 
 def test_a_run_whose_process_is_there_is_starting_until_its_workers_are_and_also_when_it_is_resumed(tmp_path):

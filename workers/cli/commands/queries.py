@@ -112,25 +112,34 @@ def _show_status(facts: Facts) -> None:
         return
     steps = facts["finished_floor"] if total is None else min(facts["finished_floor"], total)
     loss = facts["finished_loss"] and facts["finished_loss"]["loss"]
+    script, missing = facts.get("script"), _missing(facts)
     known = (
         f"run {facts['run']}: {facts.get('state', facts['phase'])}",
         "broker restarted: waiting for running workers to reconnect" if facts["listening"] else "",
         "the broker's records are lost: asking the workers how far the run is" if facts["recollecting"] else "",
-        f"waits for worker {', '.join(map(str, facts['missing']))}" if facts["missing"] else "",
+        f"waits for {missing}" if missing else "",
         facts["reason"] or "",
         *facts["damaged"],
-        f"{steps} of {total or '?'} steps",
+        f"step {steps}" if script and total is None else f"{steps} of {total or '?'} steps",
         "" if loss is None else f"loss {loss:.6g}",
         *(f"{name} {float(value):.6g}" for name, value in facts["metrics"].items()),
         f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
     )
     say("\n  ".join(part for part in known if part))
     columns = ("worker", "stages", "is", "process", "reported", "idle", "actions", "now")
-    show("workers", columns, [_worker_row(worker) for worker in facts["workers"]])
+    rows = [_worker_row(worker["index"], worker) for worker in facts["workers"]]
+    show("workers", columns, [*rows, _worker_row("script", script)] if script else rows)
 
 
-def _worker_row(worker: Facts) -> tuple[object, ...]:
-    place = (worker["index"], ", ".join(map(str, worker["stages"])), worker["standing"])
+def _missing(facts: Facts) -> str:
+    """`worker 0, 1 and the script`; "" if all are there."""
+    workers = f"worker {', '.join(map(str, facts['missing']))}" if facts["missing"] else ""
+    script = facts.get("script") and facts["phase"] == "waiting" and facts["script"]["standing"] == "missing"
+    return " and ".join(part for part in (workers, "the script" if script else "") if part)
+
+
+def _worker_row(name: object, worker: Facts) -> tuple[object, ...]:
+    place = (name, ", ".join(map(str, worker["stages"])) or "-", worker["standing"])
     if worker["standing"] == "missing":
         return (*place, "-", "-", "-", "-", "-")
     process = f"{worker['name']}, pid {worker['pid']} on {worker['host']}"

@@ -10,7 +10,7 @@ import msgspec
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
 from stageline.workers.cli.asking import RUNS
-from stageline.workers.cli.display.tables import show
+from stageline.workers.cli.display.tables import show, steps_of
 from stageline.workers.cli.errors import CommandFailed
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _cells(row: "RunRow") -> tuple[object, ...]:
         row.name or "-",
         "-" if row.began is None else f"{datetime.fromtimestamp(row.began):%F %T}",
         row.state,
-        f"{row.steps} of {row.total if row.total is not None else '?'}",
+        steps_of(row.steps, row.total, script=row.script),
         "-" if row.loss is None else f"{row.loss:.4g}",
         "-" if row.checkpoint is None else row.checkpoint,
         (row.weights_sha256 or "-")[:12],

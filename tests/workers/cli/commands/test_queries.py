@@ -5,7 +5,9 @@ import json
 import pytest
 
 from stageline.workers.cli.app import run
-from stageline.workers.cli.commands.queries import _attempts
+from stageline.workers.cli.commands.queries import _attempts, _show_status
+from support.conversation import Conversation, name
+from support.scripted import SCRIPT, SCRIPTED, reach, script_says, scripted
 
 HOLDER = {"name": "worker-1", "generation": 2}
 
@@ -65,3 +67,28 @@ def test_every_attempt_has_a_row_and_the_last_counts():
 def test_a_stage_that_has_not_begun_has_a_row_without_a_worker():
     found = {"stage": 0, "worker": 0, "attempts": [], "state": "waiting", "holder": None, "actions": []}
     assert list(_attempts(found, 0.0)) == [(0, 0, 1, "waiting", "-", "-")]
+
+
+def test_a_scripted_runs_status_shows_the_script_and_no_number_of_steps(capsys):
+    talk = scripted()
+    reach(talk, 12)
+    talk.send(name(SCRIPT), script_says("its own code after call 14", calls=14))
+    _show_status(talk.status())
+    out = capsys.readouterr().out
+    assert "\n  step 12\n" in out
+    assert " of ?" not in out
+    assert out.splitlines()[-1].split() == [
+        *("script", "-", "present", "script,", "pid", "102", "on", "desk", "0", "ms", "ago", "0", "%", "14"),
+        *("its", "own", "code", "after", "call", "14"),
+    ]
+
+
+def test_a_status_names_the_script_among_those_that_the_run_waits_for(capsys):
+    talk = Conversation(terms=SCRIPTED)
+    _show_status(talk.status())
+    assert "waits for worker 0, 1 and the script\n" in capsys.readouterr().out
+    talk.join(0), talk.join(1)
+    _show_status(talk.status())
+    out = capsys.readouterr().out
+    assert "waits for the script\n" in out
+    assert out.splitlines()[-1].split() == ["script", "-", "missing", "-", "-", "-", "-", "-"]
