@@ -1,4 +1,4 @@
-"""A source gives batches that follow from seed and step; a feed cuts them into microbatches, then the held-out rows."""
+"""Rows in memory give batches that follow from seed and step."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stageline.pipeline.data import Feed, Rows, cut, rows, split_batch
+from stageline.pipeline.data import Rows
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import Tree
 
@@ -115,84 +115,3 @@ def test_held_out_rows_come_back_as_they_were_given() -> None:
 def test_data_that_makes_no_batches_is_refused(inputs: Tensor, targets: Tensor, batch_size: int, text: str) -> None:
     with pytest.raises(DataError, match=text):
         Rows(inputs, targets, batch_size, 0)
-
-
-@given(st.integers(0, 30), st.integers(1, 12))
-def test_microbatches_are_the_slices_of_tensor_split(count: int, microbatches: int) -> None:
-    wide, flat = torch.arange(count * 3).reshape(count, 3), torch.arange(count)
-    pieces = split_batch({"wide": wide, "more": [flat, 7]}, microbatches)
-    assert len(pieces) == microbatches
-    for number, piece in enumerate(pieces):
-        match piece:
-            case {"wide": Tensor() as x, "more": [Tensor() as y, 7]}:
-                assert torch.equal(x, wide.tensor_split(microbatches)[number])
-                assert torch.equal(y, flat.tensor_split(microbatches)[number])
-            case _:
-                pytest.fail(f"the microbatch has another form than the batch: {piece}")
-
-
-def test_ten_rows_in_four_microbatches() -> None:
-    assert [rows(piece) for piece in split_batch(torch.zeros(10, 2), 4)] == [3, 3, 2, 2]
-
-
-def test_more_microbatches_than_rows_leaves_the_last_ones_empty() -> None:
-    assert [rows(piece) for piece in split_batch((torch.zeros(2), torch.zeros(2, 5)), 4)] == [1, 1, 0, 0]
-
-
-@given(st.integers(1, 40), st.integers(1, 12))
-def test_counted_losses_add_up_to_the_mean_over_the_batch(count: int, microbatches: int) -> None:
-    batch = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
-    counted = [
-        piece.share * piece.inputs.mean()
-        for piece in cut(batch, batch, microbatches)
-        if isinstance(piece.inputs, Tensor) and piece.rows
-    ]
-    torch.testing.assert_close(torch.stack(counted).sum(), batch.mean())
-
-
-def test_the_share_of_nothing_in_an_empty_batch_is_one() -> None:
-    assert [each.share for each in cut(torch.zeros(0), torch.zeros(0), 2)] == [1, 1]
-    assert [each.share for each in cut(torch.zeros(1), torch.zeros(1), 2)] == [1, 0]
-
-
-DATA = torch.arange(10)
-HELD_OUT = (torch.arange(100, 105), torch.arange(100, 105))
-
-
-def feed(steps: int = 3, held_out=HELD_OUT) -> Feed:
-    return Feed(Rows(DATA, DATA, 4, 0, shuffle=False, held_out=held_out), 2, steps, 4)
-
-
-def test_a_microbatch_knows_its_rows_and_its_share_of_the_batch():
-    one, other = feed().microbatch(2, 0), feed().microbatch(2, 1)
-    assert (one.inputs.tolist(), other.inputs.tolist()) == ([8], [9])
-    assert (one.rows, one.share) == (1, 0.5)
-    assert [each.rows for each in cut(torch.zeros(5), torch.zeros(5), 2)] == [3, 2]
-    assert [each.share for each in cut(torch.zeros(5), torch.zeros(5), 2)] == [0.6, 0.4]
-
-
-def test_held_out_rows_follow_the_training_steps_in_batches_of_the_same_size():
-    assert feed().evaluation == range(3, 5)
-    assert [feed().microbatch(4, microbatch).targets.tolist() for microbatch in range(2)] == [[104], []]
-
-
-def test_a_step_beyond_the_run_is_refused():
-    assert feed(held_out=None).evaluation == range(3, 3)
-    with pytest.raises(DataError, match="step 3 is beyond the run's 3 steps, and no rows are held out"):
-        feed(held_out=None).microbatch(3, 0)
-
-
-def test_an_error_of_the_users_source_is_named_with_its_line():
-    class Broken(Rows):
-        def batch(self, step: int):
-            raise KeyError("column")
-
-    with pytest.raises(
-        DataError, match=r"batch\(1\) failed: KeyError: 'column' \(/.*/test_data\.py, line \d+, in batch\)"
-    ):
-        Feed(Broken(DATA, DATA, 4, 0), 2, 3, 4).microbatch(1, 0)
-
-
-def test_inputs_and_targets_must_have_the_same_rows():
-    with pytest.raises(DataError, match="common number of rows"):
-        cut(torch.zeros(4), torch.zeros(5), 2)

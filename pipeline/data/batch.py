@@ -1,0 +1,78 @@
+"""A batch is cut into microbatches along its rows, as `torch.tensor_split` does.
+
+10 rows, 4 microbatches        [0 1 2][3 4 5][6 7][8 9]        their mean losses count 3/10, 3/10, 2/10, 2/10
+"""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+import torch
+
+from stageline.pipeline.errors import DataError
+from stageline.pipeline.tree import Tree, leaves, map_tensors, tensors
+
+Batch: TypeAlias = tuple[Tree, Tree]  # inputs, targets
+
+
+class Microbatch(msgspec.Struct, frozen=True):
+    """A slice of a batch.
+
+    `share` is the weight of its mean loss in the batch's: its fraction of the batch's rows, so that the weighted losses
+    add up to the batch's mean. It is 1 in an empty batch: gradients are zeros, and losses left out of every sum.
+    """
+
+    inputs: Tree
+    targets: Tree
+    rows: int
+    share: float
+
+
+def cut(inputs: Tree, targets: Tree, microbatches: int) -> list[Microbatch]:
+    """One batch as microbatches, rows split as `torch.tensor_split` does. Raises `DataError` if they disagree."""
+    total = rows((inputs, targets))
+    each, more = divmod(total, microbatches)
+    counts = [each + (number < more) for number in range(microbatches)]
+    return [
+        Microbatch(x, y, count, count / total if total else 1.0)
+        for x, y, count in zip(
+            split_batch(inputs, microbatches), split_batch(targets, microbatches), counts, strict=True
+        )
+    ]
+
+
+def rows(tree: Tree) -> int:
+    """The number of rows (dimension 0) of all tensors of `tree`.
+
+    Raises `DataError` if there is no tensor, one has no dimensions, or two differ.
+    """
+    shapes = [tuple(leaf.shape) for leaf in tensors(tree)]
+    if not shapes:
+        found = ", ".join(type(leaf).__name__ for _, leaf in leaves(tree))
+        raise DataError(f"no tensor is there, only {found or 'nothing'}. Give tensors, whose dimension 0 counts rows.")
+    counts = {shape[0] for shape in shapes if shape}
+    if len(counts) != 1 or () in shapes:
+        raise DataError(f"tensors of shapes {shapes} have no common number of rows. Make dimension 0 count rows.")
+    return counts.pop()
+
+
+def split_batch(tree: Tree, microbatches: int) -> list[Tree]:
+    """Cuts every tensor of `tree` along dimension 0 as `torch.tensor_split` does; the slices are views.
+
+    The first `rows % microbatches` slices have one row more than the others; with fewer rows than microbatches the
+    last ones are empty. Plain values are the same in every microbatch. Raises `DataError` as `rows` does.
+    """
+    rows(tree)
+    if isinstance(tree, torch.Tensor):
+        return list(tree.tensor_split(microbatches))
+    slices = [leaf.tensor_split(microbatches) for leaf in tensors(tree)]
+    return [_refill(tree, iter(microbatch)) for microbatch in zip(*slices, strict=True)]
+
+
+def slice_rows(tree: Tree, here: slice) -> Tree:
+    """The rows `here` of every tensor; views."""
+    return map_tensors(lambda leaf: leaf[here], tree)
+
+
+def _refill(tree: Tree, leaves: Iterator[torch.Tensor]) -> Tree:
+    return map_tensors(lambda _: next(leaves), tree)

@@ -1,0 +1,68 @@
+"""The microbatches of a run: stage 0 asks for the inputs of a step and the last stage for its targets.
+
+Each asks a source of its own: what a batch holds must follow from the seed and the step alone. After the training
+batches a run's held-out rows follow, as evaluation steps.
+"""
+
+from functools import lru_cache
+
+from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
+
+from .batch import Batch, Microbatch, cut, rows, slice_rows
+from .source import Source
+
+
+class Feed:
+    """The microbatches of a run: of training steps 0 to `steps` - 1, then of as many evaluation steps as needed.
+
+    The batches of the last `keep` steps are cached: that many are in use at once on one worker.
+    """
+
+    def __init__(self, source: Source, microbatches: int, steps: int, batch_size: int, *, keep: int = 4) -> None:
+        self._source = source
+        self._microbatches = microbatches
+        self._steps = steps
+        self._batch_size = batch_size
+        self.held_out = source.held_out()
+        self.of_step = lru_cache(maxsize=keep)(self._cut)
+
+    @property
+    def evaluation(self) -> range:
+        """The evaluation steps: they follow the training steps; none if the source holds nothing back."""
+        count = 0 if self.held_out is None else -(-rows(self.held_out) // self._batch_size)
+        return range(self._steps, self._steps + count)
+
+    def microbatch(self, step: int, microbatch: int) -> Microbatch:
+        """Raises `DataError` if the source gives something that cannot be cut into microbatches."""
+        return self.of_step(step)[microbatch]
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a training step, asked of the source again. Raises `DataError` if it has none to give."""
+        called = f"the data source's batch({step})"
+        try:
+            batch = self._source.batch(step)
+        except BaseException as error:  # user code may raise anything; the cause is chained
+            if not raised_by_user_code(error):
+                raise
+            raise DataError(f"{called} failed: {describe_error(error)}") from error
+        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise DataError(f"{called} returned a {type(batch).__name__}; wanted are two: (inputs, targets)")
+        inputs, targets = batch
+        return inputs, targets
+
+    def _cut(self, step: int) -> list[Microbatch]:
+        if step < self._steps:
+            return self._cut_batch(step)
+        if self.held_out is None:
+            raise DataError(f"step {step} is beyond the run's {self._steps} steps, and no rows are held out")
+        start = (step - self._steps) * self._batch_size
+        here = slice(start, start + self._batch_size)
+        inputs, targets = (slice_rows(each, here) for each in self.held_out)
+        return cut(inputs, targets, self._microbatches)
+
+    def _cut_batch(self, step: int) -> list[Microbatch]:
+        batch = self.batch(step)
+        try:
+            return cut(*batch, self._microbatches)
+        except DataError as error:
+            raise DataError(f"the data source's batch({step}): {error}") from error

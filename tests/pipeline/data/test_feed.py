@@ -1,0 +1,44 @@
+"""A feed cuts a source's batches into microbatches, then the rows held out."""
+
+import pytest
+import torch
+
+from stageline.pipeline.data import Feed, Rows, cut
+from stageline.pipeline.errors import DataError
+
+DATA = torch.arange(10)
+HELD_OUT = (torch.arange(100, 105), torch.arange(100, 105))
+
+
+def feed(steps: int = 3, held_out=HELD_OUT) -> Feed:
+    return Feed(Rows(DATA, DATA, 4, 0, shuffle=False, held_out=held_out), 2, steps, 4)
+
+
+def test_a_microbatch_knows_its_rows_and_its_share_of_the_batch():
+    one, other = feed().microbatch(2, 0), feed().microbatch(2, 1)
+    assert (one.inputs.tolist(), other.inputs.tolist()) == ([8], [9])
+    assert (one.rows, one.share) == (1, 0.5)
+    assert [each.rows for each in cut(torch.zeros(5), torch.zeros(5), 2)] == [3, 2]
+    assert [each.share for each in cut(torch.zeros(5), torch.zeros(5), 2)] == [0.6, 0.4]
+
+
+def test_held_out_rows_follow_the_training_steps_in_batches_of_the_same_size():
+    assert feed().evaluation == range(3, 5)
+    assert [feed().microbatch(4, microbatch).targets.tolist() for microbatch in range(2)] == [[104], []]
+
+
+def test_a_step_beyond_the_run_is_refused():
+    assert feed(held_out=None).evaluation == range(3, 3)
+    with pytest.raises(DataError, match="step 3 is beyond the run's 3 steps, and no rows are held out"):
+        feed(held_out=None).microbatch(3, 0)
+
+
+def test_an_error_of_the_users_source_is_named_with_its_line():
+    class Broken(Rows):
+        def batch(self, step: int):
+            raise KeyError("column")
+
+    with pytest.raises(
+        DataError, match=r"batch\(1\) failed: KeyError: 'column' \(/.*/test_feed\.py, line \d+, in batch\)"
+    ):
+        Feed(Broken(DATA, DATA, 4, 0), 2, 3, 4).microbatch(1, 0)
