@@ -29,8 +29,19 @@ class Feed:
     @property
     def evaluation(self) -> range:
         """The evaluation steps: they follow the training steps; none if the source holds nothing back."""
-        count = 0 if self.held_out is None else -(-rows(self.held_out) // self._batch_size)
+        match self.held_out:
+            case None:
+                count = 0
+            case tuple() | list():
+                count = -(-rows(self.held_out) // self._batch_size)
+            case source:
+                count = source.steps_per_epoch
         return range(self._steps, self._steps + count)
+
+    @property
+    def held_out_sample(self) -> Batch | None:
+        """Rows held out to compare with another process's: all that are in memory, or a source's first batch."""
+        return self.held_out if self.held_out is None or isinstance(self.held_out, tuple | list) else self._held_out(0)
 
     def microbatch(self, step: int, microbatch: int) -> Microbatch:
         """Raises `DataError` if the source gives something that cannot be cut into microbatches."""
@@ -38,27 +49,24 @@ class Feed:
 
     def batch(self, step: int) -> Batch:
         """The batch of a training step, asked of the source again. Raises `DataError` if it has none to give."""
-        called = f"the data source's batch({step})"
-        try:
-            batch = self._source.batch(step)
-        except BaseException as error:  # user code may raise anything; the cause is chained
-            if not raised_by_user_code(error):
-                raise
-            raise DataError(f"{called} failed: {describe_error(error)}") from error
-        if not (isinstance(batch, tuple | list) and len(batch) == 2):
-            raise DataError(f"{called} returned a {type(batch).__name__}; wanted are two: (inputs, targets)")
-        inputs, targets = batch
-        return inputs, targets
+        return _asked(self._source, step, "the data source")
 
     def _cut(self, step: int) -> list[Microbatch]:
         if step < self._steps:
             return self._cut_batch(step)
-        if self.held_out is None:
-            raise DataError(f"step {step} is beyond the run's {self._steps} steps, and no rows are held out")
-        start = (step - self._steps) * self._batch_size
-        here = slice(start, start + self._batch_size)
-        inputs, targets = (slice_rows(each, here) for each in self.held_out)
-        return cut(inputs, targets, self._microbatches)
+        return cut(*self._held_out(step - self._steps), self._microbatches)
+
+    def _held_out(self, number: int) -> Batch:
+        """The batch of an evaluation step."""
+        match self.held_out:
+            case None:
+                step = self._steps + number
+                raise DataError(f"step {step} is beyond the run's {self._steps} steps, and no rows are held out")
+            case (inputs, targets):
+                here = slice(number * self._batch_size, (number + 1) * self._batch_size)
+                return slice_rows(inputs, here), slice_rows(targets, here)
+            case source:
+                return _asked(source, number, "the held-out source")
 
     def _cut_batch(self, step: int) -> list[Microbatch]:
         batch = self.batch(step)
@@ -66,3 +74,19 @@ class Feed:
             return cut(*batch, self._microbatches)
         except DataError as error:
             raise DataError(f"the data source's batch({step}): {error}") from error
+
+
+def _asked(source: Source, step: int, name: str) -> Batch:
+    called = f"{name}'s batch({step})"
+    try:
+        batch = source.batch(step)
+    except DataError as error:
+        raise DataError(f"{called}: {error}") from error
+    except BaseException as error:  # user code may raise anything; the cause is chained
+        if not raised_by_user_code(error):
+            raise
+        raise DataError(f"{called} failed: {describe_error(error)}") from error
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        raise DataError(f"{called} returned a {type(batch).__name__}; wanted are two: (inputs, targets)")
+    inputs, targets = batch
+    return inputs, targets

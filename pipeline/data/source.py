@@ -19,5 +19,6 @@ class Source(Protocol):
         Dimension 0 of every tensor is rows; there may be none. Must neither read nor change global random state.
         """
 
-    def held_out(self) -> Batch | None:
-        """Rows that are in no batch, to evaluate the trained model on; None if there are none."""
+    def held_out(self) -> "Batch | Source | None":
+        """Rows that are in no batch, to evaluate the trained model on; None if there are none. Of a source, the batches
+        of one epoch are evaluated, each drawn when its turn comes."""

@@ -65,11 +65,12 @@ def _tried(plan: Plan, writer: TrialWriter) -> TriedPlan:
     job = prepare(plan, writer.doing)
     torch.set_num_threads(job.plan.workers[0].threads)
     first = _batch(job, writer)
-    held_out = () if job.feed.held_out is None else _record_batch(job.feed.held_out)
+    held_out = job.feed.held_out_sample
+    kept = () if held_out is None else _record_batch(held_out)
     estimate = estimate_of(job, TrialWatch(writer.doing, gave))
     second = _batch(job, writer)
     trained = job.schedule.first_trainable
-    return TriedPlan(estimate, trained, Transcript(first, second, held_out, tuple(computed)))
+    return TriedPlan(estimate, trained, Transcript(first, second, kept, tuple(computed)))
 
 
 def _batch(job: Job, writer: TrialWriter) -> tuple[LeafRecord, ...]:

@@ -42,3 +42,12 @@ def test_an_error_of_the_users_source_is_named_with_its_line():
         DataError, match=r"batch\(1\) failed: KeyError: 'column' \(/.*/test_feed\.py, line \d+, in batch\)"
     ):
         Feed(Broken(DATA, DATA, 4, 0), 2, 3, 4).microbatch(1, 0)
+
+
+def test_a_source_of_rows_held_out_is_asked_for_its_batches_when_their_turn_comes():
+    held_out = Rows(HELD_OUT[0], HELD_OUT[1], 2, 0, shuffle=False)
+    fed = feed(held_out=held_out)
+    assert fed.evaluation == range(3, 6)
+    assert [fed.microbatch(5, microbatch).targets.tolist() for microbatch in range(2)] == [[104], []]
+    assert fed.held_out_sample[1].tolist() == [100, 101]
+    assert feed().held_out_sample is HELD_OUT
