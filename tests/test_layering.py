@@ -71,6 +71,7 @@ DECIDING = {
     "pipeline/data/feed.py": TENSORS,
     "pipeline/data/memory.py": TENSORS,
     "pipeline/data/order.py": TENSORS,
+    "pipeline/data/parts.py": TENSORS,
     "pipeline/data/source.py": TENSORS,
     "workers/control/session.py": PURE,
     "workers/runtime/machine.py": PURE,

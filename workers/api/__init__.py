@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stageline.pipeline.data import Batch, Rows, Source, split_batch
+    from stageline.pipeline.data import Batch, Loader, Rows, Source, split_batch
     from stageline.pipeline.errors import (
         DataError,
         GradientMismatch,
@@ -37,6 +37,7 @@ __all__ = [
     "GradientMismatch",
     "Line",
     "LineClosed",
+    "Loader",
     "LossNotScalar",
     "ModelRefused",
     "Plan",
@@ -66,7 +67,7 @@ __all__ = [
 ]
 
 _MODULES = {  # where each name is defined
-    "pipeline.data": ("Batch", "Rows", "Source", "split_batch"),
+    "pipeline.data": ("Batch", "Loader", "Rows", "Source", "split_batch"),
     "pipeline.errors": (
         "DataError",
         "GradientMismatch",

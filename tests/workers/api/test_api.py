@@ -1,4 +1,4 @@
-"""The public API: documented name by name, and every code block in docs/api.md and README.md runs as it stands."""
+"""The public API: documented name by name, and every code block of its pages and of README.md runs as it stands."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ def named_files(page: Path) -> dict[str, str]:
     return dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL))
 
 
-@pytest.mark.parametrize("page", [PAGE, ROOT / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [PAGE, DOCS / "data.md", ROOT / "README.md"], ids=lambda page: page.name)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, workspace: Workspace):
     names: dict[str, object] = {"__name__": page.stem}
     for name, text in named_files(page).items():

@@ -1,0 +1,110 @@
+"""Any map-style dataset of torch as a data source, and as a loader for a script's own loop."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from itertools import count
+from typing import Any, Protocol
+
+from torch.utils.data import Dataset, default_collate
+
+from stageline.pipeline.errors import DataError
+
+from .batch import Batch
+from .order import Order
+from .parts import Target
+from .readers import Readers
+from .samples import Collate, Sampling, length_of
+
+
+class MapStyle(Protocol):
+    """A map-style dataset that is not derived from torch's: a list, or one of another library."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Loader(AbstractContextManager["Loader"]):
+    """The batches of a map-style dataset: one with `__len__` and `__getitem__`.
+
+    for epoch in range(10):
+        for x, y in loader:              # one epoch; the next loop is the next one
+            ...
+    for x, y in loader.batches(start=250, epochs=10):
+            ...                          # from step 250 on, to the end of the tenth epoch
+
+    The order of an epoch follows from `seed` and the epoch, as that of `Rows` does; `shuffle=False` keeps that of the
+    dataset. The last batch of an epoch may be smaller. Every sample is drawn with the default generators of torch,
+    numpy and `random` seeded by (seed, epoch, index), and `collate_fn` by (seed, step): so a batch depends on nothing
+    else, and augmentation is the same in every process and after every restart. The generators are then as before.
+
+    `collate_fn` makes a batch of a list of samples; by default torch's does. `target` says which part of a batch is the
+    target, if it is no pair: the name or place of a part, a list of them, or a function that takes the batch and
+    returns (inputs, targets). `held_out`: a dataset to evaluate on, in its own order. With `num_workers` above 0, as
+    many processes, forked when the first batch is asked for, draw ahead; the batches are the same for every number.
+
+    A `Source`, too. Raises `DataError` for a dataset without a length or without samples, and for wrong arguments.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any] | MapStyle,
+        batch_size: int,
+        seed: int,
+        *,
+        collate_fn: Collate | None = None,
+        num_workers: int = 0,
+        target: Target = None,
+        shuffle: bool = True,
+        held_out: Dataset[Any] | MapStyle | None = None,
+    ) -> None:
+        if num_workers < 0:
+            raise DataError(f"num_workers is {num_workers}. Use 0 to draw in this process, or the number of readers.")
+        self._order = Order(length_of(dataset), batch_size, seed, shuffle=shuffle)
+        sampling = Sampling(dataset, self._order, seed, collate_fn or default_collate, target)
+        self._readers = Readers(sampling.batch, num_workers) if num_workers else None
+        self._draw = sampling.batch if self._readers is None else self._readers.batch
+        self._epoch = 0  # that the next loop walks
+        self._held_out: Loader | None = None
+        if held_out is not None:
+            same = {"collate_fn": collate_fn, "num_workers": num_workers, "target": target}
+            self._held_out = Loader(held_out, batch_size, seed, shuffle=False, **same)  # type: ignore[arg-type]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return self._order.steps_per_epoch
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def batch(self, step: int) -> Batch:
+        """The inputs and targets of `step`, which counts from 0 over all epochs.
+
+        Readers go on with the steps after it. Raises `DataError` with the sample's index and the user's line.
+        """
+        return self._draw(step)
+
+    def held_out(self) -> "Loader | None":
+        """The rows held out, as one epoch of a loader; None if there are none."""
+        return self._held_out
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One epoch: the first loop walks epoch 0, the next loop epoch 1."""
+        start = self._epoch * self.steps_per_epoch
+        self._epoch += 1
+        return map(self.batch, range(start, start + self.steps_per_epoch))
+
+    def batches(self, start: int = 0, *, epochs: int | None = None) -> Iterator[Batch]:
+        """The batches from step `start` on, to the end of epoch number `epochs`; without it they do not end."""
+        steps = count(start) if epochs is None else range(start, epochs * self.steps_per_epoch)
+        return map(self.batch, steps)
+
+    def close(self) -> None:
+        """Ends the reader processes. A batch that is asked for afterwards starts others."""
+        for readers in (self._readers, self._held_out and self._held_out._readers):
+            if readers is not None:
+                readers.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

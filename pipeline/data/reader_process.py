@@ -1,0 +1,178 @@
+"""One reader process: a fork of this one that draws the steps it is asked for, and ends with this one.
+
+A fork, since it has the dataset as it is, also one that was defined in a notebook, and is at work in milliseconds. What
+it was forked from may have threads: like torch's own readers, it needs none of them.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+import torch
+
+from stageline.pipeline.errors import DataError, describe_error
+from stageline.pipeline.tree import Tree
+
+from . import frames
+from .batch import Batch
+
+_STEP = 8  # bytes of a request
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+_EXIT_TIMEOUT = 1.0  # seconds for a process that has closed its connection to be over
+
+_HANDLERS = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
+_WAYS_OUT = {
+    signal.SIGKILL: "That is how a system without memory ends processes: use fewer num_workers, or smaller batches",
+    signal.SIGTERM: "Find what ends it, or use num_workers = 0",
+}
+_CRASHED = "A library that the dataset calls has crashed: num_workers = 0 draws in this process, and shows where"
+_EXITED = "Its code has ended the process: num_workers = 0 draws in this process, and shows where"
+
+
+class ReaderDied(Exception):
+    """A reader process ended by itself. `way_out`: what to do about it."""
+
+    def __init__(self, pid: int, status: int) -> None:
+        killed = status < 0
+        how = f"was killed by {signal.Signals(-status).name}" if killed else f"ended with status {status}"
+        super().__init__(f"reader process {pid} of the loader {how}")
+        self.way_out = _WAYS_OUT.get(signal.Signals(-status), _CRASHED) if killed else _EXITED
+
+
+class Reader:
+    """A reader process, as seen by the one that reads from it. Any other exception than `DataError` ends its use."""
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid = pid
+        self.connection = connection
+        self._asked = 0  # batches that have not come yet
+        self._stale = 0  # of them, the first ones, which are not wanted any more
+        self._over = False
+
+    def ask_for(self, step: int) -> None:
+        """The batch of `step` comes after those asked for before. Raises `ReaderDied`."""
+        self._asked += 1
+        with self._expected_to_live():
+            self.connection.sendall(step.to_bytes(_STEP, "little"))
+
+    def forget(self) -> None:
+        """What was asked for is not wanted any more."""
+        self._stale = self._asked
+
+    def batch(self) -> Batch:
+        """The next batch that is wanted. Raises `DataError` if it could not be drawn, and `ReaderDied`."""
+        while self._stale:
+            self._receive()
+            self._stale -= 1
+        match self._receive():
+            case (str(fault), None):
+                raise DataError(fault)
+            case (None, (inputs, targets)):
+                return inputs, targets
+            case other:
+                raise TypeError(f"a reader process sent {type(other).__name__}")
+
+    def kill(self) -> None:
+        self.connection.close()
+        if not self._over:
+            self._over = True
+            _kill(self.pid)
+            _wait(self.pid, 0)
+
+    def _receive(self) -> Tree:
+        with self._expected_to_live():
+            content = frames.receive(self.connection)
+        self._asked -= 1
+        return content
+
+    @contextmanager
+    def _expected_to_live(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, frames.Ended):
+            raise ReaderDied(self.pid, self._status()) from None
+
+    def _status(self) -> int:
+        """How the process ended, which has closed its connection."""
+        deadline = time.monotonic() + _EXIT_TIMEOUT
+        while (status := _wait(self.pid, os.WNOHANG)) is None:
+            if time.monotonic() > deadline:
+                _kill(self.pid)
+            time.sleep(0.005)
+        self._over = True
+        return status
+
+
+def start_reader(draw: Callable[[int], Batch]) -> Reader:
+    """Forks a process that draws what it is asked for. Raises OSError if there can be none."""
+    with suppress(OSError, ValueError):  # what is in a buffer now would be written twice
+        sys.stdout.flush()
+        sys.stderr.flush()
+    ours, theirs = socket.socketpair()
+    parent, of_main_thread = os.getpid(), threading.current_thread() is threading.main_thread()
+    with theirs:
+        if (pid := os.fork()) == 0:
+            ours.close()
+            _serve(draw, theirs, parent if of_main_thread else None)
+    return Reader(pid, ours)
+
+
+def _serve(draw: Callable[[int], Batch], requests: socket.socket, parent: int | None) -> NoReturn:
+    """Draws what is asked for until the other end of `requests` is closed."""
+    status = 1
+    try:
+        _become_reader(parent)
+        while request := requests.recv(_STEP, socket.MSG_WAITALL):
+            frames.send(requests, _drawn(draw, int.from_bytes(request, "little")))
+            sys.stdout.flush()
+        status = 0
+    except OSError:  # the other end is gone
+        status = 0
+    except BaseException:  # noqa: BLE001  # must not return into the code that this process was forked from
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _drawn(draw: Callable[[int], Batch], step: int) -> frames.Frames:
+    """Of `(None, batch)`, or of `(why there is none, None)`."""
+    try:
+        return frames.encode((None, draw(step)))
+    except DataError as error:
+        return frames.encode((str(error), None))
+    except BaseException as error:  # noqa: BLE001  # what no frame can hold, or no memory
+        return frames.encode((f"the batch of step {step} cannot be handed over: {describe_error(error)}", None))
+
+
+def _become_reader(parent: int | None) -> None:
+    """Ctrl-C in a terminal reaches all its processes: it is for the parent to end this one."""
+    torch.set_num_threads(1)
+    signal.set_wakeup_fd(-1)
+    for number, handler in _HANDLERS.items():
+        signal.signal(number, handler)
+    if parent is not None and sys.platform.startswith("linux"):  # of a thread, the end would count as the parent's
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(0)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _wait(pid: int, options: int) -> int | None:
+    """The exit status of a child, negative for a signal; None if it runs. 0 if another has asked for it before."""
+    try:
+        ended, status = os.waitpid(pid, options)
+    except ChildProcessError:
+        return 0
+    return os.waitstatus_to_exitcode(status) if ended else None
