@@ -41,6 +41,9 @@ class Flow(StrEnum):
     FORWARD = "forward"  # activations, from stage k-1 to stage k
     BACKWARD = "backward"  # gradients with respect to those activations, from stage k+1 to stage k
     TARGET = "target"  # targets from a user's own loader to the last stage
+    EVALUATION = "evaluation"  # activations of evaluation for a script, from stage k-1 to stage k
+    CALL = "call"  # what a script wants done, to worker k (in place of a stage)
+    REPLY = "reply"  # what came of it, from worker k to the script
 
     __hash__ = str.__hash__  # an Enum's own is Python code, called for every look-up of a queue
 
@@ -79,6 +82,12 @@ class MessageInfo(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
 def message_number(step: int, microbatch: int, microbatches: int) -> int:
     """The number of a message in its queue: 0, 1, ... over the steps of the run, each of which has `microbatches`."""
     return step * microbatches + microbatch
+
+
+def messages_per_step(flow: Flow, microbatches: int) -> int:
+    """How many messages a step has in a queue of `flow`, in a run whose steps have `microbatches`: a step of CALL and
+    REPLY is a call, and has one; a step of EVALUATION is an evaluated batch."""
+    return 1 if flow in (Flow.CALL, Flow.REPLY) else microbatches
 
 
 class Header(MessageInfo, frozen=True):

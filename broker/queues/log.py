@@ -18,6 +18,7 @@ from stageline.broker.codec.message import (
     encode,
     fingerprint,
     message_number,
+    messages_per_step,
     read_header,
 )
 from stageline.broker.errors import Disagreement, Overwritten, QueueFull, QueueGap
@@ -102,7 +103,7 @@ class Log:
         self.first = 0
         self.end = 0
         self.bytes = 0
-        self._microbatches = microbatches
+        self._per_step = messages_per_step(key.flow, microbatches)
         self._budget = budget
         self._kept: dict[int, _RetainedMessage] = {}
         self._in_memory = 0  # the lowest number that may still be in memory
@@ -147,7 +148,7 @@ class Log:
 
     def trim(self, step: int) -> None:
         """Forgets the messages before `step`. Raises `Overwritten` if a tensor of one has been written to."""
-        floor = step * self._microbatches
+        floor = step * self._per_step
         while self.first < min(floor, self.end):
             self._forget(self.first)
             self.first += 1
@@ -165,7 +166,7 @@ class Log:
 
     def name(self, number: int) -> str:
         """Message `number`, for people."""
-        step, microbatch = divmod(number, self._microbatches)
+        step, microbatch = divmod(number, self._per_step)
         return f"message {number} of {self.key} (step {step}, microbatch {microbatch})"
 
     def close(self) -> None:
@@ -175,12 +176,12 @@ class Log:
     def _number(self, message: Message) -> int:
         if (message.run, message.flow, message.stage) != (self.run, self.key.flow, self.key.stage):
             raise ValueError(f"a {message.identity} of run {message.run!r} was put into {self.key} of run {self.run!r}")
-        if message.microbatch >= self._microbatches:
-            raise ValueError(f"a {message.identity} was put where a step has {self._microbatches} microbatches")
-        return message_number(message.step, message.microbatch, self._microbatches)
+        if message.microbatch >= self._per_step:
+            raise ValueError(f"a {message.identity} was put where a step has {self._per_step} messages")
+        return message_number(message.step, message.microbatch, self._per_step)
 
     def _check_order(self, number: int) -> None:
-        if self._empty and number % self._microbatches == 0:  # a replacement begins at the step it was placed at
+        if self._empty and number % self._per_step == 0:  # a replacement begins at the step it was placed at
             self.first = self.end = number
         if number != self.end:
             raise QueueGap(f"{self.name(number)} was put where number {self.end} comes next")
@@ -206,7 +207,7 @@ class Log:
             except QueueFull as full:
                 reason = (
                     f"{self.key} retains {len(self)} messages, {self.bytes} bytes, until every stage is past step "
-                    f"{self.first // self._microbatches}; memory for it is full, and {full}"
+                    f"{self.first // self._per_step}; memory for it is full, and {full}"
                 )
                 if not self._budget.wait(reason, new.since):
                     raise QueueFull(f"{reason}. See which stage is behind, or raise queues.retain_bytes") from full

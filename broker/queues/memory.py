@@ -5,7 +5,7 @@ it is taken, so that producer and consumer share no memory and every transport c
 import threading
 from time import monotonic
 
-from stageline.broker.codec.message import Message, decode
+from stageline.broker.codec.message import Message, decode, messages_per_step
 from stageline.broker.errors import QueueClosed
 
 from .base import Depth, QueueKey
@@ -44,7 +44,7 @@ class MemoryQueue:
     def __init__(self, log: Log, microbatches: int) -> None:
         self.key = log.key
         self._log = log
-        self._microbatches = microbatches
+        self._per_step = messages_per_step(log.key.flow, microbatches)
         self._next = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -80,7 +80,7 @@ class MemoryQueue:
 
     def rewind(self, step: int) -> None:
         with self._changed:
-            self._next = step * self._microbatches
+            self._next = step * self._per_step
 
     def close(self) -> None:
         with self._changed:

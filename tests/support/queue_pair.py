@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Flow, Message, messages_per_step
 from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import RetentionBudget
@@ -26,19 +26,20 @@ LIMIT = 20.0  # seconds that a test waits for what must come
 
 @dataclass
 class QueuePair:
-    """Both ends of the queue KEY, and the workers' queues that they are of (the same for memory)."""
+    """Both ends of the queue `key`, and the workers' queues that they are of (the same for memory)."""
 
     producer: Queues
     consumer: Queues
     microbatches: int
+    key: QueueKey = KEY
 
     @property
     def outbound(self) -> Outbound:
-        return self.producer.outbound(KEY)
+        return self.producer.outbound(self.key)
 
     @property
     def inbound(self) -> Inbound:
-        return self.consumer.inbound(KEY)
+        return self.consumer.inbound(self.key)
 
     @property
     def kept_by_server(self) -> bool:
@@ -47,9 +48,9 @@ class QueuePair:
 
     def message(self, number: int, payload: Tree = None, **others: Any) -> Message:
         """Message `number` of the queue; its payload is its number unless another is given."""
-        step, microbatch = divmod(number, self.microbatches)
+        step, microbatch = divmod(number, messages_per_step(self.key.flow, self.microbatches))
         content = torch.full((3,), float(number)) if payload is None else payload
-        fields = {"run": RUN, "flow": KEY.flow, "stage": KEY.stage, "incarnation": 1, "sequence": number}
+        fields = {"run": RUN, "flow": self.key.flow, "stage": self.key.stage, "incarnation": 1, "sequence": number}
         return Message(**{**fields, "step": step, "microbatch": microbatch, **others}, payload=content)
 
     def put(self, *numbers: int) -> None:
@@ -87,9 +88,11 @@ def wait_for(look: Callable[[], Found | None]) -> Found:
     return found
 
 
-def memory_line(folder: Path, *, microbatches: int = 4, window: int = 8, retain_bytes: int = 2**40) -> QueuePair:
+def memory_line(
+    folder: Path, *, microbatches: int = 4, window: int = 8, retain_bytes: int = 2**40, key: QueueKey = KEY
+) -> QueuePair:
     queues = MemoryQueues(RUN, microbatches, RetentionBudget(retain_bytes))
-    return QueuePair(queues, queues, microbatches)
+    return QueuePair(queues, queues, microbatches, key)
 
 
 def ipc_line(folder: Path, **terms: Any) -> QueuePair:
@@ -100,20 +103,24 @@ def tcp_line(folder: Path, **terms: Any) -> QueuePair:
     return _zeromq_line(lambda worker: "tcp://127.0.0.1:0", **terms)
 
 
-def _zeromq_line(url: Callable[[int], str], *, microbatches: int = 4, window: int = 8, **retention: Any) -> QueuePair:
-    terms = QueueOptions(microbatches=microbatches, windows={KEY: window})
+def _zeromq_line(
+    url: Callable[[int], str], *, microbatches: int = 4, window: int = 8, key: QueueKey = KEY, **retention: Any
+) -> QueuePair:
+    terms = QueueOptions(microbatches=microbatches, windows={key: window})
     producer = ZeroMQQueues(RUN, 1, url(0), replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention}))
     consumer = ZeroMQQueues(RUN, 2, url(1), terms)
-    consumer.connect({KEY: producer.endpoint})
-    return QueuePair(producer, consumer, microbatches)
+    consumer.connect({key: producer.endpoint})
+    return QueuePair(producer, consumer, microbatches, key)
 
 
-def redis_line(folder: Path, *, microbatches: int = 4, window: int = 8, **retention: Any) -> QueuePair:
+def redis_line(
+    folder: Path, *, microbatches: int = 4, window: int = 8, key: QueueKey = KEY, **retention: Any
+) -> QueuePair:
     url = shared_server().own_database()
-    terms = QueueOptions(microbatches=microbatches, windows={KEY: window})
+    terms = QueueOptions(microbatches=microbatches, windows={key: window})
     producer = RedisQueues(RUN, 1, url, replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention}))
     consumer = RedisQueues(RUN, 2, url, terms)
-    return QueuePair(producer, consumer, microbatches)
+    return QueuePair(producer, consumer, microbatches, key)
 
 
 LINES = {"memory": memory_line, "ipc": ipc_line, "tcp": tcp_line, "redis": redis_line}

@@ -211,7 +211,7 @@ class RedisInbound:
 
     def rewind(self, step: int) -> None:
         with self._queues.changed:
-            self._reader.rewind(step * self._queues.options.microbatches)
+            self._reader.rewind(step)
             self._queues.kick()
 
     def _look(self) -> Message | None:

@@ -15,6 +15,7 @@ from stageline.broker.codec.message import (
     check_run,
     fingerprint,
     message_number,
+    messages_per_step,
     read_header,
 )
 from stageline.broker.errors import ForeignMessage, QueueGap
@@ -38,7 +39,7 @@ class WholeMessage:
 
 
 class StreamReader:
-    """Decides what to read for `receiver`, of the queue of `run` that a step puts `microbatches` messages into.
+    """Decides what to read for `receiver`, of the queue of `run`, whose steps have `microbatches`.
 
     Announcements of producers of the incarnation `since` or an older one are ignored: the run may have gone back to an
     older checkpoint than those that trimmed the queue.
@@ -60,7 +61,7 @@ class StreamReader:
         self.largest = 1  # bytes of the largest entry lately
         self._announcer = Announcer(self.keys.taken, f"{receiver.key} is taken", incarnation)
         self._run = run
-        self._microbatches = microbatches
+        self._per_step = messages_per_step(receiver.key.flow, microbatches)
         self._since = since
         self._announced = 0  # all messages before it were announced as taken
         self._turn = 0  # counts rewinds and rereadings: what was read before them is dropped
@@ -68,10 +69,10 @@ class StreamReader:
         self._parts: list[StreamEntry] = []
         self._resume_at = 0.0  # when to read again, monotonic, in seconds
 
-    def rewind(self, number: int) -> None:
-        """Begins again at message `number`."""
+    def rewind(self, step: int) -> None:
+        """Begins again at the first message of `step`."""
         self.is_started = True
-        self.receiver.rewind(number)
+        self.receiver.rewind(step * self._per_step)
         self.gap = None
         self._resume_at = 0.0
         self._reread()
@@ -119,7 +120,7 @@ class StreamReader:
         """
         header = read_header(whole.header)
         check_run(header, self._run)
-        key, number = self.receiver.key, message_number(header.step, header.microbatch, self._microbatches)
+        key, number = self.receiver.key, message_number(header.step, header.microbatch, self._per_step)
         if (header.flow, header.stage, number) != (key.flow, key.stage, whole.number):
             raise ForeignMessage(
                 f"{header.identity} lies in Redis as message {whole.number} of {key}: two plans share a run's name"

@@ -8,7 +8,16 @@ from time import monotonic
 
 import zmq
 
-from stageline.broker.codec.message import Flow, Message, check_run, complete, fingerprint, message_number, read_header
+from stageline.broker.codec.message import (
+    Flow,
+    Message,
+    check_run,
+    complete,
+    fingerprint,
+    message_number,
+    messages_per_step,
+    read_header,
+)
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.delivery import TOO_OFTEN, Receiver
 
@@ -35,7 +44,7 @@ class Dealer:
         self._blocked = False  # there is a request to send, and no connection yet
         self._context = context
         self._run = run
-        self._microbatches = microbatches
+        self._per_step = {flow: messages_per_step(flow, microbatches) for flow in Flow}
         self._hwm = hwm
         self._damages = 0
         self._unanswered = 0.0  # since when a request has had, or could have, no answer; 0: all are answered
@@ -145,13 +154,14 @@ class Dealer:
         requester = self.requesters.get((header.flow, header.stage))
         if requester is None:  # of a queue that has moved to another connection
             return
-        if header.microbatch >= self._microbatches:
+        per_step = self._per_step[header.flow]
+        if header.microbatch >= per_step:
             raise ForeignMessage(
-                f"{header.identity} is not of this plan, which has {self._microbatches} microbatches: "
+                f"{header.identity} is not of this plan, in which a step has {per_step} of them: "
                 "start all workers from the same plan"
             )
         receiver, bits = requester.receiver, fingerprint(header)
-        number = message_number(header.step, header.microbatch, self._microbatches)
+        number = message_number(header.step, header.microbatch, per_step)
         whole = len(frames) > 1 or not header.tensors
         if not receiver.accepts(number, bits, whole=whole):
             return

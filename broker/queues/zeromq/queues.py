@@ -18,7 +18,7 @@ from typing import Any
 
 import zmq
 
-from stageline.broker.codec.message import Message
+from stageline.broker.codec.message import Message, messages_per_step
 from stageline.broker.errors import EndpointTaken, QueueClosed
 from stageline.broker.queues.base import Depth, QueueKey, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
@@ -191,4 +191,4 @@ class ZeroMQInbound:
         return self._queues.wait_for(lambda: dealer.take(receiver), timeout)
 
     def rewind(self, step: int) -> None:
-        self.requester.rewind(step * self._queues.options.microbatches)
+        self.requester.rewind(step * messages_per_step(self.key.flow, self._queues.options.microbatches))

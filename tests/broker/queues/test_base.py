@@ -180,6 +180,22 @@ def test_a_rewind_to_what_is_forgotten_says_so(line: QueuePair) -> None:
         line.take()
 
 
+@pytest.mark.parametrize(("flow", "of_a_step"), [("backward", 4), ("evaluation", 4), ("call", 1), ("reply", 1)])
+def test_what_travels_says_how_many_messages_a_step_has(make: MakeLine, flow: str, of_a_step: int) -> None:
+    line = make(key=QueueKey(Flow(flow), 1))
+    line.outbound.trim(2)
+    line.inbound.rewind(2)
+    numbers = range(2 * of_a_step, 2 * of_a_step + 12)
+    line.put(*numbers)
+    assert line.take_numbers(12) == list(numbers)
+    line.inbound.rewind(3)
+    assert line.take().sequence == 3 * of_a_step
+    line.outbound.trim(4)
+    assert [message.sequence for message in line.outbound.peek(1)] == [4 * of_a_step]
+    with pytest.raises(ValueError, match=f"where a step has {of_a_step} messages"):
+        line.outbound.put(line.message(0, microbatch=of_a_step))
+
+
 def test_looking_does_not_disturb(line: QueuePair) -> None:
     line.put(*range(6))
     for taken in range(6):

@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 import pytest
 import torch
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Flow, Message, messages_per_step
 from stageline.broker.errors import BadMessage
 from stageline.broker.network import redis_connection
 from stageline.broker.queues.base import QueueKey
@@ -123,7 +123,7 @@ def test_several_queues_share_one_connection(stack: ExitStack) -> None:
     producer, consumer = worker(stack, 1, url), worker(stack, 2, url, windows=windows)
     for number in range(20):
         for key in keys:
-            step, microbatch = divmod(number, 4)
+            step, microbatch = divmod(number, messages_per_step(key.flow, 4))
             payload = torch.full((4,), float(number))
             producer.outbound(key).put(Message(RUN, key.flow, step, microbatch, key.stage, 1, number, payload))
     taken: dict[QueueKey, list[int]] = {key: [] for key in keys}

@@ -10,7 +10,7 @@ import torch
 import zmq
 from structlog.testing import capture_logs
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import Flow, Message, messages_per_step
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
@@ -110,7 +110,7 @@ def test_a_producer_of_another_plan_is_refused(stack: ExitStack) -> None:
     for microbatch in range(5):
         producer.outbound(KEY).put(Message(RUN, KEY.flow, 0, microbatch, KEY.stage, 1, microbatch, None))
     line.take_numbers(4)
-    with pytest.raises(ForeignMessage, match="not of this plan, which has 4 microbatches"):
+    with pytest.raises(ForeignMessage, match="not of this plan, in which a step has 4 of them"):
         line.take()
 
 
@@ -222,7 +222,7 @@ def test_several_queues_share_one_connection(stack: ExitStack) -> None:
     for number in range(20):
         for key in keys:
             payload = torch.full((4,), float(number))
-            step, microbatch = divmod(number, 4)
+            step, microbatch = divmod(number, messages_per_step(key.flow, 4))
             producer.outbound(key).put(Message(RUN, key.flow, step, microbatch, key.stage, 1, number, payload))
     lines = {key: consumer.inbound(key) for key in keys}
     dice = random.Random(1)
