@@ -17,12 +17,17 @@ from stageline.pipeline.data import Source
 from stageline.pipeline.errors import ModelRefused, describe_error, raised_by_user_code
 from stageline.pipeline.plan import Plan
 
+from .script_objects import is_of_script, script_object
+
 
 def load_object(reference: str, base: Path, key: str) -> Any:
-    """Imports the object `file.py:name` (the file relative to the folder `base`) or `package.module.name`.
+    """Imports the object `file.py:name` (the file relative to the folder `base`) or `package.module.name`. What
+    `script:name` names is there already: it is an object of the script that this process was forked from.
 
     `key` is the plan's key that holds `reference`, for errors. Raises `ModelRefused`.
     """
+    if is_of_script(reference):
+        return script_object(reference, key)
     where, colon, name = reference.rpartition(":")
     if not colon:
         where, _, name = reference.rpartition(".")
@@ -77,12 +82,14 @@ def load_source(plan: Plan) -> Source:
 
 
 def code_of(plan: Plan) -> list[str]:
-    """What `load_object` executes for `plan`, each once: files by their absolute path, modules by their name."""
+    """What `load_object` executes for `plan`, each once: files by their absolute path, modules by their name. The
+    objects of a script are there already."""
     named = [plan.model.factory, plan.model.loss, *plan.model.metrics, plan.data.source, plan.optimizer.factory]
     named += [plan.lr_scheduler.factory] if plan.lr_scheduler is not None else []
     found = (
         str((base_folder(plan) / file).resolve()) if colon else reference.rpartition(".")[0]
         for reference in named
+        if not is_of_script(reference)
         for file, colon, _ in [reference.rpartition(":")]
     )
     return list(dict.fromkeys(found))

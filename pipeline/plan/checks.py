@@ -1,5 +1,6 @@
 """What the keys of a plan must agree on once each is valid by itself: a table of checks, and the keys each reads."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
@@ -7,6 +8,8 @@ from stageline.pipeline import schedule
 
 from .errors import PlanError
 from .models import PlanTables
+
+SCRIPT_SUMS = ("rows", "loss")  # what an evaluation for a script returns besides the metrics
 
 
 def problems(plan: PlanTables, refused: Collection[str] = ()) -> list[PlanError]:
@@ -24,11 +27,31 @@ def overlap(one: str, other: str) -> bool:
 
 
 def _length(plan: PlanTables) -> Iterator[PlanError]:
+    if plan.scripted:
+        return
     match plan.run.steps, plan.run.epochs:
         case None, None:
             yield PlanError("run.steps", "set how long to train: steps = 1000, or epochs = 10")
         case int(), int(epochs):
             yield PlanError("run.steps", f"epochs = {epochs} is given too; keep one of the two")
+
+
+def _scripted(plan: PlanTables) -> Iterator[PlanError]:
+    """What only a run with a data source of its own can have."""
+    if not plan.scripted:
+        return
+    for key in ("steps", "epochs"):
+        if getattr(plan.run, key) is not None:
+            yield PlanError(f"run.{key}", "the script decides how long it trains; leave it out")
+    if plan.schedule.mode != "sync":
+        yield PlanError("schedule.mode", 'a script trains batch by batch; use mode = "sync"')
+    if plan.recovery.record == "all":
+        yield PlanError("recovery.record", 'a replay cannot load the objects of a script; use record = "none"')
+    for name in plan.model.metrics:
+        if re.split("[:.]", name)[-1] in SCRIPT_SUMS:
+            yield PlanError(
+                "model.metrics", f"{name} has the name of what every evaluation returns; give the function another"
+            )
 
 
 def _number_of_stages(plan: PlanTables) -> Iterator[PlanError]:
@@ -130,6 +153,7 @@ _SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedul
 
 _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("run.steps", "run.epochs"), _length),
+    (("run.steps", "run.epochs", "data.source", "schedule.mode", "recovery.record", "model.metrics"), _scripted),
     (_STAGES, _number_of_stages),
     (("data.batch_size", "schedule.microbatches"), _rows),
     (("schedule.name", "schedule.mode", "schedule.microbatches"), _asynchronous),

@@ -188,7 +188,8 @@ Name = Annotated[str, _matching(r"\w[\w.-]*", "a name of letters, digits and - _
 Reference = Annotated[
     str,
     _matching(
-        r".+\.py:\w+|\w+(\.\w+)+", 'a name in a file or a package, such as "model.py:build" or "torch.optim.SGD",'
+        r".+\.py:\w+|\w+(\.\w+)+|script:\w+",
+        'a name in a file or a package, such as "model.py:build" or "torch.optim.SGD",',
     ),
 ]
 Device = Annotated[str, _matching(r"[a-z]+(:\d+)?", 'a device such as "cpu" or "cuda:0"')]

@@ -31,6 +31,8 @@ from .key_types import (
 BadMicrobatch = Literal["halt", "skip"]
 Recorded = Literal["none", "bad", "all"]
 
+SCRIPT_BATCHES = "script:batches"  # the data source of a run whose batches a script hands over
+
 # A typing error shall not make a billion workers, nor a list of a billion actions.
 _MOST_STAGES = 1024
 _MOST_MICROBATCHES = 65536
@@ -55,7 +57,8 @@ class FactorySection(Section):
 
 
 class RunPlan(Section):
-    """How long the run is, and where it leaves its files. Exactly one of `steps` and `epochs` is given."""
+    """How long the run is, and where it leaves its files. Exactly one of `steps` and `epochs` is given, but neither in
+    a scripted run: the script decides."""
 
     name: Name = Field(
         default="run",
@@ -312,6 +315,11 @@ class PlanTables(Section):
     workers: Annotated[
         tuple[WorkerPlan, ...], BeforeValidator(_in_order, json_schema_input_type=dict[_Number, WorkerPlan])
     ] = Field(default_factory=tuple, description="Which worker owns which stages. Default: one for each stage.")
+
+    @property
+    def scripted(self) -> bool:
+        """Whether a user's script hands the batches over, call by call, instead of a data source."""
+        return self.data.source == SCRIPT_BATCHES
 
     @property
     def placement(self) -> Placement:

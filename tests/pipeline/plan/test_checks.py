@@ -43,6 +43,35 @@ DISAGREEING = [
 ]
 
 
+SCRIPTED = {"run__epochs": None, "data__source": "script:batches"}
+
+NOT_FOR_SCRIPTS = [
+    ({"run__steps": 3}, "run.steps", "the script decides how long it trains; leave it out"),
+    ({"run__epochs": 3}, "run.epochs", "the script decides how long it trains; leave it out"),
+    ({"schedule__mode": "async"}, "schedule.mode", 'a script trains batch by batch; use mode = "sync"'),
+    (
+        {"recovery__record": "all"},
+        "recovery.record",
+        'a replay cannot load the objects of a script; use record = "none"',
+    ),
+    ({"model__metrics": ["model.py:loss"]}, "model.metrics", "has the name of what every evaluation returns"),
+]
+
+
+def test_a_scripted_run_has_no_length() -> None:
+    assert plan(**SCRIPTED).scripted
+    assert not plan().scripted
+
+
+@pytest.mark.parametrize(("changes", "key", "reason"), NOT_FOR_SCRIPTS)
+def test_a_scripted_run_has_nothing_that_needs_its_data_beforehand(
+    changes: dict[str, object], key: str, reason: str
+) -> None:
+    error = the_error(**(SCRIPTED | changes))
+    assert error.key == key
+    assert reason in error.reason
+
+
 @pytest.mark.parametrize(("changes", "key", "reason"), DISAGREEING)
 def test_keys_that_disagree_are_named_with_the_way_out(changes: dict[str, object], key: str, reason: str) -> None:
     error = the_error(**changes)
