@@ -185,6 +185,14 @@ class Stage:
             inputs = map_tensors(partial(self._own, owned), x)
             return self._output_guard.sendable(self._run(inputs, (step, microbatch), None), None if owned else x)
 
+    def evaluate_loss(self, output: Tree, target: Tree) -> float:
+        """The loss of what `evaluate` has returned, a mean over rows, without gradients. Raises `LossNotScalar`, and
+        `StageError` on a stage that has no loss."""
+        if self.loss is None:
+            raise StageError(f"stage {self.index} has no loss: only the last stage has one")
+        with torch.no_grad():
+            return self._loss_of(self.loss, output, target).item()
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by the unsplit model's names. The tensors are the stage's own, not copies."""
         return self._body.weights()

@@ -24,6 +24,7 @@ from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.process.worker_process import failures_reported
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.program import Instruction, Program, producer
 from stageline.workers.runtime.progress import Progress
@@ -106,8 +107,8 @@ class SimulatedWorker(SimulatedProcess):
         with closing(queues), reported:
             control.start(assigned, queues.endpoint, loop, steps=scenario.steps, ring=queues.ring)
             self.sleep(environment.soon(LOADING))
-            restore(executor.stages, loop.progress, environment.disk.load, assigned.step)
-            with self._hooks(program, assigned, executor, loop.progress, queues) as hooks:
+            start = restore(executor.stages, loop.progress, environment.disk.load, assigned.step)
+            with self._hooks(program, assigned, start, executor, loop.progress, queues) as hooks:
                 commands = CommandHandler(assigned, control, queues, hooks, loop, self)
                 commands.run(partial(_digests, executor), workers_timeout=FOREVER, lease=scenario.lease)
 
@@ -115,6 +116,7 @@ class SimulatedWorker(SimulatedProcess):
         self,
         program: Program,
         assigned: Assigned,
+        start: Position,
         executor: ChainExecutor,
         progress: Progress,
         queues: SimulatedQueues,
@@ -126,7 +128,7 @@ class SimulatedWorker(SimulatedProcess):
             environment.disk,
             SimulatedWriter(self, environment.rng, scenario.disk),
             incarnation=assigned.incarnation,
-            start=assigned.step,
+            start=start,
             steps=scenario.steps,
             last=program.last,
             every=scenario.every,

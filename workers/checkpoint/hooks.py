@@ -17,11 +17,13 @@ from time import monotonic
 
 from stageline.broker.control.messages import Assigned, Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
+from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import lacks_memory, persist, reason_of
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
@@ -36,7 +38,12 @@ SOURCE = "snapshots"  # of the faults that are noted
 
 
 class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
-    """What a worker does between steps so that another worker can replace it: without recovery, nothing."""
+    """What a worker does between steps so that another worker can replace it: without recovery, nothing.
+
+    `start` is the position of the checkpoint that was restored; None if there is none.
+    """
+
+    start: Position | None = None
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Ends the writing. After an error, snapshots that wait to be written are dropped."""
@@ -89,7 +96,7 @@ class LocalSnapshots:
 
 
 class SnapshotHooks(CheckpointHooks):
-    """Recovery by snapshots of one worker's `stages`, whose state is that of checkpoint `start`.
+    """Recovery by snapshots of one worker's `stages`, whose state is that of the checkpoint at `start`.
 
     A snapshot is written every `every` steps and after the last of `steps`; on stage `last` it holds the losses of
     every `log_every`-th step. `writer`, whose limit is 1, runs what writes to `snapshots`; nothing else may write those
@@ -104,7 +111,7 @@ class SnapshotHooks(CheckpointHooks):
         writer: BackgroundWriter,
         *,
         incarnation: int,
-        start: int,
+        start: Position,
         steps: int,
         last: int,
         every: int,
@@ -116,7 +123,8 @@ class SnapshotHooks(CheckpointHooks):
         self._snapshots = snapshots
         self._writer = writer
         self._incarnation = incarnation
-        self._newest = start  # the newest complete checkpoint that was announced
+        self.start = start
+        self._newest = start.step  # the newest complete checkpoint that was announced
         self._steps = steps
         self._stop_at: int | None = None
         self._last = last
@@ -142,8 +150,16 @@ class SnapshotHooks(CheckpointHooks):
         self._require(room)
         # The loss of `step`, which may be the run's last, is kept too. The same losses in every incarnation.
         kept = {each: losses[each] for each in losses if each % self._log_every == 0} | {step: loss}
-        state = self._stages[stage].snapshot()
-        snapshot = Snapshot(stage, done, self._incarnation, state, kept if stage == self._last else {})
+        state, position = self._stages[stage].snapshot(), self._progress.position(done)
+        snapshot = Snapshot(
+            stage,
+            done,
+            self._incarnation,
+            state,
+            kept if stage == self._last else {},
+            position.calls,
+            position.evaluations,
+        )
         path = self._snapshots.path(stage, done)
         self._writer.submit(
             partial(self._write, snapshot), stage, 1, what=f"write its snapshot of step {done} to {path}"
@@ -215,14 +231,14 @@ def open_snapshots(
         except OSError as error:
             raise SnapshotDamaged(path, [f"it could not be read for a minute: {reason_of(error)}"]) from error
 
-    restore(executor.stages, progress, load, assigned.step)
+    start = restore(executor.stages, progress, load, assigned.step)
     return SnapshotHooks(
         executor.stages,
         progress,
         checkpoints,
         BackgroundWriter("snapshots", limit=1, note=note),
         incarnation=assigned.incarnation,
-        start=assigned.step,
+        start=start,
         steps=job.steps,
         last=job.program.last,
         every=job.plan.recovery.snapshot_every,
@@ -231,12 +247,22 @@ def open_snapshots(
     )
 
 
-def restore(stages: Mapping[int, Stage], progress: Progress, load: Callable[[int, int], Snapshot], step: int) -> None:
-    """Sets the stages to their state after `step` steps; with 0 they have theirs."""
-    for index, stage in stages.items() if step else ():
+def restore(
+    stages: Mapping[int, Stage], progress: Progress, load: Callable[[int, int], Snapshot], step: int
+) -> Position:
+    """Sets the stages to their state after `step` steps; with 0 they have theirs. Returns the position they are at.
+
+    Raises `ForeignState` if the stages' snapshots disagree about that.
+    """
+    position = Position(step)
+    for place, (index, stage) in enumerate(stages.items() if step else ()):
         snapshot = load(index, step)
+        if place and snapshot.position != position:
+            raise ForeignState(f"stage {index} was at {snapshot.position} after {step} steps, another at {position}")
         stage.restore(snapshot.state)
         progress.restored(snapshot.losses)
+        position = snapshot.position
+    return position
 
 
 def _verified(checkpoints: SnapshotDirectory, stage: int, step: int) -> list[str]:

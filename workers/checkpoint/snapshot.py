@@ -21,10 +21,11 @@ from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.stage.state import InFlight, StageState
 from stageline.workers.disk.atomic_file import sync
 from stageline.workers.disk.tensor_file import read_tensors, write_tensors
+from stageline.workers.runtime.calls import Position
 
 from .state_tree import BadStateTree, Json, decode_state, encode_state
 
-FORMAT = "snapshot/2"
+FORMAT = "snapshot/3"
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 TRAINING = "training.safetensors"
@@ -38,7 +39,8 @@ class Snapshot:
     """The state of one stage after `step` steps, taken by its worker under `incarnation`.
 
     `losses`, on the last stage, are the losses before `step` that the run still has to report, by step; None for a step
-    without rows. All of them and not only the latest, since older snapshots are deleted.
+    without rows. All of them and not only the latest, since older snapshots are deleted. `calls` and `evaluations` are
+    how many calls of the script, and evaluated batches among them, came before; 0 in a run without a script.
     """
 
     stage: int
@@ -46,6 +48,12 @@ class Snapshot:
     incarnation: int
     state: StageState
     losses: Mapping[int, float | None] = field(default_factory=dict)
+    calls: int = 0
+    evaluations: int = 0
+
+    @property
+    def position(self) -> Position:
+        return Position(self.step, self.calls, self.evaluations)
 
 
 class SnapshotDamaged(StagelineError):
@@ -73,7 +81,8 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`written` is in seconds since the epoch, `torch` is its version. `training` is the state without the weights and
-    without tensors. `sha256` is of the manifest with zeros in its place.
+    without tensors. `calls` and `evaluations` are those of `Snapshot`. `sha256` is of the manifest with zeros in its
+    place.
     """
 
     format: str = FORMAT
@@ -82,6 +91,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     plan: str
     stage: int
     step: int
+    calls: int
+    evaluations: int
     incarnation: int
     written: float
     torch: str
@@ -89,9 +100,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     losses: dict[int, float | None]
     training: dict[str, Json]
 
+    @property
+    def position(self) -> Position:
+        return Position(self.step, self.calls, self.evaluations)
+
     def same_state(self, other: "Manifest") -> bool:
-        """Whether both snapshots hold the same bits, whichever worker wrote them."""
-        return all(getattr(self, name) == getattr(other, name) for name in ("files", "losses", "training"))
+        """Whether both snapshots hold the same bits, at the same position, whichever worker wrote them."""
+        names = ("files", "losses", "training", "position")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -112,6 +128,8 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin) -> Manifest
         plan=origin.plan,
         stage=snapshot.stage,
         step=snapshot.step,
+        calls=snapshot.calls,
+        evaluations=snapshot.evaluations,
         incarnation=snapshot.incarnation,
         written=time(),
         torch=str(torch.__version__),
@@ -148,7 +166,7 @@ def read_snapshot(folder: Path, stage: int, step: int, origin: Origin) -> Snapsh
         if isinstance(error, OSError) and passing_fault(error):
             raise
         raise SnapshotDamaged(folder, [f"its checksums are right, its contents are not: {error}"]) from error
-    return Snapshot(stage, step, manifest.incarnation, state, manifest.losses)
+    return Snapshot(stage, step, manifest.incarnation, state, manifest.losses, manifest.calls, manifest.evaluations)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable
 
 import structlog
 
+from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, Stop, Trim
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
 from stageline.workers.checkpoint.hooks import CheckpointHooks
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
 
 from .control_thread import ControlThread
@@ -54,9 +56,7 @@ class CommandHandler:
 
         Raises `Stopped`, and what computing, the queues and the snapshots raise.
         """
-        self._trim(self._assigned.step)
-        for inbound in self._inbound:
-            inbound.rewind(self._assigned.step)
+        self._begin_at(self._hooks.start or Position(self._assigned.step))
         self._wait_for_workers(workers_timeout)
         self._loop.run(self.handle, self._hooks.stepped)
         digests = save()
@@ -71,11 +71,12 @@ class CommandHandler:
         while commands:
             match commands.popleft():
                 case Peers(workers):
-                    self._queues.connect({key: workers[index][1] for key, index in self._producers.items()})
+                    there = {key: workers[index][1] for key, index in self._producers.items() if index in workers}
+                    self._queues.connect(there)
                     self._joined = True
                 case Trim(step):
-                    self._trim(step)
-                    self._loop.progress.complete = max(step, self._loop.progress.complete)
+                    self._trim(self._loop.progress.position(step))
+                    self._loop.progress.completed(step)
                     self._hooks.forget(step)
                 case Stop() as stop:
                     self._end(stop)
@@ -105,6 +106,7 @@ class CommandHandler:
         deadline = self._clock.monotonic() + lease
         while True:
             self._queues.pump(PATIENCE)
+            self._loop.note_answered()
             try:
                 self.handle()
             except Stopped as stop:
@@ -117,9 +119,19 @@ class CommandHandler:
                 log.warning("the broker is away: the weights are saved, the result could not be reported")
                 return
 
-    def _trim(self, step: int) -> None:
+    def _begin_at(self, start: Position) -> None:
+        self._loop.begin_at(start)
+        self._trim(start)
+        for inbound in self._inbound:
+            inbound.rewind(start.of(inbound.key.flow))
+
+    def _trim(self, position: Position) -> None:
+        """Replies are kept until they have arrived: without snapshots, a step may be over before they have."""
+        self._loop.note_answered()
         for outbound in self._outbound:
-            outbound.trim(min(step, self._loop.program.steps_of(outbound.key)))
+            flow = outbound.key.flow
+            floor = min(position.of(flow), self._loop.program.steps_of(outbound.key))
+            outbound.trim(min(floor, self._loop.progress.answered) if flow is Flow.REPLY else floor)
 
     def _end(self, stop: Stop) -> None:
         """Ends at once, unless there is a step to finish first that this worker has not gone beyond."""
@@ -138,8 +150,16 @@ class CommandHandler:
             return
         if done:
             self._hooks.flush()
+            self._wait_for_replies(CONFIRMATION)
             self._control.wait_until_confirmed(CONFIRMATION)
         raise self._stopped(stop)
+
+    def _wait_for_replies(self, timeout: float) -> None:
+        """Until the script has its replies, the last snapshot cannot be reported."""
+        deadline = self._clock.monotonic() + timeout
+        while self._loop.progress.held_back and self._clock.monotonic() < deadline:
+            self._queues.pump(PATIENCE)
+            self._loop.note_answered()
 
     def _stopped(self, stop: Stop) -> Stopped:
         """A worker that has steps left has not succeeded, whatever a message says."""

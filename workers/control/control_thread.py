@@ -126,7 +126,7 @@ class ControlThread:
         )
 
     def start(
-        self, assigned: Assigned, endpoint: str, loop: WorkerLoop, *, steps: int, ring: Callable[[], None]
+        self, assigned: Assigned, endpoint: str, loop: WorkerLoop, *, steps: int | None, ring: Callable[[], None]
     ) -> None:
         """Begin to report on the progress of `loop`, which gets attention for commands; `ring` ends its waiting."""
 

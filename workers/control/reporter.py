@@ -4,9 +4,10 @@ from collections import deque
 from collections.abc import Callable
 from time import time
 
+from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import MOST_STEPS, WAITS, Event, Report, StepRecord, Wait
 from stageline.broker.ledger.ledger import MicrobatchState
-from stageline.broker.queues.base import Trouble
+from stageline.broker.queues.base import QueueKey, Trouble
 from stageline.pipeline.schedule import Kind
 from stageline.workers.runtime.program import Instruction
 from stageline.workers.runtime.progress import Progress
@@ -22,10 +23,12 @@ class Reporter:
     """Finished steps and snapshots must arrive: they are sent, and sent again until they are confirmed; only then comes
     what followed them. So a confirmed report means that all before it were.
 
-    `clock` gives the seconds since the epoch.
+    `steps`: how many are trained; None: as many as a script likes. `clock` gives the seconds since the epoch.
     """
 
-    def __init__(self, progress: Progress, incarnation: int, steps: int, clock: Callable[[], float] = time) -> None:
+    def __init__(
+        self, progress: Progress, incarnation: int, steps: int | None, clock: Callable[[], float] = time
+    ) -> None:
         self._progress = progress
         self.incarnation = incarnation
         self._steps = steps
@@ -42,7 +45,7 @@ class Reporter:
         progress = self._progress
         if (self._records or self._snapshots) and now - self._sent < AGAIN:
             return self.heartbeat(now)
-        while progress.snapshots:  # before the steps: those that they come after are there by now
+        while progress.reportable:  # before the steps: those that they come after are there by now
             self._snapshots.append(progress.snapshots.popleft())
         for source in (progress.steps, self._resent):
             while source and len(self._records) < MOST_STEPS:
@@ -65,13 +68,14 @@ class Reporter:
         """There may be another broker, whose records are old, or lost: sends all that it must know of this worker."""
         self.incarnation = incarnation
         self._resent = deque(self._progress.records(self._steps))
-        self._snapshots = sorted({*self._snapshots, *self._progress.written})
+        written = {each for each in self._progress.written if self._progress.may_report(each[1])}
+        self._snapshots = sorted({*self._snapshots, *written})
         self._sent = float("-inf")
 
     @property
     def all_confirmed(self) -> bool:
         """Whether nothing is left to send."""
-        new = self._progress.steps or self._progress.snapshots
+        new = self._progress.steps or self._progress.reportable
         return not (self._records or self._resent or self._snapshots or new)
 
     def _report(self, now: float, number: int, records: list[StepRecord], snapshots: list[tuple[int, int]]) -> Report:
@@ -108,6 +112,9 @@ class Reporter:
         progress, full = self._progress, self._progress.full
         if progress.writes or progress.over:
             return []
+        if progress.waits and progress.call is not None:
+            (key, number), step = progress.call, min(progress.finished.values(), default=0)
+            return [Wait(str(key), number, f"call {number}", step, progress.since, room=key.flow is Flow.REPLY)]
         lacking = progress.lacking if progress.waits or full is not None else None
         if lacking is None:
             return []
@@ -124,9 +131,11 @@ class Reporter:
             return f"{WAITS} for the others to finish"
         if trouble is not None and (progress.waits or progress.full is not None):
             return f"{WAITS} for the server of its queues: {trouble.reason}"
+        if progress.waits and progress.call is not None:
+            return _of_script(*progress.call)
         if instruction is None:
             return f"{WAITS} for the other workers"
-        action = f"{instruction.name} of step {instruction.step}"
+        action = str(instruction)
         if progress.full is not None:
             return f"{WAITS} for room in {instruction.gives} to put what {action} gives"
         if not progress.waits:
@@ -157,10 +166,17 @@ class Reporter:
         actions: list[tuple[Instruction, tuple[float, ...]]] = [
             (done.instruction, (done.start, done.end)) for stage in stages for done in stage
         ]
-        if progress.instruction is not None and not progress.waits:
+        if progress.instruction is not None and progress.instruction.counted and not progress.waits:
             actions.append((progress.instruction, (progress.since,)))
         return [
             Event(instruction.action.stage, instruction.step, instruction.action.microbatch, state, at)
             for instruction, times in actions
             for state, at in zip(_STATES.get(instruction.action.kind, ()), times, strict=False)
         ]
+
+
+def _of_script(key: QueueKey, number: int) -> str:
+    """What the compute loop waits for the script to do, in words."""
+    if key.flow is Flow.REPLY:
+        return f"{WAITS} for the script to take its replies: there is no room for the one to call {number}"
+    return f"{WAITS} for call {number} of the script"

@@ -145,7 +145,7 @@ class Session:
         progress: Progress,
         outbox: deque[Failed | Finished | Goodbye],
         *,
-        steps: int,
+        steps: int | None,
         now: float,
         clock: Callable[[], float],
     ) -> None:

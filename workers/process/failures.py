@@ -11,6 +11,7 @@ from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped
+from stageline.workers.runtime.calls import CallRefused
 from stageline.workers.runtime.executor import ComputeFailed
 
 RESUME_AS_A_WHOLE = (
@@ -64,7 +65,7 @@ def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tup
             return explain(error), error.exit_code
         case SnapshotDamaged():
             return f"{error}. {RESUME_AS_A_WHOLE}", error.exit_code
-        case DataError() | BrokerError() | SnapshotFailed() | ForeignState():
+        case DataError() | BrokerError() | SnapshotFailed() | ForeignState() | CallRefused():
             return str(error), error.exit_code
         case KeyboardInterrupt():  # no signal: those end the loop between two actions
             return "the model, the data or a metric raised KeyboardInterrupt", ExitCode.FAILED

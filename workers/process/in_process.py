@@ -146,7 +146,7 @@ class _Local:
         executor = job.executor(job.schedule.placement[index], self._decisions)
         run = self._coordinator.run.id
         loop = WorkerLoop(job.program, index, executor, self._queues, run=run, incarnation=incarnation)
-        return _Place(sender, executor, loop, Reporter(loop.progress, incarnation, job.steps))
+        return _Place(sender, executor, loop, Reporter(loop.progress, incarnation, job.training_steps))
 
     def _report(self) -> None:
         for place in self._places:

@@ -36,6 +36,7 @@ from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.replay.recorder import RecordWriter, record_failure
 from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.calls import CallRefused
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.loop import WorkerLoop
@@ -47,7 +48,7 @@ from .open_queues import open_queues, reachable
 from .signals import Signals, exit_at_once
 
 EVENTS: dict[int, str] = {ExitCode.REFUSED: "refused", ExitCode.NO_BROKER: "no broker"}
-EXPECTED = (ComputeFailed, DataError, BrokerError, SnapshotFailed, SnapshotDamaged, ForeignState)
+EXPECTED = (ComputeFailed, DataError, BrokerError, SnapshotFailed, SnapshotDamaged, ForeignState, CallRefused)
 
 log = structlog.get_logger()
 
@@ -182,7 +183,7 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
         loop.progress.stages, loop.progress.queues = executor.stages, queues
         decisions.note, decisions.wait = partial(loop.progress.note_fault, "skip log"), serve
         here = reachable(queues.endpoint, options.broker)
-        control.start(assigned, here, loop, steps=job.steps, ring=queues.ring)
+        control.start(assigned, here, loop, steps=job.training_steps, ring=queues.ring)
         with recorder or nullcontext(), _hooks(job, assigned, executor, loop.progress, recorder) as hooks:
             commands = CommandHandler(assigned, control, queues, hooks, loop)
             commands.run(

@@ -170,7 +170,7 @@ def record_failure(
 ) -> str:
     """Records the microbatch that failed, if the plan says so. Returns why the run stops and how to replay it."""
     culprit = error.culprit
-    if culprit is None or job.plan.recovery.record == "none":
+    if culprit is None or job.plan.recovery.record == "none" or job.plan.scripted:  # no replay has a script's objects
         return str(error)
     try:
         folder = _record(job, executor, queues, culprit, str(error), run, incarnation)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
+from typing import Protocol
 
 from torch import Tensor
 
-from stageline.pipeline.data import Feed, Microbatch
+from stageline.pipeline.data import Microbatch
 from stageline.pipeline.errors import DataError, StagelineError, describe_error, raised_by_user_code
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import Stage
@@ -19,6 +20,22 @@ from .program import Instruction
 
 DATA = "the data source"  # in place of a layer's name, as those of a stage
 Metric = Callable[[Tree, Tree], Tensor | float]
+
+
+class MicrobatchSource(Protocol):
+    """Where the first stage has its inputs from, and the last its targets; a `Feed` is one."""
+
+    def microbatch(self, step: int, microbatch: int) -> Microbatch:
+        """Raises `DataError` if there is none to be had."""
+
+
+@dataclass(slots=True)
+class Sums:
+    """What was evaluated, added up over `rows`: the metrics by name, and the loss where that is wanted."""
+
+    rows: int = 0
+    loss: float | None = None
+    metrics: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +78,17 @@ class Executor:
     """The stages of one worker with what they need besides messages.
 
     `last` is the number of the model's last stage, the one with the loss. `metrics` are means over rows, by name.
-    Without a `feed`, batches and targets come through queues.
+    Without a `feed`, batches and targets come through queues. `evaluates_loss`: evaluation computes the loss too.
     """
 
     stages: Mapping[int, Stage]
-    feed: Feed | None
+    feed: MicrobatchSource | None
     last: int
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    evaluates_loss: bool = False
     loss: float | None = None  # of the last step, on the worker that has the last stage
+    sums: Sums = field(default_factory=Sums)  # of what was evaluated so far
     _losses: list[Tensor | None] = field(default_factory=list)  # of the open step; None for one that does not count
-    _sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # over rows, by metric
-    _measured: int = 0  # rows evaluated so far
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         """What `instruction` gives, computed from what it `received` from its queues.
@@ -113,7 +130,7 @@ class Executor:
 
     def measured(self) -> dict[str, float]:
         """The metrics over all rows evaluated so far; nothing before the first."""
-        return {name: total / self._measured for name, total in self._sums.items()}
+        return {name: total / self.sums.rows for name, total in self.sums.metrics.items()}
 
     def _forward(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         given = self._given(stage.index, instruction, received)
@@ -152,12 +169,18 @@ class Executor:
         step, number = instruction.step, instruction.action.microbatch
         output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received))
         if stage.index == self.last and given.rows:
-            targets = map_tensors(lambda t: t.to(stage.device), given.targets)
-            for name, metric in self.metrics.items():
-                stage.at_layer = f"the metric {name}"
-                self._sums[name] += float(metric(output, targets)) * given.rows
-            self._measured += given.rows
+            self._measure(stage, output, given)
         return output
+
+    def _measure(self, stage: Stage, output: Tree, given: Microbatch) -> None:
+        sums = self.sums
+        if self.evaluates_loss:
+            sums.loss = (sums.loss or 0.0) + stage.evaluate_loss(output, given.targets) * given.rows
+        targets = map_tensors(lambda t: t.to(stage.device), given.targets)
+        for name, metric in self.metrics.items():
+            stage.at_layer = f"the metric {name}"
+            sums.metrics[name] += float(metric(output, targets)) * given.rows
+        sums.rows += given.rows
 
     def _blame(self, step: int) -> None:
         for number, loss in enumerate(self._losses):

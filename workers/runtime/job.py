@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import Segment, build_segments, first_trainable, make_stage
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.plan import Plan
@@ -12,35 +14,52 @@ from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.pipeline.schedule.check import Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
+from .calls import CallFeed
 from .executor import Executor, Metric
-from .program import Program
+from .program import AHEAD, ENDLESS, Program
 from .skipping import SkipLog, SkippingExecutor
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A plan that has met its model and data. `plan` has its number of stages and its workers filled in."""
+    """A plan that has met its model and data. `plan` has its number of stages and its workers filled in.
+
+    In a scripted run `steps` is ENDLESS, and there is no `own_feed`: batches come with the script's calls.
+    """
 
     plan: Plan
     segments: Sequence[Segment]
     schedule: Schedule
     verdict: Verdict
     steps: int
-    feed: Feed
+    own_feed: Feed | None
+
+    @property
+    def training_steps(self) -> int | None:
+        """How many steps are trained; None if only the script knows."""
+        return None if self.plan.scripted else self.steps
+
+    @property
+    def feed(self) -> Feed:
+        """The plan's batches. Raises `ModelRefused` in a scripted run."""
+        if self.own_feed is None:
+            raise ModelRefused("the batches of this run come from a script, call by call: there are none beforehand")
+        return self.own_feed
 
     def executor(self, stages: Iterable[int], decisions: SkipLog | None = None) -> Executor:
         """The stages, each on the device that the plan has for it, with data and metrics. With `decisions`, bad
         microbatches are left out if the plan says so. Raises `ModelRefused` for a wrong optimizer or loss."""
         device = {stage: worker.device for worker in self.plan.workers for stage in worker.stages}
         made = {stage: self._stage(stage, device[stage]) for stage in stages}
-        parts = made, self.feed, self.program.last, self.metrics
+        feed = self.own_feed or CallFeed(self.schedule.microbatches)
+        parts = made, feed, self.program.last, self.metrics, self.plan.scripted
         if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
             return Executor(*parts)
         return SkippingExecutor(*parts, decisions=decisions)
 
     @property
     def program(self) -> Program:
-        return Program(self.schedule, self.steps, self.evaluation)
+        return Program(self.schedule, self.steps, self.evaluation, scripted=self.plan.scripted)
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -53,17 +72,25 @@ class Job:
 
     @property
     def evaluation(self) -> range:
-        """The steps that evaluate, after the training steps; none without metrics."""
-        return self.feed.evaluation if self.plan.model.metrics else range(0)
+        """The steps that evaluate, after the training steps; none without metrics. A script calls for evaluation."""
+        return self.own_feed.evaluation if self.own_feed is not None and self.plan.model.metrics else range(0)
 
     def windows(self) -> dict[QueueKey, int]:
         """How many messages each queue's consumer lets its producer send ahead: about twice the most that the schedule
         can have on its way, so that credit is granted again before it runs out, and not less than a step's beyond it,
         so that it is not granted all the time. It is the schedule that bounds what waits, except after a recovery."""
-        most = self.verdict.queue_bound
-        return {
-            key: max(2 * most[str(key)] + 2, most[str(key)] + self.schedule.microbatches) for key in self.program.queues
-        }
+        return {key: self._window(key) for key in self.program.queues}
+
+    def _window(self, key: QueueKey) -> int:
+        microbatches = self.schedule.microbatches
+        match key.flow:
+            case Flow.CALL | Flow.REPLY:
+                return AHEAD
+            case Flow.EVALUATION:  # nothing bounds how far a stage is ahead but the calls
+                return 2 * microbatches + 2
+            case _:
+                most = self.verdict.queue_bound[str(key)]
+                return max(2 * most + 2, most + microbatches)
 
     def _stage(self, stage: int, device: str) -> Stage:
         last = stage == self.program.last
@@ -72,7 +99,7 @@ class Job:
 
 
 def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None) -> Job:
-    """Loads the plan's model and data; `doing` is told which is next.
+    """Loads the plan's model and data, in a scripted run the model; `doing` is told which is next.
 
     Raises `PlanRefused` or `ModelRefused` if they cannot be trained as planned.
     """
@@ -88,8 +115,11 @@ def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None) -> Job
         window=choice.window,
         first_trainable=first_trainable(segments),
     )
+    verdict = check_schedule(schedule)
+    if plan.scripted:
+        return Job(plan, segments, schedule, verdict, ENDLESS, None)
     doing(f'data.source = "{plan.data.source}"')
     source = load_source(plan)
     steps = plan.run.steps if plan.run.steps is not None else (plan.run.epochs or 0) * source.steps_per_epoch
     feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, keep=len(segments) + 2)
-    return Job(plan, segments, schedule, check_schedule(schedule), steps, feed)
+    return Job(plan, segments, schedule, verdict, steps, feed)

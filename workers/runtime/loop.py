@@ -2,6 +2,7 @@
 
 poll():  Take     the queue gives a message, or nothing yet: then this turn is over   -> machine
          Compute  the executor computes, the queue gets the result; then it is over   -> machine
+         Finish   in a scripted run: the reply to the call is put; then the script's next call is taken
 """
 
 import time
@@ -14,6 +15,8 @@ from stageline.broker.queues.base import Outbound, QueueKey, Queues
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 
+from .call_sequence import CallSequence
+from .calls import CallKind, Position
 from .executor import Executor
 from .machine import Compute, Finish, Machine, Take
 from .program import Instruction, Program
@@ -64,6 +67,7 @@ class WorkerLoop:
         self.attention = True
         self._on_step: OnStep = lambda stage, step, loss: None
         self._machine = Machine(program.instructions(worker, start))
+        self._script = CallSequence(program, worker, executor, Position(start)) if program.scripted else None
         self._executor = executor
         self._carry_out = carry_out or executor.carry_out
         self._queues = queues
@@ -71,8 +75,8 @@ class WorkerLoop:
         self._incarnation = incarnation
         self._now = clock.time
         self._inbound = cache(queues.inbound)
-        self._outbounds: dict[QueueKey, Outbound] = {}  # those that something was put into
-        self._by_name: dict[str, Outbound] = {}  # likewise
+        self._outbound = cache(self._open_outbound)
+        self._by_name: dict[str, Outbound] = {}  # those that something was put into
         self._received: list[Tree] = []
 
     def run(self, between: Callable[[], None], on_step: OnStep) -> None:
@@ -89,15 +93,25 @@ class WorkerLoop:
             self.poll(PATIENCE)
         self.progress.waits = self.progress.over = True
 
+    def begin_at(self, position: Position) -> None:
+        """A scripted run goes on from there: its checkpoint has been restored."""
+        if self._script is not None:
+            self._script.position = position
+            self.progress.positions[position.step] = position
+            self.progress.answered = position.calls
+
     @property
     def finished(self) -> bool:
         """Whether the program is over."""
-        return type(self._machine.command) is Finish
+        return type(self._machine.command) is Finish and (self._script is None or self._script.over)
 
     @property
     def step(self) -> int | None:
-        """The step of the current instruction; None when the program is over."""
+        """The step of the current instruction, or, in a scripted run, of the script's next training step; None when
+        the program is over."""
         command = self._machine.command
+        if self._script is not None:
+            return None if self._script.over else self._script.position.step
         return None if isinstance(command, Finish) else command.instruction.step
 
     @property
@@ -108,14 +122,24 @@ class WorkerLoop:
                 return f"{instruction} waits for message {instruction.number} of {key}"
             case Compute(instruction):
                 return f"{instruction} is next"
+            case Finish() if self._script is not None and not self._script.over:
+                return f"waits for call {self._script.position.calls} of the script"
             case Finish():
                 return "finished"
+
+    def note_answered(self) -> None:
+        """Which replies have arrived at the script, as far as the queues know now."""
+        if self._script is not None and (replies := self._by_name.get(str(self._script.replies))) is not None:
+            depth = replies.depth()
+            self.progress.answered = self._script.position.calls - depth.ready - depth.in_flight
 
     def lacks_room(self) -> None:
         """To be called while a `put` of this loop waits for room: a worker that waits does not hang."""
         command = self._machine.command
         if isinstance(command, Compute) and command.instruction.gives is not None:
             self.progress.lacks_room(Take(command.instruction.gives, command.instruction), self._now())
+        elif self._script is not None:
+            self.progress.waiting_for_script(self._script.replies, self._script.position.calls, self._now())
 
     def poll(self, timeout: float) -> bool:
         """One turn: takes what the current instruction needs, waiting up to `timeout` seconds for each message, and
@@ -128,10 +152,10 @@ class WorkerLoop:
                 return False
             command = self._machine.arrived(command.key, message.step, message.microbatch)
             self._received.append(message.payload)
-        if type(command) is not Compute:
-            return False
-        self._compute(command.instruction)
-        return True
+        if type(command) is Compute:
+            self._compute(command.instruction)
+            return True
+        return self._script is not None and self._between_instructions(self._script, timeout)
 
     def _compute(self, instruction: Instruction) -> None:
         self.progress.computing(instruction, self._now())
@@ -139,28 +163,68 @@ class WorkerLoop:
         self._received.clear()
         if instruction.gives is not None:
             self._put(instruction, instruction.gives, result)
-        self.progress.done(instruction, self._now())
-        if instruction.action.kind is Kind.UPDATE:
-            self._end_step(instruction.action.stage, instruction.step)
-        elif instruction.evaluates:
-            self.progress.metrics = self._executor.measured()
-            if instruction.action.microbatch == self.program.schedule.microbatches - 1:
-                self.progress.closed(instruction.action.stage, instruction.step, None)
-                self._queues.pump(0)
+        if instruction.evaluates:
+            self._end_evaluation(instruction, result)
+        else:
+            self.progress.done(instruction, self._now())
+            if instruction.action.kind is Kind.UPDATE:
+                self._end_step(instruction.action.stage, instruction.step)
         self._machine.computed()
 
     def _put(self, instruction: Instruction, key: QueueKey, payload: Tree) -> None:
-        if key not in self._outbounds:
-            self._outbounds[key] = self._by_name[str(key)] = self._queues.outbound(key)
         step, microbatch, number = instruction.step, instruction.action.microbatch, instruction.number
         message = Message(self._run, key.flow, step, microbatch, key.stage, self._incarnation, number, payload)
-        self._outbounds[key].put(message)
+        self._outbound(key).put(message)
+
+    def _open_outbound(self, key: QueueKey) -> Outbound:
+        self._by_name[str(key)] = outbound = self._queues.outbound(key)
+        return outbound
+
+    def _end_evaluation(self, instruction: Instruction, result: Tree) -> None:
+        stage = instruction.action.stage
+        if self._script is not None:
+            self.progress.evaluated(self._now())
+            self._script.evaluated(stage, result)
+            return
+        self.progress.done(instruction, self._now())
+        self.progress.metrics = self._executor.measured()
+        if instruction.action.microbatch == self.program.schedule.microbatches - 1:
+            self.progress.closed(stage, instruction.step, None)
+            self._queues.pump(0)
 
     def _end_step(self, stage: int, step: int) -> None:
         loss = self._executor.loss if stage == self.program.last else None
         self.progress.closed(stage, step, loss)
         self._on_step(stage, step, loss)
         self._queues.pump(0)
+
+    def _between_instructions(self, script: CallSequence, timeout: float) -> bool:
+        """One turn while nothing is to be computed: the open call is answered, or the next one is taken."""
+        if script.open is not None:
+            self._reply(script)
+            return True
+        return not script.over and self._take_call(script, timeout)
+
+    def _reply(self, script: CallSequence) -> None:
+        key, number = script.replies, script.position.calls
+        message = Message(self._run, key.flow, number, 0, key.stage, self._incarnation, number, script.reply())
+        self._outbound(key).put(message)
+        script.close()
+        self._queues.pump(0)
+
+    def _take_call(self, script: CallSequence, timeout: float) -> bool:
+        self.note_answered()
+        self.progress.waiting_for_script(script.calls, script.position.calls, self._now())
+        message = self._inbound(script.calls).take(timeout)
+        if message is None:
+            return False
+        instructions = script.begin(message)
+        self.progress.call = None
+        if script.open is not None and script.open.kind is CallKind.TRAIN:
+            after = script.position.after(CallKind.TRAIN)
+            self.progress.positions[after.step] = after
+        self._machine.extend(instructions)
+        return True
 
 
 class Stuck(Exception):

@@ -8,6 +8,8 @@
        |  arrived,  |   arrived,   |
        +-- another -+   the last   +-- computed: again from the top
 
+Where a script calls, nothing is left between two calls; the next one's instructions `extend` the program.
+
 The order of actions is the schedule's and nothing else's: neither time nor the order of arrival changes it.
 """
 
@@ -71,6 +73,14 @@ class Machine:
         """The instruction was carried out and what it gives was put."""
         if type(self.command) is not Compute:
             raise OutOfPlace(f"a result came, and nothing was to be computed: {self.command} is the command")
+        self.command = self._next()
+        return self.command
+
+    def extend(self, instructions: Iterator[Instruction]) -> Command:
+        """The program goes on with these."""
+        if type(self.command) is not Finish:
+            raise OutOfPlace(f"the program is extended before its end: {self.command} is the command")
+        self._instructions = instructions
         self.command = self._next()
         return self.command
 

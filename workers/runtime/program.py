@@ -2,9 +2,12 @@
 
 schedule of worker 1    1F0 1F1 1B0 1B1 1U
 its program             step 0: 1F0 takes forward-1 and gives forward-2, ..., 1U; step 1: 1F0, ...
+
+In a scripted run there is no program beforehand: each call of the script brings the instructions of one step, or of one
+evaluated batch. Evaluation then has queues of its own (evaluation-1, ...), which number its batches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain, islice
@@ -15,13 +18,20 @@ from stageline.broker.codec.message import Flow, message_number
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.schedule import Action, Kind, Schedule, forward_only
 
+from .calls import Call, CallKind
+
 CHUNK = 64  # instructions that are made at once
+ENDLESS = 2**62  # steps: a script says when it is over
+AHEAD = 2  # calls, and replies, that may be sent before the one before them is taken
+
+_Touched = tuple[str, tuple[QueueKey, ...], QueueKey | None]  # an action's name, what it takes from, what it gives to
 
 
 class Instruction(msgspec.Struct, frozen=True):
     """An action of one step with the queues it takes from and gives to. `evaluates`: no stash, no gradient.
 
-    `name` is the action's, as in "1F0"; its messages have `number` in their queues.
+    `name` is the action's, as in "1F0"; its messages have `number` in their queues. `counted`: its step is one of the
+    run's, which the ledger knows; the evaluated batches of a script are not, and `step` then numbers those.
     """
 
     step: int
@@ -31,9 +41,10 @@ class Instruction(msgspec.Struct, frozen=True):
     takes: tuple[QueueKey, ...]
     gives: QueueKey | None
     evaluates: bool = False
+    counted: bool = True
 
     def __str__(self) -> str:
-        return f"{self.name} of step {self.step}"
+        return f"{self.name} of {'step' if self.counted else 'evaluated batch'} {self.step}"
 
 
 @dataclass(frozen=True)
@@ -41,32 +52,57 @@ class Program:
     """`schedule` over `steps` steps, then forward only over the steps of `evaluation`.
 
     `fed` says that batches and targets come through queues from a user's own loader, not from data sources; what the
-    last stage computes then goes back to that loader, as if to a stage after it.
+    last stage computes then goes back to that loader, as if to a stage after it. `scripted` says that the calls of a
+    script bring the batches, for as long as it likes.
     """
 
     schedule: Schedule
     steps: int
     evaluation: range = range(0)
     fed: bool = False
+    scripted: bool = False
 
     @property
     def last(self) -> int:
         """The number of the last stage."""
         return self.schedule.stages - 1
 
+    @property
+    def script(self) -> int:
+        """The script's place among the workers: after the last of them."""
+        return len(self.schedule.placement)
+
     @cached_property
     def queues(self) -> tuple[QueueKey, ...]:
-        """Every queue between stages; those that a user's loader fills are not among them."""
-        return tuple(map(queue_key, self.schedule.hops))
+        """Every queue between stages, and between script and workers; those that a user's loader fills are not among
+        them."""
+        between_stages = tuple(map(queue_key, self.schedule.hops))
+        if not self.scripted:
+            return between_stages
+        evaluation = [QueueKey(Flow.EVALUATION, stage) for stage in range(1, self.schedule.stages)]
+        calls = [key(worker) for worker in range(self.script) for key in (call_key, reply_key)]
+        return (*between_stages, *evaluation, *calls)
 
     def instructions(self, worker: int, start: int = 0) -> Iterator[Instruction]:
-        """Everything that `worker` does from step `start` on. They are made some at a time, ahead of their use."""
-        evaluating = forward_only(self.schedule.placement, self.schedule.microbatches)
+        """Everything that `worker` does from step `start` on, known beforehand: nothing in a scripted run. They are
+        made some at a time, ahead of their use."""
+        if self.scripted:
+            return iter(())
         training = self.schedule.program(worker, range(start, self.steps))
         return chain(
             self._instructions(training, evaluates=False),
-            self._instructions(evaluating.program(worker, self.evaluation), evaluates=True),
+            self._instructions(self._forward_only.program(worker, self.evaluation), evaluates=True),
         )
+
+    def instructions_of(self, call: Call, worker: int) -> Iterator[Instruction]:
+        """What `worker` computes for a call of the script."""
+        if call.kind is CallKind.TRAIN:
+            training = self.schedule.program(worker, range(call.step, call.step + 1))
+            return self._instructions(training, evaluates=False)
+        if call.kind.runs_forward_only:
+            batch = range(call.evaluation, call.evaluation + 1)
+            return self._instructions(self._forward_only.program(worker, batch), evaluates=True)
+        return iter(())
 
     def instruction(self, step: int, action: Action, *, evaluates: bool = False) -> Instruction:
         """One of them."""
@@ -85,11 +121,11 @@ class Program:
 
     def inbound(self, worker: int) -> list[QueueKey]:
         """The queues that `worker` takes from."""
-        return [key for key in self.queues if key.stage in self.schedule.placement[worker]]
+        return [key for key in self.queues if self.consumer(key) == worker]
 
     def outbound(self, worker: int) -> list[QueueKey]:
         """The queues that `worker` puts into."""
-        return [key for key in self.queues if producer(key) in self.schedule.placement[worker]]
+        return [key for key in self.queues if self.producer(key) == worker]
 
     def local(self, worker: int) -> set[QueueKey]:
         """The queues that begin and end at `worker`."""
@@ -97,11 +133,32 @@ class Program:
 
     def producers(self, worker: int) -> dict[QueueKey, int]:
         """The queues that `worker` takes from others, each with the worker that puts into it."""
-        others = (key for key in self.inbound(worker) if key not in self.local(worker))
-        return {key: self.schedule.owner(producer(key)) for key in others}
+        return {key: self.producer(key) for key in self.inbound(worker) if self.producer(key) != worker}
+
+    def consumer(self, key: QueueKey) -> int:
+        """The worker that takes from `key`; `script` for a reply."""
+        match key.flow:
+            case Flow.CALL:
+                return key.stage
+            case Flow.REPLY:
+                return self.script
+            case _:
+                return self.schedule.owner(key.stage)
+
+    def producer(self, key: QueueKey) -> int:
+        """The worker that puts into `key`; `script` for a call."""
+        match key.flow:
+            case Flow.CALL:
+                return self.script
+            case Flow.REPLY:
+                return key.stage
+            case _:
+                return self.schedule.owner(producer(key))
 
     def steps_of(self, key: QueueKey) -> int:
         """The step from which on `key` carries nothing: evaluation has no gradients."""
+        if self.scripted:
+            return ENDLESS
         return self.steps + (len(self.evaluation) if key.flow is Flow.FORWARD else 0)
 
     def _existing(self, name: str) -> tuple[QueueKey, ...]:
@@ -109,13 +166,39 @@ class Program:
         ends = ("forward-0", f"forward-{self.schedule.stages}") if self.fed else ()
         return (queue_key(name),) if name in self.schedule.hops or name in ends else ()
 
+    @cached_property
+    def _forward_only(self) -> Schedule:
+        return forward_only(self.schedule.placement, self.schedule.microbatches)
+
+    @cached_property
+    def _in_training(self) -> Callable[[Action], _Touched]:
+        return cache(lambda action: (str(action), self.takes(action), self.gives(action)))
+
+    @cached_property
+    def _in_evaluation(self) -> Callable[[Action], _Touched]:
+        """Of a script: the same as in training, but through queues of its own."""
+
+        def touched(action: Action) -> _Touched:
+            name, takes, gives = self._in_training(action)
+            return name, tuple(map(_evaluating, takes)), None if gives is None else _evaluating(gives)
+
+        return cache(touched)
+
     def _instructions(self, actions: Iterator[tuple[int, Action]], *, evaluates: bool) -> Iterator[Instruction]:
-        of_every_step = cache(lambda action: (str(action), self.takes(action), self.gives(action)))
-        count = self.schedule.microbatches
+        aside = evaluates and self.scripted
+        of_every_step = self._in_evaluation if aside else self._in_training
+        count, counted = self.schedule.microbatches, not aside
 
         def chunks() -> Iterator[list[Instruction]]:
             while chunk := [
-                Instruction(step, each, message_number(step, each.microbatch, count), *of_every_step(each), evaluates)
+                Instruction(
+                    step,
+                    each,
+                    message_number(step, each.microbatch, count),
+                    *of_every_step(each),
+                    evaluates,
+                    counted,
+                )
                 for step, each in islice(actions, CHUNK)
             ]:
                 yield chunk
@@ -129,6 +212,20 @@ def queue_key(name: str) -> QueueKey:
     return QueueKey(Flow(flow), int(stage))
 
 
+def call_key(worker: int) -> QueueKey:
+    """The queue of the script's calls to `worker`."""
+    return QueueKey(Flow.CALL, worker)
+
+
+def reply_key(worker: int) -> QueueKey:
+    """The queue of the replies of `worker` to the script."""
+    return QueueKey(Flow.REPLY, worker)
+
+
 def producer(key: QueueKey) -> int:
-    """The stage that puts into `key`."""
-    return key.stage - 1 if key.flow is Flow.FORWARD else key.stage + 1
+    """The stage that puts into `key`, a queue between stages."""
+    return key.stage + 1 if key.flow is Flow.BACKWARD else key.stage - 1
+
+
+def _evaluating(key: QueueKey) -> QueueKey:
+    return QueueKey(Flow.EVALUATION, key.stage)

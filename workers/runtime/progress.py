@@ -13,10 +13,11 @@ from time import time
 import msgspec
 
 from stageline.broker.control.messages import StepRecord, WorkerRecord
-from stageline.broker.queues.base import Depth, WorkerQueues
+from stageline.broker.queues.base import Depth, QueueKey, WorkerQueues
 from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage import Stage
 
+from .calls import Position
 from .machine import Take
 from .program import Instruction
 
@@ -60,6 +61,9 @@ class Progress:
     queues: WorkerQueues | None = None  # for the trouble that they have
     writes: bool = False  # the loop waits until a snapshot is written
     faults: dict[str, ResourceFault] = field(default_factory=dict)  # what cannot be done now, by what does it
+    call: tuple[QueueKey, int] | None = None  # what the loop waits for the script to put or to take
+    answered: int = 0  # all calls before it have a reply that has arrived at the script
+    positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
 
     def computing(self, instruction: Instruction, now: float) -> None:
         """The loop starts on `instruction`."""
@@ -75,12 +79,50 @@ class Progress:
         if self.full is None:
             self.full = now
 
+    def waiting_for_script(self, key: QueueKey, number: int, now: float) -> None:
+        """Nothing is left to compute until the script puts call `number`, or takes that reply: `key` says which."""
+        if self.call != (key, number):
+            self.since = now
+        self.call, self.waits = (key, number), True
+
+    def position(self, step: int) -> Position:
+        """The position after `step` steps. A scripted run that has not come there, or is beyond it, knows the step
+        alone: nothing is trimmed then but what is counted by steps."""
+        return self.positions.get(step, Position(step))
+
+    def may_report(self, step: int) -> bool:
+        """Whether a snapshot of `step` may become part of a checkpoint: not before the script has the replies to all
+        calls up to there. A worker that begins there gives no reply to those."""
+        position = self.positions.get(step)
+        return position is None or position.calls <= self.answered
+
+    @property
+    def reportable(self) -> bool:
+        """Whether there is a snapshot to report."""
+        return bool(self.snapshots) and self.may_report(self.snapshots[0][1])
+
+    @property
+    def held_back(self) -> bool:
+        """Whether there is a snapshot that cannot be reported yet."""
+        return bool(self.snapshots) and not self.reportable
+
+    def completed(self, step: int) -> None:
+        """The checkpoint of `step` is complete."""
+        self.complete = max(step, self.complete)
+        self.positions = {each: position for each, position in self.positions.items() if each >= self.complete}
+
     def done(self, instruction: Instruction, now: float) -> None:
         """The loop has carried out `instruction`, on which it started at `since`, and put what it gives."""
         end = now if self.full is None else self.full
         self.actions += 1
         self.busy += end - self.since
         self.open[instruction.action.stage].append(Done(instruction, self.since, end))
+        self.since, self.full = now, None
+
+    def evaluated(self, now: float) -> None:
+        """The same, of an instruction that belongs to none of the run's steps."""
+        self.actions += 1
+        self.busy += (now if self.full is None else self.full) - self.since
         self.since, self.full = now, None
 
     def closed(self, stage: int, step: int, loss: float | None) -> None:
@@ -120,10 +162,12 @@ class Progress:
         """What a broker that has lost its records must know at once. For the reader."""
         return WorkerRecord(run, index, self.complete, min(self.finished.values(), default=0))
 
-    def records(self, steps: int) -> list[StepRecord]:
-        """What it must know next: how far each stage is, of the `steps` that are trained, and the losses before."""
+    def records(self, steps: int | None) -> list[StepRecord]:
+        """What it must know next: how far each stage is, of the `steps` that are trained (None: as many as a script
+        likes), and the losses before."""
         losses = dict(self.losses) | dict([self.newest] if self.newest else [])
-        others = [(stage, min(done, steps)) for stage, done in self.finished.items() if stage != self.last]
+        trained = {stage: done if steps is None else min(done, steps) for stage, done in self.finished.items()}
+        others = [(stage, done) for stage, done in trained.items() if stage != self.last]
         return [StepRecord(stage, done - 1, b"") for stage, done in others if done] + self._of_losses(losses)
 
     def _of_losses(self, losses: Mapping[int, float | None]) -> list[StepRecord]:

@@ -13,6 +13,7 @@ from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFa
 from stageline.workers.checkpoint.hooks import SnapshotHooks
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.disk.background_writer import BackgroundWriter
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.progress import Progress
 from support.states import difference, make_state
 
@@ -61,7 +62,7 @@ class Watched(SnapshotHooks):
             snapshots,
             self.writer,
             incarnation=1,
-            start=20,
+            start=Position(20),
             steps=1000,
             last=9,
             every=20,

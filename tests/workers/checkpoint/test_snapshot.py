@@ -28,10 +28,11 @@ from stageline.workers.checkpoint.snapshot import (
     write_snapshot,
 )
 from stageline.workers.disk.tensor_file import Unsaveable
+from stageline.workers.runtime.calls import Position
 from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)
-SNAPSHOT = Snapshot(2, 120, 7, make_state(), {0: 2.5, 10: None, 119: 0.1})
+SNAPSHOT = Snapshot(2, 120, 7, make_state(), {0: 2.5, 10: None, 119: 0.1}, calls=130, evaluations=9)
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_the_weights_can_be_used_without_stageline(folder):
 def test_the_manifest_holds_where_the_snapshot_is_from(folder):
     manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
     assert {key: manifest[key] for key in ("format", "run", "plan", "stage", "step", "incarnation", "torch")} == {
-        "format": "snapshot/2",
+        "format": "snapshot/3",
         "run": "digits-1",
         "plan": "5fa0" * 16,
         "stage": 2,
@@ -76,6 +77,8 @@ def test_the_manifest_holds_where_the_snapshot_is_from(folder):
     }
     assert manifest["training"]["optimizer"]["param_groups"][0]["lr"] == 0.1
     assert manifest["losses"] == {"0": 2.5, "10": None, "119": 0.1}
+    assert (manifest["calls"], manifest["evaluations"]) == (130, 9)
+    assert read_manifest(folder).position == SNAPSHOT.position == Position(120, 130, 9)
 
 
 def test_the_same_state_makes_the_same_files(tmp_path):
@@ -87,6 +90,8 @@ def test_the_same_state_makes_the_same_files(tmp_path):
     other = replace(SNAPSHOT, state=make_state(1))
     (tmp_path / "c").mkdir()
     assert not manifests[0].same_state(write_snapshot(tmp_path / "c", other, ORIGIN))
+    (tmp_path / "d").mkdir()
+    assert not manifests[0].same_state(write_snapshot(tmp_path / "d", replace(SNAPSHOT, calls=131), ORIGIN))
 
 
 @pytest.mark.parametrize("odd", [torch.eye(2).to_sparse(), object()])
@@ -210,9 +215,9 @@ def test_forged_notes_on_tensors_are_refused_with_the_reason(folder, metadata):
         b"null",
         b"[]",
         b"{}",
-        b'{"format": "snapshot/2"}',
+        b'{"format": "snapshot/3"}',
         b"\xff\xfe",
-        b'{"format": "snapshot/2", "x": ' + b"[" * 100_000,
+        b'{"format": "snapshot/3", "x": ' + b"[" * 100_000,
     ],
     ids=range(7),
 )

@@ -1,12 +1,17 @@
 """What a plan comes to once its model and its data are loaded."""
 
 import pytest
+import torch
 
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.load import load_source
+from stageline.pipeline.model.script_objects import OBJECTS
 from stageline.pipeline.plan import read_plan
+from stageline.workers.runtime.calls import CallFeed
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.skipping import SkipLog, SkippingExecutor
+from support.small_plans import plan
 from support.workspace import Workspace
 
 
@@ -44,3 +49,24 @@ def test_bad_microbatches_are_skipped_if_the_plan_says_so(workspace: Workspace, 
     made = job(workspace, f"recovery.on_bad_microbatch={choice}").executor([0, 1], SkipLog(workspace.folder))
     assert type(made) is kind
     assert sorted(made.stages) == [0, 1]
+
+
+def test_a_scripted_run_loads_no_data_and_has_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OBJECTS, "model", lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)))
+    scripted = plan(run__epochs=None, data__source="script:batches", model__factory="script:model", model__cut=[1])
+    prepared = prepare(scripted)
+    assert (prepared.training_steps, prepared.program.scripted, prepared.evaluation) == (None, True, range(0))
+    assert {str(key): window for key, window in prepared.windows().items()} == {
+        "forward-1": 4,
+        "backward-0": 4,
+        "evaluation-1": 4,
+        "call-0": 2,
+        "reply-0": 2,
+        "call-1": 2,
+        "reply-1": 2,
+    }
+    executor = prepared.executor([0])
+    assert isinstance(executor.feed, CallFeed)
+    assert executor.evaluates_loss
+    with pytest.raises(ModelRefused, match="come from a script, call by call"):
+        _ = prepared.feed

@@ -3,7 +3,8 @@
 import pytest
 
 from stageline.pipeline.schedule import make_schedule
-from stageline.workers.runtime.program import Program, producer, queue_key
+from stageline.workers.runtime.calls import Call, CallKind
+from stageline.workers.runtime.program import Program, call_key, producer, queue_key, reply_key
 from support.shapes import line, looped
 
 
@@ -56,3 +57,32 @@ def test_a_worker_with_several_stages_has_queues_of_its_own() -> None:
 def test_a_queue_is_filled_by_the_neighbour_of_the_stage_that_takes_from_it(name: str, stage: int) -> None:
     assert producer(queue_key(name)) == stage
     assert str(queue_key(name)) == name
+
+
+def test_a_call_of_a_script_brings_the_instructions_of_a_step_or_of_an_evaluated_batch() -> None:
+    program = Program(make_schedule("gpipe", line(2), 1), 1, scripted=True)
+    assert written(program, 1) == []
+
+    def called(kind: CallKind) -> list[str]:
+        call = Call(kind, 9, step=4, evaluation=3)
+        return [f"{each} #{each.number} -> {each.gives or '-'}" for each in program.instructions_of(call, 0)]
+
+    assert called(CallKind.TRAIN) == [
+        "0F0 of step 4 #4 -> forward-1",
+        "0B0 of step 4 #4 -> -",
+        "0U of step 4 #4 -> -",
+    ]
+    assert called(CallKind.EVALUATE) == called(CallKind.PREDICT) == ["0F0 of evaluated batch 3 #3 -> evaluation-1"]
+    assert called(CallKind.STATE) == called(CallKind.LOAD) == called(CallKind.STOP) == []
+
+
+def test_the_script_is_one_more_place_that_calls_and_takes_replies() -> None:
+    program = Program(make_schedule("gpipe", line(2), 1), 1, scripted=True)
+    evaluation = queue_key("evaluation-1")
+    assert program.script == 2
+    assert program.inbound(2) == [reply_key(0), reply_key(1)]
+    assert program.outbound(2) == [call_key(0), call_key(1)]
+    assert program.producers(2) == {reply_key(0): 0, reply_key(1): 1}
+    assert program.producers(1) == {queue_key("forward-1"): 0, evaluation: 0, call_key(1): 2}
+    assert program.outbound(1) == [queue_key("backward-0"), reply_key(1)]
+    assert program.local(0) == program.local(2) == set()

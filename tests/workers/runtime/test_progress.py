@@ -3,7 +3,8 @@
 from array import array
 
 from stageline.pipeline.schedule import make_schedule
-from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.calls import Position
+from stageline.workers.runtime.program import Program, call_key
 from stageline.workers.runtime.progress import Progress
 from support.shapes import line
 
@@ -37,3 +38,25 @@ def test_a_snapshot_on_disk_is_reported_and_remembered() -> None:
     progress = Progress()
     progress.durable(1, 4)
     assert list(progress.snapshots) == progress.written == [(1, 4)]
+
+
+def test_a_snapshot_waits_for_the_replies_of_the_calls_before_it() -> None:
+    progress = Progress(positions={4: Position(4, 7, 2)}, answered=6)
+    progress.durable(1, 4)
+    assert progress.held_back
+    progress.answered = 7
+    assert progress.reportable
+    assert not progress.held_back
+
+
+def test_positions_before_the_complete_checkpoint_are_forgotten() -> None:
+    progress = Progress(positions={2: Position(2, 3, 0), 4: Position(4, 7, 2)})
+    progress.completed(4)
+    assert [progress.position(step) for step in (2, 4)] == [Position(2), Position(4, 7, 2)]
+
+
+def test_a_worker_waits_for_one_call_of_the_script_since_one_moment() -> None:
+    progress = Progress()
+    for number, now in ((0, 1.0), (0, 2.0), (1, 3.0), (1, 4.0)):
+        progress.waiting_for_script(call_key(0), number, now)
+    assert (progress.call, progress.since, progress.waits) == ((call_key(0), 1), 3.0, True)

@@ -1,0 +1,94 @@
+"""One worker's way through the calls of a script: what each has it compute, and what it replies.
+
+take the next call -> its instructions -> computed -> the reply is put -> take the next call ... until STOP
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from stageline.broker.codec.message import Message
+from stageline.pipeline.stage.memory import copied
+from stageline.pipeline.tree import Tree
+
+from .calls import Call, CallFeed, CallKind, CallRefused, Position, decode_call
+from .executor import Executor, Sums
+from .program import Instruction, Program, call_key, reply_key
+
+
+class CallSequence:
+    """The calls to one worker from `position` on. `open` is the one that is carried out, None between two calls; once
+    it is `over`, no other comes."""
+
+    def __init__(self, program: Program, worker: int, executor: Executor, position: Position) -> None:
+        self.calls = call_key(worker)
+        self.replies = reply_key(worker)
+        self.position = position
+        self.open: Call | None = None
+        self.over = False
+        self._program = program
+        self._worker = worker
+        self._executor = executor
+        self._outputs: list[Tree] = []  # of the last stage, if the open call wants them
+
+    def begin(self, message: Message) -> Iterator[Instruction]:
+        """Opens the call that `message` brought; what is to be computed for it. Raises `CallRefused`, and `DataError`
+        if its batch is not one."""
+        call = decode_call(message.payload)
+        self.position.check_next(call)
+        instructions = self._program.instructions_of(call, self._worker)
+        if isinstance(self._executor.feed, CallFeed):
+            self._executor.feed.open(call)
+        self._executor.sums = Sums()
+        self.open = call
+        return instructions
+
+    def evaluated(self, stage: int, output: Tree) -> None:
+        """`stage` has run a microbatch of the open call forward."""
+        if self.open is not None and self.open.kind is CallKind.PREDICT and stage == self._program.last:
+            self._outputs.append(output)
+
+    def reply(self) -> Tree:
+        """What the open call came to, now that everything is computed. Raises `CallRefused` for weights that do not
+        fit."""
+        last = self._program.last in self._executor.stages
+        match self.open:
+            case Call(CallKind.TRAIN) if last:
+                return self._executor.loss
+            case Call(CallKind.EVALUATE) if last:
+                sums = self._executor.sums
+                return {"rows": sums.rows, "loss": sums.loss, **sums.metrics}
+            case Call(CallKind.PREDICT) if last:
+                return tuple(self._outputs)
+            case Call(CallKind.STATE):
+                return {name: copied(tensor.detach()) for name, tensor in self._weights().items()}
+            case Call(CallKind.LOAD) as call:
+                self._load(call)
+        return None
+
+    def close(self) -> None:
+        """The reply to the open call was put."""
+        call, self.open = self.open, None
+        if call is not None:
+            self.position = self.position.after(call.kind)
+            self.over = call.kind is CallKind.STOP
+        if isinstance(self._executor.feed, CallFeed):
+            self._executor.feed.close()
+        self._outputs.clear()
+
+    def _weights(self) -> dict[str, Tensor]:
+        parts = (stage.state_dict() for stage in self._executor.stages.values())
+        return {name: tensor for part in parts for name, tensor in part.items()}
+
+    def _load(self, call: Call) -> None:
+        state = call.state or {}
+        if differing := sorted(self._weights().keys() ^ state.keys()):
+            raise CallRefused(
+                f"the weights to load differ from those of stages {', '.join(map(str, self._executor.stages))} in "
+                f"their names: {', '.join(differing[:8])}"
+            )
+        for stage in self._executor.stages.values():
+            try:
+                stage.load_state_dict(state)
+            except RuntimeError as error:
+                raise CallRefused(f"the weights to load do not fit stage {stage.index}: {error}") from error

@@ -1,0 +1,148 @@
+"""What a user's script asks of the workers, and where in its calls a run is.
+
+    script  --- Call 0, 1, 2, ... (one queue for each worker) --->  worker
+    script  <-- Reply 0, 1, 2, ... (one queue from each worker) --  worker
+
+Every worker gets every call, and carries them out in order. A call's batch goes only where it is needed: the inputs to
+the owner of stage 0, the targets to the owner of the last stage. A worker cuts it into microbatches itself.
+
+    kind       what the workers do                            what the reply holds
+    TRAIN      one training step                              the loss, None without rows           (last stage)
+    EVALUATE   one batch forward, with loss and metrics       {"rows": 7, "loss": 9.1, ...}: sums   (last stage)
+    PREDICT    one batch forward                              a tuple: the microbatches' outputs    (last stage)
+    STATE      nothing                                        the weights of the worker's stages
+    LOAD       set the weights of their stages                None
+    STOP       end: save the weights                          None
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+from torch import Tensor
+
+from stageline.broker.codec.message import Flow
+from stageline.pipeline.data import Microbatch, cut, split_batch
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.tree import Tree, describe
+
+
+class CallKind(StrEnum):
+    """What a script asks for."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    PREDICT = "predict"
+    STATE = "state"
+    LOAD = "load"
+    STOP = "stop"
+
+    @property
+    def runs_forward_only(self) -> bool:
+        """Whether it takes a batch through the stages without training on it."""
+        return self in (CallKind.EVALUATE, CallKind.PREDICT)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call `number` of a script. `step` training steps and `evaluation` evaluated batches came before it.
+
+    `inputs` and `targets` are trees of tensors whose dimension 0 counts the rows of the whole batch; None where the
+    worker has no use for them. `state` holds weights, by the unsplit model's names.
+    """
+
+    kind: CallKind
+    number: int
+    step: int
+    evaluation: int
+    inputs: Tree = None
+    targets: Tree = None
+    state: Mapping[str, Tensor] | None = None
+
+
+class CallRefused(StagelineError):
+    """A call cannot be carried out: it is malformed, or not the next one."""
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How many training steps, calls and evaluated batches are done."""
+
+    step: int = 0
+    calls: int = 0
+    evaluations: int = 0
+
+    def after(self, kind: CallKind) -> "Position":
+        """The position after one call more."""
+        step = self.step + (kind is CallKind.TRAIN)
+        return Position(step, self.calls + 1, self.evaluations + kind.runs_forward_only)
+
+    def of(self, flow: Flow) -> int:
+        """The first step, call or evaluated batch from here on: whichever the messages of `flow` are counted by."""
+        match flow:
+            case Flow.CALL | Flow.REPLY:
+                return self.calls
+            case Flow.EVALUATION:
+                return self.evaluations
+            case _:
+                return self.step
+
+    def check_next(self, call: Call) -> None:
+        """Raises `CallRefused` if `call` does not follow here."""
+        if (call.step, call.number, call.evaluation) != (self.step, self.calls, self.evaluations):
+            raise CallRefused(
+                f"call {call.number} of the script follows {call.step} training steps and {call.evaluation} evaluated "
+                f"batches; this worker has carried out {self.calls} calls, {self.step} steps and {self.evaluations} "
+                "evaluated batches: the script has not gone on where the run is"
+            )
+
+
+def encode_call(call: Call) -> Tree:
+    """What travels on a CALL queue."""
+    state: Tree = None if call.state is None else {**call.state}
+    return (call.kind.value, call.number, call.step, call.evaluation, call.inputs, call.targets, state)
+
+
+def decode_call(payload: Tree) -> Call:
+    """The call that a CALL queue brought. Raises `CallRefused` for another payload."""
+    match payload:
+        case (str(kind), int(number), int(step), int(evaluation), inputs, targets, dict() | None as state) if (
+            kind in list(CallKind) and all(isinstance(each, Tensor) for each in (state or {}).values())
+        ):
+            return Call(CallKind(kind), number, step, evaluation, inputs, targets, state)
+        case _:
+            raise CallRefused(
+                f"a call is (kind, number, step, evaluation, inputs, targets, state); this one is {describe(payload)}"
+            )
+
+
+class CallFeed:
+    """Serves the microbatches of the call that is `open`, as a `Feed` does those of a data source."""
+
+    def __init__(self, microbatches: int) -> None:
+        self._count = microbatches
+        self._cut: list[Microbatch] = []
+
+    def open(self, call: Call) -> None:
+        """Raises `DataError` if its batch cannot be cut into microbatches, or rows of inputs and targets differ."""
+        self._cut = cut_call(call, self._count)
+
+    def close(self) -> None:
+        self._cut = []
+
+    def microbatch(self, step: int, microbatch: int) -> Microbatch:
+        """The microbatch of the open call; `step` is the call's."""
+        return self._cut[microbatch]
+
+
+def cut_call(call: Call, microbatches: int) -> list[Microbatch]:
+    """The microbatches of a call's batch, as far as this worker has it.
+
+    Rows and shares follow from inputs or targets. In what is not there, the other stands: it is not looked at. What is
+    only to be run forward has no rows to measure.
+    """
+    inputs, targets = call.inputs, call.targets
+    if call.kind is CallKind.PREDICT or (inputs is None and targets is None):
+        slices = [None] * microbatches if inputs is None else split_batch(inputs, microbatches)
+        return [Microbatch(each, None, 0, 1.0) for each in slices]
+    return cut(targets if inputs is None else inputs, inputs if targets is None else targets, microbatches)
