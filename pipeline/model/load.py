@@ -24,6 +24,8 @@ def load_object(reference: str, base: Path, key: str) -> Any:
     """Imports the object `file.py:name` (the file relative to the folder `base`) or `package.module.name`. What
     `script:name` names is there already: it is an object of the script that this process was forked from.
 
+    `script:name` is there already: it is an object of the script that this process was forked from.
+
     `key` is the plan's key that holds `reference`, for errors. Raises `ModelRefused`.
     """
     if is_of_script(reference):
