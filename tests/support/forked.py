@@ -79,6 +79,8 @@ class ForkedChild:
 class ForkingTemplate(AbstractContextManager["ForkingTemplate"]):
     """What `Template` is to `train`, for one that is itself a fork: it forks its processes from itself."""
 
+    gone = ""
+
     def __init__(self) -> None:
         self._folder = OwnedFolder()
         self._lifeline = LifelineOwner()

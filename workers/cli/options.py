@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import click
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from stageline.broker.control.messages import RunId
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.model.script_objects import is_of_script, script_object
 from stageline.pipeline.plan import addresses
 from stageline.pipeline.plan.addresses import masked
 from stageline.workers.runs import folder as runs
@@ -100,7 +101,10 @@ def require_existence(where: str) -> None:
 
 
 def plan_of(config: str, sets: Sequence[str]) -> "plans.Plan":
-    """The plan that the command line and the environment name; warnings go to stderr."""
+    """The plan that the command line and the environment name; warnings go to stderr. `script:plan` is that of the
+    script which this process was forked from."""
+    if is_of_script(config):
+        return cast("plans.Plan", script_object(config, "CONFIG"))
     plan = plans.read_plan(config, sets=sets, environment=os.environ)
     warn(plan.warnings)
     return plan

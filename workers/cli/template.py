@@ -1,8 +1,13 @@
-"""The template process that `launch/template.py` starts: imports what takes long, then forks commands on request."""
+"""The template process: imports what takes long, then forks commands on request.
+
+`launch/template.py` starts it with an interpreter of its own, `launch/forked_template.py` as a fork of a script, which
+has the script's model and functions.
+"""
 
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -48,10 +53,13 @@ def end_threads_of_libraries() -> None:
     os.waitpid(forked, 0)
 
 
-def main() -> int:
-    """Runs until `train` is gone and its processes have ended, or, in a process that was forked, its command."""
-    requests, lifeline, lock = map(int, sys.argv[1:4])
-    sockets = Path(sys.argv[4])
+def main(arguments: Sequence[str]) -> int:
+    """Runs until `train` is gone and its processes have ended, or, in a process that was forked, its command.
+
+    `arguments`: three descriptors, for requests, the lifeline, and the lock of the folder for sockets; that folder.
+    """
+    requests, lifeline, lock = map(int, arguments[:3])
+    sockets = Path(arguments[3])
     for fd in (requests, lifeline, lock):
         os.set_inheritable(fd, False)  # not for what a user's code starts
     import_everything()
@@ -68,4 +76,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

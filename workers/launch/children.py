@@ -11,10 +11,20 @@ from time import monotonic, sleep
 from typing import Self, TextIO
 
 from stageline.pipeline.code_lines import CodeLine
+from stageline.workers.control.lifeline import Lifeline
 from stageline.workers.process import last_line
 from stageline.workers.process.spawn import Spawn, SpawnedProcess
 
 EXIT_TIMEOUT = 2.5  # seconds for processes to exit by themselves, and again after SIGTERM, before SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptProcess:
+    """The script that calls the workers: the index of its place, its pid, and what is cut at its end."""
+
+    index: int
+    pid: int
+    lifeline: Lifeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +33,8 @@ class LocalRun:
 
     `spawn` starts its processes; `sockets` is the folder for their sockets. `loading`: seconds that a worker may take
     to load the model and the data. `restarts`: lost workers are started again. `resume`: continue the stopped run in
-    `folder`. `spares`: the number of spare workers; with spares, a restarted worker becomes a spare.
+    `folder`. `spares`: the number of spare workers; with spares, a restarted worker becomes a spare. `gone`: why
+    `spawn` can start no process any more, "" as long as it can. `script`: that of a scripted run.
     """
 
     plan: Sequence[str]
@@ -35,6 +46,13 @@ class LocalRun:
     restarts: bool = False
     resume: bool = False
     spares: int = 0
+    gone: Callable[[], str] = lambda: ""
+    script: ScriptProcess | None = None
+
+
+def broker_url(sockets: Path) -> str:
+    """The address of the broker of a local run whose sockets are in the folder `sockets`."""
+    return f"ipc://{sockets}/broker"
 
 
 class Children:
@@ -44,7 +62,7 @@ class Children:
     """
 
     def __init__(self, local: LocalRun, kill_now: Callable[[], bool]) -> None:
-        self.url = f"ipc://{local.sockets}/broker"
+        self.url = broker_url(local.sockets)
         self.local = local
         self._kill_now = kill_now
         self._logs: dict[str, tuple[TextIO, int]] = {}  # by name, with where the present process's part begins

@@ -17,7 +17,7 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts, LaunchOutcome, Result, result_of
 from stageline.workers.runs.store import measured_timetable
 
-from .children import LocalRun
+from .children import LocalRun, ScriptProcess
 from .supervisor import supervise
 from .template import Template
 from .trials import try_plan
@@ -105,12 +105,18 @@ def run_launch(
     outcome = _outcome(launch, arguments, on_status, template)
     if outcome.code:
         return LaunchResult(outcome.code, outcome.reason)
-    result = result_of(launch.run, launch.plan.schedule.microbatches, outcome.facts, monotonic() - started)
-    persist_json(launch.folder / runs.RESULT, result)
+    result = keep_result(launch.plan, launch.folder, outcome.facts, monotonic() - started)
     if launch.plan.queues.url == IN_MEMORY:
         return LaunchResult(0, outcome.reason, result)
     timed = measured_timetable(launch.plan, launch.run, launch.schedule, launch.steps)
     return LaunchResult(0, outcome.reason, result, timed)
+
+
+def keep_result(plan: Plan, folder: Path, facts: Facts, seconds: float) -> Result:
+    """Writes the result of a finished run to its folder; `facts` is the broker's last status."""
+    result = result_of(folder.name, plan.schedule.microbatches, facts, seconds)
+    persist_json(folder / runs.RESULT, result)
+    return result
 
 
 def _outcome(
@@ -128,15 +134,30 @@ def _outcome(
         template.warm()  # if it was killed, the next replacement does not wait for torch
         on_status(facts)
 
-    local = LocalRun(
+    return supervise(local_run(plan, launch.folder, arguments, template, launch.resumes, spares=launch.spares), record)
+
+
+def local_run(
+    plan: Plan,
+    folder: Path,
+    arguments: Sequence[str],
+    template: Template,
+    resume: bool,
+    *,
+    spares: int = 0,
+    script: ScriptProcess | None = None,
+) -> LocalRun:
+    """The run in `folder`, of which `template` starts the processes; `arguments` name the plan on command lines."""
+    return LocalRun(
         arguments,
         len(plan.workers),
-        launch.folder,
+        folder,
         template,
         template.sockets,
         plan.recovery.loading,
         restarts=plan.recovery.on,
-        resume=launch.resumes,
-        spares=launch.spares,
+        resume=resume,
+        spares=spares,
+        gone=lambda: template.gone,
+        script=script,
     )
-    return supervise(local, record)

@@ -70,6 +70,8 @@ class Supervisor:
         self._broker_restarts = 0  # in a row
         self._answered: float | None = None  # when the broker last answered, or was first asked
         self._stopped: float | None = None  # when the run was asked to stop
+        self._why = "interrupted"  # it was
+        self._script = children.local.script  # until its end is reported
 
     def poll(self, signals: int, on_status: Callable[[Facts], None]) -> LaunchOutcome | None:
         """Does what is due, `signals` having come so far; returns how the run ended, None while it goes on."""
@@ -84,6 +86,8 @@ class Supervisor:
             return LaunchOutcome(ExitCode.INTERRUPTED, "interrupted twice: ended at once", self._facts)
         if signals and self._stopped is None:
             self._stop()
+        if self._stopped is None and (reason := self._irreplaceable()):
+            self._give_up(reason)
         return self._failure()
 
     @property
@@ -112,11 +116,26 @@ class Supervisor:
         reason = "interrupted" if saves else "interrupted, nothing saved"
         self._client.stop_run(reason, at_step_end=saves)
 
+    def _irreplaceable(self) -> str:
+        """What is lost for good: processes that the run needs have ended, and none can be started; "" for nothing."""
+        if not (gone := self._children.local.gone()):
+            return ""
+        ended = [_label(name) for name in sorted(self._exited) if self._is_due(name, 0)]
+        broker = self._children.broker
+        ended += ["the broker"] if broker is not None and broker.poll() is not None else []
+        return f"{' and '.join(ended)} cannot be started again: {gone}" if ended else ""
+
+    def _give_up(self, reason: str) -> None:
+        """Ends the run with what is saved: no step can be finished any more."""
+        self._stopped, self._why = monotonic(), reason
+        self._client.stop_run(reason)
+
     def _look(self) -> Facts:
         """The broker's status, {} if it does not answer now; processes that have ended or hang are dealt with."""
         self._report_exits()
+        self._report_script()
         broker = self._children.broker
-        if self._stopped is None:
+        if self._stopped is None and not self._children.local.gone():
             self._restart_workers()
             if broker is not None and broker.poll() is not None:
                 self._restart_broker()
@@ -144,16 +163,26 @@ class Supervisor:
                 if index is not None:
                     self._client.exited(index, process.pid, status, process.result, self._hangs.detail(name, process))
 
+    def _report_script(self) -> None:
+        """No process of the run started the script, so that its status is not known."""
+        if self._script is not None and self._script.lifeline.cut:
+            self._client.exited(self._script.index, self._script.pid, 0, None, "")
+            self._script = None
+
     def _restart_workers(self) -> None:
         for name, when in list(self._exited.items()):
             if when - self._started.get(name, when) >= STEADY:
                 self._restarts[name] = 0
-            process, restarts = self._children.workers[name], self._restarts[name]
-            if self._restartable(process) and monotonic() - when >= _pause(process, restarts):
+            if self._is_due(name, self._restarts[name]):
                 del self._exited[name]
                 self._started.pop(name, None)
                 again = self._children.restart_worker(name, running=self._facts.get("phase") == "running")
                 self._restarts[again] = self._restarts.pop(name, 0) + 1
+
+    def _is_due(self, name: str, restarts: int) -> bool:
+        """Whether a worker that has exited is to be restarted now, the last of `restarts` in a row."""
+        process = self._children.workers[name]
+        return self._restartable(process) and monotonic() - self._exited[name] >= _pause(process, restarts)
 
     def _restartable(self, process: SpawnedProcess) -> bool:
         """Whether a worker that has exited is restarted: not if that would only repeat itself. While the run lasts, a
@@ -201,7 +230,7 @@ class Supervisor:
         checkpoint = self._facts.get("checkpoint")
         saved = f"checkpoint {checkpoint} is complete" if checkpoint else "nothing saved"
         last = self._children.last_log_line("broker").removeprefix("stageline: ")
-        return f"interrupted; {saved}. The broker did not answer for {STOP_TIMEOUT:g} s; its last log line: {last}"
+        return f"{self._why}; {saved}. The broker did not answer for {STOP_TIMEOUT:g} s; its last log line: {last}"
 
     def _broker_failure(self) -> str:
         """With its own reason first."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import IO, Self, TextIO
+from typing import Protocol, TextIO
 
 from stageline.workers.control.lifeline import LifelineOwner
 from stageline.workers.disk.owned_folder import OwnedFolder
@@ -28,7 +28,21 @@ from .forking import send_request
 
 REST = 5.0  # seconds between two templates that end by themselves
 EXIT_TIMEOUT = 2.0  # seconds for the template to exit at the end
+PROGRAM = "stageline.workers.cli.template"  # the module that it runs
 _SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of prctl(2)
+
+
+class TemplateProcess(Protocol):
+    """As `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
 
 
 class Template(AbstractContextManager["Template"]):
@@ -77,6 +91,11 @@ class Template(AbstractContextManager["Template"]):
         return self._folder.path
 
     @property
+    def gone(self) -> str:
+        """Why no process can be started any more; "" as long as one can: this template is started again."""
+        return ""
+
+    @property
     def pid(self) -> int:
         """Of the template process; 0 if there is none."""
         return self._running.process.pid if self._running is not None else 0
@@ -99,34 +118,33 @@ class Template(AbstractContextManager["Template"]):
             self._running.end()
         self._started = monotonic()
         self._folder = self._folder or OwnedFolder()
-        self._running = _Running.start(self._folder, self._lifeline, self._errors)
+        requests, theirs = socket.socketpair()
+        with theirs:
+            passed = theirs.fileno(), self._lifeline.end, self._folder.lock
+            process = self._execute([*map(str, passed), str(self._folder.path)], passed)
+        self._running = _Running(process, requests)
         return self._running
+
+    def _execute(self, arguments: Sequence[str], passed: Sequence[int]) -> TemplateProcess:
+        """Starts a process that runs `PROGRAM` with `arguments`, and has the open descriptors `passed`."""
+        return subprocess.Popen(  # noqa: S603  # our own module
+            [sys.executable, "-P", "-m", PROGRAM, *arguments],
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            start_new_session=True,
+            env={"PYTHONHASHSEED": "0", **os.environ},  # a set has one order in all processes, also once resumed
+        )
 
 
 @dataclass(slots=True)
 class _Running:
     """A template process, and the socket for requests to it."""
 
-    process: subprocess.Popen[bytes]
+    process: TemplateProcess
     requests: socket.socket
     asked: bool = False
-
-    @classmethod
-    def start(cls, folder: OwnedFolder, lifeline: LifelineOwner, errors: IO[bytes]) -> Self:
-        requests, theirs = socket.socketpair()
-        with theirs:
-            passed = theirs.fileno(), lifeline.end, folder.lock
-            arguments = [*map(str, passed), str(folder.path)]
-            process = subprocess.Popen(  # noqa: S603  # our own module
-                [sys.executable, "-P", "-m", "stageline.workers.cli.template", *arguments],
-                pass_fds=passed,
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                start_new_session=True,
-                env={"PYTHONHASHSEED": "0", **os.environ},  # a set has one order in all processes, also once resumed
-            )
-        return cls(process, requests)
 
     @property
     def ended(self) -> bool:

@@ -16,7 +16,8 @@ class FakeChildren:
     """Two workers and a broker, which end when `returncode` is set."""
 
     def __init__(self, restarts: bool) -> None:
-        self.local = SimpleNamespace(restarts=restarts, resume=False, loading=60.0)
+        self.gone = ""
+        self.local = SimpleNamespace(restarts=restarts, resume=False, loading=60.0, gone=lambda: self.gone, script=None)
         self.indexes = {"worker-0": 0, "worker-1": 1}
         self.workers = {name: self.process(100 + index) for name, index in self.indexes.items()}
         self.broker = self.process(99)
@@ -55,6 +56,7 @@ class FakeClient:
         self.status: dict[str, object] | None = {"phase": "running", "workers": []}
         self.exits: list[tuple[int, int, int, int | None, str]] = []
         self.stops: list[bool] = []
+        self.reasons: list[str] = []  # of the stops
         self.dismissed = False
 
     def ask(self, query: str, timeout: float) -> dict[str, object]:
@@ -67,6 +69,7 @@ class FakeClient:
 
     def stop_run(self, reason: str, *, at_step_end: bool = False) -> None:
         self.stops.append(at_step_end)
+        self.reasons.append(reason)
 
     def dismiss(self) -> None:
         self.dismissed = True
@@ -75,8 +78,9 @@ class FakeClient:
 class Scene:
     """A supervisor, and a clock that only the test moves."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, restarts: bool = True) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, restarts: bool = True, script: object = None) -> None:
         self.children, self.client, self.now = FakeChildren(restarts), FakeClient(), 0.0
+        self.children.local.script = script
         self.supervisor = Supervisor(self.children, self.client)
         for each in (module, hangs):
             monkeypatch.setattr(each, "monotonic", lambda: self.now)
@@ -294,3 +298,48 @@ def test_a_run_that_is_stopped_ends_although_its_broker_is_gone(checkpoint, code
     assert outcome.code == code
     assert "interrupted" in outcome.reason
     assert "the log of broker" in outcome.reason
+
+
+@pytest.mark.parametrize("name", ["worker-1", "broker"])
+def test_a_run_ends_at_the_first_loss_after_which_no_process_can_be_started(name, monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.children.gone = "the template was killed by SIGKILL"
+    scene.poll()
+    assert scene.client.stops == []
+    scene.children.end(name, -signal.SIGKILL)
+    scene.poll()
+    scene.poll()
+    label = name.replace("-", " ").replace("broker", "the broker")
+    assert scene.client.reasons == [f"{label} cannot be started again: the template was killed by SIGKILL"]
+    assert (scene.client.stops, scene.children.started) == ([False], [])
+
+
+def test_a_worker_that_is_done_needs_no_other_process(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.children.gone = "the template was killed by SIGKILL"
+    scene.children.end("worker-0", 0, result=ExitCode.OK)
+    scene.poll()
+    scene.client.status = {"phase": "finished", "code": 0}
+    assert scene.poll().code == ExitCode.OK
+    assert scene.client.stops == []
+
+
+def test_a_run_that_cannot_go_on_ends_although_its_broker_is_gone_too(monkeypatch):
+    scene = Scene(monkeypatch)
+    scene.children.gone = "the template was killed by SIGKILL"
+    scene.client.status = None
+    scene.children.end("broker", -signal.SIGKILL)
+    scene.poll()
+    outcome = scene.poll(after=STOP_TIMEOUT + 1)
+    assert outcome.reason.startswith("the broker cannot be started again: the template was killed by SIGKILL; nothing")
+
+
+def test_the_end_of_the_script_is_reported_once(monkeypatch):
+    lifeline = SimpleNamespace(cut=False)
+    scene = Scene(monkeypatch, script=SimpleNamespace(index=2, pid=50, lifeline=lifeline))
+    scene.poll()
+    assert scene.client.exits == []
+    lifeline.cut = True
+    scene.poll()
+    scene.poll()
+    assert scene.client.exits == [(2, 50, 0, None, "")]
