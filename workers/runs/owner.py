@@ -107,7 +107,7 @@ class StartingRun(AbstractContextManager["StartingRun"]):
     def __init__(self, plan: "plans.Plan", resume: str | None) -> None:
         self.id = name_of(plan, resume)
         self._folder = make_folder(plan, self.id)
-        _require_free(self._folder)
+        require_free(self._folder)
         file = self._folder / OWNER
         self._before = file.read_bytes() if file.exists() else None
         write_owner(self._folder, plan, "train")
@@ -126,16 +126,21 @@ class StartingRun(AbstractContextManager["StartingRun"]):
                 self._folder.rmdir()
 
 
-def _require_free(folder: Path) -> None:
+def require_free(folder: Path) -> None:
+    """Raises `RunGoesOn` if another process runs the run in `folder`."""
     try:
         owner = read_owner(folder)
     except ValueError:  # damaged: of which process it tells is not known
         return
     if owner is not None and owner.pid != os.getpid() and owner.alive:
         raise RunGoesOn(
-            f"run {folder.name} is going on: stageline {owner.command}, pid {owner.pid}, runs it. Wait for its end or "
-            f"stop that process; `stageline status {folder}` shows it"
+            f"run {folder.name} is going on: {_label(owner)}, pid {owner.pid}, runs it. Wait for its end or stop that "
+            f"process; `stageline status {folder}` shows it"
         )
+
+
+def _label(owner: RunOwner) -> str:
+    return "the launcher of a script" if owner.command == "script" else f"stageline {owner.command}"
 
 
 def _shown(file: Path | None) -> str:

@@ -1,0 +1,48 @@
+"""Whether this process can be forked, so that the forks can compute.
+
+Threads that a library's parallel loops have left do no harm: the thread that forks has none (see process/fork.py). What
+no fork can have is a GPU that this process uses, or torch's threads for backwards on GPUs.
+"""
+
+import sys
+from pathlib import Path
+
+from stageline.pipeline.errors import StagelineError
+
+_TASKS = Path("/proc/self/task")
+_BACKWARD = "pt_autograd"  # how the names of torch's threads for backwards begin
+_ACCELERATORS = ("cuda", "xpu", "mtia")
+_WAY_OUT = (
+    "Make the line before this process uses a GPU (in a notebook: restart the kernel first), or pass "
+    'workers="inline" to compute in this process'
+)
+
+
+class CannotFork(StagelineError):
+    """This process has something that its forks could not use."""
+
+
+def demand_forkable() -> None:
+    """Raises `CannotFork`, which says why and what can be done."""
+    if reason := _obstacle():
+        raise CannotFork(f"the processes of a line are forks of this one, and {reason}. {_WAY_OUT}")
+
+
+def _obstacle() -> str:
+    """Why forks of this process could not compute, "" if they can."""
+    torch = sys.modules.get("torch")
+    for name in _ACCELERATORS if torch is not None else ():
+        device = getattr(torch, name, None)
+        if device is not None and device.is_initialized():
+            return f"it has used torch.{name}, which a fork cannot use any more"
+    if any(name.startswith(_BACKWARD) for name in thread_names()):
+        return "a backward has run in it on a machine with a GPU, and torch's threads for that are not in a fork"
+    return ""
+
+
+def thread_names() -> list[str]:
+    """The names of this process's threads, of all libraries; none where the system does not tell."""
+    try:
+        return [(task / "comm").read_text().strip() for task in _TASKS.iterdir()]
+    except OSError:  # a thread has just ended, or there is no such folder
+        return []

@@ -1,0 +1,178 @@
+"""The processes of a scripted run on this machine, as the script sees them: started, stopped, and how they ended."""
+
+import os
+import signal
+import subprocess
+import tempfile
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+
+from stageline.broker.membership.failure_detector import describe_status
+from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.model.script_objects import OBJECTS
+from stageline.pipeline.plan import Plan
+from stageline.workers.control.lifeline import LifelineOwner
+from stageline.workers.process.fork import Fork, above_stdio
+from stageline.workers.process.socket_paths import demand_short_socket_paths
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.owner import require_free
+from stageline.workers.runs.result import LaunchOutcome
+
+from .forkable import demand_forkable
+from .launcher import LaunchEnded, LauncherReport, LauncherTask, LaunchStarted, run_launcher
+
+LOG = "launcher.log"
+START_TIMEOUT = 30.0  # seconds for the launcher to start its first process, which takes it milliseconds
+STOP_TIMEOUT = 15.0  # seconds for a run to save a step and to end its processes, before they are killed
+KILL_TIMEOUT = 10.0  # seconds for them to be killed, before the launcher itself is
+_LOOK = 0.005  # seconds between two looks at what the launcher reports
+
+
+class NotStarted(StagelineError):
+    """The processes of a scripted run could not be started."""
+
+
+class LocalProcesses(AbstractContextManager["LocalProcesses"]):
+    """A launcher and the processes that it has started; made by `start_processes`, of use in the script's process.
+
+    `broker` is the broker's address, `sockets` a folder for sockets of the run, which goes with the launcher; `folder`
+    is the run's. Leaving the context ends the run, if it goes on.
+    """
+
+    def __init__(self, launcher: Fork, report: LauncherReport, lifeline: LifelineOwner, folder: Path) -> None:
+        self.folder = folder
+        self.broker = ""
+        self.sockets = Path()
+        self._launcher = launcher
+        self._report = report
+        self._lifeline = lifeline
+        self._outcome: LaunchOutcome | None = None
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self.folder.name
+
+    @property
+    def pid(self) -> int:
+        """The launcher's."""
+        return self._launcher.pid
+
+    def poll(self) -> LaunchOutcome | None:
+        """How the run ended, None as long as its launcher is there; then no process of it is left, unless the launcher
+        was killed: then they end by themselves."""
+        if self._outcome is None:
+            status = self._launcher.poll()  # first: what it has reported until then is in the file
+            ended = self._follow()
+            if status is not None:
+                self._outcome = ended or LaunchOutcome(ExitCode.FAILED, self._killed(status), {})
+                self._report.close()
+                self._lifeline.close()
+        return self._outcome
+
+    def wait(self, seconds: float) -> LaunchOutcome | None:
+        """The same, once it has ended; None if it has not within `seconds`."""
+        with suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(seconds)
+        return self.poll()
+
+    def stop(self) -> None:
+        """Stops the run, after it has saved a step where it can; called again, it kills its processes."""
+        self._launcher.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Ends the run, if it goes on, and waits for its end: never longer than `STOP_TIMEOUT` and `KILL_TIMEOUT`."""
+        for seconds in (STOP_TIMEOUT, KILL_TIMEOUT):
+            if self.poll() is None:
+                self.stop()
+                self.wait(seconds)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Kills the launcher, if it is there: its processes then end by themselves."""
+        self._launcher.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(KILL_TIMEOUT)
+
+    def await_start(self, timeout: float = START_TIMEOUT) -> None:
+        """Waits until the broker's address is known. Raises `NotStarted` after `timeout` seconds."""
+        deadline = monotonic() + timeout
+        while not self.broker:
+            if (outcome := self.poll()) is not None:
+                raise NotStarted(outcome.reason)
+            if monotonic() > deadline:
+                raise NotStarted(f"the launcher (pid {self.pid}) has started no process within {timeout:g} s")
+            sleep(_LOOK)
+
+    def _follow(self) -> LaunchOutcome | None:
+        """Reads what the launcher has reported: how the run ended, if it says so."""
+        ended = None
+        for message in self._report.read():
+            match message:
+                case LaunchStarted():
+                    self.broker, self.sockets = message.broker, Path(message.sockets)
+                case LaunchEnded():
+                    ended = LaunchOutcome(message.code, message.reason, message.facts)
+        return ended
+
+    def _killed(self, status: int) -> str:
+        lines = (self.folder / LOG).read_bytes().decode(errors="replace").strip().splitlines()
+        last = lines[-1] if lines else "nothing"
+        return f"the launcher of the run (pid {self.pid}) {describe_status(status)}; the last line of its log: {last}"
+
+
+def start_processes(plan: Plan, run: str, *, resume: bool = False) -> LocalProcesses:
+    """Forks a launcher from this process, which starts broker and workers of `plan`; they have all objects of this
+    process, and load what the plan names as `script:...` from `OBJECTS`.
+
+    `plan` knows its stages and workers. `run` is the run's id, and the name of its folder in `run.dir`; with `resume`
+    the run there is continued. Returns within milliseconds, while the processes are still starting. Call it before
+    this process starts threads: those are not in the processes. No signal handler is installed here, and no child is
+    left once the run has ended and `poll`, `wait` or `close` has seen it.
+    Raises `CannotFork`, `NotStarted`, `RunGoesOn`, `FolderUnusable`, or `TooDeep`.
+    """
+    demand_forkable()
+    demand_short_socket_paths()
+    folder = runs.make_folder(plan, run).absolute()
+    require_free(folder)
+    processes = _fork_launcher(plan, folder, resume)
+    try:
+        processes.await_start()
+    except BaseException:
+        processes.abandon()
+        if not resume:
+            _remove(folder)
+        raise
+    return processes
+
+
+def _fork_launcher(plan: Plan, folder: Path, resume: bool) -> LocalProcesses:
+    OBJECTS["plan"] = plan
+    lifeline = LifelineOwner()
+    task = LauncherTask(plan, folder, resume, os.getpid(), lifeline.end)
+    with tempfile.TemporaryFile() as file:
+        report = LauncherReport(above_stdio(os.dup(file.fileno())))
+    log = above_stdio(os.open(folder / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
+    try:
+        launcher = Fork(partial(run_launcher, task, report), log, [lifeline.end])
+    except BaseException:
+        report.close()
+        lifeline.close()
+        raise
+    finally:
+        os.close(log)
+        del OBJECTS["plan"]  # the processes have it
+    return LocalProcesses(launcher, report, lifeline, folder)
+
+
+def _remove(folder: Path) -> None:
+    """Nothing was run: the folder goes, unless other files are in it."""
+    with suppress(OSError):
+        for name in (runs.OWNER, runs.PLAN, LOG):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
