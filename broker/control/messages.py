@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-CONTROL_VERSION = 4
+CONTROL_VERSION = 5
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 LONGEST_NAME = 1_000  # characters of a name, an address, or of what a worker does
 LONGEST_TEXT = 100_000  # characters of a reason
@@ -56,6 +56,13 @@ class Inspection(_ControlMessage, frozen=True, tag="inspection"):
     damages: list[str]
 
 
+class RunLength(_ControlMessage, frozen=True, tag="length"):
+    """How many steps a run trains, and how many steps of evaluation follow: known where the data is."""
+
+    training: Count
+    evaluation: Count
+
+
 class Hello(_ControlMessage, frozen=True, tag="hello"):
     """A worker registers. `plan` is `Plan.digest()`; `endpoint` is where its queues can be reached ("" if nowhere).
 
@@ -67,7 +74,8 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
     None before it has looked, or does not know which run to look for. An assigned worker that finds its initial
     snapshots deleted sends its incarnation and `snapshots`, without `memory`.
     `inspection` is the answer to `Standby.step`. `token` is drawn by the process and shown to the broker alone: by it a
-    worker that has not used its incarnation yet is known again.
+    worker that has not used its incarnation yet is known again. `length` is sent by a worker that knows it; one that
+    `needs_length` has no data, and stands by until the broker knows it.
     """
 
     version: int
@@ -84,6 +92,8 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
     snapshots: list[tuple[Count, Count]] | None = None
     inspection: Inspection | None = None
     token: Token = ""
+    length: RunLength | None = None
+    needs_length: bool = False
 
 
 class StepRecord(_ControlMessage, frozen=True, tag="step"):
@@ -201,7 +211,7 @@ class Assigned(_ControlMessage, frozen=True, tag="assigned"):
     No worker whose incarnation is `since` or older still runs: the run was restarted as a whole, perhaps further back
     than those were, and their statements about their queues must be ignored.
     `secret` is the incarnation's, for the worker's seals; empty if the worker has it. `queue_key` is for the seals of
-    its queues' requests.
+    its queues' requests. `length` is the run's, if the broker knows it.
     """
 
     run: RunId
@@ -212,6 +222,7 @@ class Assigned(_ControlMessage, frozen=True, tag="assigned"):
     since: Count = 0
     secret: Secret = b""
     queue_key: Secret = b""
+    length: RunLength | None = None
 
     def __repr__(self) -> str:
         """Without the secrets."""

@@ -93,6 +93,7 @@ class RunRecords:
         self.lost_work: deque[LostAttempt] = deque(maxlen=KEPT_LOSSES)
         self.standby = StandbyWorkers()
         self.training_steps: int | None = None  # of the run, once a worker has loaded the data
+        self.length = config.length  # of the run, once it is known; for workers that have no data
         self.metrics: dict[str, float] = {}
         self.events = EventLog()
         self.fault = ""  # what the broker itself cannot do for now, continuing "the broker"

@@ -21,6 +21,7 @@ from stageline.broker.control.messages import (
     Peers,
     Refused,
     Report,
+    RunLength,
     Standby,
     Trim,
 )
@@ -99,7 +100,8 @@ class Registration:
         """Gives the places of lost workers to those on standby."""
         self._run.standby.prune(now)
         for index in self._run.registry.missing if self._run.registry.begun else []:
-            contact = self._run.standby.take(index, self._run.config.placement[index])
+            known = self._run.length is not None
+            contact = self._run.standby.take(index, self._run.config.placement[index], length_known=known)
             if contact is None:
                 continue
             member = self._register(msgspec.structs.replace(contact.hello, claim=index), contact.sender, now)
@@ -122,6 +124,7 @@ class Registration:
             since=self._run.registry.since,
             secret=b"" if member.aware else self._run.keys.of_incarnation(member.incarnation),
             queue_key=self._run.keys.of_queues,
+            length=self._run.length,
         )
         self._run.outgoing.append((member.sender, place))
         self._send_peers(member.sender)
@@ -161,6 +164,8 @@ class Registration:
         possible = hello.claim is None or hello.claim < len(self._run.registry.placement)
         if self._run.lifecycle.state is RunState.CHOOSING_CHECKPOINT and possible and not hello.incarnation:
             return Standby(restart.waiting_for, self._run.id, restart.poll.step)
+        if hello.needs_length and not hello.incarnation and self._run.length is None:
+            return Standby("no worker that has the data has come yet, and only those know how many steps the run has")
         found = self._register(hello, sender, now)
         if isinstance(found, Refused):
             silent = self._silent_owners(hello, now)
@@ -177,6 +182,7 @@ class Registration:
         found = self._run.registry.register(hello, sender, now, self._run.checkpoints.complete)
         if isinstance(found, Member):
             found.generation = self._run.replacements.generation(found.index)
+            self._run.length = self._run.length or hello.length
             self._run.save()
         return found
 
@@ -258,6 +264,13 @@ class Registration:
                 "write snapshots, or none does",
                 code=ExitCode.REFUSED,
             )
+        known = self._run.length
+        if hello.length is not None and known is not None and hello.length != known:
+            return Refused(
+                f"{hello.name} has data for {_steps(hello.length)}, the run has {_steps(known)}: give every worker "
+                "that reads data the same",
+                code=ExitCode.REFUSED,
+            )
         if outcome is not None:
             return Refused(
                 f"the run is over ({outcome.reason}); start the broker again for a new one", code=outcome.code
@@ -280,6 +293,10 @@ class Registration:
                     code=ExitCode.REFUSED,
                 )
         return None
+
+
+def _steps(length: RunLength) -> str:
+    return f"{length.training} training and {length.evaluation} evaluation steps"
 
 
 def _restarts(hello: Hello) -> int | None:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from stageline.broker.control.messages import Stop
+from stageline.broker.control.messages import RunLength, Stop
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.errors import BrokerError
 from stageline.broker.membership.failure_detector import Leases
@@ -65,7 +65,8 @@ class RunConfig:
     """The broker's part of the plan: `plan` is its digest, `settings` its mapping.
 
     `restarts`: how often in a row a worker may be replaced. `snapshots`: the stages write snapshots, and queues are
-    trimmed to complete checkpoints; without, to what every stage has finished, and no worker can be replaced.
+    trimmed to complete checkpoints; without, to what every stage has finished, and no worker can be replaced. `length`:
+    the run's, if it is known before a worker tells it.
     """
 
     name: str
@@ -77,6 +78,7 @@ class RunConfig:
     restarts: int = 0
     snapshots: bool = False
     snapshot_every: int = 0  # steps; 0: not known
+    length: RunLength | None = None
     scripted: bool = False  # a user's script calls the workers, and has the last place
 
     @property
@@ -100,7 +102,7 @@ class RunConfig:
         return max(60.0, 3 * self.lease, self.leases.loading)
 
     @classmethod
-    def of(cls, plan: Plan, schedule: Schedule) -> "RunConfig":
+    def of(cls, plan: Plan, schedule: Schedule, length: RunLength | None = None) -> "RunConfig":
         """Of a plan whose number of stages is known, and its schedule."""
         recovery = plan.recovery
         return cls(
@@ -113,6 +115,7 @@ class RunConfig:
             recovery.restarts if recovery.on else 0,
             snapshots=recovery.on,
             snapshot_every=recovery.snapshot_every,
+            length=length,
             scripted=plan.data.source == "script:batches",
         )
 

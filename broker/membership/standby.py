@@ -27,10 +27,10 @@ class Contact:
 class StandbyWorkers(dict[ProcessKey, Contact]):
     """The contacts on standby by `process_key`, in the order in which they came; a repeated Hello keeps its turn."""
 
-    def take(self, index: int, stages: Sequence[int]) -> Contact | None:
-        """Removes and returns the first process that accepts place `index`, of `stages`."""
-        fit = (key for key, contact in self.items() if may_take(contact.hello.claim, index, stages))
-        found = next(fit, None)
+    def take(self, index: int, stages: Sequence[int], *, length_known: bool = True) -> Contact | None:
+        """Removes and returns the first process that accepts place `index`, of `stages`, and lacks nothing for it."""
+        able = ((key, contact.hello) for key, contact in self.items() if length_known or not contact.hello.needs_length)
+        found = next((key for key, hello in able if may_take(hello.claim, index, stages)), None)
         return None if found is None else self.pop(found)
 
     def prune(self, now: float) -> None:

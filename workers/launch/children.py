@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Self, TextIO
 
+from stageline.broker.control.messages import RunLength
 from stageline.pipeline.code_lines import CodeLine
 from stageline.workers.control.lifeline import Lifeline
 from stageline.workers.process import last_line
@@ -34,7 +35,8 @@ class LocalRun:
     `spawn` starts its processes; `sockets` is the folder for their sockets. `loading`: seconds that a worker may take
     to load the model and the data. `restarts`: lost workers are started again. `resume`: continue the stopped run in
     `folder`. `spares`: the number of spare workers; with spares, a restarted worker becomes a spare. `gone`: why
-    `spawn` can start no process any more, "" as long as it can. `script`: that of a scripted run.
+    `spawn` can start no process any more, "" as long as it can. `script`: that of a scripted run. `length`: how
+    many steps the run has, if that is known.
     """
 
     plan: Sequence[str]
@@ -48,6 +50,7 @@ class LocalRun:
     spares: int = 0
     gone: Callable[[], str] = lambda: ""
     script: ScriptProcess | None = None
+    length: RunLength | None = None
 
 
 def broker_url(sockets: Path) -> str:
@@ -89,6 +92,9 @@ class Children:
     def start_broker(self, *, resume: bool, new: bool = False) -> None:
         """`new`: no broker has served the run before."""
         how = (*(("--resume",) if resume else ()), *(("--new",) if new else ()))
+        length = self.local.length
+        if length is not None:
+            how += ("--length", str(length.training), str(length.evaluation))
         run = ("--run", self.local.folder.name, *how)
         self.broker = self._start("broker", "broker", *self.local.plan, "--bind", self.url, *run)
 

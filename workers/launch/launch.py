@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+from stageline.broker.control.messages import RunLength
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.pipeline.schedule.check import Timed
@@ -27,16 +28,21 @@ IN_MEMORY = "memory://"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A run ready to start: its plan works and its folder exists. `steps`: how many it trains."""
+    """A run ready to start: its plan works and its folder exists."""
 
     plan: Plan
     schedule: Schedule
     run: str
     folder: Path
-    steps: int
+    length: RunLength
     warnings: tuple[str, ...]
     resumes: bool = False
     spares: int = 0
+
+    @property
+    def steps(self) -> int:
+        """How many it trains."""
+        return self.length.training
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ def prepare_launch(
     if resume is None:  # a resumed run has its own plan there
         persist_json(folder / runs.PLAN, plan.as_mapping())
     schedule = _schedule_of(plan, tried.first_trainable)
-    return Launch(plan, schedule, name, folder, expected.steps, expected.warnings, resume is not None, spares)
+    return Launch(plan, schedule, name, folder, tried.length, expected.warnings, resume is not None, spares)
 
 
 def _schedule_of(plan: Plan, first_trainable: int) -> Schedule:
@@ -134,7 +140,9 @@ def _outcome(
         template.warm()  # if it was killed, the next replacement does not wait for torch
         on_status(facts)
 
-    return supervise(local_run(plan, launch.folder, arguments, template, launch.resumes, spares=launch.spares), record)
+    resume, spares, length = launch.resumes, launch.spares, launch.length
+    local = local_run(plan, launch.folder, arguments, template, resume, spares=spares, length=length)
+    return supervise(local, record)
 
 
 def local_run(
@@ -146,6 +154,7 @@ def local_run(
     *,
     spares: int = 0,
     script: ScriptProcess | None = None,
+    length: RunLength | None = None,
 ) -> LocalRun:
     """The run in `folder`, of which `template` starts the processes; `arguments` name the plan on command lines."""
     return LocalRun(
@@ -160,4 +169,5 @@ def local_run(
         spares=spares,
         gone=lambda: template.gone,
         script=script,
+        length=length,
     )

@@ -70,7 +70,7 @@ def _tried(plan: Plan, writer: TrialWriter) -> TriedPlan:
     estimate = estimate_of(job, TrialWatch(writer.doing, gave))
     second = _batch(job, writer)
     trained = job.schedule.first_trainable
-    return TriedPlan(estimate, trained, Transcript(first, second, kept, tuple(computed)))
+    return TriedPlan(estimate, job.known_length, trained, Transcript(first, second, kept, tuple(computed)))
 
 
 def _batch(job: Job, writer: TrialWriter) -> tuple[LeafRecord, ...]:

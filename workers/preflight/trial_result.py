@@ -5,6 +5,7 @@ It crosses from the process of the trial to the one that started it as JSON; nei
 
 import msgspec
 
+from stageline.broker.control.messages import RunLength
 from stageline.pipeline.errors import DataError, ModelRefused, StagelineError
 from stageline.pipeline.plan import PlanError, PlanRefused
 
@@ -50,9 +51,10 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
-    """One microbatch was trained. `first_trainable`: stages below it run forward only."""
+    """One microbatch was trained. `length` is the run's; `first_trainable`: stages below it run forward only."""
 
     estimate: Estimate
+    length: RunLength
     first_trainable: int
     transcript: Transcript
 

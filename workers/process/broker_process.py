@@ -14,7 +14,7 @@ from time import monotonic, time
 import structlog
 
 from stageline.broker.control.channel import Envelope, Received, ServerChannel
-from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Refused, StopRun
+from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Refused, RunLength, StopRun
 from stageline.broker.control.open import REDIS, open_server
 from stageline.broker.control.protocol import decode_to_broker, encode
 from stageline.broker.control.seal import KEY_BYTES
@@ -58,13 +58,14 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
     """Where a broker serves which run. `lifeline`: it exits once that is cut. `resume`: the run is continued, however
-    it was stopped. `new`: no broker has served it before."""
+    it was stopped. `new`: no broker has served it before. `length`: the run's, if it is known already."""
 
     url: str
     run: str
     lifeline: Lifeline = field(default_factory=Lifeline)
     resume: bool = False
     new: bool = False
+    length: RunLength | None = None
 
 
 def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None] = lambda endpoint: None) -> int:
@@ -85,7 +86,7 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         closing(open_server(place.url)) as channel,
         closing(open_store(plan, place.run, wait := StoreWait(channel, signals))) as store,
     ):
-        terms = RunConfig.of(plan, schedule)
+        terms = RunConfig.of(plan, schedule, place.length)
         if place.resume and not store.load().facts:  # else they tell of which plan the run is
             runs.require_same_plan(plan, folder)
         key, supervised = secrets.token_bytes(KEY_BYTES), place.lifeline.supervised
@@ -206,9 +207,9 @@ class _Departure:
 def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
     """The plan with its number of stages, and its schedule. The model is loaded only if nothing else tells them."""
     if plan.model.stages is None:
-        from stageline.workers.runtime.job import prepare
+        from stageline.workers.runtime.job import prepare_model
 
-        job = prepare(plan)
+        job = prepare_model(plan)
         return job.plan, job.schedule
     choice = plan.schedule
     return plan, make_schedule(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)

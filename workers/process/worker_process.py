@@ -10,7 +10,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -104,11 +104,11 @@ def _anchored(plan: Plan) -> Plan:
 def _run(plan: Plan, options: WorkerOptions) -> int:
     lifeline = Lifeline(options.lifeline)
     lifeline.end_process_when_cut()
-    job = prepare(plan)
+    job = prepare(plan, worker=options.claim)
     if options.spare:
         warm_up(job.plan, options.claim)
     _require_place(options.claim, len(job.plan.workers))
-    control = ControlThread(options.broker, _identity(job.plan, options), lifeline=lifeline)
+    control = ControlThread(options.broker, _identity(job, options), lifeline=lifeline)
     try:
         assigned = control.join(options.broker_timeout, workers_timeout=options.workers_timeout)
         if assigned.index >= len(job.plan.workers):
@@ -116,6 +116,7 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
                 f"the broker gave place {assigned.index} of a plan with {len(job.plan.workers)} workers",
                 ExitCode.FAILED,
             )
+        job = replace(job, length=job.length or assigned.length)
         _exit_on_signals(control)  # not before: until here, a signal may end the process at once
         log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
@@ -224,7 +225,8 @@ def _hooks(
     return open_snapshots(job, assigned, executor, progress, recorder.delete_before)
 
 
-def _identity(plan: Plan, options: WorkerOptions) -> WorkerIdentity:
+def _identity(job: Job, options: WorkerOptions) -> WorkerIdentity:
+    plan = job.plan
     disk = LocalSnapshots(plan) if plan.recovery.on else None
     who = options.name[:LONGEST_NAME], socket.gethostname(), os.getpid(), ""
     base = Hello(
@@ -235,6 +237,8 @@ def _identity(plan: Plan, options: WorkerOptions) -> WorkerIdentity:
         settings=plan.as_mapping(),
         spare=options.spare,
         token=secrets.token_hex(16),
+        length=job.length,
+        needs_length=job.length is None and not plan.scripted,
     )
     return WorkerIdentity(base, disk)
 

@@ -1,12 +1,13 @@
 """What every process of a run derives from its plan: the model's segments, the schedule, the program, the batches."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stageline.broker.codec.message import Flow
+from stageline.broker.control.messages import RunLength
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed
-from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.model.cut import Segment, build_segments, first_trainable, make_stage
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.plan import Plan
@@ -22,17 +23,24 @@ from .skipping import SkipLog, SkippingExecutor
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A plan that has met its model and data. `plan` has its number of stages and its workers filled in.
+    """A plan that has met its model and, where they are needed, its data. `plan` has its number of stages and its
+    workers filled in.
 
-    In a scripted run `steps` is ENDLESS, and there is no `own_feed`: batches come with the script's calls.
+    A process that computes neither the first stage nor the last has no `own_feed`, and learns the run's `length` from
+    the broker. In a scripted run `steps` is ENDLESS, and no process has a feed: batches come with the script's calls.
     """
 
     plan: Plan
     segments: Sequence[Segment]
     schedule: Schedule
     verdict: Verdict
-    steps: int
-    own_feed: Feed | None
+    length: RunLength | None
+    own_feed: Feed | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many are trained. Raises `DataError` if neither the data nor the broker has told it."""
+        return ENDLESS if self.plan.scripted else self.known_length.training
 
     @property
     def training_steps(self) -> int | None:
@@ -41,17 +49,36 @@ class Job:
 
     @property
     def feed(self) -> Feed:
-        """The plan's batches. Raises `ModelRefused` in a scripted run."""
-        if self.own_feed is None:
+        """The plan's batches. Raises `ModelRefused` in a scripted run, `DataError` in a process without data."""
+        if self.plan.scripted:
             raise ModelRefused("the batches of this run come from a script, call by call: there are none beforehand")
+        if self.own_feed is None:
+            raise DataError("this process computes neither the first stage nor the last: it has no data")
         return self.own_feed
+
+    @property
+    def known_length(self) -> RunLength:
+        """Raises `DataError` if neither the data nor the broker has told it."""
+        if self.length is None:
+            raise DataError("the broker did not say how many steps the run has, and this process has no data that do")
+        return self.length
+
+    def with_data(self, doing: Callable[[str], None] = lambda what: None) -> "Job":
+        """The same with the data, which tell how long the run is. Raises `ModelRefused`."""
+        doing(f'data.source = "{self.plan.data.source}"')
+        plan, source = self.plan, load_source(self.plan)
+        steps = plan.run.steps if plan.run.steps is not None else (plan.run.epochs or 0) * source.steps_per_epoch
+        keep = len(self.segments) + 2
+        feed = Feed(source, plan.schedule.microbatches, steps, plan.data.batch_size, keep=keep)
+        length = RunLength(steps, len(feed.evaluation) if plan.model.metrics else 0)
+        return replace(self, own_feed=feed, length=length)
 
     def executor(self, stages: Iterable[int], decisions: SkipLog | None = None) -> Executor:
         """The stages, each on the device that the plan has for it, with data and metrics. With `decisions`, bad
         microbatches are left out if the plan says so. Raises `ModelRefused` for a wrong optimizer or loss."""
         device = {stage: worker.device for worker in self.plan.workers for stage in worker.stages}
         made = {stage: self._stage(stage, device[stage]) for stage in stages}
-        feed = self.own_feed or CallFeed(self.schedule.microbatches)
+        feed = CallFeed(self.schedule.microbatches) if self.plan.scripted else self.own_feed
         parts = made, feed, self.program.last, self.metrics, self.plan.scripted
         if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
             return Executor(*parts)
@@ -73,7 +100,8 @@ class Job:
     @property
     def evaluation(self) -> range:
         """The steps that evaluate, after the training steps; none without metrics. A script calls for evaluation."""
-        return self.own_feed.evaluation if self.own_feed is not None and self.plan.model.metrics else range(0)
+        length = RunLength(0, 0) if self.plan.scripted else self.known_length
+        return range(length.training, length.training + length.evaluation)
 
     def windows(self) -> dict[QueueKey, int]:
         """How many messages each queue's consumer lets its producer send ahead: about twice the most that the schedule
@@ -98,11 +126,18 @@ class Job:
         return make_stage(self.plan, self.segments[stage], last=last, device=device, stash_weights=stash_weights)
 
 
-def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None) -> Job:
-    """Loads the plan's model and data, in a scripted run the model; `doing` is told which is next.
+def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None, *, worker: int | None = None) -> Job:
+    """Loads the plan's model, and its data, unless batches come from a script, or this is for a `worker` of the plan
+    that needs none: one that computes neither the first stage nor the last. `doing` is told which is next.
 
     Raises `PlanRefused` or `ModelRefused` if they cannot be trained as planned.
     """
+    job = prepare_model(plan, doing)
+    return job.with_data(doing) if _reads_data(job, worker) else job
+
+
+def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) -> Job:
+    """`prepare` without the data."""
     doing(f'model.factory = "{plan.model.factory}"')
     segments = build_segments(plan)
     plan = plan.resolved(len(segments))
@@ -115,11 +150,15 @@ def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None) -> Job
         window=choice.window,
         first_trainable=first_trainable(segments),
     )
-    verdict = check_schedule(schedule)
-    if plan.scripted:
-        return Job(plan, segments, schedule, verdict, ENDLESS, None)
-    doing(f'data.source = "{plan.data.source}"')
-    source = load_source(plan)
-    steps = plan.run.steps if plan.run.steps is not None else (plan.run.epochs or 0) * source.steps_per_epoch
-    feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, keep=len(segments) + 2)
-    return Job(plan, segments, schedule, verdict, steps, feed)
+    length = None if plan.run.steps is None or plan.model.metrics else RunLength(plan.run.steps, 0)
+    return Job(plan, segments, schedule, check_schedule(schedule), length)
+
+
+def _reads_data(job: Job, worker: int | None) -> bool:
+    """Whether the process reads data. A worker that the plan does not have is refused later."""
+    placement = job.schedule.placement
+    if job.plan.scripted:
+        return False
+    if worker is None or worker >= len(placement):
+        return True
+    return not {0, job.schedule.stages - 1}.isdisjoint(placement[worker])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline.broker.control.messages import Assigned, Exited, Report, Stop
+from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Exited, Report, Stop
 from stageline.broker.control.protocol import decode_from_broker, decode_to_broker, encode
 from stageline.broker.control.seal import sealed
 from stageline.broker.errors import BadMessage, ForeignMessage
@@ -37,7 +37,7 @@ def test_a_frame_shorter_than_a_message_is_damaged(length: int):
 
 @pytest.mark.parametrize("body", [b"", b"\x80", encode(Stop("", 0))[28:]], ids=["empty", "no tag", "from the broker"])
 def test_an_intact_frame_that_is_no_message_is_foreign(body: bytes):
-    with pytest.raises(ForeignMessage, match="control protocol version 4"):
+    with pytest.raises(ForeignMessage, match=f"control protocol version {CONTROL_VERSION}"):
         decode_to_broker(sealed(body))
 
 

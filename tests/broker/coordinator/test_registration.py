@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Hello, Peers, Refused
+from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Hello, Peers, Refused, RunLength, Standby
 from stageline.broker.coordinator.run import RunPhase
 from support.conversation import PLAN, SETTINGS, TERMS, Conversation, hello, name
 
@@ -51,7 +51,7 @@ def test_an_incarnation_is_stored_before_it_is_handed_out():
 def test_another_control_version_is_refused_naming_both():
     ((_, refused),) = Conversation().send(b"a", hello(0, version=7))
     assert isinstance(refused, Refused)
-    assert "uses control protocol version 7, the broker version 4" in refused.reason
+    assert f"uses control protocol version 7, the broker version {CONTROL_VERSION}" in refused.reason
 
 
 def test_a_worker_that_writes_no_snapshots_is_refused_where_the_others_do():
@@ -91,3 +91,58 @@ def test_queues_on_sockets_of_one_machine_are_refused_on_two():
     (refusal,) = [message for _, message in said if isinstance(message, Refused)]
     assert refusal.code == 78
     assert "set queues.url to tcp://" in refusal.reason
+
+
+LENGTH = RunLength(460, 6)
+
+
+def without_data(index: int, incarnation: int = 0, endpoint: str = "") -> Hello:
+    return msgspec.structs.replace(hello(index, incarnation=incarnation, endpoint=endpoint), needs_length=True)
+
+
+def with_data(index: int, length: RunLength = LENGTH) -> Hello:
+    return msgspec.structs.replace(hello(index), length=length)
+
+
+def test_a_worker_without_data_stands_by_until_one_with_data_has_come():
+    talk = Conversation()
+    ((_, standby),) = talk.send(name(1), without_data(1))
+    assert isinstance(standby, Standby)
+    assert "no worker that has the data has come yet" in standby.reason
+    talk.send(name(0), with_data(0))
+    assert talk.assigned(name(1), without_data(1)).length == LENGTH
+
+
+def test_a_worker_without_data_is_placed_at_once_if_the_broker_was_told_the_length():
+    talk = Conversation(terms=replace(TERMS, length=LENGTH))
+    assert talk.assigned(name(1), without_data(1)).length == LENGTH
+
+
+def test_a_worker_with_a_place_needs_nothing_when_another_broker_does_not_know_the_length():
+    talk = Conversation(terms=replace(TERMS, restarts=5, snapshots=True))
+    talk.send(name(0), with_data(0))
+    taken = talk.assigned(name(1), without_data(1)).incarnation
+    after = Conversation(talk.store, talk.now, terms=replace(TERMS, restarts=5, snapshots=True))
+    said = [message for _, message in after.send(name(1), without_data(1, taken, "ipc://1"))]
+    assert [type(message) for message in said if not isinstance(message, Peers)] == [Assigned]
+
+
+def test_a_standby_worker_without_data_does_not_take_a_place_before_the_length_is_known():
+    terms = replace(TERMS, restarts=5, snapshots=True)
+    talk = Conversation(terms=terms)
+    talk.send(name(0), with_data(0))
+    talk.join(1)
+    after = Conversation(talk.store, talk.now, terms=terms)
+    after.send(b"new", msgspec.structs.replace(without_data(1), pid=999))
+    sent = after.after(60.0)
+    assert not [message for recipient, message in sent if recipient == b"new" and isinstance(message, Assigned)]
+
+
+def test_workers_whose_data_give_runs_of_different_lengths_are_told_so():
+    """One had the newer file: they waited for each other's messages until the run was stopped."""
+    talk = Conversation()
+    talk.send(name(0), with_data(0))
+    ((_, refused),) = talk.send(name(1), with_data(1, RunLength(480, 6)))
+    assert isinstance(refused, Refused)
+    assert refused.code == 78
+    assert "worker-1 has data for 480 training and 6 evaluation steps, the run has 460 training" in refused.reason

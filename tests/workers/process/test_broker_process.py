@@ -193,7 +193,7 @@ def test_what_is_whole_and_cannot_be_understood_is_answered_naming_the_version(c
         line.socket.send(sealed(words))
         answer = line.hear()
         assert isinstance(answer, Refused)
-        assert answer.reason.startswith("this is not a message of control protocol version 4")
+        assert answer.reason.startswith(f"this is not a message of control protocol version {CONTROL_VERSION}")
 
 
 def test_strangers_are_answered_within_a_bound_and_who_has_the_secret_always(

@@ -8,8 +8,7 @@ import pytest
 
 from stageline.broker.control.messages import Failed, Goodbye
 from stageline.broker.errors import Fenced, QueueGap
-from stageline.pipeline.data import DataError
-from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.errors import DataError, ExitCode
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.session import Stopped

@@ -1,9 +1,12 @@
 """What a plan comes to once its model and its data are loaded."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from stageline.pipeline.errors import ModelRefused
+from stageline.broker.control.messages import RunLength
+from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.model.load import load_source
 from stageline.pipeline.model.script_objects import OBJECTS
 from stageline.pipeline.plan import read_plan
@@ -70,3 +73,25 @@ def test_a_scripted_run_loads_no_data_and_has_no_length(monkeypatch: pytest.Monk
     assert executor.evaluates_loss
     with pytest.raises(ModelRefused, match="come from a script, call by call"):
         _ = prepared.feed
+
+
+@pytest.mark.parametrize(("worker", "reads"), [(0, True), (1, False), (2, True), (7, True), (None, True)])
+def test_a_worker_with_neither_the_first_stage_nor_the_last_has_no_data(
+    workspace: Workspace, worker: int | None, reads: bool
+) -> None:
+    prepared = prepare(read_plan(workspace.folder, sets=["model.cut=[1,2]"]), worker=worker)
+    assert (prepared.own_feed is not None) is reads
+    assert prepared.length == (RunLength(6, 2) if reads else None)
+
+
+def test_without_data_and_metrics_the_plan_may_say_how_long_the_run_is(workspace: Workspace) -> None:
+    sets = ["model.cut=[1,2]", "model.metrics=[]"]
+    prepared = prepare(read_plan(workspace.folder, sets=sets), worker=1)
+    assert (prepared.own_feed, prepared.steps, prepared.evaluation) == (None, 6, range(6, 6))
+
+
+def test_how_long_the_run_is_has_to_be_told_to_a_worker_without_data(workspace: Workspace) -> None:
+    prepared = prepare(read_plan(workspace.folder, sets=["model.cut=[1,2]"]), worker=1)
+    with pytest.raises(DataError, match="the broker did not say how many steps the run has"):
+        _ = prepared.evaluation
+    assert replace(prepared, length=RunLength(6, 2)).evaluation == range(6, 8)

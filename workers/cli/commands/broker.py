@@ -26,13 +26,22 @@ from stageline.workers.cli.logs import log_to_stderr
     help="Continue the run even if it was stopped. Workers that are still training keep their places.",
 )
 @click.option("--new", is_flag=True, hidden=True, help="No broker has served the run before.")
+@click.option("--length", type=(int, int), hidden=True, help="Steps that the run trains, and those of its evaluation.")
 @options.lifeline
 def broker(
-    config: str, sets: tuple[str, ...], bind: str | None, run: str | None, resume: bool, new: bool, lifeline: int
+    config: str,
+    sets: tuple[str, ...],
+    bind: str | None,
+    run: str | None,
+    resume: bool,
+    new: bool,
+    length: tuple[int, int] | None,
+    lifeline: int,
 ) -> int:
     """Run the broker of the plan CONFIG until the run is over."""
     log_to_stderr()
     plan = options.plan_of(config, sets)
+    from stageline.broker.control.messages import RunLength
     from stageline.workers.control.lifeline import Lifeline
     from stageline.workers.process import last_line
     from stageline.workers.process.broker_process import BrokerOptions, run_broker
@@ -51,5 +60,12 @@ def broker(
             if len(shown) < len(sets):
                 say("and put the addresses that contain a password into its environment", err=True)
 
-    place = BrokerOptions(bind or plan.broker.url, run or runs.new_id(plan), Lifeline(lifeline), resume, new or not run)
+    place = BrokerOptions(
+        bind or plan.broker.url,
+        run or runs.new_id(plan),
+        Lifeline(lifeline),
+        resume,
+        new or not run,
+        RunLength(*length) if length else None,
+    )
     return run_broker(plan, place, announce)
