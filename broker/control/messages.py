@@ -143,7 +143,8 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     `waiting`. The script's `actions` is the number of its next call; between two calls it is not `waiting`, for as long
     as its user's code takes.
     `idle` is the share of the time since the last report in which the compute loop waited, 0 to 1.
-    `training_steps`: how many steps the run has before it evaluates, sent by a worker that has loaded the data.
+    `training_steps`: how many steps the run has before it evaluates, sent by a worker that has loaded the data; or all
+    that a script has called for, sent by a script that makes no more calls.
     `snapshots`: (stage, step) of each snapshot that is on disk and was read back: the state after `step` steps.
     `complete`: the newest checkpoint announced to the worker. `waits`: what it lacks, empty while it computes;
     `layer`: where in the model it computes ("layer 30"). `trouble`: why the server of its queues does not move

@@ -216,8 +216,8 @@ class Coordinator:
             return
         self.run.registry.note_report(member, report, now)
         self.run.metrics |= report.metrics
-        if report.training_steps is not None and not self.run.config.scripted:
-            self.run.training_steps = report.training_steps
+        if report.training_steps is not None:
+            self._note_training_steps(member, report.training_steps)
         holder = Holder(member.name, member.incarnation)
         found = self.run.ledger.ingest(report, member.stages, holder, counted=member.counted)
         if found.steps:
@@ -237,6 +237,13 @@ class Coordinator:
             self.run.outgoing.append((member.sender, Confirmed(report.number)))
         if self.run.outcome is not None:
             self.run.outgoing.append((member.sender, self.run.outcome.stop_message))
+
+    def _note_training_steps(self, member: Member, steps: int) -> None:
+        """How many steps a script trains is known to it alone, when it makes no more calls; it may still be resumed."""
+        if not self.run.config.scripted:
+            self.run.training_steps = steps
+        elif member.is_script:
+            self._shutdown.called_for = steps
 
     def _record_snapshots(self, report: Report, member: Member) -> list[IllegalTransition]:
         """Records the snapshots that `member` reports; completes a checkpoint if it can. Returns what was wrong."""

@@ -26,6 +26,7 @@ class Shutdown:
 
     def __init__(self, run: RunRecords) -> None:
         self.request: StopRun | None = None
+        self.called_for: int | None = None  # all training steps of a script that makes no more calls
         self._run = run
         self._deadline = 0.0  # when it is decided, whatever is known
         self._decided = False  # the request has ended the run
@@ -64,7 +65,7 @@ class Shutdown:
         if self._run.config.snapshots and request.at_step_end:
             if self._run.registry.begun and now < self._deadline and not self._pace.is_known(now):
                 return
-            last_step = self._pace.last_step(self._run.ledger.begun, self._run.training_steps, now)
+            last_step = self._pace.last_step(self._run.ledger.begun, self._training_steps, now)
         self._decided = True
         reason, code = self._reason(request)
         outcome = RunOutcome(RunPhase.FAILED, reason, code, at_step_end=request.at_step_end, step=last_step)
@@ -78,6 +79,10 @@ class Shutdown:
         updated = msgspec.structs.replace(outcome, reason=reason, code=code)
         if updated != outcome:
             self._run.set_outcome(updated)
+
+    @property
+    def _training_steps(self) -> int | None:
+        return self.called_for if self._run.config.scripted else self._run.training_steps
 
     def _reason(self, request: StopRun) -> tuple[str, int]:
         checkpoint = self._run.checkpoints.complete

@@ -314,3 +314,16 @@ def test_a_worker_whose_queues_the_script_cannot_reach_is_refused_naming_it():
     ((_, refused),) = talk.send(name(0), said)
     assert isinstance(refused, Refused)
     assert "where the script on host desk cannot reach them" in refused.reason
+
+
+def test_a_script_that_makes_no_more_calls_says_after_which_step_all_can_stop(talk: Conversation):
+    """It was interrupted: the workers, which have begun 50 steps in the last second, get no others."""
+    reach(talk, 40)
+    heartbeats(talk, 1.0, 0, 1, SCRIPT)
+    for stage in (0, 1):
+        talk.send(name(stage), report(stage, actions=90, now="computes", steps=steps(stage, *range(40, 90))))
+    talk.send(name(SCRIPT), script_says("its end", calls=95, training_steps=91))
+    talk.send(b"launcher", StopRun("interrupted", at_step_end=True))
+    (stop,) = stops(heartbeats(talk, 2.0, 0, 1, SCRIPT))
+    assert (stop.at_step_end, stop.step) == (True, 91)
+    assert talk.status()["training_steps"] is None
