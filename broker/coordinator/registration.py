@@ -243,7 +243,8 @@ class Registration:
         """Whether the records must be stale, since the snapshot that a worker was told to begin with was deleted after
         a newer one."""
         member = self._run.registry.current(hello.incarnation)
-        return member is not None and is_gone(member.start, member.stages, hello.snapshots or ())
+        every = range(self._run.config.schedule.stages)  # the script begins where all stages do
+        return member is not None and is_gone(member.start, member.stages or every, hello.snapshots or ())
 
     def _mismatch(self, hello: Hello) -> Refused | None:
         """Refusal of a worker of another version or plan, or of a run that is over; None if the worker fits."""

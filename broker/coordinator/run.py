@@ -116,7 +116,7 @@ class RunConfig:
             snapshots=recovery.on,
             snapshot_every=recovery.snapshot_every,
             length=length,
-            scripted=plan.data.source == "script:batches",
+            scripted=plan.scripted,
         )
 
 

@@ -9,7 +9,7 @@ checkpoint that one stage leaves out never becomes complete. Beyond that, the co
 cannot be written for a while, as on a full disk, is late, and so is its checkpoint: nothing is trimmed before.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from threading import Event
@@ -62,7 +62,7 @@ class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
 
 
 class LocalSnapshots:
-    """The snapshots of a run, as a worker without stages sees them before it is assigned some."""
+    """The snapshots of a run, as a worker sees them before it is assigned stages, or a script, which has none."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -76,14 +76,15 @@ class LocalSnapshots:
 
     def can_begin(self, assigned: Assigned) -> bool:
         """Whether the assignment can be accepted: not if the snapshots to begin with were deleted after newer ones."""
-        stages, found = self._plan.workers[assigned.index].stages, self.snapshots(assigned.run)
-        return found is None or not is_gone(assigned.step, stages, found)  # None: loading will tell
+        stages, found = self._stages_of(assigned.index), self.snapshots(assigned.run)
+        every = [stage for worker in self._plan.workers for stage in worker.stages]  # a script begins where these are
+        return found is None or not is_gone(assigned.step, stages or every, found)  # None: loading will tell
 
     def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
         """Which snapshots of `step` are whole: of the stages of worker `claim`, or of all stages that have one."""
         checkpoints = _checkpoints(self._plan, run)
         there = [stage for stage, of in self.snapshots(run) or [] if of == step]
-        stages = there if claim is None else self._plan.workers[claim].stages
+        stages = there if claim is None else self._stages_of(claim)
         found = {stage: _verified(checkpoints, stage, step) for stage in stages}
         damaged = [SnapshotDamaged(checkpoints.path(stage, step), wrong) for stage, wrong in found.items() if wrong]
         return Inspection(step, [stage for stage, wrong in found.items() if not wrong], [str(each) for each in damaged])
@@ -91,8 +92,12 @@ class LocalSnapshots:
     def abandon(self, assigned: Assigned) -> None:
         """Deletes the assigned stages' snapshots of steps after the assignment's first. Raises `SnapshotFailed`."""
         checkpoints = _checkpoints(self._plan, assigned.run)
-        for stage in self._plan.workers[assigned.index].stages:
+        for stage in self._stages_of(assigned.index):
             checkpoints.delete_after(stage, assigned.step)
+
+    def _stages_of(self, index: int) -> Sequence[int]:
+        """Of a worker's place; none of the script's, which comes after them."""
+        return self._plan.workers[index].stages if index < len(self._plan.workers) else ()
 
 
 class SnapshotHooks(CheckpointHooks):

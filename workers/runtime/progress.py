@@ -63,6 +63,7 @@ class Progress:
     faults: dict[str, ResourceFault] = field(default_factory=dict)  # what cannot be done now, by what does it
     call: tuple[QueueKey, int] | None = None  # what the loop waits for the script to put or to take
     answered: int = 0  # all calls before it have a reply that has arrived at the script
+    called_for: int = 0  # training steps, by a script
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
 
     def computing(self, instruction: Instruction, now: float) -> None:
@@ -160,7 +161,7 @@ class Progress:
 
     def memory(self, run: str, index: int) -> WorkerRecord:
         """What a broker that has lost its records must know at once. For the reader."""
-        return WorkerRecord(run, index, self.complete, min(self.finished.values(), default=0))
+        return WorkerRecord(run, index, self.complete, min(self.finished.values(), default=self.called_for))
 
     def records(self, steps: int | None) -> list[StepRecord]:
         """What it must know next: how far each stage is, of the `steps` that are trained (None: as many as a script

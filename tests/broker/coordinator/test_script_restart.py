@@ -268,3 +268,14 @@ def test_old_records_are_noticed_by_a_checkpoint_that_only_the_script_was_told()
     assert talk.status()["checkpoint"] == 40
     assert old.send(name(SCRIPT), script_says(complete=60)) == []
     assert old.core.run.lifecycle.state is RunState.RECONCILING
+
+
+def test_old_records_are_noticed_by_a_script_that_cannot_begin_where_they_say():
+    """The snapshots of checkpoint 40 were deleted after newer ones: it declines, and says what there is."""
+    old = Conversation(copy.deepcopy(run_at_40(MemoryStore()).store), now=100.0, terms=SCRIPTED)
+    old.core.run.registry.free(old.core.run.registry.members[SCRIPT])
+    given = old.assigned(b"new", script_hello(pid=777))
+    assert given.step == 40
+    there = [(stage, step) for stage in (0, 1) for step in (60, 80)]
+    old.send(b"new", msgspec.structs.replace(script_hello(given.incarnation, pid=777), snapshots=there))
+    assert old.core.run.lifecycle.state is RunState.RECONCILING

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from stageline.broker.control.messages import Assigned
+from stageline.pipeline.plan import read_plan
 from stageline.pipeline.stage.state import StageState
 from stageline.workers.checkpoint import hooks as checkpoint_hooks
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed
-from stageline.workers.checkpoint.hooks import SnapshotHooks
+from stageline.workers.checkpoint.hooks import LocalSnapshots, SnapshotHooks
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runtime.calls import Position
@@ -207,3 +209,17 @@ def test_a_folder_that_cannot_be_used_is_reported_before_the_first_snapshot(tmp_
     with pytest.raises(SnapshotFailed, match=r"stage 0 cannot keep its snapshots there: .*Not a directory"):
         hooks.write(20)
     assert hooks.progress.written == []
+
+
+def test_a_script_has_no_snapshots_and_begins_where_all_stages_have_theirs(tmp_path):
+    plan = read_plan("examples/mlp", sets=["run.steps=20", f"run.dir={tmp_path}"], environment={}).resolved(2)
+    local, script = LocalSnapshots(plan), len(plan.workers)
+    checkpoints = SnapshotDirectory(tmp_path / "run-1" / checkpoint_hooks.FOLDER, Origin("run-1", plan.digest()))
+    for stage, step in ((0, 20), (1, 20), (0, 40), (1, 40)):
+        checkpoints.write(Snapshot(stage, step, 1, SMALL))
+    assert local.inspect("run-1", 20, script).stages == []
+    local.abandon(Assigned("run-1", script, 7, 20))
+    assert local.can_begin(Assigned("run-1", script, 7, 20))
+    checkpoints.delete_before(1, 40)
+    assert not local.can_begin(Assigned("run-1", script, 7, 20))
+    assert local.can_begin(Assigned("run-1", 0, 7, 20))

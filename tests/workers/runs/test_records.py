@@ -13,7 +13,10 @@ from stageline.pipeline.plan import read_plan
 from stageline.workers.runs.ending import ending_of
 from stageline.workers.runs.listing import run_rows
 from stageline.workers.runs.owner import RunOwner, read_owner, write_owner
+from stageline.workers.runs.recorded_answer import recorded_answer
 from stageline.workers.runs.records import RecordsDamaged, recorded_run
+from support.conversation import name
+from support.scripted import SCRIPT, reach, script_says, scripted
 
 PLAN = read_plan("examples/mlp", sets=["run.steps=20"], environment={}).resolved(2)
 PLACES = {"begun": True, "incarnation": 2, "members": [], "checkpoints": {"complete": 10, "newer": [[], []]}}
@@ -57,7 +60,8 @@ def test_a_run_whose_process_is_gone(facts, state, text, action, tmp_path):
 def of_script() -> dict:
     """The plan of a scripted run: it says nothing of steps."""
     plan = dict(PLAN.as_mapping())
-    return {**plan, "data": {**plan["data"], "source": "script:batches"}, "run": {**plan["run"], "steps": None}}
+    run = {key: value for key, value in plan["run"].items() if key != "steps"}
+    return {**plan, "data": {**plan["data"], "source": "script:batches"}, "run": run}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +78,21 @@ def test_a_scripted_run_goes_on_from_its_script_and_has_no_number_of_steps(facts
         assert ending_of(run).action == f"go on with: Line.resume('{folder}') in the script"
     (row,) = run_rows(tmp_path)
     assert (row.steps, row.total, row.script) == (10, None, True)
+
+
+def test_the_records_of_a_scripted_run_answer_as_its_broker_would(tmp_path):
+    talk = scripted()
+    reach(talk, 20)
+    talk.send(name(SCRIPT), script_says("runs its own code after call 24"))
+    talk.core.keep_observation(talk.now)
+    facts = talk.store.load().facts
+    folder = record(tmp_path / "run-1", plan=of_script(), registry=facts["registry"], observed=facts["observed"])
+    with recorded_run(folder) as run:
+        status = recorded_answer(run, "status", {})
+        assert (status["training_steps"], status["checkpoint"], len(status["workers"])) == (None, 20, 2)
+        assert status["script"]["now"] == "runs its own code after call 24"
+        assert recorded_answer(run, "why", {})["action"].startswith("go on with: Line.resume(")
+        assert recorded_answer(run, "story", {"step": "19", "microbatch": "0"})["stages"][1]["state"] == "done"
 
 
 def test_a_run_whose_process_is_there_is_starting_until_its_workers_are_and_also_when_it_is_resumed(tmp_path):
