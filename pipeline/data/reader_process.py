@@ -5,6 +5,7 @@ it was forked from may have threads: like torch's own readers, it needs none of 
 """
 
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from typing import NoReturn
 import torch
 
 from stageline.pipeline.errors import DataError, describe_error
+from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.tree import Tree
 
 from . import frames
@@ -73,8 +75,8 @@ class Reader:
             self._receive()
             self._stale -= 1
         match self._receive():
-            case (str(fault), None):
-                raise DataError(fault)
+            case (str(fault), int(number)):
+                raise DataError(fault) from (OSError(number, os.strerror(number)) if number else None)
             case (None, (inputs, targets)):
                 return inputs, targets
             case other:
@@ -143,13 +145,19 @@ def _serve(draw: Callable[[int], Batch], requests: socket.socket, parent: int | 
 
 
 def _drawn(draw: Callable[[int], Batch], step: int) -> frames.Frames:
-    """Of `(None, batch)`, or of `(why there is none, None)`."""
+    """Of `(None, batch)`, or of why there is none and the number of the system's fault behind it, 0 if that stays."""
     try:
         return frames.encode((None, draw(step)))
     except DataError as error:
-        return frames.encode((str(error), None))
+        return frames.encode((str(error), _passing(error)))
     except BaseException as error:  # noqa: BLE001  # what no frame can hold, or no memory
-        return frames.encode((f"the batch of step {step} cannot be handed over: {describe_error(error)}", None))
+        text = f"the batch of step {step} cannot be handed over: {describe_error(error)}"
+        return frames.encode((text, _passing(error)))
+
+
+def _passing(error: BaseException) -> int:
+    fault = passing_fault(error)
+    return 0 if fault is None else getattr(fault, "errno", None) or errno.ENOMEM
 
 
 def _become_reader(parent: int | None) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stageline.pipeline.data import Source
-from stageline.pipeline.errors import ModelRefused, describe_error, raised_by_user_code
+from stageline.pipeline.data import Loader, Source
+from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
 from stageline.pipeline.plan import Plan
 
 from .script_objects import is_of_script, script_object
@@ -23,8 +23,6 @@ from .script_objects import is_of_script, script_object
 def load_object(reference: str, base: Path, key: str) -> Any:
     """Imports the object `file.py:name` (the file relative to the folder `base`) or `package.module.name`. What
     `script:name` names is there already: it is an object of the script that this process was forked from.
-
-    `script:name` is there already: it is an object of the script that this process was forked from.
 
     `key` is the plan's key that holds `reference`, for errors. Raises `ModelRefused`.
     """
@@ -68,13 +66,16 @@ def load_function(reference: str, base: Path, key: str) -> Callable[..., Any]:
 
 def load_source(plan: Plan) -> Source:
     """Makes the plan's data source. Raises `ModelRefused` if that fails, or if it does not implement `Source`."""
-    key = f'data.source = "{plan.data.source}"'
-    factory = load_object(plan.data.source, base_folder(plan), "data.source")
+    if plan.data.dataset is not None:
+        return _load_loader(plan)
+    key, reference = plan.data.origin, plan.data.source or ""
+    factory = load_object(reference, base_folder(plan), "data.source")
     source = call(factory, key, batch_size=plan.data.batch_size, seed=plan.run.seed, **plan.data.options)
     if not all(hasattr(source, name) for name in ("batch", "held_out", "steps_per_epoch")):
+        dataset = ': for a Dataset, write dataset = "..." instead' if hasattr(source, "__getitem__") else ""
         raise ModelRefused(
             f"{key} returned a {type(source).__name__}; wanted is an object with batch(step), held_out() and "
-            f"steps_per_epoch, such as stageline.Rows(inputs, targets, batch_size, seed)"
+            f"steps_per_epoch, such as stageline.Rows(inputs, targets, batch_size, seed){dataset}"
         )
     steps = call(lambda: source.steps_per_epoch, f"{key}: steps_per_epoch")
     if not isinstance(steps, int) or steps < 1:
@@ -83,18 +84,60 @@ def load_source(plan: Plan) -> Source:
     return source  # type: ignore[no-any-return]  # its attributes were checked above
 
 
+def _load_loader(plan: Plan) -> Loader:
+    """The plan's datasets as a source. Raises `ModelRefused`."""
+    data, base = plan.data, base_folder(plan)
+    target, collate = data.target, data.collate
+    function = isinstance(target, str) and is_reference(target)
+    try:
+        return Loader(
+            _load_dataset(plan, "dataset", data.dataset),
+            data.batch_size,
+            plan.run.seed,
+            collate_fn=None if collate is None else load_function(collate, base, "data.collate"),
+            num_workers=data.num_workers or 0,
+            target=load_function(str(target), base, "data.target") if function else target,
+            shuffle=data.shuffle is not False,
+            held_out=_load_dataset(plan, "held_out", data.held_out),
+        )
+    except DataError as error:
+        raise ModelRefused(f"{data.origin}: {error}") from error
+
+
+def _load_dataset(plan: Plan, name: str, reference: str | None) -> Any:
+    """A dataset, or what a function or class returns when it is called with `data.options`."""
+    if reference is None:
+        return None
+    key = f'data.{name} = "{reference}"'
+    found = load_object(reference, base_folder(plan), f"data.{name}")
+    if isinstance(found, type) or not hasattr(found, "__getitem__"):
+        return call(found, key, **plan.data.options)
+    if plan.data.options:
+        raise ModelRefused(
+            f"{key} is a {type(found).__name__}, which takes no data.options: leave them out, or name what makes it"
+        )
+    return found
+
+
 def code_of(plan: Plan) -> list[str]:
     """What `load_object` executes for `plan`, each once: files by their absolute path, modules by their name. The
     objects of a script are there already."""
-    named = [plan.model.factory, plan.model.loss, *plan.model.metrics, plan.data.source, plan.optimizer.factory]
-    named += [plan.lr_scheduler.factory] if plan.lr_scheduler is not None else []
+    data, scheduler = plan.data, plan.lr_scheduler
+    target = data.target if isinstance(data.target, str) and is_reference(data.target) else None
+    named = [plan.model.factory, plan.model.loss, *plan.model.metrics, data.source, data.dataset, data.held_out]
+    named += [target, data.collate, plan.optimizer.factory, None if scheduler is None else scheduler.factory]
     found = (
         str((base_folder(plan) / file).resolve()) if colon else reference.rpartition(".")[0]
         for reference in named
-        if not is_of_script(reference)
+        if reference is not None and not is_of_script(reference)
         for file, colon, _ in [reference.rpartition(":")]
     )
     return list(dict.fromkeys(found))
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text that may name something else too names an object in a file or a package."""
+    return ":" in text or "." in text
 
 
 def base_folder(plan: Plan) -> Path:

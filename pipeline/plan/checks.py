@@ -54,6 +54,23 @@ def _scripted(plan: PlanTables) -> Iterator[PlanError]:
             )
 
 
+_WITH_DATASET = ("held_out", "target", "collate", "shuffle", "num_workers")
+
+
+def _data(plan: PlanTables) -> Iterator[PlanError]:
+    data = plan.data
+    if data.source is None and data.dataset is None:
+        yield PlanError(
+            "data.source", 'say where the batches come from: source = "data.py:batches", or dataset = "data.py:train"'
+        )
+    elif data.source is not None and data.dataset is not None:
+        yield PlanError("data.dataset", f'source = "{data.source}" is given too; keep one of the two')
+    elif data.dataset is None:
+        for key in _WITH_DATASET:
+            if getattr(data, key) is not None:
+                yield PlanError(f"data.{key}", "it goes with dataset; a source decides that itself, so leave it out")
+
+
 def _number_of_stages(plan: PlanTables) -> Iterator[PlanError]:
     match plan.model.cut, plan.model.stages:
         case "auto", None:
@@ -154,6 +171,7 @@ _SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedul
 _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("run.steps", "run.epochs"), _length),
     (("run.steps", "run.epochs", "data.source", "schedule.mode", "recovery.record", "model.metrics"), _scripted),
+    (("data.source", "data.dataset", *(f"data.{key}" for key in _WITH_DATASET)), _data),
     (_STAGES, _number_of_stages),
     (("data.batch_size", "schedule.microbatches"), _rows),
     (("schedule.name", "schedule.mode", "schedule.microbatches"), _asynchronous),

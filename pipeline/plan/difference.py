@@ -13,6 +13,7 @@ UNCOUNTED = frozenset(
         "run.dir",
         "run.log_every",
         "data.check",
+        "data.num_workers",
         "queues.url",
         "queues.retain_bytes",
         "recovery.lease",

@@ -212,6 +212,11 @@ Cut = Annotated[
     AfterValidator(_ascending),
     Accepts('"auto" or a list of ascending layer numbers from 1 on, such as [2, 4],'),
 ]
+_Part = Annotated[str, Field(strict=True, min_length=1)] | Annotated[int, Field(strict=True)]
+Target = Annotated[  # of a sample, or of a batch
+    _Part | Annotated[tuple[_Part, ...], Field(min_length=1)],
+    Accepts('a part of a sample, such as "label", 1 or ["box", "label"], or a function such as "data.py:split",'),
+]
 Argument = Annotated[object, PlainValidator(_argument), Accepts("an argument that TOML can write")]
 Options = Annotated[  # keyword arguments for a user's factory
     Mapping[str, object],

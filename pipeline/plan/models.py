@@ -21,6 +21,7 @@ from .key_types import (
     Reference,
     Seconds,
     Size,
+    Target,
     Truth,
     Unset,
     address,
@@ -116,14 +117,49 @@ class ModelPlan(Section):
 
 
 class DataPlan(Section):
-    """Where the batches come from."""
+    """Where the batches come from. Exactly one of `source` and `dataset` is given; what follows goes with `dataset`."""
 
-    source: Reference = Field(
+    source: Unset[Reference] = Field(
+        default=None,
         description="Is called with `batch_size`, `seed` and `options` and returns a source, such as stageline.Rows.",
         examples=["data.py:batches"],
     )
+    dataset: Unset[Reference] = Field(
+        default=None,
+        description="A map-style torch Dataset, or what returns one when it is called with `options`.",
+        examples=["data.py:train"],
+    )
+    held_out: Unset[Reference] = Field(
+        default=None,
+        description="The dataset whose rows the metrics measure after the last step; given as `dataset` is.",
+        examples=["data.py:test"],
+    )
+    target: Unset[Target] = Field(
+        default=None,
+        description="The name or place of the part of a sample that is its target, a list of them, or a function that "
+        "takes a batch and returns (inputs, targets). Default: samples are pairs.",
+        examples=["label", "data.py:split"],
+    )
+    collate: Unset[Reference] = Field(
+        default=None,
+        description="Makes a batch of a list of samples. Default: torch's default_collate.",
+        examples=["data.py:padded"],
+    )
+    shuffle: Unset[Truth] = Field(
+        default=None,
+        description="Whether each epoch has an order of its own. Default: true.",
+        examples=[False],
+    )
+    num_workers: Unset[Annotated[int, whole(0)]] = Field(
+        default=None,
+        description="Processes that draw ahead, at the first stage and at the last. Default: 0, the workers draw "
+        "themselves.",
+        examples=[2],
+    )
     options: Options = Field(
-        default_factory=dict, description="Keyword arguments for the source.", examples=[{"folder": "/data/digits"}]
+        default_factory=dict,
+        description="Keyword arguments for the source, or for the datasets.",
+        examples=[{"folder": "/data/digits"}],
     )
     batch_size: Annotated[int, whole(1)] = Field(
         description="Rows in a batch; at least `schedule.microbatches`.", examples=[64]
@@ -134,6 +170,11 @@ class DataPlan(Section):
         "refused.",
         examples=[False],
     )
+
+    @property
+    def origin(self) -> str:
+        """Which key names the data, and what: `data.source = "data.py:batches"`."""
+        return f'data.source = "{self.source}"' if self.dataset is None else f'data.dataset = "{self.dataset}"'
 
 
 class SchedulePlan(Section):

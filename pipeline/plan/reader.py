@@ -36,6 +36,8 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 _RIVALS: dict[Key, Key] = {
     ("run", "steps"): ("run", "epochs"),
     ("run", "epochs"): ("run", "steps"),
+    ("data", "source"): ("data", "dataset"),
+    ("data", "dataset"): ("data", "source"),
     ("model", "cut"): ("model", "stages"),
     ("model", "stages"): ("model", "cut"),
 }

@@ -56,6 +56,16 @@ def in_batch(lines: str) -> tuple[Change, ...]:
     return (*_data(odd), Change(DATA, "return Rows", "return Odd"))
 
 
+def in_dataset(lines: str, readers: int) -> tuple[Change, ...]:
+    """Runs when a sample is drawn from the plan's dataset: `x` is its input, of row `index`."""
+    odd = (
+        "class Odd(torch.utils.data.Dataset):\n    def __len__(self):\n        return 32\n"
+        f"    def __getitem__(self, index):\n        x = torch.ones(4)\n{_body(lines, 8)}        return x, index % 2\n"
+    )
+    named = f'dataset = "data.py:Odd"\nnum_workers = {readers}'
+    return (*_data(odd), Change(PLAN, 'source = "data.py:batches"', named))
+
+
 def _data(more: str = "") -> tuple[Change, ...]:
     return (
         Change(DATA, "import torch\n", IMPORTS),

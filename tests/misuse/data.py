@@ -1,7 +1,7 @@
 """Data sources."""
 
 from misuse.case import Change, Misuse, train_with
-from misuse.code import DATA, PLAN, in_batch, in_source
+from misuse.code import DATA, PLAN, in_batch, in_dataset, in_source
 
 
 def source(what: str, lines: str, *said: str) -> Misuse:
@@ -12,10 +12,15 @@ def batch(what: str, lines: str, *said: str) -> Misuse:
     return Misuse(what, 78, said, in_batch(lines))
 
 
+def dataset(what: str, lines: str, *said: str, readers: int = 0) -> Misuse:
+    return Misuse(what, 78, said, in_dataset(lines, readers))
+
+
 BATCH_0 = "the data source's batch(0)"
 NO_SOURCE = "wanted is an object with batch(step), held_out() and steps_per_epoch"
 DRAWN = "torch.seed()\nreturn Rows(torch.randn(32, 4), torch.zeros(32).long(), batch_size, seed)"
 OTHER = ("data.source: batch(0) gave other values when it was called again", "row 0 of inputs", "data.check = false")
+OTHER_SAMPLE = ("data.dataset: batch(0) gave other values", "row 0 of inputs", "seed a generator of your own from them")
 ROWS = (
     Misuse(
         "a source that is not in its file",
@@ -71,4 +76,14 @@ ROWS = (
     batch("inputs that differ each time", "x = x + random.random()", *OTHER),
     batch("numpy's numbers without a seed", "import numpy\nx = x + numpy.random.rand()", *OTHER),
     batch("another order each time", "order = random.sample(range(len(x)), len(x))\nx, y = x[order], y[order]", *OTHER),
+    dataset(
+        "a sample that raises",
+        "raise OSError('no disk')",
+        BATCH_0,
+        "dataset[",
+        "OSError: no disk (/",
+        "/data.py, line ",
+    ),
+    dataset("a generator of the dataset's own", "x = x * random.Random().random()", *OTHER_SAMPLE),
+    dataset("a sample that ends its reader", "os._exit(3)", "ended with status 3; so did the one before it", readers=1),
 )

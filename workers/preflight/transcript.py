@@ -17,8 +17,15 @@ ROWS = 4096  # of a tensor that have a checksum of their own; the others have on
 _GO_ON = "data.check = false goes on all the same"
 _DATA = (
     "The first and the last stage each draw from a source of their own, and so does a replacement: inputs would be "
-    f"trained with the targets of other rows. Draw with a generator that is seeded with the `seed` that the source is "
-    f"given, or with the seed and the step, and sort what comes from a set or a folder; {_GO_ON}."
+    "trained with the targets of other rows. "
+)
+_SOURCE = (
+    f"{_DATA}Draw with a generator that is seeded with the `seed` that the source is given, or with the seed and the "
+    f"step, and sort what comes from a set or a folder; {_GO_ON}."
+)
+_DATASET = (
+    f"{_DATA}Each sample is drawn with the default generators of torch, numpy and `random` seeded: draw with those, or "
+    f"seed a generator of your own from them in __getitem__, and sort what comes from a set or a folder; {_GO_ON}."
 )
 _COMPUTED = (
     "Something in the model, the loss or the optimizer depends on more than the seed: a replacement of a lost worker "
@@ -38,25 +45,37 @@ class LeafRecord(msgspec.Struct, frozen=True):
 
 
 class Transcript(msgspec.Struct, frozen=True):
-    """`first` and `second`: what two calls of batch(0) gave. `computed`: what one microbatch gave, in order."""
+    """`first` and `second`: what two calls of batch(0) gave. `computed`: what one microbatch gave, in order. The data
+    are a plan's source, or its `dataset`."""
 
     first: tuple[LeafRecord, ...]
     second: tuple[LeafRecord, ...]
     held_out: tuple[LeafRecord, ...]
     computed: tuple[LeafRecord, ...]
+    dataset: bool = False
+
+    @property
+    def key(self) -> str:
+        """Of the plan, that names the data."""
+        return "data.dataset" if self.dataset else "data.source"
+
+    @property
+    def advice(self) -> str:
+        return _DATASET if self.dataset else _SOURCE
 
 
 def repeats(one: Transcript) -> str:
     """How the second call of batch(0) differs from the first, and what to do about it; "" if it does not."""
     found = _difference(one.first, one.second)
-    return f"data.source: batch(0) gave other values when it was called again: {found}. {_DATA}" if found else ""
+    again = "batch(0) gave other values when it was called again"
+    return f"{one.key}: {again}: {found}. {one.advice}" if found else ""
 
 
 def agrees(one: Transcript, other: Transcript) -> str:
     """How two processes differ, and what to do about it; "" if they do not."""
     for call, ours, theirs in (("batch(0)", one.first, other.first), ("held_out()", one.held_out, other.held_out)):
         if found := _difference(ours, theirs):
-            return f"data.source: {call} gave other values in another process: {found}. {_DATA}"
+            return f"{one.key}: {call} gave other values in another process: {found}. {one.advice}"
     found = _difference(one.computed, other.computed)
     return f"one microbatch gave other bits in another process, at first in {found}. {_COMPUTED}" if found else ""
 

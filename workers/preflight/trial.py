@@ -70,11 +70,12 @@ def _tried(plan: Plan, writer: TrialWriter) -> TriedPlan:
     estimate = estimate_of(job, TrialWatch(writer.doing, gave))
     second = _batch(job, writer)
     trained = job.schedule.first_trainable
-    return TriedPlan(estimate, job.known_length, trained, Transcript(first, second, kept, tuple(computed)))
+    found = Transcript(first, second, kept, tuple(computed), plan.data.dataset is not None)
+    return TriedPlan(estimate, job.known_length, trained, found)
 
 
 def _batch(job: Job, writer: TrialWriter) -> tuple[LeafRecord, ...]:
-    writer.doing(f'data.source = "{job.plan.data.source}": batch(0)')
+    writer.doing(f"{job.plan.data.origin}: batch(0)")
     return _record_batch(job.feed.batch(0))
 
 

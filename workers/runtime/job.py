@@ -65,7 +65,7 @@ class Job:
 
     def with_data(self, doing: Callable[[str], None] = lambda what: None) -> "Job":
         """The same with the data, which tell how long the run is. Raises `ModelRefused`."""
-        doing(f'data.source = "{self.plan.data.source}"')
+        doing(self.plan.data.origin)
         plan, source = self.plan, load_source(self.plan)
         steps = plan.run.steps if plan.run.steps is not None else (plan.run.epochs or 0) * source.steps_per_epoch
         keep = len(self.segments) + 2

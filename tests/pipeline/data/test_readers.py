@@ -1,5 +1,6 @@
 """Readers draw ahead in step order, end with their process, and are replaced once if they die."""
 
+import errno
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ from torch import Tensor
 from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.data.readers import Readers
 from stageline.pipeline.errors import DataError
+from stageline.pipeline.retry import passing_fault
 
 
 def numbered(step: int) -> Batch:
@@ -75,6 +77,17 @@ def test_what_cannot_be_drawn_is_told_and_the_next_step_can_be() -> None:
         with pytest.raises(DataError, match=f"no row of step {step}"):
             readers.batch(step)
     assert len(children()) == 1
+    readers.close()
+
+
+def test_a_fault_of_the_system_that_may_pass_is_known_as_one() -> None:
+    def lacks_descriptors(step: int) -> Batch:
+        raise DataError("dataset[3] failed") from OSError(errno.EMFILE, "too many open files")
+
+    readers = Readers(lacks_descriptors, 1)
+    with pytest.raises(DataError, match=r"dataset\[3\] failed") as failed:
+        readers.batch(0)
+    assert isinstance(passing_fault(failed.value), OSError)
     readers.close()
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.load import call, code_of, load_function, load_object
+from stageline.pipeline.model.load import call, code_of, load_function, load_object, load_source
+from stageline.pipeline.plan import read_plan
 from support.small_plans import plan
 
 MODEL = """
@@ -18,6 +19,51 @@ def build():
 
 def broken():
     raise ValueError("no such layer")
+"""
+
+
+DATASETS = """
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+whole = TensorDataset(torch.arange(10), torch.arange(10))
+
+def train(count=6):
+    return TensorDataset(torch.arange(count), torch.arange(count))
+
+class Named(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return {"path": str(index), "image": torch.zeros(2), "label": index}
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+def split(batch):
+    return batch["image"], batch["label"]
+
+def doubled(samples):
+    return torch.utils.data.default_collate(samples + samples)
+
+def broken():
+    raise OSError("no such disk")
+"""
+
+PLAN = """
+[run]
+steps = 1
+seed = 40
+[model]
+factory = "model.py:build"
+loss = "torch.nn.functional.mse_loss"
+[data]
+batch_size = 4
+dataset = "data.py:{name}"
+{more}
+[optimizer]
+factory = "torch.optim.SGD"
 """
 
 
@@ -79,3 +125,59 @@ def test_what_a_plan_executes_is_named_by_file_and_module(folder: Path):
         "package.data",
         "torch.optim",
     ]
+
+
+def loaded(folder: Path, name: str, more: str = ""):
+    (folder / "data.py").write_text(DATASETS)
+    (folder / "stageline.toml").write_text(PLAN.format(name=name, more=more))
+    return load_source(read_plan(folder))
+
+
+def test_a_dataset_is_an_object_or_what_a_function_or_class_returns(folder):
+    assert loaded(folder, "whole").steps_per_epoch == 3
+    assert loaded(folder, "train").steps_per_epoch == 2
+    assert loaded(folder, "train", "options = { count = 30 }").steps_per_epoch == 8
+    assert loaded(folder, "Named", 'target = "data.py:split"').batch(0)[1].shape == (4,)
+
+
+def test_the_keys_of_a_dataset_say_how_it_is_drawn(folder):
+    more = 'held_out = "data.py:whole"\nshuffle = false\ncollate = "data.py:doubled"'
+    source = loaded(folder, "train", more)
+    assert source.batch(1)[0].tolist() == [4, 5, 4, 5]
+    assert source.held_out().batch(0)[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "reason"),
+    [
+        ("Stream", "", r'data\.dataset = "data\.py:Stream": the dataset is a Stream, whose samples come in one order'),
+        ("whole", "options = { count = 3 }", "is a TensorDataset, which takes no data.options: leave them out"),
+        (
+            "broken",
+            "",
+            r"data\.dataset = \"data\.py:broken\": OSError: no such disk \(/.*/data\.py, line \d+, in broken",
+        ),
+        ("train", 'held_out = "data.py:tests"', r"data\.held_out = \"data\.py:tests\": data\.py has no 'tests'"),
+        ("train", 'target = "data.py:splitt"', r"data\.target = \"data\.py:splitt\": data\.py has no 'splitt'"),
+    ],
+)
+def test_a_dataset_that_cannot_be_drawn_is_refused_with_the_plans_key(folder, name, more, reason):
+    with pytest.raises(ModelRefused, match=reason):
+        loaded(folder, name, more)
+
+
+def test_a_dataset_in_the_place_of_a_source_is_told_which_key_it_goes_to(folder):
+    (folder / "rows.py").write_text(
+        "class Data:\n    def __init__(self, **_): ...\n    def __getitem__(self, i): ...\n"
+    )
+    wrong = plan(data__source="rows.py:Data").model_copy(update={"file": folder / "stageline.toml"})
+    with pytest.raises(ModelRefused, match=r'returned a Data; .*: for a Dataset, write dataset = "\.\.\." instead'):
+        load_source(wrong)
+
+
+def test_what_a_dataset_executes_is_named_too():
+    keys = {"data__source": None, "data__dataset": "data.py:train", "data__held_out": "test.py:test"}
+    found = code_of(plan(**keys, data__target="parts.py:split", data__collate="package.padded"))
+    names = [*(Path.cwd() / name for name in ("data.py", "test.py", "parts.py")), "package"]
+    assert found[2:6] == [str(name) for name in names]
+    assert len(code_of(plan(**keys, data__target="label"))) == 5

@@ -8,6 +8,10 @@ from support.small_plans import plan, refusal, the_error
 DISAGREEING = [
     ({"run__steps": 3}, "run.steps", "epochs = 2 is given too; keep one of the two"),
     ({"run__epochs": None}, "run.steps", "set how long to train: steps = 1000, or epochs = 10"),
+    ({"data__source": None}, "data.source", 'source = "data.py:batches", or dataset = "data.py:train"'),
+    ({"data__dataset": "data.py:train"}, "data.dataset", 'source = "data.py:batches" is given too; keep one'),
+    ({"data__num_workers": 2}, "data.num_workers", "it goes with dataset; a source decides that itself"),
+    ({"data__held_out": "data.py:test"}, "data.held_out", "it goes with dataset"),
     ({"model__cut": "auto"}, "model.cut", "set the number of stages: add stages = 2"),
     ({"model__stages": 3}, "model.stages", "cut = [5] makes 2; leave stages out"),
     ({"data__batch_size": 3, "schedule__microbatches": 4}, "data.batch_size", "3 rows make no 4 microbatches; use"),

@@ -27,6 +27,7 @@ COUNTED_CHANGES = [
     ({"model__loss": "model.py:loss"}, "model.loss"),
     ({"model__metrics": ["model.py:accuracy"]}, "model.metrics"),
     ({"data__source": "data.py:other"}, "data.source"),
+    ({"data__source": None, "data__dataset": "data.py:train"}, "data.dataset"),
     ({"data__options": {"shuffle": False}}, "data.options.shuffle"),
     ({"data__batch_size": 3}, "data.batch_size"),
     ({"schedule__name": "gpipe"}, "schedule.name"),
@@ -53,6 +54,11 @@ def test_machines_may_differ_in_keys_that_the_digest_leaves_out(changes: dict[st
 def test_machines_may_not_differ_in_keys_that_it_counts(changes: dict[str, object], key: str) -> None:
     assert plan(**changes).digest() != plan().digest()
     assert key in {each.key for each in differences(plan(**changes).as_mapping(), plan().as_mapping())}
+
+
+def test_machines_may_draw_a_dataset_with_other_numbers_of_readers() -> None:
+    here = plan(data__source=None, data__dataset="data.py:train")
+    assert plan(data__source=None, data__dataset="data.py:train", data__num_workers=2).digest() == here.digest()
 
 
 def test_a_difference_names_the_key_and_both_values() -> None:

@@ -27,3 +27,18 @@ def test_a_number_that_is_not_finite_is_no_text_when_it_is_typed(number: str) ->
     (error,) = refused.value.errors
     assert (error.key, error.where) == ("optimizer.lr", "--set")
     assert from_mapping(plan().as_mapping(), sets=[f"optimizer.lr='{number}'"]).optimizer.options["lr"] == number
+
+
+@pytest.mark.parametrize("written", ["label", 1, -1, "data.py:split", ["box", "label"], [1, 2]])
+def test_a_target_is_a_part_a_list_of_parts_or_the_name_of_a_function(written: str | int | list[object]) -> None:
+    made = plan(data__source=None, data__dataset="data.py:train", data__target=written)
+    assert made.data.target == (tuple(written) if isinstance(written, list) else written)
+    assert from_mapping(made.as_mapping()) == made
+
+
+@pytest.mark.parametrize("written", [1.5, True, [], [[1]], {"a": 1}, ""])
+def test_what_is_no_target_is_refused(written: object) -> None:
+    with pytest.raises(
+        PlanRefused, match=r'data\.target.*a part of a sample, such as "label", 1 or \["box", "label"\]'
+    ):
+        plan(data__source=None, data__dataset="data.py:train", data__target=written)

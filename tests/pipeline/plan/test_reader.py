@@ -254,6 +254,12 @@ def test_a_number_of_stages_overrules_a_cut_from_below(file: Path) -> None:
     assert (plan.model.cut, plan.placement) == (None, ((0,), (1,), (2,)))
 
 
+def test_a_dataset_overrules_a_source_from_below(file: Path) -> None:
+    data = read_plan(file, sets=["data.dataset=data.py:train", "data.num_workers=2"]).data
+    assert (data.source, data.dataset, data.num_workers) == (None, "data.py:train", 2)
+    assert data.origin == 'data.dataset = "data.py:train"'
+
+
 @pytest.mark.parametrize("argument", ["run.seed", "=3", ".seed=3", "run.=3", ""])
 def test_what_follows_set_has_a_key_and_a_value(file: Path, argument: str) -> None:
     with pytest.raises(PlanRefused, match=r"write section\.key=value, such as run\.steps=20"):
