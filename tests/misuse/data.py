@@ -75,7 +75,11 @@ ROWS = (
     ),
     batch("inputs that differ each time", "x = x + random.random()", *OTHER),
     batch("numpy's numbers without a seed", "import numpy\nx = x + numpy.random.rand()", *OTHER),
-    batch("another order each time", "order = random.sample(range(len(x)), len(x))\nx, y = x[order], y[order]", *OTHER),
+    batch(
+        "another order each time",
+        "order = random.sample(range(len(x)), len(x))\nx, y = x[order], y[order]",
+        *(OTHER[0], "of inputs", OTHER[2]),
+    ),
     dataset(
         "a sample that raises",
         "raise OSError('no disk')",
