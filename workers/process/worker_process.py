@@ -8,7 +8,7 @@ import secrets
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +21,7 @@ import torch
 from stageline.broker.control.messages import CONTROL_VERSION, LONGEST_NAME, Assigned, Failed, Goodbye, Hello
 from stageline.broker.errors import BrokerError, EndpointTaken
 from stageline.broker.queues.base import WorkerQueues
+from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import DataError, ExitCode, ForeignState, ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.retry import ResourceFault
@@ -145,55 +146,84 @@ def _exit_on_signals(control: ControlThread) -> None:
 
 
 def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerOptions, folder: Path) -> None:
-    def make_room(reason: str) -> None:
-        if loop.progress.full is None:
-            log.warning("waiting", reason=reason)
-        loop.lacks_room()
-        commands.handle()  # where a trim comes from
+    work = _Work(job, assigned)
+    reported = failures_reported(control, assigned.incarnation, work.explain, replaced=job.plan.recovery.on)
+    with closing(_open_queues(job, assigned, control, folder, work.make_room)) as queues, reported:
+        work.make_loop(queues)
+        here = reachable(queues.endpoint, options.broker)
+        control.start(assigned, here, work.loop, steps=job.training_steps, ring=queues.ring)
+        recorder = work.recorder
+        with recorder or nullcontext(), _hooks(job, assigned, work.executor, work.loop.progress, recorder) as hooks:
+            work.commands = CommandHandler(assigned, control, queues, hooks, work.loop)
+            work.commands.run(work.save, workers_timeout=options.workers_timeout, lease=job.plan.recovery.lease)
 
-    def note_record(fault: ResourceFault | None) -> None:
-        loop.progress.note_fault("records", fault)
 
-    def serve(seconds: float) -> None:
-        until = monotonic() + seconds
-        while (left := until - monotonic()) > 0:
-            queues.pump(left)
-            commands.handle()
+class _Work:
+    """What an assigned worker works with, each part made once those that it needs are there; and what it does when one
+    of them has to wait."""
 
-    def explain(error: ComputeFailed) -> str:
-        return record_failure(job, executor, queues, error, run, incarnation)
+    queues: WorkerQueues
+    executor: Executor
+    recorder: RecordWriter | None
+    loop: WorkerLoop
+    commands: CommandHandler
 
-    run, incarnation, start = assigned.run, assigned.incarnation, assigned.step
-    reported = failures_reported(control, incarnation, explain, replaced=job.plan.recovery.on)
-    with closing(_open_queues(job, assigned, control, folder, make_room)) as queues, reported:
-        decisions = SkipLog(runs.folder(job.plan, run))
-        stages = job.schedule.placement[assigned.index]
-        executor = job.executor(stages, decisions)
-        records_all = job.plan.recovery.record == "all"
-        recorder = RecordWriter(job.plan, run, stages, incarnation, start, note_record) if records_all else None
-        loop = WorkerLoop(
+    def __init__(self, job: Job, assigned: Assigned) -> None:
+        self._job = job
+        self._assigned = assigned
+        self._folder = runs.folder(job.plan, assigned.run)
+
+    def make_loop(self, queues: WorkerQueues) -> None:
+        """Makes the loop over `queues`, with the stages and what records them."""
+        job, assigned = self._job, self._assigned
+        stages, decisions = job.schedule.placement[assigned.index], SkipLog(self._folder)
+        self.queues = queues
+        self.executor = executor = job.executor(stages, decisions)
+        self.recorder = self._new_recorder(stages)
+        self.loop = WorkerLoop(
             job.program,
             assigned.index,
             executor,
             queues,
-            carry_out=None if recorder is None else recorder.recording(executor.carry_out),
-            run=run,
-            incarnation=incarnation,
-            start=start,
+            carry_out=None if self.recorder is None else self.recorder.recording(executor.carry_out),
+            run=assigned.run,
+            incarnation=assigned.incarnation,
+            start=assigned.step,
         )
-        loop.progress.stages, loop.progress.queues = executor.stages, queues
-        decisions.note, decisions.wait = partial(loop.progress.note_fault, "skip log"), serve
-        here = reachable(queues.endpoint, options.broker)
-        control.start(assigned, here, loop, steps=job.training_steps, ring=queues.ring)
-        with recorder or nullcontext(), _hooks(job, assigned, executor, loop.progress, recorder) as hooks:
-            commands = CommandHandler(assigned, control, queues, hooks, loop)
-            commands.run(
-                lambda: save_weights(
-                    executor.stages, runs.folder(job.plan, run), partial(loop.progress.note_fault, "weights"), serve
-                ),
-                workers_timeout=options.workers_timeout,
-                lease=job.plan.recovery.lease,
-            )
+        progress = self.loop.progress
+        progress.stages, progress.queues = executor.stages, queues
+        decisions.note, decisions.wait = partial(progress.note_fault, "skip log"), self.serve
+
+    def make_room(self, reason: str) -> None:
+        """A `put` waits for room, which a trim makes."""
+        if self.loop.progress.full is None:
+            log.warning("waiting", reason=reason)
+        self.loop.lacks_room()
+        self.commands.handle()
+
+    def serve(self, seconds: float) -> None:
+        """Waits so long for a disk, and goes on serving the other workers and the broker."""
+        until = monotonic() + seconds
+        while (left := until - monotonic()) > 0:
+            self.queues.pump(left)
+            self.commands.handle()
+
+    def explain(self, error: ComputeFailed) -> str:
+        run, incarnation = self._assigned.run, self._assigned.incarnation
+        return record_failure(self._job, self.executor, self.queues, error, run, incarnation)
+
+    def save(self) -> dict[str, TensorDigest]:
+        note = partial(self.loop.progress.note_fault, "weights")
+        return save_weights(self.executor.stages, self._folder, note, self.serve)
+
+    def _new_recorder(self, stages: Sequence[int]) -> RecordWriter | None:
+        if self._job.plan.recovery.record != "all":
+            return None
+        run, incarnation, start = self._assigned.run, self._assigned.incarnation, self._assigned.step
+        return RecordWriter(self._job.plan, run, stages, incarnation, start, self._note_record)
+
+    def _note_record(self, fault: ResourceFault | None) -> None:
+        self.loop.progress.note_fault("records", fault)
 
 
 def _open_queues(
