@@ -139,7 +139,7 @@ class WorkerLoop:
         if isinstance(command, Compute) and command.instruction.gives is not None:
             self.progress.lacks_room(Take(command.instruction.gives, command.instruction), self._now())
         elif self._script is not None:
-            self.progress.waiting_for_script(self._script.replies, self._script.position.calls, self._now())
+            self.progress.lacks_room_for_reply(self._script.replies, self._script.position.calls, self._now())
 
     def poll(self, timeout: float) -> bool:
         """One turn: takes what the current instruction needs, waiting up to `timeout` seconds for each message, and
@@ -209,6 +209,7 @@ class WorkerLoop:
         key, number = script.replies, script.position.calls
         message = Message(self._run, key.flow, number, 0, key.stage, self._incarnation, number, script.reply())
         self._outbound(key).put(message)
+        self.progress.full = None
         script.close()
         self._queues.pump(0)
 

@@ -81,10 +81,16 @@ class Progress:
             self.full = now
 
     def waiting_for_script(self, key: QueueKey, number: int, now: float) -> None:
-        """Nothing is left to compute until the script puts call `number`, or takes that reply: `key` says which."""
+        """Nothing is left to compute until the script puts call `number` into `key`, or takes that reply from it."""
         if self.call != (key, number):
             self.since = now
         self.call, self.waits = (key, number), True
+
+    def lacks_room_for_reply(self, key: QueueKey, number: int, now: float) -> None:
+        """The reply to call `number` cannot be put yet: there is no room to keep it, since the script takes none."""
+        self.waiting_for_script(key, number, now)
+        if self.full is None:
+            self.full = now
 
     def position(self, step: int) -> Position:
         """The position after `step` steps. A scripted run that has not come there, or is beyond it, knows the step

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from stageline.broker.control.messages import Assigned
+from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.stage.state import StageState
 from stageline.workers.checkpoint import hooks as checkpoint_hooks
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed
-from stageline.workers.checkpoint.hooks import LocalSnapshots, SnapshotHooks
+from stageline.workers.checkpoint.hooks import LocalSnapshots, SnapshotHooks, restore
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runtime.calls import Position
@@ -223,3 +224,36 @@ def test_a_script_has_no_snapshots_and_begins_where_all_stages_have_theirs(tmp_p
     checkpoints.delete_before(1, 40)
     assert not local.can_begin(Assigned("run-1", script, 7, 20))
     assert local.can_begin(Assigned("run-1", 0, 7, 20))
+
+
+def test_a_snapshot_has_the_position_of_its_step_among_the_calls_of_a_script(tmp_path):
+    checkpoints = SnapshotDirectory(tmp_path, ORIGIN)
+    with Watched(checkpoints, (0, 1)) as hooks:
+        hooks.progress.positions[40] = Position(40, 55, 9)
+        for stage in (0, 1):
+            hooks.write(40, stage)
+        hooks.flush()
+    assert checkpoints.load(0, 40).position == Position(40, 55, 9)
+
+
+def test_a_worker_begins_at_the_position_of_its_snapshots():
+    positions = {0: Position(40, 55, 9), 1: Position(40, 55, 9), 2: Position(40, 56, 9)}
+    progress = Progress()
+
+    def load(stage: int, step: int) -> Snapshot:
+        position = positions[stage]
+        return Snapshot(stage, step, 1, SMALL, {}, position.calls, position.evaluations)
+
+    def begin(*stages: int) -> Position:
+        return restore({stage: RestoredStage() for stage in stages}, progress, load, 40)
+
+    assert begin(0, 1) == Position(40, 55, 9)
+    with pytest.raises(ForeignState, match=r"stage 2 was at .*calls=56.* after 40 steps, another at .*calls=55"):
+        begin(1, 2)
+
+
+class RestoredStage:
+    """A stage that any state fits."""
+
+    def restore(self, state: StageState) -> None:
+        assert state is SMALL

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from stageline.broker.codec.message import Flow, Message
 from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, Stop, Trim
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
@@ -14,8 +15,9 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.hooks import CheckpointHooks
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.session import Stopped
+from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program import Instruction, Program
+from stageline.workers.runtime.program import ENDLESS, Instruction, Program, call_key, queue_key, reply_key
 
 STEPS = 5
 JOINED = Peers({0: (7, "ipc://0")})
@@ -148,3 +150,88 @@ def test_a_refusal_and_a_signal_end_the_loop_too(command, known: bool) -> None:
         worker.run()
     assert stopped.value.broker_knows is known
     assert max(worker.steps) == 1
+
+
+class CalledWorker:
+    """Runs both stages for a script that has put these calls, from a checkpoint at `start` on."""
+
+    def __init__(self, *kinds: CallKind, start: Position, trims: Mapping[int, int]) -> None:
+        self.queues = WiredQueues("run", 1)
+        self.hooks, self.broker = NotedHooks(), AnsweringBroker(JOINED)
+        self.hooks.start = start
+        self.program = Program(make_schedule("gpipe", ((0, 1),), 1), ENDLESS, scripted=True)
+        self.loop = WorkerLoop(self.program, 0, self, self.queues, run="run", incarnation=7, start=start.step)
+        self.feed, self.stages, self.loss, self.sums = CallFeed(1), {}, None, None
+        self.retained: dict[int, list[int]] = {}
+        self._trims = dict(trims)
+        position = start
+        for kind in kinds:
+            key, number = call_key(0), position.calls
+            call = Call(kind, number, position.step, position.evaluations)
+            self.queues.outbound(key).put(Message("run", key.flow, number, 0, 0, 1, number, encode_call(call)))
+            position = position.after(kind)
+
+    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        if instruction.counted and (checkpoint := self._trims.pop(instruction.step, None)) is not None:
+            self.broker.commands.append(Trim(checkpoint))
+            self.loop.attention = True
+        return None
+
+    def run(self) -> None:
+        handler = CommandHandler(Assigned("run", 0, 7, self.hooks.start.step), *self.parts)
+        handler.run(dict, workers_timeout=10.0, lease=1.0)
+
+    @property
+    def parts(self):
+        return self.broker, self.queues, self.hooks, self.loop
+
+    def first_retained(self, key: QueueKey) -> int:
+        return self.queues.outbound(key).peek(1)[0].sequence
+
+
+EVALUATION, REPLIES = QueueKey(Flow.EVALUATION, 1), reply_key(0)
+CALLS = [CallKind.EVALUATE, CallKind.TRAIN, CallKind.EVALUATE, CallKind.TRAIN, CallKind.STATE, CallKind.STOP]
+
+
+@pytest.fixture
+def called():
+    made: list[CalledWorker] = []
+
+    def make(*kinds: CallKind, start: Position | None = None, trims: Mapping[int, int] | None = None) -> CalledWorker:
+        made.append(CalledWorker(*kinds, start=start or Position(), trims=trims or {}))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.queues.close()
+
+
+def test_a_script_that_stops_ends_the_program_as_its_last_step_would(called) -> None:
+    worker = called(*CALLS)
+    worker.run()
+    assert worker.broker.sent == [Finished(7, {})]
+    assert worker.queues.outbound(REPLIES).depth().retained == len(CALLS)
+
+
+def test_a_replacement_takes_the_calls_and_the_evaluated_batches_from_its_checkpoint_on(called) -> None:
+    worker = called(*CALLS, start=Position(10, 25, 14))
+    worker.run()
+    assert worker.first_retained(REPLIES) == 25
+    assert worker.first_retained(EVALUATION) == 14
+    assert worker.first_retained(queue_key("forward-1")) == 10
+
+
+def test_a_trim_forgets_what_is_counted_by_calls_and_by_evaluated_batches_too(called) -> None:
+    worker = called(*CALLS, trims={1: 1})
+    worker.run()
+    assert worker.first_retained(EVALUATION) == 1
+    assert worker.first_retained(queue_key("forward-1")) == 1
+    assert worker.loop.progress.position(1) == Position(1, 2, 1)
+
+
+def test_replies_are_kept_until_the_script_has_them(called) -> None:
+    worker = called(*CALLS, trims={1: 1})
+    replies = worker.queues.inbound(REPLIES)
+    worker.run()
+    assert worker.first_retained(REPLIES) == 0
+    assert [replies.take(0).sequence for _ in CALLS] == list(range(len(CALLS)))

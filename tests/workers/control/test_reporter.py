@@ -11,20 +11,22 @@ import torch
 from torch import nn
 
 from stageline.broker.codec.message import Flow
-from stageline.broker.control.messages import WAITS, Report
+from stageline.broker.control.messages import WAITS, Report, Wait
 from stageline.broker.queues.base import QueueKey, Trouble, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from stageline.pipeline.schedule import forward_only
+from stageline.pipeline.schedule import forward_only, make_schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.reporter import Reporter
+from stageline.workers.runtime.calls import Call, CallKind, Position
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import Take
-from stageline.workers.runtime.program import Instruction, Program
+from stageline.workers.runtime.program import Instruction, Program, call_key, reply_key
 from stageline.workers.runtime.progress import Progress
 from support.redis_server import RedisServer
+from support.shapes import line
 
 FORWARD = QueueKey(Flow.FORWARD, 1)
 M = 4
@@ -138,3 +140,36 @@ def until_reported(progress: Progress, queues: RedisQueues, *, troubled: bool) -
         assert monotonic() < end
         queues.pump(0.05)
     return report
+
+
+def test_a_worker_that_waits_for_the_script_says_for_which_call() -> None:
+    progress = Progress(finished={0: 3})
+    progress.waiting_for_script(call_key(0), 12, 50.0)
+    report = reported(progress)
+    assert report.waiting
+    assert report.now == "waits for call 12 of the script"
+    assert report.waits == [Wait("call-0", 12, "call 12", 3, 50.0)]
+    progress.lacks_room_for_reply(reply_key(0), 12, 60.0)
+    report = reported(progress)
+    assert report.now == "waits for the script to take its replies: there is no room for the one to call 12"
+    assert report.waits == [Wait("reply-0", 12, "call 12", 3, 60.0, room=True)]
+
+
+def test_an_evaluated_batch_of_a_script_is_no_event_of_a_step() -> None:
+    progress = Progress()
+    scripted = Program(make_schedule("gpipe", line(2), 1), 0, scripted=True)
+    (evaluating,) = scripted.instructions_of(Call(CallKind.EVALUATE, 0, 0, 7), 1)
+    progress.computing(evaluating, 1.0)
+    report = reported(progress)
+    assert (report.now, report.events) == ("1F0 of evaluated batch 7", [])
+
+
+def test_a_snapshot_that_comes_before_its_replies_keeps_nothing_from_being_confirmed() -> None:
+    progress = Progress(positions={2: Position(2, 3, 0)})
+    progress.durable(0, 2)
+    reporter = Reporter(progress, 1, None)
+    assert reporter.report(0.0).snapshots == []
+    assert reporter.all_confirmed
+    progress.answered = 3
+    assert not reporter.all_confirmed
+    assert reporter.report(5.0).snapshots == [(0, 2)]

@@ -46,3 +46,13 @@ def test_an_event_that_does_not_answer_the_command_is_refused() -> None:
     first = machine(worker=0)
     with pytest.raises(OutOfPlace, match="none was asked for"):
         first.arrived(FORWARD, 0, 0)
+
+
+def test_a_program_that_is_over_may_be_extended_and_only_then() -> None:
+    program = Program(make_schedule("gpipe", line(3), 1), 1)
+    walked = Machine(iter(()))
+    assert isinstance(walked.command, Finish)
+    assert isinstance(walked.extend(iter(())), Finish)
+    assert isinstance(walked.extend(program.instructions(1)), Take)
+    with pytest.raises(OutOfPlace, match="extended before its end"):
+        walked.extend(iter(()))
