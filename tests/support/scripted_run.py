@@ -1,5 +1,5 @@
-"""A scripted run without processes: the workers of a schedule in one thread, over queues in memory, and a script that
-calls them.
+"""A scripted run without processes: the workers of a schedule in one thread, over queues in memory or sockets, and a
+script that calls them.
 
 run = ScriptedRun(RECIPE, cut=[2], placement=((0,), (1,)))
 run.train(x, y)
@@ -8,12 +8,14 @@ run.train(x, y)
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 
 import torch
 from torch import Tensor
 
-from stageline.broker.codec.message import Message
-from stageline.broker.queues.base import QueueKey
+from stageline.broker.codec.message import Flow, Message
+from stageline.broker.queues.base import QueueKey, Queues, WorkerQueues
+from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.model.cut import cut_model
 from stageline.pipeline.schedule import Placement, make_schedule
@@ -23,10 +25,11 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.executor import Executor, Metric
 from stageline.workers.runtime.loop import WorkerLoop, take_turns
-from stageline.workers.runtime.program import ENDLESS, Program, call_key, reply_key
+from stageline.workers.runtime.program import AHEAD, ENDLESS, Program, call_key, reply_key
 from support.reference import Recipe
 
 RUN = "scripted"
+LIMIT = 30.0  # seconds that a test over sockets waits for what must come
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,24 @@ class ScriptedRun:
         microbatches = self.recipe.microbatches
         made = make_schedule(self.schedule, self.placement, microbatches, window=self.window)
         self.program = Program(made, ENDLESS, scripted=True)
-        self.queues = MemoryQueues(RUN, microbatches)
         self.position = Position()
         self.incarnation = 1
+        self.ends: list[Queues] = self._open_all()  # of each worker, then of the script
         self.executors = [self._executor(worker) for worker in range(len(self.placement))]
         self.loops = [self._loop(worker) for worker in range(len(self.placement))]
 
     @property
     def stages(self) -> dict[int, Stage]:
         return {index: stage for executor in self.executors for index, stage in executor.stages.items()}
+
+    @property
+    def queues(self) -> Queues:
+        """The script's."""
+        return self.ends[self.program.script]
+
+    def close(self) -> None:
+        for ends in self.ends:
+            ends.close()
 
     def train(self, x: Tree, y: Tree) -> float | None:
         """The loss."""
@@ -107,46 +119,61 @@ class ScriptedRun:
 
     def take(self, worker: int, number: int) -> Tree:
         """The reply of `worker` to call `number`, which must be the next one."""
-        queue = self.queues.inbound(reply_key(worker))
-        self.turns(lambda: queue.depth().ready > 0)
-        message = queue.take(0)
-        assert message is not None
-        assert message.step == message.sequence == number
-        return message.payload
+        queue, found = self.queues.inbound(reply_key(worker)), list[Message]()
+
+        def look() -> bool:
+            if not found and (message := queue.take(0)) is not None:
+                found.append(message)
+            return bool(found)
+
+        self.turns(look)
+        assert found[0].step == found[0].sequence == number
+        return found[0].payload
 
     def turns(self, until: Callable[[], bool]) -> None:
         take_turns(self.loops, lambda loop: until())
 
-    def rounds(self, count: int) -> None:
-        """So many turns of every worker, whether or not they can go on."""
-        for _ in range(count):
-            for loop in self.loops:
-                loop.poll(0)
+    def rounds(self, count: int) -> int:
+        """So many turns of every worker, whether or not they can go on. In how many of them one could."""
+        return sum(loop.poll(0) for _ in range(count) for loop in self.loops)
 
     def save(self) -> SavedState:
         """A checkpoint. Only between two calls."""
         return SavedState(self.position, {index: stage.snapshot() for index, stage in self.stages.items()})
 
+    def trim(self, saved: SavedState) -> None:
+        """The checkpoint `saved` is complete: nothing before it is needed any more."""
+        for place, ends in enumerate(self.ends):
+            for key in self.program.outbound(place):
+                ends.outbound(key).trim(saved.position.of(key.flow))
+
     def lose(self, worker: int, saved: SavedState) -> None:
-        """The worker is gone; another begins at the checkpoint `saved`, with the same queues."""
+        """The worker is gone; another begins at the checkpoint `saved`."""
         self.incarnation += 1
+        self._reopen(worker)
         self.executors[worker] = self._executor(worker)
         for index, stage in self.executors[worker].stages.items():
             stage.restore(saved.states[index])
         loop = self.loops[worker] = self._loop(worker, saved.position.step)
         loop.begin_at(saved.position)
         for key in self.program.inbound(worker):
-            self.queues.inbound(key).rewind(saved.position.of(key.flow))
+            self.ends[worker].inbound(key).rewind(saved.position.of(key.flow))
 
     def retained(self, key: QueueKey) -> int:
-        return self.queues.outbound(key).depth().retained
+        return self.ends[self.program.producer(key)].outbound(key).depth().retained
+
+    def _open_all(self) -> list[Queues]:
+        return [MemoryQueues(RUN, self.recipe.microbatches)] * (self.program.script + 1)
+
+    def _reopen(self, worker: int) -> None:
+        """Queues in memory outlive the worker."""
 
     def _owner(self, stage: int) -> int:
         return self.program.schedule.owner(stage)
 
     def _loop(self, worker: int, start: int = 0) -> WorkerLoop:
-        executor, incarnation = self.executors[worker], self.incarnation
-        return WorkerLoop(self.program, worker, executor, self.queues, run=RUN, incarnation=incarnation, start=start)
+        executor, incarnation, ends = self.executors[worker], self.incarnation, self.ends[worker]
+        return WorkerLoop(self.program, worker, executor, ends, run=RUN, incarnation=incarnation, start=start)
 
     def _executor(self, worker: int) -> Executor:
         recipe, last = self.recipe, self.program.last
@@ -165,3 +192,40 @@ class ScriptedRun:
             if part.index in self.placement[worker]
         }
         return Executor(stages, CallFeed(recipe.microbatches), last, self.metrics, evaluates_loss=True)
+
+
+@dataclass
+class WiredScriptedRun(ScriptedRun):
+    """Over queues that `open_queues(place, incarnation, options)` opens: those of a lost worker are lost with it."""
+
+    open_queues: Callable[[int, int, QueueOptions], WorkerQueues] = field(kw_only=True)
+
+    def turns(self, until: Callable[[], bool]) -> None:
+        deadline = monotonic() + LIMIT
+        while not until():
+            assert monotonic() < deadline, [loop.doing for loop in self.loops]
+            moved = self.rounds(1)
+            for ends in self.ends:
+                ends.pump(0 if moved else 0.001)
+
+    def _open_all(self) -> list[Queues]:
+        self.ends = [self._open(place) for place in range(self.program.script + 1)]
+        self._connect()
+        return self.ends
+
+    def _reopen(self, worker: int) -> None:
+        self.ends[worker].close()
+        self.ends[worker] = self._open(worker)
+        self._connect()
+
+    def _open(self, place: int) -> WorkerQueues:
+        microbatches = self.recipe.microbatches
+        single = (Flow.CALL, Flow.REPLY)
+        windows = {key: AHEAD if key.flow in single else 2 * microbatches for key in self.program.queues}
+        options = QueueOptions(microbatches=microbatches, windows=windows, local=self.program.local(place))
+        return self.open_queues(place, self.incarnation, options)
+
+    def _connect(self) -> None:
+        for place, ends in enumerate(self.ends):
+            producers = self.program.producers(place).items()
+            ends.connect({key: self.ends[producer].endpoint for key, producer in producers})

@@ -1,6 +1,8 @@
 """A scripted run: what a script's calls come to, bit for bit, whatever the schedule, and whoever is lost on the way."""
 
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,11 +10,15 @@ from torch import Tensor, nn
 
 from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.redis.queues import RedisQueues
+from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.schedule import schedule_names
 from stageline.workers.runtime.calls import Call, CallKind, CallRefused, Position, encode_call
+from support.redis_server import shared_server
 from support.reference import Recipe, train
-from support.scripted_run import ScriptedRun
+from support.scripted_run import RUN, ScriptedRun, WiredScriptedRun
 from support.shapes import line, looped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -77,7 +83,7 @@ def made() -> Iterator[list[ScriptedRun]]:
     runs: list[ScriptedRun] = []
     yield runs
     for run in runs:
-        run.queues.close()
+        run.close()
 
 
 @pytest.fixture
@@ -166,6 +172,37 @@ def test_a_lost_worker_begins_at_a_checkpoint_and_replies_the_same_again(make, l
         expected += [undisturbed.train(*whole_batch(step)), undisturbed.evaluate(x, y)]
     assert replies == expected
     assert same(run.state(), train(of).state)
+
+
+def open_ipc(folder: Path, place: int, incarnation: int, options: QueueOptions) -> ZeroMQQueues:
+    return ZeroMQQueues(RUN, incarnation, f"ipc://{folder}/{place}-{incarnation}", options)
+
+
+def open_redis(url: str, place: int, incarnation: int, options: QueueOptions) -> RedisQueues:
+    return RedisQueues(RUN, incarnation, url, options)
+
+
+@pytest.mark.parametrize("transport", ["ipc", "redis"])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_over_sockets_a_lost_worker_replies_the_same_again(
+    made, make, tmp_path: Path, transport: str, lost: int
+) -> None:
+    of, (x, y) = recipe(4, build_with_statistics, whole_batch), whole_batch(100)
+    redis = transport == "redis"
+    opened = partial(open_redis, shared_server().own_database()) if redis else partial(open_ipc, tmp_path)
+    placement = PLACEMENTS["u-shaped"]
+    run = WiredScriptedRun(of, CUT, placement, metrics={"accuracy": accuracy}, open_queues=opened)
+    made.append(run)
+    undisturbed = make(of, placement, metrics={"accuracy": accuracy})
+    for step in range(of.steps):
+        assert run.train(*whole_batch(step)) == undisturbed.train(*whole_batch(step))
+        if step == 0:
+            saved = run.save()
+            run.trim(saved)
+        assert run.evaluate(x, y) == undisturbed.evaluate(x, y)
+        if step == 2:
+            run.lose(lost, saved)
+    assert same(run.state(), undisturbed.state())
 
 
 def test_weights_that_are_loaded_are_those_that_are_trained_from_there(make) -> None:
