@@ -3,9 +3,10 @@
 Most trees are a single tensor, so every function checks for that first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 Leaf: TypeAlias = Tensor | bool | int | float | str | None
@@ -49,6 +50,12 @@ def tensors(tree: Tree) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     return [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def concatenate(trees: Sequence[Tree]) -> Tree:
+    """Trees of one structure as one: their tensors joined along dimension 0, other leaves as in the first."""
+    found = iter([torch.cat(parts) for parts in zip(*map(tensors, trees), strict=True)])
+    return map_tensors(lambda _: next(found), trees[0])
 
 
 def describe(tree: Tree) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import json
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -165,11 +166,16 @@ def _run_command(arguments: Sequence[str], stdout: int, stderr: int, report: int
 
 
 def _exit_code_of(arguments: Sequence[str]) -> int:
+    """Runs `stageline` with these arguments; or, after the word "script", a user's script with its own."""
     from stageline.workers import cli
 
-    sys.argv = ["stageline", *arguments]
     try:
-        cli.main()
+        if arguments[0] == "script":
+            sys.argv = list(arguments[1:])
+            runpy.run_path(arguments[1], run_name="__main__")
+        else:
+            sys.argv = ["stageline", *arguments]
+            cli.main()
     except SystemExit as ended:
         return int(ended.code or 0)
     return 0

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from stageline.workers.checkpoint.weights import load_weights
     from stageline.workers.runs.result import Result
     from stageline.workers.runtime.executor import ComputeFailed
-    from stageline.workers.script.line import Line, LineClosed
-    from stageline.workers.script.train import RunFailed, Trained, train
+    from stageline.workers.script.errors import LineClosed, RunFailed
+    from stageline.workers.script.line import Line
+    from stageline.workers.script.train import Trained, train
 
 __all__ = [
     "Batch",
@@ -84,8 +85,9 @@ _MODULES = {  # where each name is defined
     "workers.checkpoint.weights": ("load_weights",),
     "workers.runs.result": ("Result",),
     "workers.runtime.executor": ("ComputeFailed",),
-    "workers.script.line": ("Line", "LineClosed"),
-    "workers.script.train": ("RunFailed", "Trained", "train"),
+    "workers.script.line": ("Line",),
+    "workers.script.errors": ("LineClosed", "RunFailed"),
+    "workers.script.train": ("Trained", "train"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

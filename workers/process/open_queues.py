@@ -1,32 +1,40 @@
 """Opens a worker's queues at the plan's `queues.url`, and chooses where their sockets go."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from stageline.broker.control.messages import Assigned
 from stageline.broker.control.open import REDIS
-from stageline.broker.queues.base import WorkerQueues
+from stageline.broker.queues.base import QueueKey, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from stageline.workers.runtime.job import Job
+from stageline.pipeline.plan import Plan
+from stageline.workers.runtime.program import Program
 
 _REDIS_PORT = 6379  # where an address names none
 
 
-def open_queues(job: Job, assigned: Assigned, folder: Path, waiting: Callable[[str], None]) -> WorkerQueues:
-    """The queues of the worker that `assigned` names. Sockets go into `folder`; `waiting` is called
-    with the reason for which a `put` waits.
+def open_queues(
+    plan: Plan,
+    program: Program,
+    windows: Mapping[QueueKey, int],
+    assigned: Assigned,
+    folder: Path,
+    waiting: Callable[[str], None],
+) -> WorkerQueues:
+    """The queues of the worker that `assigned` names. `windows`: of `QueueOptions`. Sockets go into `folder`; `waiting`
+    is called with the reason for which a `put` waits.
 
     Raises `BrokerError`: the address is taken, the server cannot be reached or is not fit.
     """
-    url = job.plan.queues.url
+    url = plan.queues.url
     options = QueueOptions(
-        microbatches=job.schedule.microbatches,
-        windows=job.windows(),
-        local=job.program.local(assigned.index),
-        retain_bytes=job.plan.queues.retain_bytes,
+        microbatches=program.schedule.microbatches,
+        windows=windows,
+        local=program.local(assigned.index),
+        retain_bytes=plan.queues.retain_bytes,
         waiting=waiting,
         key=assigned.queue_key,
     )

@@ -232,7 +232,7 @@ def _open_queues(
     """The worker's queues. If they cannot be opened, the run fails, since a replacement could do no better; unless a
     predecessor that hangs still has the address."""
     try:
-        return open_queues(job, assigned, folder, make_room)
+        return open_queues(job.plan, job.program, job.windows(), assigned, folder, make_room)
     except (BrokerError, OSError) as error:  # OSError: a name that cannot be resolved
         reason = f"its queues cannot be opened: {error}"
         later_free = isinstance(error, EndpointTaken) and assigned.step > 0

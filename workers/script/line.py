@@ -1,55 +1,57 @@
-"""Trains a line of stages from a user's script, one batch at a time.
+"""Trains a model in stages from a user's script: a module, a loader, a loop.
 
-with Line([front, back], loss=loss, optimizer=partial(SGD, lr=0.1), schedule="1f1b", microbatches=8) as line:
+with Line(model, cut=[2], loss=loss, optimizer=partial(SGD, lr=0.1), microbatches=8) as line:
     for x, y in loader:
         loss = line.step(x, y)
 model.load_state_dict(line.state_dict())
+
+Here is what a script sees; `ScriptRun` carries the calls out, in this process or in others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from stageline.broker.codec.message import Flow, Message, message_number
-from stageline.broker.queues.base import QueueKey
-from stageline.broker.queues.memory import MemoryQueues
-from stageline.pipeline.data import Microbatch
-from stageline.pipeline.data import cut as cut_batch
-from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.model.cut import Segment, cut_model, first_trainable
-from stageline.pipeline.schedule import make_schedule
-from stageline.pipeline.stage.generators import generators_kept
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory, Stage
-from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.executor import ComputeFailed, Executor, delivery
-from stageline.workers.runtime.loop import WorkerLoop, take_turns
-from stageline.workers.runtime.program import Program
+from stageline.pipeline.data import Batch, rows
+from stageline.pipeline.errors import DataError, ModelRefused
+from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
+from stageline.pipeline.tree import Tree, concatenate, map_tensors
+from stageline.workers.runtime.calls import CallKind
 
-RUN = "line"
-ENDLESS = 2**62  # steps
+from .begin import Workers, begin_run
+from .errors import LineClosed
+from .script_plan import LineOptions, Metric, Model
+from .script_run import Replies
+from .step_loss import StepLoss
 
-
-class LineClosed(StagelineError):
-    """The line was closed, so it neither trains nor evaluates; its weights can still be read."""
+CLOSED, FINISHED = "closed", "finished"
+AHEAD = 2  # calls that may be under way before the next one waits
 
 
 class Line(AbstractContextManager["Line"]):
-    """The stages of a model as workers of a schedule, in this process, trained with a loader of one's own.
+    """The stages of a model as workers of a schedule, trained with a loader of one's own.
 
-    `model`: an `nn.Sequential` with `cut` (the layers that stages 1, 2, ... begin with) or `stages` (their number), or
-    a list with one module for each stage. `placement`: the stages of each worker, by default one worker each. `loss`
-    is a mean over rows; `optimizer` makes an optimizer from a stage's parameters. The names of a schedule are
-    `schedule_names()`; `window` goes with "window". Equal, bit for bit, to the unsplit model under the same
-    microbatches, loss shares and layer seeding. A script may have several lines, each with a model of its own. torch's
-    default generators are in the script what they would be without the line. Raises `ModelRefused` or
-    `ScheduleRefused` for what cannot work.
+    `model`: an `nn.Sequential` with `cut` (the layers that stages 1, 2, ... begin with) or `stages` (their number), a
+    list with one module for each stage, or a function that returns one of these. `loss` is a mean over rows;
+    `optimizer` makes an optimizer from a stage's parameters; `metrics` are means over rows, which `evaluate` gives.
+    `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
+    `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
+    thread. Files of a run of processes go to `folder`; `settings` are other keys of a plan, {"recovery.lease": "30s"}.
+    `resume`: the folder of a run of processes that was begun with the same arguments, and is to go on from its newest
+    complete checkpoint; `position` tells where that is.
+
+    Equal, bit for bit, to the unsplit model under the same microbatches, loss shares and layer seeding. Raises
+    `ModelRefused`, `ScheduleRefused` or `PlanRefused` for what cannot work, `RunFailed` if the processes do not start.
     """
 
     def __init__(
         self,
-        model: torch.nn.Sequential | Sequence[torch.nn.Module],
+        model: Model,
         *,
         loss: Loss,
         optimizer: OptimizerFactory,
@@ -62,101 +64,134 @@ class Line(AbstractContextManager["Line"]):
         window: Sequence[int] | None = None,
         seed: int = 0,
         device: str | torch.device = "cpu",
+        threads: int = 1,
+        metrics: Sequence[Metric] = (),
+        workers: Workers = "processes",
+        name: str = "line",
+        folder: str | Path = "runs",
+        settings: Mapping[str, object] | None = None,
+        resume: str | Path | None = None,
     ) -> None:
-        segments = cut_model(model, cut, stages)
-        last = len(segments) - 1
-        self._schedule = make_schedule(
-            schedule,
-            placement or [(index,) for index in range(len(segments))],
-            microbatches,
+        options = LineOptions(
+            loss=loss,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            cut=cut,
+            stages=stages,
+            placement=placement,
+            schedule=schedule,
+            microbatches=microbatches,
             window=window,
-            first_trainable=first_trainable(segments),
+            seed=seed,
+            device=device,
+            threads=threads,
+            metrics=metrics,
+            name=name,
+            folder=folder,
+            settings=settings or {},
         )
-        self._program = Program(self._schedule, ENDLESS, fed=True)
-        self._queues = MemoryQueues(RUN, microbatches)
-        stage = partial(Stage, seed=seed, optimizer=optimizer, lr_scheduler=lr_scheduler, device=device)
-        self._stages = [_stage_of(part, stage, loss if part.index == last else None) for part in segments]
-        self._executors = [
-            Executor({stage: self._stages[stage] for stage in owned}, None, last) for owned in self._schedule.placement
-        ]
-        self._workers = [
-            WorkerLoop(self._program, index, executor, self._queues, run=RUN, incarnation=1)
-            for index, executor in enumerate(self._executors)
-        ]
-        self._device = torch.device(device)
-        self._step = 0
-        self._broken = ""
-        self._closed = False
+        self._waiting: list[Future[Replies]] = []
+        self._closed = ""
+        self._names, self._run = begin_run(model, options, workers, resume)
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """After an error, the run ends as it is; its newest checkpoint stays."""
+        if error is None:
+            self.close()
+        elif not self._closed:
+            self._closed = CLOSED
+            self._run.abort(f"the script has raised {type(error).__name__}")
 
-    def step(self, x: Tree, y: Tree) -> float | None:
-        """Trains on one batch and returns its loss; None for a batch without rows.
+    @property
+    def position(self) -> int:
+        """How many steps have been called: where a loader goes on."""
+        return self._run.position
 
-        `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows. Raises `DataError` for a batch that
-        cannot be cut into microbatches, which changes nothing; `ComputeFailed`, after which the line cannot be used
-        any more; and `LineClosed`.
+    def step(self, x: Tree, y: Tree) -> StepLoss:
+        """Trains on one batch; its loss, which is waited for when it is read, so that the next step may begin before.
+
+        `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows; they are copied. Raises `DataError`
+        if they have different numbers of rows (then nothing has changed), `RunFailed` or `ComputeFailed` if the run has
+        failed, also in an earlier step.
         """
-        self._require_open("train")
-        if self._broken:
-            raise ComputeFailed(f"this line cannot go on: an earlier step failed ({self._broken}). Make a new one")
-        microbatches = cut_batch(x, y, self._schedule.microbatches)
-        try:
-            with generators_kept(self._device):
-                return self._train(microbatches)
-        except BaseException as error:  # Ctrl-C too: messages of the step remain in the queues
-            self._broken = str(error) or type(error).__name__
-            raise
+        done = self._submit(CallKind.TRAIN, x, y)
+        return StepLoss(lambda: _loss_of(done.result()))
 
-    def _train(self, microbatches: Sequence[Microbatch]) -> float | None:
-        step, last = self._step, self._program.last
-        inputs, targets = QueueKey(Flow.FORWARD, 0), QueueKey(Flow.TARGET, last)
-        for number, microbatch in enumerate(microbatches):
-            self._put(inputs, number, microbatch.inputs)
-            self._put(targets, number, delivery(microbatch))
-        take_turns(self._workers, lambda worker: worker.step is None or worker.step > step)
-        self._step += 1
-        for key in (inputs, targets, QueueKey(Flow.FORWARD, last + 1), *self._program.queues):
-            self._queues.outbound(key).trim(self._step)
-        for worker in self._workers:
-            worker.progress.steps.clear()
-        return self._executors[self._schedule.owner(last)].loss
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients.
 
-    def evaluate(self, x: Tree) -> Tree:
-        """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype.
-
-        The modules' modes are afterwards what they were before. Raises `LineClosed`.
+        Raises `DataError` if there are no rows.
         """
-        self._require_open("evaluate")
-        with generators_kept(self._device):
-            for stage in self._stages:
-                x = stage.evaluate(x, step=self._step)
-        return x
+        sums: dict[str, float] = {}
+        for done in [self._submit(CallKind.EVALUATE, x, y) for x, y in batches]:
+            for name, value in _only(done.result()).items():
+                if value is not None:  # in a batch without rows there is nothing to measure
+                    sums[name] = sums.get(name, 0.0) + value
+        total = sums.pop("rows", 0)
+        if not total:
+            raise DataError("there are no rows to evaluate. Give at least one batch with rows")
+        return {name: value / total for name, value in sums.items()}
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """A copy of the weights under the unsplit model's names (as `nn.Sequential(*model)` has them for a list)."""
-        parts = (stage.state_dict() for stage in self._stages)
-        return {name: tensor.detach().clone() for part in parts for name, tensor in part.items()}
+    def predict(self, x: Tree) -> Tree:
+        """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
+        rows(x)
+        return concatenate(_only(self._call(CallKind.PREDICT, _copied(x)).result()))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights under the unsplit model's names, on the CPU (as `nn.Sequential(*model)` has them for a list).
+
+        Also of a line that was closed without an error.
+        """
+        if self._closed == FINISHED:
+            return self._run.weights()
+        return {name: tensor for part in self._call(CallKind.STATE).result().values() for name, tensor in part.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Sets the weights, which have the unsplit model's names. The optimizers keep their state.
+
+        Raises `ModelRefused` if names are missing or not the model's.
+        """
+        names = {name for part in self._names for name in part}
+        if wrong := names ^ set(state):
+            missing, unknown = sorted(wrong - set(state)), sorted(wrong & set(state))
+            raise ModelRefused(
+                f"these are not the model's weights: {missing} are missing, {unknown} are not the model's"
+            )
+        self._call(CallKind.LOAD, state={name: tensor.detach().clone() for name, tensor in state.items()}).result()
 
     def close(self) -> None:
-        """Releases the queues; `state_dict` still works. Closing twice changes nothing."""
-        self._closed = True
-        self._queues.close()
+        """Ends the run: all steps are carried out, the weights are saved in its folder. Raises `RunFailed`."""
+        if not self._closed:
+            self._closed = CLOSED
+            self._run.close()
+            self._closed = FINISHED
 
-    def _require_open(self, what: str) -> None:
+    def _submit(self, kind: CallKind, x: Tree, y: Tree) -> "Future[Replies]":
+        rows((x, y))
+        return self._call(kind, _copied(x), _copied(y))
+
+    def _call(
+        self, kind: CallKind, x: Tree = None, y: Tree = None, state: Mapping[str, Tensor] | None = None
+    ) -> "Future[Replies]":
+        """Waits while too many calls are under way; what they raise is raised here at the latest."""
         if self._closed:
-            raise LineClosed(
-                f"this line is closed, as it is at the end of its `with`: it cannot {what} any more. Do that before, "
-                f"or make a new line; state_dict() still has the weights"
-            )
-
-    def _put(self, key: QueueKey, microbatch: int, payload: Tree) -> None:
-        number = message_number(self._step, microbatch, self._schedule.microbatches)
-        message = Message(RUN, key.flow, self._step, microbatch, key.stage, 1, number, payload)
-        self._queues.outbound(key).put(message)
+            raise LineClosed("this line is closed: its run is over. Make a new Line, or use `with` around all calls")
+        while len(self._waiting) >= AHEAD:
+            self._waiting.pop(0).result()
+        done = self._run.submit(kind, x, y, state)
+        self._waiting.append(done)
+        return done
 
 
-def _stage_of(part: Segment, make: Callable[..., Stage], loss: Loss | None) -> Stage:
-    """The stage that computes `part`; only the last stage has a loss."""
-    return make(part.layers, index=part.index, first_layer=part.first_layer, names=part.names, loss=loss)
+def _copied(tree: Tree) -> Tree:
+    """What is retained must not change, and a loader may fill the same memory again."""
+    return map_tensors(lambda tensor: tensor.detach().clone(), tree)
+
+
+def _only(replies: Replies) -> Any:
+    """The one reply that says something: that of the last stage's owner."""
+    return next((reply for reply in replies.values() if reply is not None), None)
+
+
+def _loss_of(replies: Replies) -> float | None:
+    return _only(replies)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import read_plan
 from stageline.workers.checkpoint.weights import load_weights
 from stageline.workers.launch import template
@@ -19,14 +18,7 @@ from stageline.workers.launch.launch import prepare_launch, run_launch
 from stageline.workers.runs.owner import StartingRun
 from stageline.workers.runs.result import Facts, Result
 
-
-class RunFailed(StagelineError):
-    """The run did not finish. `exit_code` is that of `stageline train`; `folder` contains the logs."""
-
-    def __init__(self, reason: str, exit_code: int, folder: Path) -> None:
-        super().__init__(f"{reason} (the logs are in {folder})")
-        self.exit_code = exit_code
-        self.folder = folder
+from .errors import RunFailed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,93 @@
+"""A user's script, as the tests run it: arguments name what happens to the run on the way.
+
+train.py inline                      all in this process
+train.py processes kill worker-1 7   that process is killed once step 7 has been called
+"""
+
+import json
+import os
+import signal
+import sys
+from functools import partial
+from hashlib import sha256
+
+import torch
+from torch import Tensor, nn
+
+from stageline import Line
+
+WORKERS, *HAPPENS = sys.argv[1:]
+STEPS, MICROBATCHES = 24, 3
+
+
+class Noisy(nn.Module):
+    """A closure's worth of state: a layer that no other process could import."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn(x.shape) if self.training else x
+
+
+def build() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.1), nn.BatchNorm1d(16), Noisy(), nn.GELU(), nn.Linear(16, 3))
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(9, 6, generator=generator)
+    return x, (x[:, :3]).argmax(1)
+
+
+def processes(folder: str) -> dict[str, int]:
+    """The pids of the run's processes by the names of their logs."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            log = os.readlink(f"/proc/{pid}/fd/2")
+        except OSError:
+            continue
+        if log.startswith(os.path.abspath(folder)):
+            found[os.path.basename(log).removesuffix(".log")] = int(pid)
+    return found
+
+
+def happen(line: Line, step: int) -> None:
+    match HAPPENS:
+        case ["kill", name, at] if step == int(at):
+            os.kill(os.getpid() if name == "script" else processes("runs")[name], signal.SIGKILL)
+        case ["raise", at] if step == int(at):
+            raise ValueError("a mistake in the loop")
+        case ["interrupt", at] if step == int(at):
+            os.kill(os.getpid(), signal.SIGINT)
+        case ["mismatch", at] if step == int(at):
+            x, y = batch(step)
+            try:
+                line.step(x, y[:-1])
+            except ValueError as error:
+                print(f"refused: {error}", file=sys.stderr)
+        case ["evaluate", every] if step % int(every) == 0:
+            x, y = batch(step + 1000)
+            line.evaluate([(x, y), (x[:2], y[:2])])
+            line.predict(x)
+
+
+def main() -> None:
+    losses = []
+    with Line(
+        build(),
+        cut=[3],
+        loss=nn.functional.cross_entropy,
+        optimizer=partial(torch.optim.AdamW, lr=0.01),
+        microbatches=MICROBATCHES,
+        workers=WORKERS,
+        settings={"recovery.snapshot_every": 5, "recovery.lease": "3s"},
+    ) as line:
+        for step in range(STEPS):
+            happen(line, step)
+            losses.append(line.step(*batch(step)))
+    weights = line.state_dict()
+    digest = sha256(b"".join(weights[name].contiguous().numpy().tobytes() for name in sorted(weights)))
+    print(json.dumps({"losses": [loss.item() for loss in losses], "weights": digest.hexdigest()}))
+
+
+main()

@@ -1,0 +1,73 @@
+"""A user's script whose model trains on processes forked from it, and what happens to them on the way."""
+
+import json
+import signal
+from collections.abc import Sequence
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from support.paths import TESTS
+from support.workspace import Command, Workspace
+
+SCRIPT = TESTS / "support" / "script" / "train.py"
+
+
+def start(workspace: Workspace, *arguments: str) -> Command:
+    return workspace.start("script", str(SCRIPT), *arguments)
+
+
+def result(workspace: Workspace, *arguments: str) -> dict[str, Any]:
+    script = start(workspace, *arguments)
+    said, errors = script.communicate()
+    assert script.returncode == 0, errors
+    return dict(json.loads(said))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, fork_server: Any) -> dict[str, Any]:
+    with Workspace(tmp_path_factory.mktemp("inline"), fork_server) as workspace:
+        return result(workspace, "inline")
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        [],
+        ["evaluate", "3"],
+        ["mismatch", "4"],
+        ["kill", "worker-0", "7"],
+        ["kill", "worker-1", "12"],
+        ["kill", "broker", "8"],
+    ],
+    ids="-".join,
+)
+def test_a_script_on_processes_computes_what_it_does_inline(
+    workspace: Workspace, undisturbed: dict[str, Any], happens: Sequence[str]
+) -> None:
+    assert result(workspace, "processes", *happens) == undisturbed
+
+
+def test_an_exception_in_the_loop_ends_the_processes_and_is_the_users(workspace: Workspace) -> None:
+    script = start(workspace, "processes", "raise", "6")
+    _, errors = script.communicate()
+    assert script.returncode == 1
+    assert errors.strip().endswith("ValueError: a mistake in the loop")
+
+
+def test_ctrl_c_in_the_loop_ends_the_processes(workspace: Workspace) -> None:
+    script = start(workspace, "processes", "interrupt", "6")
+    _, errors = script.communicate()
+    assert script.returncode in (-signal.SIGINT, 130, 1)
+    assert "KeyboardInterrupt" in errors
+
+
+def test_a_script_that_is_killed_leaves_no_process(workspace: Workspace) -> None:
+    script = start(workspace, "processes", "kill", "script", "6")
+    script.communicate()
+    assert script.returncode == -signal.SIGKILL
+    deadline = monotonic() + 60
+    while workspace.processes():
+        assert monotonic() < deadline, workspace.kill()
+        sleep(0.1)

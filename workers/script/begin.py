@@ -1,0 +1,50 @@
+"""Begins the run of a `Line`: cuts the model, makes the plan and the schedule, and starts or makes the workers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from stageline.pipeline.model.cut import Segment, cut_model, first_trainable
+from stageline.pipeline.schedule import Placement, make_schedule
+
+from .call_log import WeightNames
+from .inline_run import InlineRun
+from .script_plan import LineOptions, Model, build_model, plan_of, register
+from .script_run import ScriptRun
+
+Workers = Literal["processes", "inline"]
+
+
+def begin_run(
+    model: Model, options: LineOptions, workers: Workers, resume: str | Path | None = None
+) -> tuple[WeightNames, ScriptRun]:
+    """The run, and the names of each worker's weights. `resume`: the folder of the run to go on with.
+
+    Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `RunFailed`, and `ValueError` for another `workers`.
+    """
+    if workers not in ("processes", "inline"):
+        raise ValueError(f'workers = {workers!r}; wanted is "processes" or "inline"')
+    segments = cut_model(build_model(model, options.seed), options.cut, options.stages)
+    plan = plan_of(options, len(segments))
+    schedule = make_schedule(
+        options.schedule,
+        plan.placement,
+        options.microbatches,
+        window=options.window,
+        first_trainable=first_trainable(segments),
+    )
+    names = _weight_names(segments, schedule.placement)
+    if workers == "inline":
+        return names, InlineRun(segments, schedule, names, options)
+    from .process_run import ProcessRun  # sockets and processes, which an inline line does without
+
+    register(model, options)
+    return names, ProcessRun(plan, schedule, names, None if resume is None else Path(resume).name)
+
+
+def _weight_names(segments: Sequence[Segment], placement: Placement) -> WeightNames:
+    of_stage = [
+        {f"{name}.{key}" for name, layer in zip(part.names, part.layers, strict=True) for key in layer.state_dict()}
+        for part in segments
+    ]
+    return [frozenset().union(*(of_stage[stage] for stage in owned)) for owned in placement]

@@ -1,0 +1,200 @@
+"""The script's end of its queues: one thread that puts the script's calls, takes the workers' replies, and obeys the
+broker.
+
+    script                   Driver                                  workers
+    submit(call) ── deque ──> put ── CALL (retained until trimmed) ──> carried out in order
+    Future       <─────────── take <─ REPLY, one from each worker ─────
+
+The thread serves the queues also while the script reads data or computes: a worker that is replaced has its calls again
+at once.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import structlog
+from torch import Tensor
+
+from stageline.broker.control.messages import Assigned, FromBroker, Peers, Refused, Stop, Trim
+from stageline.broker.errors import BrokerError
+from stageline.broker.queues.base import WorkerQueues
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.tree import Tree
+from stageline.workers.control.session import Stopped
+from stageline.workers.runtime.calls import Call, CallKind, Position
+from stageline.workers.runtime.program import Program, call_key, reply_key
+from stageline.workers.runtime.progress import Progress
+
+from .call_log import CallLog, WeightNames, messages
+from .errors import RunFailed
+from .script_run import Replies
+
+log = structlog.get_logger()
+
+TURN = 0.25  # seconds that one wait lasts at most, before the broker's commands are carried out
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call that has been put, and the replies that have come. `done` has them all, in the end."""
+
+    call: Call
+    missing: deque[int]  # workers whose replies have not come yet, in the order in which they are taken
+    replies: dict[int, Tree] = field(default_factory=dict)
+    done: "Future[Replies]" = field(default_factory=Future)
+
+
+class Driver:
+    """Drives the workers of `program`, as the member that has been `assigned` the script's place.
+
+    `commands` are the broker's, from the control thread. `fail` makes the error of a run that ended from its reason and
+    exit code. `attention` and `progress` are for the control thread.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        names: WeightNames,
+        assigned: Assigned,
+        start: Position,
+        queues: WorkerQueues,
+        commands: deque[FromBroker | Stopped],
+        fail: Callable[[str, int], RunFailed],
+    ) -> None:
+        self.attention = True
+        self.progress = Progress(complete=start.step)
+        self.log = CallLog(start)
+        self.ended = threading.Event()  # the run is over, well or not
+        self._program = program
+        self._names = names
+        self._run = assigned.run
+        self._incarnation = assigned.incarnation
+        self._start = start
+        self._queues = queues
+        self._commands = commands
+        self._fail = fail
+        self._error: RunFailed | None = None
+        self._closing = False
+        self._submitted: deque[OpenCall] = deque()
+        self._open: deque[OpenCall] = deque()
+        self._producers = program.producers(program.script)
+        self._order = _order_of_replies(program)
+        self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
+
+    def begin(self) -> None:
+        """From now on the thread owns the queues."""
+        self._thread.start()
+
+    def submit(
+        self,
+        kind: CallKind,
+        inputs: Tree = None,
+        targets: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+    ) -> "Future[Replies]":
+        """Puts the next call; the workers' replies to it. For the script's thread alone.
+
+        Raises `RunFailed` if the run is over.
+        """
+        self.raise_failure()
+        opened = OpenCall(self.log.call(kind, inputs, targets, state), deque(self._order))
+        self._submitted.append(opened)
+        self._queues.ring()
+        if self.ended.is_set():  # the thread may have ended before it saw the call
+            self.raise_failure()
+        return opened.done
+
+    def close(self, timeout: float) -> None:
+        """Ends the thread and closes the queues."""
+        self._closing = True
+        self._queues.ring()
+        self._thread.join(timeout)
+
+    def raise_failure(self) -> None:
+        """Raises the `RunFailed` that has ended the run, if one has."""
+        if self._error is not None:
+            raise self._error
+
+    def _serve(self) -> None:
+        try:
+            self._begin()
+            while not self._closing:
+                self._obey()
+                self._put_calls()
+                self._take_replies()
+        except (BrokerError, Stopped) as error:
+            self._end(str(error), getattr(error, "code", ExitCode.FAILED))
+        except Exception as bug:  # the script must not wait for a thread that is gone
+            log.exception("the thread that calls the workers failed")
+            self._end(f"a bug in stageline: {type(bug).__name__}: {bug}", ExitCode.FAILED)
+        finally:
+            self._queues.close()
+
+    def _begin(self) -> None:
+        for key in self._producers:
+            self._queues.inbound(key).rewind(self._start.calls)
+
+    def _obey(self) -> None:
+        """Carries out the broker's commands."""
+        self.attention = False
+        while self._commands:
+            match self._commands.popleft():
+                case Peers(workers):
+                    self._queues.connect({key: workers[index][1] for key, index in self._producers.items()})
+                case Trim(step):
+                    self._trim(step)
+                case Stop(reason, code) | Refused(reason, code):
+                    self._end(reason, code)
+                case Stopped() as stopped:
+                    raise stopped
+
+    def _trim(self, step: int) -> None:
+        self.progress.complete = max(step, self.progress.complete)
+        if (position := self.log.trim(step)) is not None:
+            for worker in range(self._program.script):
+                self._queues.outbound(call_key(worker)).trim(position.calls)
+
+    def _put_calls(self) -> None:
+        while self._submitted:
+            opened = self._submitted.popleft()
+            for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
+                self._queues.outbound(call_key(message.stage)).put(message)
+            self._open.append(opened)
+
+    def _take_replies(self) -> None:
+        """Waits for the next reply, or for something to do."""
+        if not self._open:
+            self._queues.pump(TURN)
+            return
+        opened = self._open[0]
+        worker = opened.missing[0]
+        reply = self._queues.inbound(reply_key(worker)).take(TURN)
+        if reply is None:
+            return
+        opened.missing.popleft()
+        opened.replies[worker] = reply.payload
+        if not opened.missing:
+            self._open.popleft()
+            opened.done.set_result(opened.replies)
+
+    def _end(self, reason: str, code: int) -> None:
+        """The run is over: what the script waits for comes no more."""
+        if code and self._error is None:
+            self._error = self._fail(reason, code)
+        self.ended.set()
+        error = self._error or self._fail(f"the run is over: {reason}", code)
+        for opened in (*self._open, *self._submitted):
+            with suppress(Exception):  # it may be cancelled
+                opened.done.set_exception(error)
+        self._open.clear()
+        self._submitted.clear()
+
+
+def _order_of_replies(program: Program) -> Sequence[int]:
+    """The owner of the last stage first: it has what the script waits for."""
+    last = program.schedule.owner(program.last)
+    return [last, *(worker for worker in range(program.script) if worker != last)]

@@ -1,0 +1,113 @@
+"""A script's run in its own process: all workers take turns in the script's thread, over queues in memory.
+
+For debugging, and where no process may be started: a breakpoint in a layer's forward stops right there.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from torch import Tensor
+
+from stageline.broker.queues.memory import MemoryQueues
+from stageline.pipeline.model.cut import Segment
+from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.calls import Call, CallKind, Position
+from stageline.workers.runtime.executor import ComputeFailed, Executor
+from stageline.workers.runtime.loop import WorkerLoop, take_turns
+from stageline.workers.runtime.program import Program, call_key, reply_key
+
+from .call_log import CallLog, WeightNames, messages
+from .script_plan import LineOptions
+from .script_run import Replies
+
+RUN = "line"
+
+
+class InlineRun:
+    """The stages of `segments` as workers of `schedule`. `submit` computes, and raises `ComputeFailed`."""
+
+    def __init__(
+        self, segments: Sequence[Segment], schedule: Schedule, names: WeightNames, options: LineOptions
+    ) -> None:
+        self._names = names
+        self._program = Program(schedule, 0, scripted=True)
+        self._queues = MemoryQueues(RUN, schedule.microbatches)
+        self._log = CallLog(Position())
+        self._broken = ""
+        self._executors = [self._executor(owned, segments, options) for owned in schedule.placement]
+        self._workers = [
+            WorkerLoop(self._program, index, executor, self._queues, run=RUN, incarnation=1)
+            for index, executor in enumerate(self._executors)
+        ]
+
+    @property
+    def position(self) -> int:
+        return self._log.position.step
+
+    def submit(
+        self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
+    ) -> "Future[Replies]":
+        if self._broken:
+            raise ComputeFailed(f"this line cannot go on: an earlier call failed ({self._broken}). Make a new one")
+        try:
+            return self._carry_out(self._log.call(kind, inputs, targets, state))
+        except BaseException as error:  # Ctrl-C too: messages of the call remain in the queues
+            self._broken = str(error) or type(error).__name__
+            raise
+
+    def close(self) -> None:
+        self._queues.close()
+
+    def weights(self) -> dict[str, Tensor]:
+        parts = (stage.state_dict() for executor in self._executors for stage in executor.stages.values())
+        return {name: tensor.detach().cpu().clone() for part in parts for name, tensor in part.items()}
+
+    def abort(self, reason: str) -> None:
+        self._queues.close()
+
+    def _carry_out(self, call: Call) -> "Future[Replies]":
+        for message in messages(call, self._program, self._names, RUN, 1):
+            self._queues.outbound(call_key(message.stage)).put(message)
+        replies: dict[int, Tree] = {}
+        take_turns(self._workers, partial(self._has_replied, replies))
+        self._forget()
+        done: Future[Replies] = Future()
+        done.set_result(replies)
+        return done
+
+    def _has_replied(self, replies: dict[int, Tree], loop: WorkerLoop) -> bool:
+        worker = self._workers.index(loop)
+        if worker not in replies:
+            reply = self._queues.inbound(reply_key(worker)).take(0)
+            if reply is not None:
+                replies[worker] = reply.payload
+        return worker in replies
+
+    def _forget(self) -> None:
+        """Nothing before this call is needed again."""
+        position = self._log.position
+        for key in self._program.queues:
+            self._queues.outbound(key).trim(position.of(key.flow))
+        for worker in self._workers:
+            worker.progress.steps.clear()
+
+    def _executor(self, owned: Sequence[int], segments: Sequence[Segment], options: LineOptions) -> Executor:
+        stages = {stage: self._stage(segments[stage], options) for stage in owned}
+        return Executor(stages, None, self._program.last, metrics=options.named_metrics)
+
+    def _stage(self, part: Segment, options: LineOptions) -> Stage:
+        """The stage that computes `part`; only the last stage has a loss."""
+        return Stage(
+            part.layers,
+            index=part.index,
+            first_layer=part.first_layer,
+            names=part.names,
+            seed=options.seed,
+            optimizer=options.optimizer,
+            lr_scheduler=options.lr_scheduler,
+            loss=options.loss if part.index == self._program.last else None,
+            device=options.device,
+        )

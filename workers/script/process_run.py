@@ -1,0 +1,138 @@
+"""A script's run on local processes: its launcher starts broker and workers, and the script joins as their driver.
+
+ProcessRun(...)   launcher -> broker's address -> the script's place -> queues -> Driver
+close()           the call STOP -> the workers save their weights -> the run has finished -> the processes end
+abort(reason)     Goodbye: the run ends as it is, with its newest complete checkpoint
+"""
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+
+from torch import Tensor
+
+from stageline.broker.control.messages import CONTROL_VERSION, Goodbye, Hello
+from stageline.broker.queues.base import QueueKey, WorkerQueues
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.tree import Tree
+from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
+from stageline.workers.checkpoint.snapshot import Origin
+from stageline.workers.checkpoint.weights import load_weights
+from stageline.workers.control.client import BrokerUnreachable
+from stageline.workers.control.control_thread import ControlThread
+from stageline.workers.control.session import Stopped, WorkerIdentity
+from stageline.workers.disk.owned_folder import OwnedFolder
+from stageline.workers.process.open_queues import open_queues, reachable
+from stageline.workers.runs import folder as runs
+from stageline.workers.runtime.calls import CallKind, Position
+from stageline.workers.runtime.program import Program
+
+from .call_log import WeightNames
+from .driver import Driver
+from .errors import RunFailed
+from .launcher import LocalProcesses, start_processes
+from .script_run import Replies
+
+JOIN_TIMEOUT = 60.0  # seconds for the broker to listen, and again to answer
+FINISH_TIMEOUT = 60.0  # seconds for the workers of a run to save their weights
+END_TIMEOUT = 20.0  # seconds for the processes of a run that is over to end by themselves
+CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
+REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is taken
+
+
+class ProcessRun:
+    """Begins a run of `plan`, whose number of stages is known and whose schedule is `schedule`; or, with `resume`,
+    continues the run of that id. Raises `RunFailed`, `NoSuchRun`, and what forking a process raises.
+    """
+
+    def __init__(self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None = None) -> None:
+        self._plan = plan
+        self._names = names
+        self._program = Program(schedule, 0, scripted=True)
+        self.id = runs.name_of(plan, resume)
+        self.folder = runs.make_folder(plan, self.id)
+        with ExitStack() as stack:  # whatever fails ends what was started, in reverse order
+            started = start_processes(plan, self.id, resume=resume is not None)
+            self._processes: LocalProcesses = stack.enter_context(started)
+            url = self._processes.wait_for_broker(JOIN_TIMEOUT)
+            self._control = ControlThread(url, _identity(plan, self._program), exit_process=lambda code: None)
+            stack.callback(self._control.close)
+            self._driver = self._join(url, stack)
+            stack.callback(self._driver.close, CLOSE_TIMEOUT)
+            self._stack = stack.pop_all()
+
+    @property
+    def position(self) -> int:
+        return self._driver.log.position.step
+
+    def submit(
+        self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
+    ) -> "Future[Replies]":
+        return self._driver.submit(kind, inputs, targets, state)
+
+    def close(self) -> None:
+        with self._stack:
+            self._driver.submit(CallKind.STOP).result()
+            if not self._driver.ended.wait(FINISH_TIMEOUT):
+                raise self._failure(f"the run has not ended {FINISH_TIMEOUT:g} s after its last call", ExitCode.FAILED)
+            self._driver.raise_failure()
+            self._processes.wait(END_TIMEOUT)
+
+    def weights(self) -> dict[str, Tensor]:
+        return load_weights(self.folder)
+
+    def abort(self, reason: str) -> None:
+        with self._stack:
+            self._control.send(Goodbye(self._incarnation, reason))
+            self._driver.ended.wait(CLOSE_TIMEOUT)
+            self._processes.wait(END_TIMEOUT)
+
+    def _join(self, url: str, stack: ExitStack) -> Driver:
+        """Takes the script's place. Raises `RunFailed`."""
+        try:
+            assigned = self._control.join(JOIN_TIMEOUT)
+        except (BrokerUnreachable, Stopped) as error:
+            raise self._failure(str(error), getattr(error, "code", ExitCode.NO_BROKER)) from error
+        self._incarnation = assigned.incarnation
+        sockets = stack.enter_context(OwnedFolder()).path
+        queues: WorkerQueues = open_queues(
+            self._plan, self._program, self._windows(), assigned, sockets, lambda reason: None
+        )
+        start = position_of(self._plan, self.id, assigned.step)
+        driver = Driver(self._program, self._names, assigned, start, queues, self._control.commands, self._failure)
+        self._control.start(assigned, reachable(queues.endpoint, url), driver, steps=None, ring=queues.ring)
+        driver.begin()
+        return driver
+
+    def _windows(self) -> dict[QueueKey, int]:
+        return dict.fromkeys(self._program.inbound(self._program.script), REPLIES_AHEAD)
+
+    def _failure(self, reason: str, code: int) -> RunFailed:
+        return RunFailed(reason, code, self.folder)
+
+
+def position_of(plan: Plan, run: str, step: int) -> Position:
+    """The position of the checkpoint of `step`, as one of its snapshots tells it. Raises `SnapshotDamaged`."""
+    if not step:
+        return Position()
+    checkpoints = SnapshotDirectory(runs.folder(plan, run) / FOLDER, Origin(run, plan.digest()))
+    return checkpoints.load(0, step).position
+
+
+def _identity(plan: Plan, program: Program) -> WorkerIdentity:
+    who = "script", socket.gethostname(), os.getpid(), ""
+    return WorkerIdentity(
+        Hello(
+            CONTROL_VERSION,
+            plan.digest(),
+            *who,
+            program.script,
+            settings=plan.as_mapping(),
+            token=secrets.token_hex(16),
+        )
+    )

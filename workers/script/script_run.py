@@ -1,0 +1,37 @@
+"""What a `Line` needs of a run, wherever its workers are: calls go in, replies come out."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Protocol
+
+from torch import Tensor
+
+from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.calls import CallKind
+
+Replies = Mapping[int, Tree]  # to one call, by worker
+
+
+class ScriptRun(Protocol):
+    """A run that a script drives. Its methods are for the script's thread alone."""
+
+    @property
+    def position(self) -> int:
+        """The number of training steps that have been called."""
+
+    def submit(
+        self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
+    ) -> "Future[Replies]":
+        """Calls the workers, in order; what they reply. The tensors must not be written to afterwards.
+
+        Raises `RunFailed` if the run is over.
+        """
+
+    def close(self) -> None:
+        """Ends the run well: every call is carried out, the weights are kept. Raises `RunFailed` if that fails."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights of a run that was closed, under the unsplit model's names."""
+
+    def abort(self, reason: str) -> None:
+        """Ends the run as it is; what has been saved stays."""

@@ -1,0 +1,47 @@
+"""The loss of a step that may still be computed: its value is waited for when it is used."""
+
+import math
+from collections.abc import Callable
+
+
+class StepLoss:
+    """What `Line.step` returns. `item()`, `float(loss)`, `print(loss)` and `f"{loss:.4f}"` wait for the step to end.
+
+    A batch without rows has no loss: `item()` is None, `float(loss)` is nan. Reading it raises what the step raised.
+    """
+
+    __slots__ = ("_value", "_wait")
+
+    def __init__(self, wait: Callable[[], float | None]) -> None:
+        self._wait: Callable[[], float | None] | None = wait
+        self._value: float | None = None
+
+    def item(self) -> float | None:
+        if self._wait is not None:
+            self._value = self._wait()
+            self._wait = None
+        return self._value
+
+    def __float__(self) -> float:
+        value = self.item()
+        return math.nan if value is None else value
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec) if spec else str(self)
+
+    def __str__(self) -> str:
+        return str(self.item())
+
+    def __repr__(self) -> str:
+        return f"StepLoss({self.item()})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.item() == (other.item() if isinstance(other, StepLoss) else other)
+
+    def __lt__(self, other: "float | StepLoss") -> bool:
+        return float(self) < float(other)
+
+    def __gt__(self, other: "float | StepLoss") -> bool:
+        return float(self) > float(other)
+
+    __hash__ = None  # type: ignore[assignment]  # equal to a number, whose hash would need the value
