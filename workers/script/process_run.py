@@ -8,14 +8,16 @@ abort(reason)     Goodbye: the run ends as it is, with its newest complete check
 import os
 import secrets
 import socket
+import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from pathlib import Path
 
 from torch import Tensor
 
-from stageline.broker.control.messages import CONTROL_VERSION, Goodbye, Hello
-from stageline.broker.queues.base import QueueKey, WorkerQueues
+from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Goodbye, Hello
+from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
@@ -26,7 +28,6 @@ from stageline.workers.checkpoint.weights import load_weights
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
-from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import CallKind, Position
@@ -35,10 +36,10 @@ from stageline.workers.runtime.program import Program
 from .call_log import WeightNames
 from .driver import Driver
 from .errors import RunFailed
-from .launcher import LocalProcesses, start_processes
+from .local_processes import start_processes
 from .script_run import Replies
 
-JOIN_TIMEOUT = 60.0  # seconds for the broker to listen, and again to answer
+JOIN_TIMEOUT = 60.0  # seconds for the broker to answer
 FINISH_TIMEOUT = 60.0  # seconds for the workers of a run to save their weights
 END_TIMEOUT = 20.0  # seconds for the processes of a run that is over to end by themselves
 CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
@@ -47,23 +48,24 @@ REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is
 
 class ProcessRun:
     """Begins a run of `plan`, whose number of stages is known and whose schedule is `schedule`; or, with `resume`,
-    continues the run of that id. Raises `RunFailed`, `NoSuchRun`, and what forking a process raises.
+    continues the run of that id. Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
     """
 
     def __init__(self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None = None) -> None:
         self._plan = plan
         self._names = names
         self._program = Program(schedule, 0, scripted=True)
-        self.id = runs.name_of(plan, resume)
-        self.folder = runs.make_folder(plan, self.id)
+        run = runs.name_of(plan, resume)
+        self.folder = runs.folder(plan, run)
+        if resume is not None:
+            runs.require_same_plan(plan, self.folder)
         with ExitStack() as stack:  # whatever fails ends what was started, in reverse order
-            started = start_processes(plan, self.id, resume=resume is not None)
-            self._processes: LocalProcesses = stack.enter_context(started)
-            url = self._processes.wait_for_broker(JOIN_TIMEOUT)
-            self._control = ControlThread(url, _identity(plan, self._program), exit_process=lambda code: None)
+            self._processes = stack.enter_context(start_processes(plan, run, resume=resume is not None))
+            broker = self._processes.broker
+            self._control = ControlThread(broker, _identity(plan, self._program), exit_process=lambda code: None)
             stack.callback(self._control.close)
-            self._driver = self._join(url, stack)
-            stack.callback(self._driver.close, CLOSE_TIMEOUT)
+            self._assigned = self._join()
+            self._driver = self._drive(stack)
             self._stack = stack.pop_all()
 
     @property
@@ -88,25 +90,28 @@ class ProcessRun:
 
     def abort(self, reason: str) -> None:
         with self._stack:
-            self._control.send(Goodbye(self._incarnation, reason))
+            self._control.send(Goodbye(self._assigned.incarnation, reason))
             self._driver.ended.wait(CLOSE_TIMEOUT)
             self._processes.wait(END_TIMEOUT)
 
-    def _join(self, url: str, stack: ExitStack) -> Driver:
+    def _join(self) -> Assigned:
         """Takes the script's place. Raises `RunFailed`."""
         try:
-            assigned = self._control.join(JOIN_TIMEOUT)
+            return self._control.join(JOIN_TIMEOUT)
         except (BrokerUnreachable, Stopped) as error:
             raise self._failure(str(error), getattr(error, "code", ExitCode.NO_BROKER)) from error
-        self._incarnation = assigned.incarnation
-        sockets = stack.enter_context(OwnedFolder()).path
-        queues: WorkerQueues = open_queues(
-            self._plan, self._program, self._windows(), assigned, sockets, lambda reason: None
-        )
-        start = position_of(self._plan, self.id, assigned.step)
-        driver = Driver(self._program, self._names, assigned, start, queues, self._control.commands, self._failure)
-        self._control.start(assigned, reachable(queues.endpoint, url), driver, steps=None, ring=queues.ring)
+
+    def _drive(self, stack: ExitStack) -> Driver:
+        sockets = stack.enter_context(tempfile.TemporaryDirectory(dir=self._processes.sockets))
+        folder, assigned = Path(sockets), self._assigned
+        queues = open_queues(self._plan, self._program, self._windows(), assigned, folder, lambda reason: None)
+        start = position_of(self._plan, assigned.run, assigned.step)
+        commands = self._control.commands
+        driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure)
+        here = reachable(queues.endpoint, self._processes.broker)
+        self._control.start(assigned, here, driver, steps=None, ring=queues.ring)
         driver.begin()
+        stack.callback(driver.close, CLOSE_TIMEOUT)
         return driver
 
     def _windows(self) -> dict[QueueKey, int]:
