@@ -3,10 +3,12 @@
 For debugging, and where no process may be started: a breakpoint in a layer's forward stops right there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from stageline.broker.queues.memory import MemoryQueues
@@ -14,10 +16,10 @@ from stageline.pipeline.model.cut import Segment
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.calls import Call, CallKind, Position
+from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.loop import WorkerLoop, take_turns
-from stageline.workers.runtime.program import Program, call_key, reply_key
+from stageline.workers.runtime.program import ENDLESS, Program, call_key, reply_key
 
 from .call_log import CallLog, WeightNames, messages
 from .script_plan import LineOptions
@@ -33,8 +35,9 @@ class InlineRun:
         self, segments: Sequence[Segment], schedule: Schedule, names: WeightNames, options: LineOptions
     ) -> None:
         self._names = names
-        self._program = Program(schedule, 0, scripted=True)
+        self._program = Program(schedule, ENDLESS, scripted=True)
         self._queues = MemoryQueues(RUN, schedule.microbatches)
+        self._threads = options.threads
         self._log = CallLog(Position())
         self._broken = ""
         self._executors = [self._executor(owned, segments, options) for owned in schedule.placement]
@@ -53,7 +56,8 @@ class InlineRun:
         if self._broken:
             raise ComputeFailed(f"this line cannot go on: an earlier call failed ({self._broken}). Make a new one")
         try:
-            return self._carry_out(self._log.call(kind, inputs, targets, state))
+            with _computing(self._threads):
+                return self._carry_out(self._log.call(kind, inputs, targets, state))
         except BaseException as error:  # Ctrl-C too: messages of the call remain in the queues
             self._broken = str(error) or type(error).__name__
             raise
@@ -96,7 +100,8 @@ class InlineRun:
 
     def _executor(self, owned: Sequence[int], segments: Sequence[Segment], options: LineOptions) -> Executor:
         stages = {stage: self._stage(segments[stage], options) for stage in owned}
-        return Executor(stages, None, self._program.last, metrics=options.named_metrics)
+        feed = CallFeed(self._program.schedule.microbatches)
+        return Executor(stages, feed, self._program.last, options.named_metrics, evaluates_loss=True)
 
     def _stage(self, part: Segment, options: LineOptions) -> Stage:
         """The stage that computes `part`; only the last stage has a loss."""
@@ -111,3 +116,16 @@ class InlineRun:
             loss=options.loss if part.index == self._program.last else None,
             device=options.device,
         )
+
+
+@contextmanager
+def _computing(threads: int) -> Iterator[None]:
+    """Computes with so many threads, which is a part of the result; the script has its own number again afterwards, and
+    the random state that it had."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.set_num_threads(before)

@@ -31,7 +31,7 @@ from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import CallKind, Position
-from stageline.workers.runtime.program import Program
+from stageline.workers.runtime.program import ENDLESS, Program
 
 from .call_log import WeightNames
 from .driver import Driver
@@ -54,7 +54,7 @@ class ProcessRun:
     def __init__(self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None = None) -> None:
         self._plan = plan
         self._names = names
-        self._program = Program(schedule, 0, scripted=True)
+        self._program = Program(schedule, ENDLESS, scripted=True)
         run = runs.name_of(plan, resume)
         self.folder = runs.folder(plan, run)
         if resume is not None:

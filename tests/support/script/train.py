@@ -2,6 +2,7 @@
 
 train.py inline                      all in this process
 train.py processes kill worker-1 7   that process is killed once step 7 has been called
+train.py processes resume            goes on with the newest run in ./runs
 """
 
 import json
@@ -9,6 +10,7 @@ import os
 import signal
 import sys
 from functools import partial
+from glob import glob
 from hashlib import sha256
 
 import torch
@@ -73,6 +75,7 @@ def happen(line: Line, step: int) -> None:
 
 def main() -> None:
     losses = []
+    resumed = max(glob("runs/*")) if HAPPENS == ["resume"] else None
     with Line(
         build(),
         cut=[3],
@@ -81,13 +84,15 @@ def main() -> None:
         microbatches=MICROBATCHES,
         workers=WORKERS,
         settings={"recovery.snapshot_every": 5, "recovery.lease": "3s"},
+        resume=resumed,
     ) as line:
-        for step in range(STEPS):
+        first = line.position
+        for step in range(first, STEPS):
             happen(line, step)
             losses.append(line.step(*batch(step)))
     weights = line.state_dict()
     digest = sha256(b"".join(weights[name].contiguous().numpy().tobytes() for name in sorted(weights)))
-    print(json.dumps({"losses": [loss.item() for loss in losses], "weights": digest.hexdigest()}))
+    print(json.dumps({"first": first, "losses": [loss.item() for loss in losses], "weights": digest.hexdigest()}))
 
 
 main()

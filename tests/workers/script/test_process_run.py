@@ -25,6 +25,13 @@ def result(workspace: Workspace, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(said))
 
 
+def wait_until_all_have_ended(workspace: Workspace) -> None:
+    deadline = monotonic() + 60
+    while workspace.processes():
+        assert monotonic() < deadline, workspace.kill()
+        sleep(0.1)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, fork_server: Any) -> dict[str, Any]:
     with Workspace(tmp_path_factory.mktemp("inline"), fork_server) as workspace:
@@ -67,7 +74,12 @@ def test_a_script_that_is_killed_leaves_no_process(workspace: Workspace) -> None
     script = start(workspace, "processes", "kill", "script", "6")
     script.communicate()
     assert script.returncode == -signal.SIGKILL
-    deadline = monotonic() + 60
-    while workspace.processes():
-        assert monotonic() < deadline, workspace.kill()
-        sleep(0.1)
+    wait_until_all_have_ended(workspace)
+
+
+def test_a_run_whose_script_was_killed_goes_on_where_it_was(workspace: Workspace, undisturbed: dict[str, Any]) -> None:
+    start(workspace, "processes", "kill", "script", "12").communicate()
+    resumed = result(workspace, "processes", "resume")  # its workers may still be there, or have gone
+    assert resumed["first"] in (5, 10)
+    assert resumed["losses"] == undisturbed["losses"][resumed["first"] :]
+    assert resumed["weights"] == undisturbed["weights"]
