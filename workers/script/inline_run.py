@@ -14,6 +14,7 @@ from torch import Tensor
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.model.cut import Segment
 from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position
@@ -37,7 +38,7 @@ class InlineRun:
         self._names = names
         self._program = Program(schedule, ENDLESS, scripted=True)
         self._queues = MemoryQueues(RUN, schedule.microbatches)
-        self._threads = options.threads
+        self._threads, self._device = options.threads, torch.device(options.device)
         self._log = CallLog(Position())
         self._broken = ""
         self._executors = [self._executor(owned, segments, options) for owned in schedule.placement]
@@ -56,7 +57,7 @@ class InlineRun:
         if self._broken:
             raise ComputeFailed(f"this line cannot go on: an earlier call failed ({self._broken}). Make a new one")
         try:
-            with _computing(self._threads):
+            with _threads(self._threads), generators_kept(self._device):
                 return self._carry_out(self._log.call(kind, inputs, targets, state))
         except BaseException as error:  # Ctrl-C too: messages of the call remain in the queues
             self._broken = str(error) or type(error).__name__
@@ -119,13 +120,11 @@ class InlineRun:
 
 
 @contextmanager
-def _computing(threads: int) -> Iterator[None]:
-    """Computes with so many threads, which is a part of the result; the script has its own number again afterwards, and
-    the random state that it had."""
+def _threads(threads: int) -> Iterator[None]:
+    """Computes with so many threads, which are a part of the result; the script has its own number afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with torch.random.fork_rng():
-            yield
+        yield
     finally:
         torch.set_num_threads(before)

@@ -175,7 +175,10 @@ class Line(AbstractContextManager["Line"]):
     ) -> "Future[Replies]":
         """Waits while too many calls are under way; what they raise is raised here at the latest."""
         if self._closed:
-            raise LineClosed("this line is closed: its run is over. Make a new Line, or use `with` around all calls")
+            raise LineClosed(
+                "this line is closed, as it is at the end of its `with`: its run is over. Call it before, or make a "
+                "new line" + ("; state_dict() still has the weights" if self._closed == FINISHED else "")
+            )
         while len(self._waiting) >= AHEAD:
             self._waiting.pop(0).result()
         done = self._run.submit(kind, x, y, state)

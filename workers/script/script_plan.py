@@ -14,6 +14,7 @@ import torch
 from stageline.pipeline.model.script_objects import OBJECTS
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.reader import from_mapping
+from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
 
 Model = torch.nn.Module | Sequence[torch.nn.Module] | Callable[[], Any]
@@ -51,7 +52,7 @@ class LineOptions:
 
 def build_model(model: Model, seed: int) -> Any:
     """The model; a factory is called under `seed`, and leaves the random state of this process as it was."""
-    with torch.random.fork_rng():
+    with generators_kept(torch.device("cpu")):
         torch.manual_seed(seed)
         return factory_of(model)()
 

@@ -1,4 +1,4 @@
-"""The Python API: a line of stages under a loader of one's own, and a plan run from a script."""
+"""A line of stages under a loader of one's own, all in one process; `test_process_run.py` has those of several."""
 
 from functools import partial
 
@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stageline import Line, LineClosed
-from stageline.pipeline.errors import DataError, ModelRefused
+import stageline
+from stageline import DataError, LineClosed, ModelRefused
 from stageline.pipeline.schedule import ScheduleRefused
 from stageline.pipeline.stage.stage import layer_seed
 from stageline.workers.runtime.executor import ComputeFailed
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)
+Line = partial(stageline.Line, workers="inline")
 
 
 def model() -> nn.Sequential:
@@ -81,7 +82,7 @@ def test_a_line_trains_as_the_plain_loop_does(schedule, cut, placement):
 def test_a_batch_without_rows_has_no_loss_and_moves_nothing():
     line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=partial(torch.optim.SGD, lr=1.0))
     before = line.state_dict()
-    assert line.step(torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64)) is None
+    assert line.step(torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64)).item() is None
     assert all(torch.equal(line.state_dict()[name], value) for name, value in before.items())
 
 
@@ -91,7 +92,7 @@ def test_ready_stages_are_taken_as_they_are_and_evaluated_without_dropout():
     x, y = batches(2)[0]
     line.step(x, y)
     with torch.no_grad():
-        assert torch.equal(line.evaluate(x), back(front[0](x)))
+        assert torch.equal(line.predict(x), back(front[0](x)))
     assert set(line.state_dict()) == {"0.0.weight", "0.0.bias", "1.weight", "1.bias"}
 
 
@@ -108,7 +109,7 @@ def test_what_a_layer_raises_is_reported_with_its_stage_and_action():
     line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM, microbatches=2)
     with pytest.raises(ComputeFailed, match=r"stage 0 failed in 0F0 of step 0, layer 0: RuntimeError"):
         line.step(torch.zeros(4, 7), torch.zeros(4, dtype=torch.int64))
-    with pytest.raises(ComputeFailed, match="an earlier step failed"):
+    with pytest.raises(ComputeFailed, match="an earlier call failed"):
         line.step(torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64))
 
 
@@ -133,7 +134,7 @@ def test_a_line_that_was_interrupted_does_not_go_on_with_half_a_step(kind, told)
     line = Line(layers, cut=[2], loss=functional.mse_loss, optimizer=ADAM, microbatches=2)
     with pytest.raises(told):
         line.step(torch.ones(4, 4), torch.zeros(4, 2))
-    with pytest.raises(ComputeFailed, match=f"an earlier step failed .*{kind.__name__}"):
+    with pytest.raises(ComputeFailed, match=f"an earlier call failed .*{kind.__name__}"):
         line.step(torch.ones(4, 4), torch.zeros(4, 2))
 
 
@@ -157,7 +158,7 @@ def test_a_batchnorm_that_its_user_froze_stays_frozen_after_an_evaluation():
         optimizer=ADAM,
     )
     x, y = batches(2)[0]
-    line.evaluate(x)
+    line.predict(x)
     assert (frozen.training, free.training) == (False, True)
     line.step(x, y)
     assert torch.equal(frozen.running_mean, torch.zeros(4))
@@ -177,7 +178,7 @@ def test_a_line_leaves_the_scripts_random_numbers_alone():
     found = [torch.rand(3)]
     line.step(x, y)
     found.append(torch.rand(3))
-    line.evaluate(x)
+    line.predict(x)
     found.append(torch.rand(3))
     with pytest.raises(ComputeFailed):
         broken.step(x, y)
@@ -190,8 +191,8 @@ def test_a_line_that_is_closed_says_so_and_still_has_its_weights():
     x, y = batches(2)[0]
     with Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM) as line:
         line.step(x, y)
-    for closed in (lambda: line.step(x, y), lambda: line.evaluate(x)):
-        with pytest.raises(LineClosed, match=r"this line is closed, as it is at the end of its `with`"):
+    for closed in (lambda: line.step(x, y), lambda: line.predict(x)):
+        with pytest.raises(LineClosed, match=r"this line is closed"):
             closed()
     line.close()
     assert line.state_dict().keys() == model().state_dict().keys()
@@ -234,3 +235,43 @@ def test_what_the_loops_body_raises_leaves_the_context_closed(kind):
         loop()
     with pytest.raises(LineClosed):
         line.step(x, y)
+
+
+def test_an_evaluation_gives_the_means_over_all_rows_and_changes_nothing():
+    def top(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(1) == targets).float().mean()
+
+    torch.set_num_threads(1)
+    line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM, microbatches=4, metrics=[top])
+    other = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM, microbatches=4)
+    found = []
+    for x, y in batches(4):
+        assert line.step(x, y) == other.step(x, y)
+        found.append(line.evaluate(batches(3)))
+    whole = model().eval()
+    whole.load_state_dict(line.state_dict())
+    x, y = (torch.cat(parts) for parts in zip(*batches(3), strict=True))
+    with torch.no_grad():
+        assert found[-1] == pytest.approx({"loss": functional.cross_entropy(whole(x), y), "top": top(whole(x), y)})
+    assert all(torch.equal(line.state_dict()[name], value) for name, value in other.state_dict().items())
+    with pytest.raises(DataError, match="no rows to evaluate"):
+        line.evaluate([])
+
+
+def test_weights_that_were_read_can_be_loaded():
+    first = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM)
+    first.step(*batches(2)[0])
+    second = Line(model(), cut=[1, 4], loss=functional.cross_entropy, optimizer=ADAM)
+    second.load_state_dict(first.state_dict())
+    assert all(torch.equal(second.state_dict()[name], value) for name, value in first.state_dict().items())
+    with pytest.raises(ModelRefused, match=r"missing \['0.bias', .*\], unknown \['9.weight'\]"):
+        second.load_state_dict({"9.weight": torch.zeros(1)})
+
+
+def test_the_position_counts_the_steps():
+    line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM)
+    for number, (x, y) in enumerate(batches(3)):
+        assert line.position == number
+        line.step(x, y)
+        line.predict(x)
+    assert line.position == 3
