@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -37,7 +38,8 @@ from stageline.broker.control.protocol import decode_from_broker
 from stageline.broker.errors import BadMessage
 from stageline.pipeline.errors import ExitCode, failure_code
 from stageline.pipeline.plan.addresses import masked
-from stageline.workers.runtime.loop import Clock, WorkerLoop
+from stageline.workers.runtime.loop import Clock
+from stageline.workers.runtime.progress import Progress
 
 from .client import BrokerUnreachable
 from .lifeline import Lifeline
@@ -48,6 +50,13 @@ log = structlog.get_logger()
 
 IGNORED = 12.0  # seconds that the compute loop gets to exit when the broker says so; finishing a step takes part of it
 CLOSING = 2.0  # seconds that the thread gets to send what is left
+
+
+class ReportsProgress(Protocol):
+    """What does the work: a worker's loop, or a script's driver. `attention`: set when there are commands for it."""
+
+    attention: bool
+    progress: Progress
 
 
 def start_thread(target: Callable[[], None]) -> threading.Thread:
@@ -126,7 +135,7 @@ class ControlThread:
         )
 
     def start(
-        self, assigned: Assigned, endpoint: str, loop: WorkerLoop, *, steps: int | None, ring: Callable[[], None]
+        self, assigned: Assigned, endpoint: str, loop: ReportsProgress, *, steps: int | None, ring: Callable[[], None]
     ) -> None:
         """Begin to report on the progress of `loop`, which gets attention for commands; `ring` ends its waiting."""
 

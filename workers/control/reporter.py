@@ -110,6 +110,8 @@ class Reporter:
 
     def _waits(self) -> list[Wait]:
         progress, full = self._progress, self._progress.full
+        if progress.said:
+            return [] if progress.wants is None else [progress.wants]
         if progress.writes or progress.over:
             return []
         if progress.waits and progress.call is not None:
@@ -133,6 +135,8 @@ class Reporter:
             return f"{WAITS} for the server of its queues: {trouble.reason}"
         if progress.waits and progress.call is not None:
             return _of_script(*progress.call)
+        if progress.said:
+            return progress.said
         if instruction is None:
             return f"{WAITS} for the other workers"
         action = str(instruction)

@@ -12,7 +12,7 @@ from time import time
 
 import msgspec
 
-from stageline.broker.control.messages import StepRecord, WorkerRecord
+from stageline.broker.control.messages import StepRecord, Wait, WorkerRecord
 from stageline.broker.queues.base import Depth, QueueKey, WorkerQueues
 from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage import Stage
@@ -64,6 +64,8 @@ class Progress:
     call: tuple[QueueKey, int] | None = None  # what the loop waits for the script to put or to take
     answered: int = 0  # all calls before it have a reply that has arrived at the script
     called_for: int = 0  # training steps, by a script
+    said: str = ""  # what a script does, in words; "" for a worker
+    wants: Wait | None = None  # the reply that a script waits for
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
 
     def computing(self, instruction: Instruction, now: float) -> None:

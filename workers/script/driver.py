@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import time
 
 import structlog
 from torch import Tensor
 
-from stageline.broker.control.messages import Assigned, FromBroker, Peers, Refused, Stop, Trim
+from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim, Wait
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.errors import ExitCode
@@ -66,7 +67,7 @@ class Driver:
         fail: Callable[[str, int], RunFailed],
     ) -> None:
         self.attention = True
-        self.progress = Progress(complete=start.step)
+        self.progress = Progress(complete=start.step, waits=False, said="has not called yet")
         self.log = CallLog(start)
         self.ended = threading.Event()  # the run is over, well or not
         self._program = program
@@ -164,6 +165,7 @@ class Driver:
             for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
                 self._queues.outbound(call_key(message.stage)).put(message)
             self._open.append(opened)
+            self._tell()
 
     def _take_replies(self) -> None:
         """Waits for the next reply, or for something to do."""
@@ -179,7 +181,20 @@ class Driver:
         opened.replies[worker] = reply.payload
         if not opened.missing:
             self._open.popleft()
+            self._tell()
             opened.done.set_result(opened.replies)
+
+    def _tell(self) -> None:
+        """Leaves what the script does for the reports."""
+        progress, calls = self.progress, self.log.position.calls
+        oldest = next(iter(self._open), None)
+        progress.waits, progress.since, progress.actions = oldest is not None, time(), calls
+        if oldest is None:
+            progress.said, progress.wants = f"runs its own code after call {calls - 1}", None
+            return
+        number, queue = oldest.call.number, str(reply_key(oldest.missing[0]))
+        progress.wants = Wait(queue, number, f"call {number}", number, progress.since)
+        progress.said = f"{WAITS} for the replies to call {number}"
 
     def _end(self, reason: str, code: int) -> None:
         """The run is over: what the script waits for comes no more."""

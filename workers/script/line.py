@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -124,7 +124,8 @@ class Line(AbstractContextManager["Line"]):
         """
         sums: dict[str, float] = {}
         for done in [self._submit(CallKind.EVALUATE, x, y) for x, y in batches]:
-            for name, value in _only(done.result()).items():
+            found: Mapping[str, float | None] = _only(done.result())
+            for name, value in found.items():
                 if value is not None:  # in a batch without rows there is nothing to measure
                     sums[name] = sums.get(name, 0.0) + value
         total = sums.pop("rows", 0)
@@ -144,7 +145,8 @@ class Line(AbstractContextManager["Line"]):
         """
         if self._closed == FINISHED:
             return self._run.weights()
-        return {name: tensor for part in self._call(CallKind.STATE).result().values() for name, tensor in part.items()}
+        parts = cast("Mapping[int, dict[str, Tensor]]", self._call(CallKind.STATE).result())
+        return {name: tensor for part in parts.values() for name, tensor in part.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Sets the weights, which have the unsplit model's names. The optimizers keep their state.
@@ -197,4 +199,5 @@ def _only(replies: Replies) -> Any:
 
 
 def _loss_of(replies: Replies) -> float | None:
-    return _only(replies)
+    loss: float | None = _only(replies)
+    return loss
