@@ -37,6 +37,7 @@ from .call_log import WeightNames
 from .driver import Driver
 from .errors import RunFailed
 from .local_processes import start_processes
+from .script_log import ScriptLog
 from .script_run import Replies
 
 JOIN_TIMEOUT = 60.0  # seconds for the broker to answer
@@ -61,6 +62,7 @@ class ProcessRun:
             runs.require_same_plan(plan, self.folder)
         with ExitStack() as stack:  # whatever fails ends what was started, in reverse order
             self._processes = stack.enter_context(start_processes(plan, run, resume=resume is not None))
+            stack.enter_context(ScriptLog(self.folder))
             broker = self._processes.broker
             self._control = ControlThread(broker, _identity(plan, self._program), exit_process=lambda code: None)
             stack.callback(self._control.close)
