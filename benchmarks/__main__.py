@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from . import python_cost, queue_speed, recovery_cost, redis_speed, throughput
+from . import python_cost, queue_speed, recovery_cost, redis_speed, script_speed, throughput
 from .finding import BenchmarkResult
 from .machine import machine
 
@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "throughput": throughput.measure,
+    "script": script_speed.measure,
     "recovery": recovery_cost.measure,
     "queues": queue_speed.measure,
     "redis": redis_speed.measure,

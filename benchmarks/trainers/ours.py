@@ -10,7 +10,8 @@ from pathlib import Path
 
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan
-from stageline.workers.launch.launch import Launch, prepare_launch, run_launch
+from stageline.pipeline.schedule import Schedule
+from stageline.workers.launch.launch import prepare_launch, run_launch
 from stageline.workers.launch.template import Template
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts
@@ -37,7 +38,7 @@ def train(workload: Workload, sets: Sequence[str] = ()) -> Timing:
             ended = run_launch(launch, arguments, peak, template)
         if ended.result is None or ended.result.loss is None:
             raise TrainerFailed(f"{workload}: {ended.reason}")
-        return Timing(_ends(launch), ended.result.loss, peak.bytes)
+        return Timing(ends_in(launch.folder, launch.schedule, launch.steps), ended.result.loss, peak.bytes)
 
 
 def train_over_redis(workload: Workload) -> Timing:
@@ -67,12 +68,12 @@ def settings(workload: Workload, folder: str) -> list[str]:
     ]
 
 
-def _ends(launch: Launch) -> tuple[float, ...]:
-    """When stage 0 ended each step."""
-    store = SqliteStore(launch.folder / runs.STORE)
+def ends_in(folder: Path, schedule: Schedule, steps: int) -> tuple[float, ...]:
+    """When stage 0 ended each step of the run in `folder`."""
+    store = SqliteStore(folder / runs.STORE)
     try:
-        timed = measured(store, launch.schedule, range(launch.steps))
+        timed = measured(store, schedule, range(steps))
     finally:
         store.close()
     last = {each.step: each.end for each in timed if each.action.stage == 0}
-    return tuple(last[step] for step in range(launch.steps))
+    return tuple(last[step] for step in range(steps))
