@@ -195,7 +195,8 @@ def _become_command(request: dict[str, Any], answer: TextIO, stdout: int, stderr
     tempfile.tempdir = None  # looked up again in the new environment: torch has made tempfile keep the old one
     os.chdir(request["folder"])
     tempfile.tempdir = None  # TMPDIR decides again
-    template.Template = ForkingTemplate  # type: ignore[misc, assignment]
+    if request["arguments"][0] != "script":  # a script has a template of its own, which is a fork
+        template.Template = ForkingTemplate  # type: ignore[misc, assignment]
     _run_command(request["arguments"], stdout, stderr)
 
 

@@ -36,6 +36,7 @@ from stageline.workers.runtime.program import ENDLESS, Program
 from .call_log import WeightNames
 from .driver import Driver
 from .errors import RunFailed
+from .former import await_end_of_former
 from .local_processes import start_processes
 from .script_log import ScriptLog
 from .script_run import Replies
@@ -60,6 +61,7 @@ class ProcessRun:
         self.folder = runs.folder(plan, run)
         if resume is not None:
             runs.require_same_plan(plan, self.folder)
+            await_end_of_former(self.folder, plan.recovery.lease)
         with ExitStack() as stack:  # whatever fails ends what was started, in reverse order
             self._processes = stack.enter_context(start_processes(plan, run, resume=resume is not None))
             stack.enter_context(ScriptLog(self.folder))
