@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from stageline.workers.runs.result import Result
     from stageline.workers.runtime.executor import ComputeFailed
     from stageline.workers.script.errors import LineClosed, RunFailed
+    from stageline.workers.script.forkable import CannotFork
     from stageline.workers.script.line import Line
     from stageline.workers.script.train import Trained, train
 
 __all__ = [
     "Batch",
+    "CannotFork",
     "ComputeFailed",
     "Costs",
     "DataError",
@@ -86,6 +88,7 @@ _MODULES = {  # where each name is defined
     "workers.runs.result": ("Result",),
     "workers.runtime.executor": ("ComputeFailed",),
     "workers.script.line": ("Line",),
+    "workers.script.forkable": ("CannotFork",),
     "workers.script.errors": ("LineClosed", "RunFailed"),
     "workers.script.train": ("Trained", "train"),
 }
