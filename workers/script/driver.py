@@ -67,7 +67,7 @@ class Driver:
         fail: Callable[[str, int], RunFailed],
     ) -> None:
         self.attention = True
-        self.progress = Progress(complete=start.step, waits=False, said="has not called yet")
+        self.progress = Progress(complete=start.step, called_for=start.step, waits=False, said="has not called yet")
         self.log = CallLog(start)
         self.ended = threading.Event()  # the run is over, well or not
         self._program = program
@@ -187,6 +187,7 @@ class Driver:
     def _tell(self) -> None:
         """Leaves what the script does for the reports."""
         progress, calls = self.progress, self.log.position.calls
+        progress.called_for = self.log.position.step
         oldest = next(iter(self._open), None)
         progress.waits, progress.since, progress.actions = oldest is not None, time(), calls
         if oldest is None:

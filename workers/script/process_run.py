@@ -23,6 +23,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
+from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.checkpoint.snapshot import Origin
 from stageline.workers.checkpoint.weights import load_weights
 from stageline.workers.control.client import BrokerUnreachable
@@ -143,5 +144,6 @@ def _identity(plan: Plan, program: Program) -> WorkerIdentity:
             program.script,
             settings=plan.as_mapping(),
             token=secrets.token_hex(16),
-        )
+        ),
+        LocalSnapshots(plan) if plan.recovery.on else None,
     )
