@@ -83,11 +83,11 @@ class Closures:
         return reference.train(recipe).weights_sha256
 
 
-def plan_of(steps: int, **tables: dict[str, Any]) -> Plan:
+def plan_of(steps: int | None, **tables: dict[str, Any]) -> Plan:
     """Of two workers that train the closures in `OBJECTS`, with the data of `DATA` in the current folder."""
     return from_mapping(
         {
-            "run": {"name": "script", "steps": steps, "log_every": 1},
+            "run": {"name": "script", "log_every": 1, **({"steps": steps} if steps else {})},
             "model": {"factory": "script:model", "cut": [2], "loss": "script:loss"},
             "data": {"source": "data.py:batches", "batch_size": 6},
             "schedule": {"microbatches": 3},

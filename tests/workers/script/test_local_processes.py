@@ -12,15 +12,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
+from torch import nn
 
 from stageline.pipeline.errors import ExitCode
+from stageline.workers.control.client import Client
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import read_owner
+from stageline.workers.runs.records import recorded_run
 from support.paths import importing_tests
 from support.script_runs import Barrier, Closures, Script, plan_of, start, told
 from support.workspace import Workspace
 
 STEPS = 8
+OF_SCRIPT = {"source": "script:batches", "batch_size": 3}
 AT = 14  # calls of the loss: in step 4, of 3 microbatches each
 
 
@@ -90,6 +94,44 @@ def test_a_run_goes_on_without_its_script_and_leaves_nothing(workspace, run_scri
     await_end(workspace)
     result = runs.result_in(workspace.folder / "runs" / "script-1")
     assert result.weights_sha256 == Closures().digest(STEPS, workspace.folder)
+
+
+@pytest.mark.slow
+def test_a_run_whose_script_is_gone_before_it_has_joined_ends_and_leaves_nothing(workspace, run_script):
+    barrier = Barrier(workspace.folder, 1)
+
+    def build() -> nn.Sequential:
+        barrier.pass_through()
+        return nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))
+
+    def script() -> object:
+        closures = Closures()
+        closures.model = build
+        plan = plan_of(None, model={"factory": "script:model", "cut": [1], "loss": "script:loss"}, data=OF_SCRIPT)
+        return start(closures, plan).wait(60)
+
+    running = run_script(script)
+    barrier.await_worker()
+    running.close()
+    barrier.open()
+    await_end(workspace)
+    with recorded_run(workspace.folder / "runs" / "script-1") as run:
+        assert run.outcome.reason.startswith("the script has ended before it joined")
+
+
+@pytest.mark.slow
+def test_a_script_may_begin_another_run_after_the_first(workspace, run_script):
+    """This process has had connections by then, and threads for them."""
+
+    def script() -> object:
+        with start(Closures(), plan_of(2), "script-1") as processes, Client(processes.broker) as client:
+            client.ask("status", timeout=60.0)
+            first = told(processes.wait(60))
+        with start(Closures(), plan_of(4), "script-2") as processes:
+            return [first["digest"], told(processes.wait(60))["digest"]]
+
+    found = run_script(script).result()
+    assert found == [Closures().digest(steps, workspace.folder) for steps in (2, 4)]
 
 
 @pytest.mark.slow
