@@ -28,6 +28,8 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import write_owner
 from stageline.workers.runs.result import Facts, LaunchOutcome
 
+from .forkable import gpu_obstacle
+
 PLAN = "script:plan"  # names the plan on the command lines of its processes
 
 
@@ -82,7 +84,8 @@ class LauncherTask:
 
 def run_launcher(task: LauncherTask, report: LauncherReport) -> int:
     """Runs it to its end, in a process that was forked for it and has no thread but one; returns its exit code."""
-    outcome = _outcome(task, report)
+    obstacle = gpu_obstacle(worker.device for worker in task.plan.workers)
+    outcome = LaunchOutcome(ExitCode.REFUSED, obstacle, {}) if obstacle else _outcome(task, report)
     report.write(LaunchEnded(outcome.code, outcome.reason, outcome.facts))
     return outcome.code
 

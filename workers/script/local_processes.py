@@ -48,7 +48,8 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         self._launcher = launcher
         self._report = report
         self._lifeline = lifeline
-        self._outcome: LaunchOutcome | None = None
+        self._told: LaunchOutcome | None = None  # by the launcher
+        self._outcome: LaunchOutcome | None = None  # once that has ended
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -68,9 +69,9 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         was killed: then they end by themselves."""
         if self._outcome is None:
             status = self._launcher.poll()  # first: what it has reported until then is in the file
-            ended = self._follow()
+            self._follow()
             if status is not None:
-                self._outcome = ended or LaunchOutcome(ExitCode.FAILED, self._killed(status), {})
+                self._outcome = self._told or LaunchOutcome(ExitCode.FAILED, self._killed(status), {})
                 self._report.close()
                 self._lifeline.close()
         return self._outcome
@@ -109,16 +110,14 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
                 raise NotStarted(f"the launcher (pid {self.pid}) has started no process within {timeout:g} s")
             sleep(_LOOK)
 
-    def _follow(self) -> LaunchOutcome | None:
-        """Reads what the launcher has reported: how the run ended, if it says so."""
-        ended = None
+    def _follow(self) -> None:
+        """Reads what the launcher has reported; it is there for a while after its last report."""
         for message in self._report.read():
             match message:
                 case LaunchStarted():
                     self.broker, self.sockets = message.broker, Path(message.sockets)
                 case LaunchEnded():
-                    ended = LaunchOutcome(message.code, message.reason, message.facts)
-        return ended
+                    self._told = LaunchOutcome(message.code, message.reason, message.facts)
 
     def _killed(self, status: int) -> str:
         lines = (self.folder / LOG).read_bytes().decode(errors="replace").strip().splitlines()

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from stageline.workers.script.forkable import CannotFork, demand_forkable, thread_names
+from stageline.workers.script.forkable import CannotFork, demand_forkable, gpu_obstacle, thread_names
 
 _SET_NAME = 15  # of prctl(2)
 
@@ -43,3 +43,10 @@ def test_a_process_with_torchs_threads_for_backwards_on_gpus_cannot_be_forked():
     finally:
         leave.set()
         thread.join()
+
+
+def test_a_fork_of_a_script_that_has_asked_for_gpus_is_told_before_a_worker_needs_one(monkeypatch):
+    assert gpu_obstacle(["cpu", "cuda:0"]) == ""
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    assert gpu_obstacle(["cpu"]) == ""
+    assert "no worker can use cuda:0: the script has asked for GPUs" in gpu_obstacle(["cpu", "cuda:0"])

@@ -7,18 +7,25 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from torch import nn
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import Client
+from stageline.workers.control.lifeline import LifelineOwner
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import read_owner
 from stageline.workers.runs.records import recorded_run
+from stageline.workers.runs.result import LaunchOutcome
+from stageline.workers.script.launcher import LaunchEnded, LauncherReport
+from stageline.workers.script.local_processes import LocalProcesses, NotStarted
 from support.paths import importing_tests
 from support.script_runs import Barrier, Closures, Script, plan_of, start, told
 from support.workspace import Workspace
@@ -172,6 +179,7 @@ def test_a_run_whose_template_was_killed_finishes_if_nothing_else_is_lost(worksp
     assert running.result()["digest"] == Closures().digest(STEPS, workspace.folder)
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_nothing_and_is_named(workspace, run_script):
     gate = Barrier(workspace.folder, AT)
 
@@ -242,15 +250,38 @@ def test_what_the_script_computed_in_parallel_before_does_no_harm(workspace, run
     assert (found["code"], found["children"]) == (0, 0), found["reason"]
 
 
+def test_what_the_launcher_has_said_counts_although_it_was_read_before_its_end(tmp_path):
+    """It was forgotten, and a run that had ended well was said to have lost its launcher."""
+    launcher = SimpleNamespace(returncode=None, poll=lambda: launcher.returncode)
+    with tempfile.TemporaryFile() as file:
+        report = LauncherReport(os.dup(file.fileno()))
+    processes = LocalProcesses(launcher, report, LifelineOwner(), tmp_path)
+    report.write(LaunchEnded(0, "all steps are done", {"steps": 3}))
+    assert processes.poll() is None
+    launcher.returncode = 0
+    assert processes.poll() == LaunchOutcome(0, "all steps are done", {"steps": 3})
+
+
+def test_a_run_that_its_launcher_refuses_is_refused_when_it_begins(workspace, run_script):
+    def script() -> object:
+        workers = {"0": {"stages": [0], "device": "cuda:0"}, "1": {"stages": [1]}}
+        with (
+            patch("torch.cuda._is_in_bad_fork", return_value=True),
+            pytest.raises(NotStarted, match="no worker can use cuda:0"),
+        ):
+            start(Closures(), plan_of(STEPS, workers=workers))
+        return os.listdir("runs")
+
+    assert run_script(script).result() == []
+
+
 def test_a_launcher_that_hangs_is_ended_and_leaves_no_run(workspace, run_script):
     def script() -> object:
-        from stageline.workers.script import local_processes
-
         os.register_at_fork(after_in_child=signal.pause)
-        local_processes.LocalProcesses.await_start.__defaults__ = (0.2,)
+        LocalProcesses.await_start.__defaults__ = (0.2,)
         try:
             start(Closures(), plan_of(STEPS))
-        except local_processes.NotStarted as error:
+        except NotStarted as error:
             return [str(error), len(os.listdir("runs")), threading.active_count()]
 
     error, left, threads = run_script(script).result()
@@ -263,6 +294,8 @@ WHOLE = """
 import torch
 from stageline.pipeline.model.script_objects import OBJECTS
 from stageline.pipeline.plan import from_mapping
+from stageline.workers.runs.result import LaunchOutcome
+from stageline.workers.script.launcher import LaunchEnded, LauncherReport
 from stageline.workers.script.local_processes import start_processes
 
 OBJECTS["model"] = lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
