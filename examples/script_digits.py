@@ -25,10 +25,10 @@ with Line(
     microbatches=8,
     metrics=[accuracy],
 ) as line:
-    for epoch in range(20):
-        for x, y in loader.epoch(epoch):
-            loss = line.step(x, y)
-        print(f"epoch {epoch}: loss {loss:.4f}")
+    for x, y in loader.batches(epochs=20):
+        loss = line.step(x, y)
+        if line.position % len(loader) == 0:
+            print(f"epoch {line.position // len(loader)}: loss {loss:.4f}")
     print(line.evaluate([held_out]))
 
 model = build()

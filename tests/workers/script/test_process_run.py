@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.paths import TESTS
+from support.paths import EXAMPLES, TESTS
+from support.reference import reference_digest
 from support.workspace import Command, Workspace
 
 SCRIPT = TESTS / "support" / "script" / "train.py"
@@ -83,3 +84,13 @@ def test_a_run_whose_script_was_killed_goes_on_where_it_was(workspace: Workspace
     assert resumed["first"] in (5, 10)  # by how far its workers came
     assert resumed["losses"] == undisturbed["losses"][resumed["first"] :]
     assert resumed["weights"] == undisturbed["weights"]
+
+
+@pytest.mark.slow
+def test_digits_from_a_script_and_from_a_plan_have_one_digest(workspace: Workspace) -> None:
+    script = workspace.start("script", str(EXAMPLES / "script_digits.py"))
+    said, errors = script.communicate()
+    assert script.returncode == 0, errors
+    assert "epoch 20: loss" in said
+    (run,) = workspace.runs()
+    assert json.loads((run / "result.json").read_text())["weights_sha256"] == reference_digest(EXAMPLES / "digits")
