@@ -114,7 +114,6 @@ class Script:
             (folder / "script.json").write_text(json.dumps(function()))
             return 0
 
-        (folder / "data.py").write_text(DATA)
         self._folder = folder
         with (folder / "script.log").open("a") as log:
             self.process = Fork(run, log.fileno())

@@ -27,7 +27,7 @@ from stageline.workers.runs.result import LaunchOutcome
 from stageline.workers.script.launcher import LaunchEnded, LauncherReport
 from stageline.workers.script.local_processes import LocalProcesses, NotStarted
 from support.paths import importing_tests
-from support.script_runs import Barrier, Closures, Script, plan_of, start, told
+from support.script_runs import DATA, Barrier, Closures, Script, plan_of, start, told
 from support.workspace import Workspace
 
 STEPS = 8
@@ -37,6 +37,8 @@ AT = 14  # calls of the loss: in step 4, of 3 microbatches each
 
 @pytest.fixture
 def run_script(workspace: Workspace, stack: ExitStack) -> Callable[[Callable[[], object]], Script]:
+    workspace.write("data.py", DATA)
+
     def run(function: Callable[[], object]) -> Script:
         script = Script(function, workspace.folder, workspace.temporary)
         stack.callback(script.close)
@@ -52,13 +54,15 @@ def await_end(workspace: Workspace, *pids: int) -> None:
 
 
 def test_a_run_with_a_scripts_closures_ends_as_a_plain_loop_does(workspace, run_script):
+    expected = Closures().digest(STEPS, workspace.folder)  # first: what this imports, the forks need not import
+
     def script() -> object:
         with start(Closures(), plan_of(STEPS)) as processes:
             return told(processes.wait(60))
 
     found = run_script(script).result()
     folder = workspace.folder / "runs" / "script-1"
-    assert found["digest"] == Closures().digest(STEPS, workspace.folder)
+    assert found["digest"] == expected
     assert (found["code"], found["children"], found["threads"]) == (0, 0, 1)
     assert {each.name for each in folder.glob("*.log")} == {
         "broker.log",
