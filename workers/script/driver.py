@@ -181,7 +181,8 @@ class Driver:
         opened.replies[worker] = reply.payload
         if not opened.missing:
             self._open.popleft()
-            self._tell()
+        self._tell()
+        if not opened.missing:
             opened.done.set_result(opened.replies)
 
     def _tell(self) -> None:
