@@ -37,6 +37,7 @@ faults: simulate
 # Recovery under 20,000 seeds; a seed that fails is printed with the command that repeats it.
 simulate: .venv/ready
 	$(RUN) simulation.run_seeds --seeds 20000
+	$(RUN) simulation.run_seeds --seeds 4000 --script
 
 # The decoders of what comes over a wire, for a minute, under a fuzzer.
 fuzz: .venv/ready

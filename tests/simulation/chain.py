@@ -3,6 +3,9 @@
 forward    H(version, moving, place, input)          moving: like BatchNorm's, changed by every forward
 backward   H(version, moving, input, gradient)       version, moving: those that the forward has read
 update     weights = H(weights, gradients in order)
+evaluate   H(weights, moving, place, input), and nothing changes
+
+Where a script calls, inputs and targets are texts that it has put into its calls.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +13,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
 
+from stageline.broker.codec.message import Flow, Message
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.schedule import Kind, Schedule
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.program import Instruction, Program
+from stageline.workers.runtime.call_sequence import CallSequence
+from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
+from stageline.workers.runtime.executor import Sums
+from stageline.workers.runtime.program import ENDLESS, Instruction, Program
 
 Key = tuple[int, int]  # step, microbatch
 
@@ -55,6 +62,9 @@ class Chain:
             self.stash[key] = read, received
         return mixed("F", self.index, read.weights, read.moving, key, received)
 
+    def evaluate(self, key: Key, received: str) -> str:
+        return mixed("E", self.index, self.state.weights, self.state.moving, key, received)
+
     def backward(self, key: Key, gradient: str) -> str:
         read, received = self.stash.pop(key)
         result = mixed("B", self.index, read.weights, read.moving, received, gradient)
@@ -74,14 +84,34 @@ class Chain:
         self.state, self.again = replace(state, in_flight=()), dict(state.in_flight)
 
 
+class ChainFeed(CallFeed):
+    """Batches that are texts: there is nothing to cut."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.call: Call | None = None
+
+    def open(self, call: Call) -> None:
+        self.call = call
+
+    def close(self) -> None:
+        self.call = None
+
+
 class ChainExecutor:
-    """An executor for the stages of one worker. `compute` is called first, and takes time."""
+    """An executor for the stages of one worker. `compute` is called first, and takes time. `feed`: of a script."""
 
     def __init__(
-        self, schedule: Schedule, worker: int, compute: Callable[[Instruction], None] = lambda instruction: None
+        self,
+        schedule: Schedule,
+        worker: int,
+        compute: Callable[[Instruction], None] = lambda instruction: None,
+        feed: ChainFeed | None = None,
     ) -> None:
         self.stages = {stage: Chain(stage, stage < schedule.first_trainable) for stage in schedule.placement[worker]}
         self.loss: float | None = None
+        self.feed = feed
+        self.sums = Sums()
         self._compute = compute
         self._last = schedule.stages - 1
         self._sum = 0.0
@@ -93,14 +123,23 @@ class ChainExecutor:
         self._compute(instruction)
         action = instruction.action
         stage, key = self.stages[action.stage], (instruction.step, action.microbatch)
+        call = self.feed.call if self.feed is not None else None
         match action.kind:
+            case Kind.FORWARD if instruction.evaluates:
+                result = stage.evaluate(key, str(received[0]) if received else mixed(call and call.inputs, key))
+                if stage.index == self._last:
+                    self.sums.rows += 1
+                    self.sums.loss = (self.sums.loss or 0.0) + int(result, 16) / 2**64
+                return result
             case Kind.FORWARD:
-                result = stage.forward(key, str(received[0]) if received else mixed("batch", key))
+                given = mixed("batch", key) if call is None else mixed(call.inputs, key)
+                result = stage.forward(key, str(received[0]) if received else given)
                 if stage.index == self._last:
                     self._sum += int(result, 16) / 2**64
                 return result
             case Kind.BACKWARD:
-                return stage.backward(key, str(received[0]) if received else mixed("loss", key))
+                wanted = mixed("loss", key) if call is None else mixed(call.targets, key)
+                return stage.backward(key, str(received[0]) if received else wanted)
             case _:
                 if stage.index == self._last:
                     self.loss, self._sum = self._sum, 0.0
@@ -114,6 +153,7 @@ class ChainResult:
 
     digests: tuple[str, ...]
     losses: tuple[float, ...]
+    replies: tuple[Mapping[int, Tree], ...] = ()  # to each call, by worker
 
 
 @cache
@@ -134,6 +174,46 @@ def undisturbed(schedule: Schedule, steps: int) -> ChainResult:
                     losses.append(executor.loss)
     stages = {index: stage for executor in executors for index, stage in executor.stages.items()}
     return ChainResult(tuple(digest(stages[index]) for index in range(len(stages))), tuple(losses))
+
+
+@cache
+def undisturbed_script(schedule: Schedule, kinds: tuple[CallKind, ...]) -> ChainResult:
+    """The same of a script that makes calls of these `kinds`, one after the other."""
+    program, workers = Program(schedule, ENDLESS, scripted=True), range(len(schedule.placement))
+    executors = [ChainExecutor(schedule, worker, feed=ChainFeed()) for worker in workers]
+    sequences = [CallSequence(program, worker, executors[worker], Position()) for worker in workers]
+    replies: list[Mapping[int, Tree]] = []
+    for number, kind in enumerate(kinds):
+        call = made_call(kind, sequences[0].position)
+        sent = [Message("", Flow.CALL, number, 0, worker, 1, number, encode_call(call)) for worker in workers]
+        _run_in_turn(executors, sequences, [list(each.begin(sent[k]))[::-1] for k, each in enumerate(sequences)])
+        replies.append({worker: sequences[worker].reply() for worker in workers})
+        for sequence in sequences:
+            sequence.close()
+    stages = {index: stage for executor in executors for index, stage in executor.stages.items()}
+    last = schedule.owner(program.last)
+    losses = [reply[last] for kind, reply in zip(kinds, replies, strict=True) if kind is CallKind.TRAIN]
+    return ChainResult(tuple(digest(stages[index]) for index in range(len(stages))), tuple(losses), tuple(replies))
+
+
+def _run_in_turn(
+    executors: Sequence[ChainExecutor], sequences: Sequence[CallSequence], programs: Sequence[list[Instruction]]
+) -> None:
+    queues: dict[object, list[str]] = {}
+    while any(programs):
+        for executor, sequence, left in zip(executors, sequences, programs, strict=True):
+            while left and all(queues.get(key) for key in left[-1].takes):
+                instruction = left.pop()
+                result = executor.carry_out(instruction, [queues[key].pop(0) for key in instruction.takes])
+                queues.setdefault(instruction.gives, []).append(result)
+                if instruction.evaluates:
+                    sequence.evaluated(instruction.action.stage, result)
+
+
+def made_call(kind: CallKind, at: Position) -> Call:
+    """The script's call at that position: its batch is a text, and the same whenever it is made."""
+    batch = (None, None) if kind is CallKind.STOP else (f"inputs {at.calls}", f"targets {at.calls}")
+    return Call(kind, at.calls, at.step, at.evaluations, *batch)
 
 
 def digest(stage: Chain) -> str:

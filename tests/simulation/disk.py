@@ -46,6 +46,8 @@ class Disk:
         there = self._kept.setdefault((snapshot.stage, snapshot.step), snapshot)
         if (there.state, there.losses) != (snapshot.state, snapshot.losses):
             raise Torn(f"stage {snapshot.stage} came to step {snapshot.step} with other bits than before")
+        if there.position != snapshot.position:
+            raise Torn(f"step {snapshot.step} is at {snapshot.position}, and was at {there.position} before")
 
     def load(self, stage: int, step: int) -> Snapshot:
         if not self.is_whole(stage, step):
@@ -87,7 +89,8 @@ class SnapshotView:
         return [(stage, step) for stage in sorted(self._stages) for step in self._disk.steps(stage)]
 
     def can_begin(self, assigned: Assigned) -> bool:
-        return not is_gone(assigned.step, self.placement[assigned.index], self.snapshots(assigned.run))
+        every = [stage for stages in self.placement for stage in stages]  # a script begins where these are
+        return not is_gone(assigned.step, self.placement[assigned.index] or every, self.snapshots(assigned.run))
 
     def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
         there = [stage for stage, of in self.snapshots(run) if of == step]

@@ -16,6 +16,10 @@ def strike(world: "World", injection: Injection) -> bool:
             return _kill(world, injection.number)
         case PlannedFault.KILL_ALL:
             return _kill_all(world)
+        case PlannedFault.KILL_SCRIPT:
+            return world.kill_script()
+        case PlannedFault.PAUSE_SCRIPT:
+            return world.pause_script(injection.seconds)
         case PlannedFault.PAUSE:
             return _pause(world, injection.seconds)
         case PlannedFault.HANG:
@@ -72,7 +76,7 @@ def _hang(world: "World", seconds: float) -> bool:
 
 def _part(world: "World", injection: Injection) -> bool:
     rng = world.environment.rng
-    hosts = sorted({worker.host for worker in world.workers} | {world.broker.host})
+    hosts = sorted({process.host for process in (*world.workers, *world.scripts, world.broker)})
     parted = frozenset(rng.sample(hosts, min(len(hosts) - 1, injection.number)))
     world.environment.network.part(parted, injection.seconds, cut=rng.random() < 0.5)
     return bool(parted)

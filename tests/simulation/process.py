@@ -76,6 +76,12 @@ class SimulatedProcess:
             thread.greenlet.throw()
 
 
+class SimulatedMember(SimulatedProcess):
+    """One that takes a place in the run, under an incarnation; 0 before that."""
+
+    incarnation = 0
+
+
 class SimulatedThread:
     """A thread of `process` that runs `target`."""
 

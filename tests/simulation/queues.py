@@ -10,7 +10,16 @@ from functools import partial
 from simulation.environment import RUN, Environment
 from simulation.network import Connection
 from simulation.process import SimulatedProcess, VirtualWakeup
-from stageline.broker.codec.message import Frame, Message, assemble, check_run, fingerprint, message_number, read_header
+from stageline.broker.codec.message import (
+    Frame,
+    Message,
+    assemble,
+    check_run,
+    fingerprint,
+    message_number,
+    messages_per_step,
+    read_header,
+)
 from stageline.broker.queues.base import Depth, QueueKey
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import QueueEnds, QueueOptions
@@ -152,7 +161,8 @@ class SimulatedQueues(QueueEnds):
         header = read_header(frame)
         check_run(header, RUN)
         requester = self._requester(connection, QueueKey(header.flow, header.stage))
-        number, marks = message_number(header.step, header.microbatch, self.options.microbatches), fingerprint(header)
+        per_step = messages_per_step(header.flow, self.options.microbatches)
+        number, marks = message_number(header.step, header.microbatch, per_step), fingerprint(header)
         if requester is not None and requester.receiver.accepts(number, marks, whole=whole):
             requester.receiver.accept(assemble(header, []), marks)
             requester.postpone(self.process.clock.now)
@@ -224,4 +234,4 @@ class SimulatedInbound:
         return self._queues.wait_for(lambda: receiver.pop() if receiver.ready else None, timeout)
 
     def rewind(self, step: int) -> None:
-        self.requester.rewind(step * self._queues.options.microbatches)
+        self.requester.rewind(step * messages_per_step(self.key.flow, self._queues.options.microbatches))

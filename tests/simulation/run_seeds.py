@@ -12,8 +12,9 @@ import traceback
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
-from simulation.scenario import drawn
+from simulation.scenario import drawn, drawn_script
 from simulation.world import World
 
 
@@ -25,14 +26,17 @@ class Found:
     fired: Counter[str]
     seconds: float
     wrong: str = ""
+    script: bool = False
 
     def __str__(self) -> str:
-        return f"PYTHONPATH=tests python -m simulation.run_seeds --seed {self.seed}    # {self.wrong}"
+        script = " --script" if self.script else ""
+        return f"PYTHONPATH=tests python -m simulation.run_seeds --seed {self.seed}{script}    # {self.wrong}"
 
 
-def simulate(seed: int, *, tell: bool = False) -> Found:
-    """Runs one seed. Whatever it raises shows that something is wrong; `tell`: print where."""
-    world = World(drawn(seed))
+def simulate(seed: int, *, script: bool = False, tell: bool = False) -> Found:
+    """Runs one seed, with `script` as a run that a script drives. Whatever it raises shows that something is wrong;
+    `tell`: print where."""
+    world = World(drawn_script(seed) if script else drawn(seed))
     began = world.environment.clock.now
     wrong = ""
     try:
@@ -41,7 +45,7 @@ def simulate(seed: int, *, tell: bool = False) -> Found:
         wrong = f"{type(error).__name__}: {error}"
         if tell:
             traceback.print_exc()
-    return Found(seed, world.fired, world.environment.clock.now - began, wrong)
+    return Found(seed, world.fired, world.environment.clock.now - began, wrong, script)
 
 
 def main() -> int:
@@ -49,26 +53,27 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="this one alone, and all about it")
     parser.add_argument("--seeds", type=int, default=2000, help="how many")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
+    parser.add_argument("--script", action="store_true", help="runs that a script drives")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     chosen = parser.parse_args()
     if chosen.seed is not None:
-        return _tell_one(chosen.seed)
-    return _run_many(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs)
+        return _tell_one(chosen.seed, script=chosen.script)
+    return _run_many(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs, script=chosen.script)
 
 
-def _tell_one(seed: int) -> int:
-    print(drawn(seed))
-    found = simulate(seed, tell=True)
+def _tell_one(seed: int, *, script: bool) -> int:
+    print(drawn_script(seed) if script else drawn(seed))
+    found = simulate(seed, script=script, tell=True)
     _print_fired(found.fired)
     print(f"{found.seconds:.6f} virtual seconds: {found.wrong or 'all is well'}")
     return 1 if found.wrong else 0
 
 
-def _run_many(seeds: range, jobs: int) -> int:
+def _run_many(seeds: range, jobs: int, *, script: bool) -> int:
     fired: Counter[str] = Counter()
     failed = 0
     with ProcessPoolExecutor(jobs) as pool:
-        for found in pool.map(simulate, seeds, chunksize=50):
+        for found in pool.map(partial(simulate, script=script), seeds, chunksize=50):
             fired += found.fired
             if found.wrong:
                 failed += 1

@@ -8,6 +8,7 @@ from functools import cache
 
 from simulation.network import Weather
 from stageline.pipeline.schedule import Placement, Schedule, ScheduleRefused, make_schedule
+from stageline.workers.runtime.calls import CallKind
 
 PLACEMENTS: tuple[Placement, ...] = (
     ((0,), (1,)),
@@ -38,6 +39,8 @@ class PlannedFault(StrEnum):
     PARTITION = "a host is cut off"
     CUT = "a connection is cut"
     RESUME = "all processes are killed, and the run is resumed"
+    KILL_SCRIPT = "the script is killed"
+    PAUSE_SCRIPT = "the script is paused, and another is started"
 
 
 _TAMPERING = {
@@ -45,6 +48,12 @@ _TAMPERING = {
     PlannedFault.OLD_RECORDS,
     PlannedFault.POWER,
 }  # with a damaged snapshot besides, a run may end
+
+
+OF_SCRIPT = (PlannedFault.KILL_SCRIPT, PlannedFault.PAUSE_SCRIPT)
+_OF_OWN = {PlannedFault.RESUME, *OF_SCRIPT}  # drawn for themselves
+
+_MORE_CALLS = (CallKind.EVALUATE, CallKind.PREDICT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,7 @@ class Scenario:
     spares: int
     contained: bool
     injections: tuple[Injection, ...]
+    calls: tuple[CallKind, ...] = ()  # of a script; () if there is none
 
     def sees(self, index: int | None) -> Collection[int]:
         """The stages whose snapshots worker `index` sees: containers share no folder, unless there are spares."""
@@ -89,6 +99,7 @@ class Scenario:
         return (
             f"{shape}, {self.steps} steps, K {self.every}, window {self.window}, lease {self.lease:g} s, "
             f"disk {self.disk:g} s, {self.weather}, {self.spares} spares, contained {self.contained}. {injections}"
+            f"{'. Calls: ' if self.calls else ''}{' '.join(self.calls)}"
         )
 
 
@@ -124,6 +135,27 @@ def drawn(seed: int) -> Scenario:
     )
 
 
+def drawn_script(seed: int) -> Scenario:
+    """The scenario of `seed` in which a script calls the workers: the same faults, and some that befall the script."""
+    found, rng = drawn(seed), random.Random(seed + 2 * 10**9)
+    while found.schedule.mode != "sync":
+        found = replace(found, schedule=_schedule(rng))
+    kinds = [kind for _ in range(found.steps) for kind in (CallKind.TRAIN, *_between(rng))]
+    strikes = [_strike_of_script(rng, found) for _ in range(rng.choice([0, 1, 1, 2, 3]))]
+    return replace(found, calls=(*_between(rng), *kinds, CallKind.STOP), injections=(*found.injections, *strikes))
+
+
+def _between(rng: random.Random) -> list[CallKind]:
+    """What a script calls for between two training steps."""
+    return rng.choices(_MORE_CALLS, k=rng.choice([0, 0, 0, 1, 2]))
+
+
+def _strike_of_script(rng: random.Random, scenario: Scenario) -> Injection:
+    actions = scenario.steps * sum(map(len, scenario.schedule.workers))
+    delay, seconds = rng.choice([0.0, rng.expovariate(1)]), rng.choice([0.1, 0.8, 1.5, 3.0]) * scenario.lease
+    return Injection(rng.choice(OF_SCRIPT), rng.randrange(actions), delay, seconds, 1)
+
+
 def _schedule(rng: random.Random) -> Schedule:
     placement = rng.choice(PLACEMENTS)
     stages = sum(map(len, placement))
@@ -148,7 +180,7 @@ def _weather(rng: random.Random) -> Weather:
 
 def _injection(rng: random.Random, actions: int, lease: float) -> Injection:
     fault = rng.choice(
-        [*(fault for fault in PlannedFault if fault is not PlannedFault.RESUME), PlannedFault.KILL, PlannedFault.KILL]
+        [*(fault for fault in PlannedFault if fault not in _OF_OWN), PlannedFault.KILL, PlannedFault.KILL]
     )
     delay = rng.choice([0.0, rng.expovariate(20), rng.expovariate(1)])
     return Injection(fault, rng.randrange(actions), delay, rng.choice([0.1, 0.8, 1.5, 3.0]) * lease, rng.randint(1, 4))

@@ -17,7 +17,7 @@ from simulation.broker import CONTINUES, STARTS_OVER
 from simulation.chain import Chain, State, mixed, undisturbed
 from simulation.disk import Disk
 from simulation.run_seeds import simulate
-from simulation.scenario import PlannedFault, drawn
+from simulation.scenario import OF_SCRIPT, PlannedFault, drawn
 from stageline.broker.control.messages import Assigned
 from stageline.broker.coordinator.authenticity import Authenticity, Judgement
 from stageline.broker.coordinator.coordinator import Coordinator
@@ -31,13 +31,19 @@ from stageline.broker.queues.log import Log
 from stageline.broker.queues.zeromq.requests import CreditRequest, Requester
 from stageline.workers.checkpoint.snapshot import Snapshot
 from stageline.workers.control.control_thread import ControlThread
+from stageline.workers.script.call_log import CallLog
+from stageline.workers.script.driver import Driver
 from support.paths import importing_tests
 
 CHUNK = 200  # seeds
-EVERY_CHUNK_HAS = {*PlannedFault, "drop", "repeat", "overtake", "late messages", "lost messages", "exit unheard",
+EVERY_CHUNK_HAS = {*PlannedFault} - {*OF_SCRIPT} | {
+                   "drop", "repeat", "overtake", "late messages", "lost messages", "exit unheard",
                    "a replaced worker is refused", "a spare takes a place",
                    "a worker goes on though the records are lost", "a checkpoint is damaged",
                    CONTINUES, STARTS_OVER}  # fmt: skip
+
+
+GONE = "the script is gone for longer than a lease, and the run is resumed"
 
 
 @pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 10))])
@@ -50,6 +56,22 @@ def test_a_run_under_faults_ends_as_the_undisturbed_one_and_every_fault_fires(ch
 def test_a_run_under_faults_of_the_day_ends_as_the_undisturbed_one():
     first = date.today().toordinal() * CHUNK  # other seeds each day; a failure shows the command that repeats it
     assert not [str(each) for each in map(simulate, range(first, first + CHUNK // 4)) if each.wrong]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "had"),
+    [
+        (range(10), {*OF_SCRIPT, "an evaluation is answered"}),
+        pytest.param(range(10, 400), {*PlannedFault, GONE}, marks=pytest.mark.slow),
+    ],
+    ids=["few", "many"],
+)
+def test_a_scripts_run_under_faults_ends_as_the_undisturbed_one_and_every_call_has_its_reply(
+    seeds: range, had: set[str]
+):
+    found = [simulate(seed, script=True) for seed in seeds]
+    assert not [str(each) for each in found if each.wrong]
+    assert {fault for each in found for fault, times in each.fired.items() if times} >= had
 
 
 def test_a_replaced_worker_that_old_records_take_for_current_does_not_end_the_run():
@@ -83,9 +105,10 @@ def run_simulator(*flags: str) -> "subprocess.CompletedProcess[str]":
 # Counterexamples: each leaves one rule out, and is found.
 
 
-def first_wrong(seeds: Iterable[int] = range(400)) -> str:
+def first_wrong(seeds: Iterable[int] = range(400), *, script: bool = False) -> str:
     """What is wrong with the first seed that fails, and how to see it again."""
-    return next((str(each) for each in map(simulate, seeds) if each.wrong), "nothing")
+    found = (simulate(seed, script=script) for seed in seeds)
+    return next((str(each) for each in found if each.wrong), "nothing")
 
 
 def having(*faults: PlannedFault) -> Iterator[int]:
@@ -260,3 +283,14 @@ def test_losses_that_are_not_in_the_snapshots_are_lost_with_the_records(monkeypa
     load = Disk.load
     monkeypatch.setattr(Disk, "load", lambda disk, stage, step: replace(load(disk, stage, step), losses={}))
     assert first_wrong() != "nothing"
+
+
+def test_a_script_that_forgets_calls_with_their_replies_starves_a_replaced_worker(monkeypatch):
+    monkeypatch.setattr(CallLog, "trim", lambda log, step: log.position)
+    assert re.search(r"message \d+ of call-\d cannot be had any more", first_wrong(range(60), script=True))
+
+
+@pytest.mark.slow
+def test_a_script_that_does_not_rewind_to_its_checkpoint_takes_replies_for_those_to_other_calls(monkeypatch):
+    monkeypatch.setattr(Driver, "_begin", lambda driver: None)
+    assert re.search(r"no end in sight|the replies to call \d+ are", first_wrong(range(60), script=True))

@@ -8,12 +8,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-from simulation.chain import ChainExecutor, digest, named
+from simulation.chain import ChainExecutor, ChainFeed, digest, named
 from simulation.disk import SimulatedWriter, SnapshotView
 from simulation.environment import LOG_EVERY, PLAN, RUN, Environment
 from simulation.network import Connection
-from simulation.process import SimulatedProcess, VirtualWakeup
+from simulation.process import SimulatedMember, VirtualWakeup
 from simulation.queues import SimulatedQueues
+from simulation.scenario import Scenario
+from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, FromBroker, Hello, Refused
 from stageline.broker.control.protocol import encode
 from stageline.broker.errors import BrokerError
@@ -26,13 +28,14 @@ from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.process.worker_process import failures_reported
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program import Instruction, Program, producer
+from stageline.workers.runtime.program import ENDLESS, Instruction, Program, producer
 from stageline.workers.runtime.progress import Progress
 
 STARTING = 0.1  # seconds, on the average
 LOADING = 0.1  # likewise, the snapshots that a worker begins with
 ACTION = 0.02  # likewise, an action
 FOREVER = float("inf")
+_BOUNDED = (Flow.FORWARD, Flow.BACKWARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Name:
     token: int
 
 
-class SimulatedWorker(SimulatedProcess):
+class SimulatedWorker(SimulatedMember):
     """One process of a worker."""
 
     def __init__(self, environment: Environment, name: Name, ended: Callable[[int], None]) -> None:
@@ -57,7 +60,6 @@ class SimulatedWorker(SimulatedProcess):
         self.hang = 0.0  # seconds by which the next action takes longer
         self.loop: WorkerLoop | None = None
         self.queues: SimulatedQueues | None = None
-        self.incarnation = 0
         self._environment = environment
         self.spawn(self._main)
 
@@ -94,8 +96,9 @@ class SimulatedWorker(SimulatedProcess):
 
     def _work(self, control: ControlThread, assigned: Assigned) -> None:
         environment, scenario = self._environment, self._environment.scenario
-        program = Program(scenario.schedule, scenario.steps)
-        executor = ChainExecutor(scenario.schedule, assigned.index, self._compute)
+        program = program_of(scenario)
+        feed = ChainFeed() if scenario.calls else None
+        executor = ChainExecutor(scenario.schedule, assigned.index, self._compute, feed)
         self.queues = queues = SimulatedQueues(
             self, environment, self.name.endpoint, assigned.incarnation, self._options(program, assigned.index)
         )
@@ -105,7 +108,8 @@ class SimulatedWorker(SimulatedProcess):
         )
         reported = failures_reported(control, assigned.incarnation, str, replaced=True)
         with closing(queues), reported:
-            control.start(assigned, queues.endpoint, loop, steps=scenario.steps, ring=queues.ring)
+            steps = None if scenario.calls else scenario.steps
+            control.start(assigned, queues.endpoint, loop, steps=steps, ring=queues.ring)
             self.sleep(environment.soon(LOADING))
             start = restore(executor.stages, loop.progress, environment.disk.load, assigned.step)
             with self._hooks(program, assigned, start, executor, loop.progress, queues) as hooks:
@@ -129,7 +133,7 @@ class SimulatedWorker(SimulatedProcess):
             SimulatedWriter(self, environment.rng, scenario.disk),
             incarnation=assigned.incarnation,
             start=start,
-            steps=scenario.steps,
+            steps=program.steps,
             last=program.last,
             every=scenario.every,
             log_every=LOG_EVERY,
@@ -138,14 +142,24 @@ class SimulatedWorker(SimulatedProcess):
         return hooks
 
     def _options(self, program: Program, worker: int) -> QueueOptions:
-        windows = dict.fromkeys(program.inbound(worker), self._environment.scenario.window)
-        microbatches = program.schedule.microbatches
-        return QueueOptions(microbatches=microbatches, windows=windows, local=program.local(worker))
+        return queue_options(program, worker, self._environment.scenario.window)
 
     def _compute(self, instruction: Instruction) -> None:
         seconds, self.hang = self._environment.soon(ACTION) + self.hang, 0.0
         self.sleep(seconds)
         self._environment.worked()
+
+
+def program_of(scenario: Scenario) -> Program:
+    """Of all that takes part in the run."""
+    steps = ENDLESS if scenario.calls else scenario.steps
+    return Program(scenario.schedule, steps, scripted=bool(scenario.calls))
+
+
+def queue_options(program: Program, worker: int, window: int) -> QueueOptions:
+    """Of worker `worker`, or of the script."""
+    windows = dict.fromkeys(program.inbound(worker), window)
+    return QueueOptions(microbatches=program.schedule.microbatches, windows=windows, local=program.local(worker))
 
 
 def _digests(executor: ChainExecutor) -> dict[str, tuple[str, tuple[int, ...], str]]:
@@ -179,16 +193,16 @@ class CheckedHooks(SnapshotHooks):
         bound = (self._progress.finished[stage] - self._progress.complete) * schedule.microbatches + in_flight
         for key in self._outbound:
             retained = self._queues.outbound(key).depth().retained
-            if producer(key) == stage and retained > bound:
+            if key.flow in _BOUNDED and producer(key) == stage and retained > bound:
                 self._environment.report(f"{key} retains {retained} messages, and {bound} may still be needed")
 
 
 class SimulatedChannel:
-    """A `ClientChannel` of `worker`, over a connection that is made again whenever it is broken."""
+    """A `ClientChannel` of a worker or a script, over a connection that is made again whenever it is broken."""
 
     trouble = ""
 
-    def __init__(self, worker: SimulatedWorker, environment: Environment, url: str) -> None:
+    def __init__(self, worker: SimulatedMember, environment: Environment, url: str) -> None:
         self.process = worker
         self._environment = environment
         self._connection: Connection | None = None

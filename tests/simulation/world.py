@@ -12,13 +12,14 @@ from functools import partial
 from structlog.testing import capture_logs
 
 from simulation.broker import FragileStore, SimulatedBroker
-from simulation.chain import named, undisturbed
-from simulation.clock import VirtualClock
+from simulation.chain import ChainResult, named, undisturbed, undisturbed_script
+from simulation.clock import Callback, VirtualClock
 from simulation.disk import Disk
 from simulation.environment import LOG_EVERY, PLAN, RUN, Environment, Wrong
 from simulation.faults import strike
 from simulation.network import Network
 from simulation.scenario import Injection, Scenario
+from simulation.script import SimulatedScript
 from simulation.worker import Name, SimulatedWorker
 from stageline.broker.control.messages import Assigned, Exited, Trim
 from stageline.broker.coordinator.coordinator import Coordinator
@@ -34,6 +35,7 @@ RESTART = 0.2  # likewise a worker
 TELL = 0.1  # seconds until the broker is told that a worker's process is gone, likewise
 UNHEARD = 0.3  # the share of such news that gets lost
 PORT = 5600
+GONE = ("the script is gone", "the script did not reconnect", "the script has ended")
 
 
 class World:
@@ -43,12 +45,12 @@ class World:
         schedule = scenario.schedule
         clock, rng, fired = VirtualClock(), random.Random(scenario.seed + 1), Counter[str]()
         network = Network(clock, rng, scenario.weather, fired)
+        placement = (*schedule.placement, ()) if scenario.calls else schedule.placement
         self.scenario = scenario
-        self.environment = Environment(
-            scenario, clock, rng, network, Disk(schedule.placement), fired, worked=self._worked
-        )
+        self.environment = Environment(scenario, clock, rng, network, Disk(placement), fired, worked=self._worked)
         self.store = FragileStore()
         self.workers: list[SimulatedWorker] = []
+        self.scripts: list[SimulatedScript] = []  # while it is there; another, too, if it was paused
         self._terms = RunConfig(
             RUN,
             PLAN,
@@ -59,6 +61,7 @@ class World:
             log_every=LOG_EVERY,
             restarts=10**6,
             snapshots=True,
+            scripted=bool(scenario.calls),
         )
         self._started = 0
         self._actions = 0
@@ -85,6 +88,8 @@ class World:
             self._start_worker(index, f"host-{index}")
         for spare in range(self.scenario.spares):
             self._start_worker(None, f"spare-{spare}")
+        if self.scenario.calls:
+            self._start_script()
         with capture_logs():
             while not self._over():
                 self.environment.clock.advance()
@@ -101,11 +106,11 @@ class World:
         """Everybody is gone, and the run is resumed as a whole, perhaps without records. What can be damaged of its
         newest checkpoint is."""
         complete, disk = self.core.run.checkpoints.complete, self.environment.disk
-        for worker in list(self.workers):
-            worker.end(-9)
+        self._resumes, self._complete = True, 0
+        for process in (*self.workers, *self.scripts):
+            process.end(-9)
         if self.broker.alive:
             self.broker.end(-9)
-        self._resumes, self._complete = True, 0
         stages = range(self.scenario.schedule.stages)
         if complete and any(step < complete for step in disk.common()) and self.environment.rng.random() < 0.8:
             disk.damage(self.environment.rng.choice(stages), complete)
@@ -113,6 +118,21 @@ class World:
         if self.environment.rng.random() < 0.3:
             self.store = FragileStore()
             self.fired["and it has no records any more"] += 1
+
+    def kill_script(self) -> bool:
+        """Whether it was there."""
+        there = list(self.scripts)
+        for script in there:
+            script.end(-9)
+        return bool(there)
+
+    def pause_script(self, seconds: float) -> bool:
+        """The user takes it for dead, and starts another. Whether it was there."""
+        there = list(self.scripts)
+        for script in there:
+            script.pause(seconds)
+            self.environment.clock.after(self.environment.soon(RESTART), partial(self._start_script, another=True))
+        return bool(there)
 
     def keep_copy_of_records(self, seconds: float, then: Callable[[], object] = lambda: None) -> None:
         """The broker dies after `seconds`, and the next one knows what is known now. `then` happens with it."""
@@ -156,7 +176,7 @@ class World:
 
     def _start_worker(self, index: int | None, host: str) -> None:
         """Of the plan's place `index`, or a spare."""
-        if self.core.run.outcome is not None:
+        if self._wait_for_resumption(partial(self._start_worker, index, host)):
             return
         self._started += 1
         unlike = 0 if self.scenario.contained else self._started
@@ -164,6 +184,34 @@ class World:
         introduction = Name(name, host, 1 + unlike, index, f"tcp://{host}:{PORT + unlike}", self._started)
         worker = SimulatedWorker(self.environment, introduction, lambda status: self._worker_ended(worker, status))
         self.workers.append(worker)
+
+    def _wait_for_resumption(self, start: Callback) -> bool:
+        """Whether nothing is to be started now: the run is over, or its broker is yet to resume it."""
+        if self._resumes:
+            self.environment.clock.after(self.environment.soon(RESTART), start)
+        return self._resumes or self.core.run.outcome is not None
+
+    def _start_script(self, *, another: bool = False) -> None:
+        """In a scripted run the user, or something else, starts it again within a lease; if `another` is there, too."""
+        if (self.scripts and not another) or self._wait_for_resumption(self._start_script):
+            return
+        self._started += 1
+        pid = 1 if self.scenario.contained else 1 + self._started
+        place = len(self.scenario.schedule.placement)
+        introduction = Name("script", "laptop", pid, place, f"tcp://laptop:{PORT + self._started}", self._started)
+        script = SimulatedScript(self.environment, introduction, lambda status: self._script_ended(script, status))
+        self.scripts.append(script)
+
+    def _script_ended(self, script: SimulatedScript, status: int) -> None:
+        self.scripts.remove(script)
+        self.environment.network.cut_all(script)
+        if script.queues is not None:
+            self.environment.unbind(script.name.endpoint, script.queues)
+        clock, environment = self.environment.clock, self.environment
+        clock.after(min(environment.soon(RESTART), self.scenario.lease / 2), self._start_script)
+        if not self.scenario.contained and script.name.claim is not None:
+            gone = Exited(script.name.claim, script.name.pid, min(status, 0))
+            clock.after(environment.soon(TELL), partial(self._tell, gone))
 
     def _worker_ended(self, worker: SimulatedWorker, status: int) -> None:
         self.workers.remove(worker)
@@ -200,20 +248,23 @@ class World:
 
     def _over(self) -> bool:
         outcome = self.core.run.outcome
-        if outcome is not None and outcome.phase is not RunPhase.FINISHED:
+        if outcome is not None and outcome.reason.startswith(GONE) and not self._resumes:
+            self.fired["the script is gone for longer than a lease, and the run is resumed"] += 1
+            self.resume()
+        elif outcome is not None and outcome.phase is not RunPhase.FINISHED and not self._resumes:
             raise Wrong(f"the run has {outcome.phase}: {outcome.reason}")
-        return outcome is not None and not self.workers
+        return not self._resumes and outcome is not None and not self.workers and not self.scripts
 
     def _check(self) -> None:
         if self.environment.wrong is not None:
             raise self.environment.wrong
         now = self.environment.clock.now
         if now - self._last_injection > LONGEST:
-            workers = "\n".join(map(str, self.workers))
+            workers = "\n".join(map(str, (*self.workers, *self.scripts)))
             raise Wrong(f"no end in sight: {self.broker.why()}\n{workers}")
 
     def _judge(self) -> None:
-        expected = undisturbed(self.scenario.schedule, self.scenario.steps)
+        expected = self._undisturbed()
         outcome = self.core.run.outcome
         if outcome is None or outcome.weights_sha256 != weights_sha256(named(dict(enumerate(expected.digests)))):
             raise Wrong("the weights are not those of the undisturbed run")
@@ -229,6 +280,12 @@ class World:
         run_of(self.store, PLAN, RUN, b"", resume=True)
         if Coordinator(self._terms, self.store, RUN, self.environment.clock.now).run.phase is not RunPhase.FINISHED:
             raise Wrong("the run has finished, and a resume begins it again")
+
+    def _undisturbed(self) -> ChainResult:
+        scenario = self.scenario
+        if scenario.calls:
+            return undisturbed_script(scenario.schedule, scenario.calls)
+        return undisturbed(scenario.schedule, scenario.steps)
 
     def _watch(self, sends: list[Outgoing]) -> None:
         """What the broker announces is on the disk, and never goes back while its records are not tampered with."""
