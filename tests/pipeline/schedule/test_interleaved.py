@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from torch.distributed.pipelining import schedules as torch_schedules
 
 from stageline.pipeline.schedule import (
     Kind,
@@ -35,8 +34,10 @@ def torchs(order: list[Any]) -> list[str]:
 
 
 def torch_interleaved(worker: int, schedule: Schedule) -> list[Any]:
+    from torch.distributed.pipelining import schedules  # which takes seconds to load
+
     workers = len(schedule.placement)
-    theirs = object.__new__(torch_schedules.ScheduleInterleaved1F1B)
+    theirs: Any = object.__new__(schedules.ScheduleInterleaved1F1B)
     theirs.pp_group_size, theirs.n_local_stages = workers, schedule.stages // workers
     theirs._n_microbatches = schedule.microbatches
     theirs.microbatches_per_round = schedule.microbatches // max(1, schedule.microbatches // workers)
