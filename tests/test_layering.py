@@ -108,10 +108,20 @@ def files() -> Mapping[str, Path]:
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in found}
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
+def imported(path: Path) -> tuple[str, ...]:
     """The absolute names of what a file imports, wherever in it."""
+    return tuple(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[str]:
     package = ("stageline", *path.parent.relative_to(ROOT).parts)
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -171,7 +181,7 @@ def test_nothing_received_is_unpickled_or_evaluated() -> None:
     forbidden = {"pickle", "marshal", "dill", "cloudpickle", "shelve"}
     for path in files().values():
         assert not tops(path) & forbidden, path
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 assert called not in ("eval", "exec", "compile", "__import__"), f"{path}:{node.lineno}"
@@ -184,7 +194,7 @@ def test_a_class_name_means_one_thing() -> None:
     places: dict[str, set[str]] = {}
     for top in (*TOPS, "tests", "benchmarks"):
         for path in (ROOT / top).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in nodes(path):
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, set()).add(str(path.relative_to(ROOT)))
     assert not {name: sorted(found) for name, found in places.items() if len(found) > 1}
