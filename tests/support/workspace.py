@@ -125,13 +125,14 @@ class Workspace:
 
     def here(self, *arguments: str) -> int:
         """Runs a command in this process, in the folder of the workspace; returns its exit code."""
-        with contextlib.chdir(self.folder), self._forking():
+        with contextlib.chdir(self.folder), self.forking():
             try:
                 return run(arguments)
             finally:
                 structlog.reset_defaults()  # a command logs to what is stderr now, and will be closed after the test
 
-    def _forking(self) -> contextlib.AbstractContextManager[object]:
+    def forking(self) -> contextlib.AbstractContextManager[object]:
+        """Lets the fork server fork the trials of runs that this process starts: no template loads torch for them."""
         return patch.object(template, "Template", partial(ServedTemplate, self._fork_server))
 
     def write(self, name: str, text: str) -> None:

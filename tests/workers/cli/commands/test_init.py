@@ -52,9 +52,10 @@ def test_the_plan_names_the_schema_beside_it_and_agrees_with_it(tmp_path):
     assert read_plan(tmp_path).warnings == ()
 
 
-def test_a_command_without_config_takes_the_plan_of_the_current_folder(tmp_path, capsys):
-    assert run(["init", str(tmp_path)]) == 0
-    with contextlib.chdir(tmp_path):
+def test_a_command_without_config_takes_the_plan_of_the_current_folder(workspace, capsys):
+    folder = workspace.folder / "new"
+    assert run(["init", str(folder)]) == 0
+    with contextlib.chdir(folder), workspace.forking():
         assert run(["plan", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["plan"]["model"]["factory"] == "model.py:build"
 
