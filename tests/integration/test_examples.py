@@ -1,8 +1,5 @@
 """The examples learn what they are there to learn, before anything is cut, queued or scheduled."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -11,6 +8,7 @@ from stageline.pipeline.model.load import load_function, load_source
 from stageline.pipeline.plan import Plan, read_plan
 from support.paths import EXAMPLES
 from support.reference import ReferenceResult, recipe, train
+from support.workspace import Workspace
 
 
 def measured(plan: Plan, trained: ReferenceResult, metric: str) -> float:
@@ -41,8 +39,9 @@ def test_a_few_steps_teach_chargpt_more_than_which_symbols_are_common() -> None:
     assert measured(plan, train(plain), "model.py:bits_per_symbol") < by_frequency - 0.2
 
 
-def test_the_walk_through_two_stages_by_hand_ends_at_the_unsplit_models_weights() -> None:
-    run = subprocess.run([sys.executable, EXAMPLES / "two_stages.py"], capture_output=True, text=True, check=True)
+def test_the_walk_through_two_stages_by_hand_ends_at_the_unsplit_models_weights(workspace: Workspace) -> None:
+    run = workspace.command("script", str(EXAMPLES / "two_stages.py"))
+    assert run.returncode == 0, run.stderr
     *_, in_two, unsplit, verdict = run.stdout.splitlines()
     assert in_two.split()[-1] == unsplit.split()[-1]
     assert verdict == "the same weights, to the bit: True"

@@ -93,13 +93,15 @@ class ForkServer:
 
     def start(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> ForkedCommand:
         """Starts `stageline` with these arguments, in `folder`, in a session of its own."""
-        stdout, stdout_of_process = os.pipe()
-        stderr, stderr_of_process = os.pipe()
-        request = {"arguments": arguments, "folder": str(folder), "environment": dict(environment)}
-        answer = self._ask(request, stdout_of_process, stderr_of_process)
-        os.close(stdout_of_process)
-        os.close(stderr_of_process)
-        return ForkedCommand(int(answer["pid"]), os.fdopen(stdout), os.fdopen(stderr))
+        return self._start({"arguments": arguments, "folder": str(folder), "environment": dict(environment)})
+
+    def call(self, function: str, *arguments: object) -> ForkedCommand:
+        """Starts a process that calls `function`, "support.producer_process:main", with these arguments as text."""
+        words = [*map(str, arguments)]
+        environment = dict(os.environ)
+        return self._start(
+            {"function": function, "arguments": words, "folder": os.getcwd(), "environment": environment}
+        )
 
     def spawn(self, arguments: Sequence[str], log: TextIO) -> ForkedCommand:
         """A `Spawn`: starts `stageline` in this folder; all that it writes goes to `log`."""
@@ -137,6 +139,14 @@ class ForkServer:
         if self._process.returncode is None:
             self._socket.close()
             self._process.wait(timeout=60)  # it may still be loading torch
+
+    def _start(self, request: dict[str, Any]) -> ForkedCommand:
+        stdout, stdout_of_process = os.pipe()
+        stderr, stderr_of_process = os.pipe()
+        answer = self._ask(request, stdout_of_process, stderr_of_process)
+        os.close(stdout_of_process)
+        os.close(stderr_of_process)
+        return ForkedCommand(int(answer["pid"]), os.fdopen(stdout), os.fdopen(stderr))
 
     def _ask(self, request: dict[str, Any], *files: int) -> dict[str, Any]:
         """Sends a request with open files; returns the answer."""

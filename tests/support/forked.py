@@ -1,4 +1,5 @@
-"""The fork server's own process, and what the processes that it forks do: run one command, or supervise one trial.
+"""The fork server's own process, and what the processes that it forks do: run one command, call one function, or
+supervise one trial.
 
 A trial supervises broker and workers as `stageline train` does, but forks them, records their actions, and kills them
 where the test wants it. A forked `train` forks its broker and workers, too.
@@ -6,6 +7,7 @@ where the test wants it. A forked `train` forks its broker and workers, too.
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -44,7 +46,7 @@ class ForkedChild:
         self.pid = os.fork()
         if not self.pid:
             prepare()
-            _run_command(arguments, log.fileno(), log.fileno(), report)
+            _run(partial(_exit_code_of, arguments), log.fileno(), log.fileno(), arguments, report)
         os.close(report)
 
     def poll(self) -> int | None:
@@ -140,9 +142,11 @@ def _record_and_kill(folder: Path, name: str, generation: int, kill_after: int) 
     write = action_log.record(folder, name, generation, count)
 
 
-def _run_command(arguments: Sequence[str], stdout: int, stderr: int, report: int | None = None) -> None:
+def _run(
+    work: Callable[[], int], stdout: int, stderr: int, arguments: Sequence[str] = (), report: int | None = None
+) -> None:
     """The rest of a forked process: never returns, since the frames below belong to its parent. The result of the
-    command goes to `report`."""
+    command with these arguments goes to `report`."""
     code = 1
     try:
         os.setsid()
@@ -153,7 +157,7 @@ def _run_command(arguments: Sequence[str], stdout: int, stderr: int, report: int
         with open(os.devnull) as nothing:
             for target, source in enumerate((nothing.fileno(), stdout, stderr)):
                 os.dup2(source, target)
-        code = _exit_code_of(arguments)
+        code = work()
         if report is not None:
             CommandToRun([*arguments], report, os.getpid()).finish(code)
     except BaseException:  # noqa: BLE001  # the process must end here, and show why
@@ -181,8 +185,15 @@ def _exit_code_of(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _call(function: str, arguments: Sequence[str]) -> int:
+    module, _, name = function.partition(":")
+    getattr(importlib.import_module(module), name)(*arguments)
+    return 0
+
+
 def _become_command(request: dict[str, Any], answer: TextIO, stdout: int, stderr: int) -> None:
-    """Forks the command and returns: once this process has exited, the command is a child of the test's process."""
+    """Forks the command, or the call of a function, and returns: once this process has exited, it is a child of the
+    test's process."""
     from stageline.workers.launch import template
 
     pid = os.fork()
@@ -195,9 +206,10 @@ def _become_command(request: dict[str, Any], answer: TextIO, stdout: int, stderr
     tempfile.tempdir = None  # looked up again in the new environment: torch has made tempfile keep the old one
     os.chdir(request["folder"])
     tempfile.tempdir = None  # TMPDIR decides again
-    if request["arguments"][0] != "script":  # a script has a template of its own, which is a fork
+    arguments, function = request["arguments"], request.get("function")
+    if arguments[:1] != ["script"]:  # a script has a template of its own, which is a fork
         template.Template = ForkingTemplate  # type: ignore[misc, assignment]
-    _run_command(request["arguments"], stdout, stderr)
+    _run(partial(_call, function, arguments) if function else partial(_exit_code_of, arguments), stdout, stderr)
 
 
 def _supervise_trial(request: dict[str, Any], answer: TextIO) -> None:

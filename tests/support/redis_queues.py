@@ -1,7 +1,5 @@
 """Queues of two workers over a Redis server, and what tests do with them."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
@@ -12,7 +10,7 @@ from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues
-from support.paths import importing_tests
+from support.fork_server import ForkedCommand, ForkServer
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
 
 BACK = QueueKey(Flow.BACKWARD, 0)
@@ -34,11 +32,10 @@ def line_at(stack: ExitStack, url: str, **terms: Any) -> QueuePair:
 
 
 @contextmanager
-def producer_process(url: str, incarnation: int, step: int, end: int) -> Iterator["subprocess.Popen[bytes]"]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "support.redis_producer", url, *map(str, (incarnation, step, end))],
-        env=importing_tests(),
-    ) as process:
+def producer_process(
+    fork_server: ForkServer, url: str, incarnation: int, step: int, end: int
+) -> Iterator[ForkedCommand]:
+    with closing(fork_server.call("support.redis_producer:main", url, incarnation, step, end)) as process:
         try:
             yield process
         finally:

@@ -1,7 +1,7 @@
-"""Kills snapshot writers again and again, and checks what they leave. Runs as a process of its own, which forks:
+"""Kills snapshot writers again and again, and checks what they leave. Runs in a process of its own, which forks:
 
-    python -m support.snapshot_killer FOLDER boundaries    before each call to the file system: mkdir, open, ...
-    python -m support.snapshot_killer FOLDER 40            40 times, at a random moment: also within a write
+    main(folder, "boundaries")    before each call to the file system: mkdir, open, ...
+    main(folder, "40")            40 times, at a random moment: also within a write
 
 Prints a JSON object for each kill: what was found, and what was wrong with it.
 """
@@ -105,10 +105,10 @@ def at_random_moments(folder: Path, times: int) -> None:
         print(json.dumps(report(here, status)))
 
 
-if __name__ == "__main__":
+def main(folder: str, kills: str) -> None:
     torch.set_num_threads(1)
     os.fsync = lambda descriptor: None  # slow, and not needed: a kill leaves the page cache as it is
-    if sys.argv[2] == "boundaries":
-        at_every_boundary(Path(sys.argv[1]))
+    if kills == "boundaries":
+        at_every_boundary(Path(folder))
     else:
-        at_random_moments(Path(sys.argv[1]), int(sys.argv[2]))
+        at_random_moments(Path(folder), int(kills))

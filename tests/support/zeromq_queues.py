@@ -1,7 +1,5 @@
 """Queues of two workers over real sockets, with or without a faulty network between them."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
@@ -10,7 +8,7 @@ from stageline.broker.codec.message import Flow
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from support.paths import importing_tests
+from support.fork_server import ForkedCommand, ForkServer
 from support.proxy import Proxy
 from support.queue_pair import KEY, RUN, QueuePair
 
@@ -29,12 +27,10 @@ def line_of(producer: ZeroMQQueues, consumer: ZeroMQQueues) -> QueuePair:
 
 
 @contextmanager
-def producer_process(url: str, incarnation: int, step: int, end: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "support.producer_process", url, *map(str, (incarnation, step, end))]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=importing_tests()
-    ) as process:
-        assert process.stdout is not None
+def producer_process(
+    fork_server: ForkServer, url: str, incarnation: int, step: int, end: int
+) -> Iterator[tuple[str, ForkedCommand]]:
+    with closing(fork_server.call("support.producer_process:main", url, incarnation, step, end)) as process:
         try:
             yield process.stdout.readline().strip(), process
         finally:

@@ -3,10 +3,8 @@
 import json
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ import torch
 from stageline.pipeline.stage.state import StageState
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed, SnapshotsDiffer
 from stageline.workers.checkpoint.snapshot import MANIFEST, TRAINING, WEIGHTS, Origin, Snapshot, SnapshotDamaged
-from support.paths import importing_tests
 from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)
@@ -159,15 +156,11 @@ def test_a_folder_that_cannot_be_written_to_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize(("kills", "at_least"), [pytest.param("boundaries", 90, marks=pytest.mark.slow), ("30", 30)])
-def test_a_writer_that_is_killed_leaves_whole_snapshots_or_none(tmp_path, kills, at_least):
-    done = subprocess.run(
-        [sys.executable, "-m", "support.snapshot_killer", tmp_path, kills],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=importing_tests(),
-    )
-    reports = [json.loads(line) for line in done.stdout.splitlines()]
+def test_a_writer_that_is_killed_leaves_whole_snapshots_or_none(fork_server, tmp_path, kills, at_least):
+    with closing(fork_server.call("support.snapshot_killer:main", tmp_path, kills)) as killer:
+        told, errors = killer.communicate()
+    assert killer.returncode == 0, errors
+    reports = [json.loads(line) for line in told.splitlines()]
     assert sum(report["killed"] for report in reports) >= at_least
     assert sum(bool(report["unfinished"]) for report in reports) > at_least / 4  # in the middle of something
     assert not [report for report in reports if report["wrong"]]

@@ -15,6 +15,7 @@ from stageline.broker.errors import Disagreement, Fenced, QueueFull
 from stageline.broker.network.redis_connection import RedisUnfit
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.redis.queues import RedisQueues, forget
+from support.fork_server import ForkServer
 from support.queue_pair import KEY, QueuePair, wait_for
 from support.redis_queues import STREAM, acl, line_at, payloads, producer_process, put_all, take_all, worker
 from support.redis_server import RedisServer, shared_server
@@ -32,14 +33,16 @@ def test_what_is_trimmed_is_gone_from_the_server(stack: ExitStack) -> None:
     assert [entry_id for entry_id, _ in client.xrange(STREAM)] == [b"8-1", b"9-1"]
 
 
-def test_a_killed_producer_is_replaced_and_the_consumer_goes_on(stack: ExitStack, server: RedisServer) -> None:
+def test_a_killed_producer_is_replaced_and_the_consumer_goes_on(
+    stack: ExitStack, fork_server: ForkServer, server: RedisServer
+) -> None:
     consumer = worker(stack, 2, server.url)
     line = QueuePair(consumer, consumer, 4)
-    with producer_process(server.url, incarnation=1, step=0, end=2000) as process:
+    with producer_process(fork_server, server.url, incarnation=1, step=0, end=2000) as process:
         taken = line.take_numbers(100)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    with producer_process(server.url, incarnation=3, step=20, end=400):
+    with producer_process(fork_server, server.url, incarnation=3, step=20, end=400):
         taken += line.take_numbers(300)
     assert taken == list(range(400))
 

@@ -15,6 +15,7 @@ from stageline.broker.codec.message import Message
 from stageline.broker.errors import Fenced
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
+from support.fork_server import ForkServer
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
 from support.workspace import free_port
 from support.zeromq_queues import BACK, LOOPBACK, line_of, producer_process, worker
@@ -29,29 +30,31 @@ def take_numbers(consumer: ZeroMQQueues, count: int) -> list[int]:
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_a_killed_producer_is_replaced_and_the_consumer_goes_on(
-    stack: ExitStack, tmp_path: Path, transport: str
+    stack: ExitStack, fork_server: ForkServer, tmp_path: Path, transport: str
 ) -> None:
     urls = [f"ipc://{tmp_path}/first", f"ipc://{tmp_path}/second"] if transport == "ipc" else [LOOPBACK] * 2
     consumer = worker(stack, 2, f"ipc://{tmp_path}/consumer")
-    with producer_process(urls[0], incarnation=1, step=0, end=40) as (endpoint, process):
+    with producer_process(fork_server, urls[0], incarnation=1, step=0, end=40) as (endpoint, process):
         consumer.connect({KEY: endpoint})
         taken = take_numbers(consumer, 10)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    with producer_process(urls[1], incarnation=3, step=1, end=100) as (endpoint, _):
+    with producer_process(fork_server, urls[1], incarnation=3, step=1, end=100) as (endpoint, _):
         consumer.connect({KEY: endpoint})
         taken += take_numbers(consumer, 90)
     assert taken == list(range(100))
 
 
-def test_a_producer_may_come_back_at_the_same_address(stack: ExitStack, tmp_path: Path, hasty: None) -> None:
+def test_a_producer_may_come_back_at_the_same_address(
+    stack: ExitStack, fork_server: ForkServer, tmp_path: Path, hasty: None
+) -> None:
     url = f"ipc://{tmp_path}/producer"
     consumer = worker(stack, 2)
     consumer.connect({KEY: url})
-    with producer_process(url, incarnation=1, step=0, end=40) as (_, process):
+    with producer_process(fork_server, url, incarnation=1, step=0, end=40) as (_, process):
         taken = take_numbers(consumer, 10)
         process.send_signal(signal.SIGKILL)
-    with producer_process(url, incarnation=3, step=2, end=40):
+    with producer_process(fork_server, url, incarnation=3, step=2, end=40):
         taken += take_numbers(consumer, 30)
     assert taken == list(range(40))
 
