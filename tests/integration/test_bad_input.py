@@ -169,10 +169,22 @@ def test_an_interrupt_in_the_middle_of_a_run_stops_it_quietly(number, workspace)
 
 
 def test_an_interrupt_while_the_workers_start_stops_them(workspace):
-    train = workspace.start("train", ".", cold=True)
-    until(train.stderr, "logs in")
-    train.send_signal(signal.SIGINT)
-    assert train.wait() == 130
+    os.mkfifo(workspace.folder / "gate")
+    workspace.write("model.py", (workspace.folder / "model.py").read_text() + WAITS_IN_A_WORKER)
+    train = workspace.start("train", ".")
+    with (workspace.folder / "gate").open("w"):  # opens once a worker reads
+        train.send_signal(signal.SIGINT)
+        assert train.wait() == 130
+
+
+WAITS_IN_A_WORKER = """
+import sys
+
+def build(plain=build):
+    if sys.argv[1] == "worker":
+        open("gate").read()
+    return plain()
+"""
 
 
 @pytest.mark.parametrize("command", ["train", "worker", "plan"])

@@ -27,7 +27,7 @@ TRAIN_1 = [
 
 
 def test_train_ends_with_one_line_of_json_and_keeps_it_with_the_plan_in_the_runs_folder(workspace, capsys):
-    ended = workspace.command("train", ".", "--json", cold=True)
+    ended = workspace.command("train", ".", "--json")
     assert ended.returncode == 0, ended.stderr
     (line,) = ended.stdout.splitlines()
     result = json.loads(line)
@@ -92,7 +92,7 @@ def everything(terminal):
 def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(workspace):
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "stageline", "train", ".", "--set", "queues.url=memory://", "--json"],
+        [sys.executable, "-m", "stageline", "train", ".", "--json"],
         cwd=workspace.folder,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
         stdin=subprocess.DEVNULL,
