@@ -5,6 +5,7 @@ run = ScriptedRun(RECIPE, cut=[2], placement=((0,), (1,)))
 run.train(x, y)
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,14 +19,14 @@ from stageline.broker.queues.base import QueueKey, Queues, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.model.cut import cut_model
-from stageline.pipeline.schedule import Placement, make_schedule
+from stageline.pipeline.schedule import Kind, Placement, make_schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.executor import Executor, Metric
-from stageline.workers.runtime.loop import WorkerLoop, take_turns
-from stageline.workers.runtime.program import AHEAD, ENDLESS, Program, call_key, reply_key
+from stageline.workers.runtime.loop import CarryOut, WorkerLoop, take_turns
+from stageline.workers.runtime.program import AHEAD, ENDLESS, Instruction, Program, call_key, reply_key
 from support.reference import Recipe
 
 RUN = "scripted"
@@ -57,9 +58,11 @@ class ScriptedRun:
         self.program = Program(made, ENDLESS, scripted=True)
         self.position = Position()
         self.incarnation = 1
+        self.snapshots: dict[int, dict[int, StageState]] = defaultdict(dict)  # by step and stage
         self.ends: list[Queues] = self._open_all()  # of each worker, then of the script
         self.executors = [self._executor(worker) for worker in range(len(self.placement))]
         self.loops = [self._loop(worker) for worker in range(len(self.placement))]
+        self._initial = self.save()
 
     @property
     def stages(self) -> dict[int, Stage]:
@@ -141,6 +144,19 @@ class ScriptedRun:
         """A checkpoint. Only between two calls."""
         return SavedState(self.position, {index: stage.snapshot() for index, stage in self.stages.items()})
 
+    def checkpoint(self) -> SavedState:
+        """The newest step of which all stages have snapshots that may be reported; the beginning, if there is none."""
+        for loop in self.loops:
+            loop.note_answered()
+        complete = [step for step, states in self.snapshots.items() if len(states) == self.program.schedule.stages]
+        ready = [step for step in complete if all(loop.progress.may_report(step) for loop in self.loops)]
+        if not ready:
+            return self._initial
+        step = max(ready)
+        positions = {loop.progress.positions[step] for loop in self.loops if step in loop.progress.positions}
+        assert len(positions) == 1, positions
+        return SavedState(positions.pop(), self.snapshots[step])
+
     def trim(self, saved: SavedState) -> None:
         """The checkpoint `saved` is complete: nothing before it is needed any more."""
         for place, ends in enumerate(self.ends):
@@ -154,6 +170,9 @@ class ScriptedRun:
         self.executors[worker] = self._executor(worker)
         for index, stage in self.executors[worker].stages.items():
             stage.restore(saved.states[index])
+            for step in self.snapshots:
+                if step > saved.position.step:  # they are another incarnation's
+                    self.snapshots[step].pop(index, None)
         loop = self.loops[worker] = self._loop(worker, saved.position.step)
         loop.begin_at(saved.position)
         for key in self.program.inbound(worker):
@@ -173,7 +192,28 @@ class ScriptedRun:
 
     def _loop(self, worker: int, start: int = 0) -> WorkerLoop:
         executor, incarnation, ends = self.executors[worker], self.incarnation, self.ends[worker]
-        return WorkerLoop(self.program, worker, executor, ends, run=RUN, incarnation=incarnation, start=start)
+        return WorkerLoop(
+            self.program,
+            worker,
+            executor,
+            ends,
+            carry_out=self._snapping(executor),
+            run=RUN,
+            incarnation=incarnation,
+            start=start,
+        )
+
+    def _snapping(self, executor: Executor) -> CarryOut:
+        """As a worker's hooks do: a snapshot of each stage after every step."""
+
+        def carry_out(instruction: Instruction, received: Sequence[Tree]) -> Tree:
+            result = executor.carry_out(instruction, received)
+            if instruction.action.kind is Kind.UPDATE:
+                stage = instruction.action.stage
+                self.snapshots[instruction.step + 1][stage] = executor.stages[stage].snapshot()
+            return result
+
+        return carry_out
 
     def _executor(self, worker: int) -> Executor:
         recipe, last = self.recipe, self.program.last

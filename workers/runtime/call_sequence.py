@@ -17,19 +17,23 @@ from .program import Instruction, Program, call_key, reply_key
 
 
 class CallSequence:
-    """The calls to one worker from `position` on. `open` is the one that is carried out, None between two calls; once
-    it is `over`, no other comes."""
+    """The calls to one worker from `start` on, of which those before `position` are done. `open` is the one that is
+    carried out, None between two calls; once it is `over`, no other comes."""
 
     def __init__(self, program: Program, worker: int, executor: Executor, position: Position) -> None:
         self.calls = call_key(worker)
         self.replies = reply_key(worker)
-        self.position = position
+        self.position = self.start = position
         self.open: Call | None = None
         self.over = False
         self._program = program
         self._worker = worker
         self._executor = executor
         self._outputs: list[Tree] = []  # of the last stage, if the open call wants them
+
+    def begin_at(self, position: Position) -> None:
+        """No call was begun yet."""
+        self.position = self.start = position
 
     def begin(self, message: Message) -> Iterator[Instruction]:
         """Opens the call that `message` brought; what is to be computed for it. Raises `CallRefused`, and `DataError`

@@ -96,7 +96,7 @@ class WorkerLoop:
     def begin_at(self, position: Position) -> None:
         """A scripted run goes on from there: its checkpoint has been restored."""
         if self._script is not None:
-            self._script.position = position
+            self._script.begin_at(position)
             self.progress.positions[position.step] = position
             self.progress.answered = position.calls
 
@@ -128,10 +128,12 @@ class WorkerLoop:
                 return "finished"
 
     def note_answered(self) -> None:
-        """Which replies have arrived at the script, as far as the queues know now."""
-        if self._script is not None and (replies := self._by_name.get(str(self._script.replies))) is not None:
+        """Which replies have arrived at the script, as far as the queues know now: all from before the checkpoint that
+        this worker has begun at."""
+        script = self._script
+        if script is not None and (replies := self._by_name.get(str(script.replies))) is not None:
             depth = replies.depth()
-            self.progress.answered = self._script.position.calls - depth.ready - depth.in_flight
+            self.progress.answered = max(script.start.calls, script.position.calls - depth.ready - depth.in_flight)
 
     def lacks_room(self) -> None:
         """To be called while a `put` of this loop waits for room: a worker that waits does not hang."""

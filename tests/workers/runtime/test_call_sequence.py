@@ -1,8 +1,11 @@
 """A scripted run: what a script's calls come to, bit for bit, whatever the schedule, and whoever is lost on the way."""
 
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.schedule import schedule_names
 from stageline.workers.runtime.calls import Call, CallKind, CallRefused, Position, encode_call
+from support.payloads import bits
 from support.redis_server import shared_server
 from support.reference import Recipe, train
 from support.scripted_run import RUN, ScriptedRun, WiredScriptedRun
@@ -172,6 +176,50 @@ def test_a_lost_worker_begins_at_a_checkpoint_and_replies_the_same_again(make, l
         expected += [undisturbed.train(*whole_batch(step)), undisturbed.evaluate(x, y)]
     assert replies == expected
     assert same(run.state(), train(of).state)
+
+
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 200))]
+
+
+def drawn_calls(dice: Random, count: int) -> list[tuple[CallKind, int]]:
+    """Kinds of calls, each with the number of its batch."""
+    kinds = (CallKind.TRAIN, CallKind.TRAIN, CallKind.TRAIN, CallKind.EVALUATE, CallKind.PREDICT, CallKind.STATE)
+    return [(dice.choice(kinds), dice.randrange(5)) for _ in range(count)]
+
+
+def put(run: ScriptedRun, kind: CallKind, number: int) -> int:
+    x, y = batch(number)
+    batches = {CallKind.TRAIN: (x, y), CallKind.EVALUATE: (x, y), CallKind.PREDICT: (x,)}
+    return run.put(kind, *batches.get(kind, ()))
+
+
+def replies(run: ScriptedRun, number: int) -> list[Any]:
+    return [bits(run.take(worker, number)) for worker in range(len(run.loops))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whichever_workers_are_lost_at_any_moment_the_replies_are_those_of_an_undisturbed_run(make, seed: int) -> None:
+    """Each at the newest checkpoint whose replies the script has; what is before that is trimmed now and then."""
+    dice = Random(seed)
+    placement, schedule = PLACEMENTS[dice.choice(sorted(PLACEMENTS))], dice.choice(["1f1b", "gpipe", "eager-1f1b"])
+    terms = {"schedule": schedule, "metrics": {"accuracy": accuracy}}
+    run, undisturbed = make(placement=placement, **terms), make(placement=placement, **terms)
+    calls = drawn_calls(dice, 12)
+    expected = [replies(undisturbed, put(undisturbed, *call)) for call in calls]
+    found: list[Any] = []
+    waiting = deque[int]()
+    for call in [*calls, None, None, None]:
+        if call is not None:
+            waiting.append(put(run, *call))
+        run.rounds(dice.randrange(40))
+        if dice.random() < 0.4:
+            run.lose(dice.randrange(len(placement)), run.checkpoint())
+            run.rounds(dice.randrange(20))
+        if dice.random() < 0.3:
+            run.trim(run.checkpoint())
+        while waiting and (call is None or len(waiting) > 2):
+            found.append(replies(run, waiting.popleft()))
+    assert found == expected
 
 
 def open_ipc(folder: Path, place: int, incarnation: int, options: QueueOptions) -> ZeroMQQueues:
