@@ -6,6 +6,7 @@ it was forked from may have threads: like torch's own readers, it needs none of 
 
 import ctypes
 import errno
+import gc
 import os
 import signal
 import socket
@@ -162,6 +163,7 @@ def _passing(error: BaseException) -> int:
 
 def _become_reader(parent: int | None) -> None:
     """Ctrl-C in a terminal reaches all its processes: it is for the parent to end this one."""
+    gc.freeze()  # what is garbage of the parent is finalized there
     torch.set_num_threads(1)
     signal.set_wakeup_fd(-1)
     for number, handler in _HANDLERS.items():

@@ -2,9 +2,12 @@
 
 import json
 
+import psutil
 import pytest
 
-from support.workspace import PLAN, Workspace
+from stageline.workers.control.client import Client
+from stageline.workers.runs import folder as runs
+from support.workspace import PLAN, Workspace, until
 
 DATASET = """
 import random
@@ -37,13 +40,39 @@ def plan(workspace: Workspace) -> Workspace:
     return workspace
 
 
+def options(*sets: str) -> list[str]:
+    return ["train", ".", "--json", *(word for each in sets for word in ("--set", each))]
+
+
 def result(workspace: Workspace, *sets: str) -> tuple[str, float, float]:
-    options = [word for each in sets for word in ("--set", each)]
-    ended = workspace.command("train", ".", "--json", *options)
+    ended = workspace.command(*options(*sets))
     assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout)
+    return told(ended.stdout)
+
+
+def told(text: str) -> tuple[str, float, float]:
+    found = json.loads(text)
     return found["weights_sha256"], found["loss"], found["metrics"]["accuracy"]
 
 
 def test_readers_in_every_worker_give_the_weights_of_one_process_without_them(plan: Workspace) -> None:
     assert result(plan, "data.num_workers=1") == result(plan, "queues.url=memory://")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", [True, False], ids=["a reader", "a worker"])
+def test_whatever_is_killed_readers_end_with_their_worker_and_the_weights_stay(plan: Workspace, reader: bool) -> None:
+    sets = ("run.steps=600", "recovery.snapshot_every=50")
+    train = plan.start(*options(*sets, "data.num_workers=2"))
+    until(train.stderr, "running")
+    url = runs.read_broker_url(max(plan.runs(), key=lambda path: path.stat().st_mtime))
+    assert url is not None
+    with Client(url) as client:
+        worker = psutil.Process(client.ask("status", timeout=10)["workers"][0]["pid"])
+    readers = worker.children()
+    assert len(readers) == 2
+    (readers[0] if reader else worker).kill()
+    said, errors = train.communicate()
+    assert train.returncode == 0, errors
+    assert json.loads(said)["restarts"] == (0 if reader else 1)
+    assert told(said) == result(plan, *sets, "queues.url=memory://")

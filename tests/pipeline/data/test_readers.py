@@ -4,7 +4,7 @@ import errno
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -15,6 +15,8 @@ from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.data.readers import Readers
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.retry import passing_fault
+
+Children = Callable[[], set[int]]
 
 
 def numbered(step: int) -> Batch:
@@ -47,11 +49,18 @@ def read(readers: Readers, step: int) -> int:
     pytest.fail("no batch")
 
 
-def children() -> set[int]:
+def all_children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-def test_readers_take_turns_and_serve_any_step(ahead: Readers) -> None:
+@pytest.fixture
+def children() -> Children:
+    """The processes that this one has started since the test began."""
+    before = all_children()
+    return lambda: all_children() - before
+
+
+def test_readers_take_turns_and_serve_any_step(ahead: Readers, children: Children) -> None:
     assert not children()  # none before the first batch
     drawn = [read(ahead, step) for step in (0, 1, 2, 3, 9, 0, 0, 1, 10**12)]
     assert len(set(drawn)) == 2
@@ -59,19 +68,19 @@ def test_readers_take_turns_and_serve_any_step(ahead: Readers) -> None:
     assert drawn[0] == drawn[2] != drawn[1] == drawn[3]
 
 
-def test_none_is_left_after_close_and_others_start_with_the_next_batch(ahead: Readers) -> None:
+def test_none_is_left_after_close_and_others_start_with_the_next_batch(ahead: Readers, children: Children) -> None:
     first = read(ahead, 0)
     ahead.close()
     assert not children()
     assert read(ahead, 1) != first
 
 
-def test_readers_end_with_their_last_use() -> None:
+def test_readers_end_with_their_last_use(children: Children) -> None:
     assert read(Readers(numbered, 1), 0)
     assert not children()
 
 
-def test_what_cannot_be_drawn_is_told_and_the_next_step_can_be() -> None:
+def test_what_cannot_be_drawn_is_told_and_the_next_step_can_be(children: Children) -> None:
     readers = Readers(cannot_draw, 1)
     for step in (0, 1, 0):
         with pytest.raises(DataError, match=f"no row of step {step}"):
@@ -98,7 +107,9 @@ def test_what_no_frame_can_hold_is_told() -> None:
     readers.close()
 
 
-def test_readers_that_are_killed_are_replaced_and_what_they_had_is_drawn_again(ahead: Readers) -> None:
+def test_readers_that_are_killed_are_replaced_and_what_they_had_is_drawn_again(
+    ahead: Readers, children: Children
+) -> None:
     read(ahead, 0)
     killed = children()
     for pid in killed:
@@ -108,7 +119,7 @@ def test_readers_that_are_killed_are_replaced_and_what_they_had_is_drawn_again(a
     assert drawn[-1] not in killed
 
 
-def test_readers_that_end_again_are_not_replaced_and_the_way_out_is_named() -> None:
+def test_readers_that_end_again_are_not_replaced_and_the_way_out_is_named(children: Children) -> None:
     readers = Readers(ends_its_process, 1)
     read(readers, 0)
     read(readers, 1)
@@ -134,7 +145,7 @@ def test_readers_end_with_a_process_that_is_killed() -> None:
     os.close(ours)
 
 
-def test_a_fork_has_readers_of_its_own(ahead: Readers) -> None:
+def test_a_fork_has_readers_of_its_own(ahead: Readers, children: Children) -> None:
     read(ahead, 0)
     theirs = children()
     if (pid := os.fork()) == 0:
@@ -145,7 +156,7 @@ def test_a_fork_has_readers_of_its_own(ahead: Readers) -> None:
     assert read(ahead, 1) in theirs
 
 
-def test_after_ctrl_c_in_a_batch_the_next_one_comes() -> None:
+def test_after_ctrl_c_in_a_batch_the_next_one_comes(children: Children) -> None:
     class Interrupted(Exception):
         pass
 
