@@ -200,7 +200,12 @@ def test_an_interrupt_while_the_plan_is_prepared_ends_it_at_once_whatever_the_us
 
 
 @pytest.mark.parametrize(
-    "moment", ["stageline.workers.cli.app", "click.core", "torch._utils", "torch.nn.modules.linear"]
+    "moment",
+    [
+        "stageline.workers.cli.app",
+        "torch._utils",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("click.core", "torch.nn.modules.linear")),
+    ],
 )
 def test_an_interrupt_while_modules_are_imported_is_quiet(moment, workspace):
     process = workspace.start("doctor", cold=True, PYTHONVERBOSE="1")  # it tells of every import
