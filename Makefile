@@ -4,13 +4,16 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n 4 --dist worksteal
 RUN := PYTHONPATH=tests $(BIN)/python -m
 
-.PHONY: train test test-all lint faults fuzz simulate bench docker-test shape clean
+.PHONY: train test test-quick test-all lint faults fuzz simulate bench docker-test shape clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
 
-# What each change must pass: a few minutes.
-test: lint
+# What each change must pass: a few minutes. mypy keeps one core busy: tests begin beside it.
+test: .venv/ready build/types/stageline
+	$(MAKE) --jobs=2 lint test-quick
+
+test-quick: .venv/ready
 	$(PYTEST)
 
 # The tests that `make test` leaves out: whole matrices, long runs, more seeds.
