@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from itertools import count
+from itertools import count, repeat
 from typing import Any, Protocol
 
 from torch.utils.data import Dataset, default_collate
@@ -64,11 +64,12 @@ class Loader(AbstractContextManager["Loader"]):
         sampling = Sampling(dataset, self._order, seed, collate_fn or default_collate, target)
         self._readers = Readers(sampling.batch, num_workers) if num_workers else None
         self._draw = sampling.batch if self._readers is None else self._readers.batch
-        self._epoch = 0  # that the next loop walks
+        self._epochs: Iterator[int] = count()  # that the next loops walk
         self._held_out: Loader | None = None
         if held_out is not None:
             same = {"collate_fn": collate_fn, "num_workers": num_workers, "target": target}
             self._held_out = Loader(held_out, batch_size, seed, shuffle=False, **same)  # type: ignore[arg-type]
+            self._held_out._epochs = repeat(0)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -86,13 +87,12 @@ class Loader(AbstractContextManager["Loader"]):
         return self._draw(step)
 
     def held_out(self) -> "Loader | None":
-        """The rows held out, as one epoch of a loader; None if there are none."""
+        """The rows held out, as a loader of which every loop walks epoch 0; None if there are none."""
         return self._held_out
 
     def __iter__(self) -> Iterator[Batch]:
         """One epoch: the first loop walks epoch 0, the next loop epoch 1."""
-        start = self._epoch * self.steps_per_epoch
-        self._epoch += 1
+        start = next(self._epochs) * self.steps_per_epoch
         return map(self.batch, range(start, start + self.steps_per_epoch))
 
     def batches(self, start: int = 0, *, epochs: int | None = None) -> Iterator[Batch]:

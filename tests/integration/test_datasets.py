@@ -1,10 +1,16 @@
 """Runs whose plan names a dataset: readers change nothing, and end with their workers."""
 
 import json
+from functools import partial
+from itertools import islice
+from typing import Any
 
 import psutil
 import pytest
+import torch
+from torch import nn
 
+from stageline import Line, Loader, load_weights
 from stageline.workers.control.client import Client
 from stageline.workers.runs import folder as runs
 from support.workspace import PLAN, Workspace, until
@@ -57,6 +63,25 @@ def told(text: str) -> tuple[str, float, float]:
 
 def test_readers_in_every_worker_give_the_weights_of_one_process_without_them(plan: Workspace) -> None:
     assert result(plan, "data.num_workers=1") == result(plan, "queues.url=memory://")
+
+
+def test_a_script_with_a_loader_comes_to_the_weights_of_the_plan_also_from_the_middle(plan: Workspace) -> None:
+    result(plan, "queues.url=memory://")
+    trained = load_weights(plan.runs()[0])
+    names: dict[str, Any] = {"__name__": "data"}
+    exec(compile(DATASET, "data.py", "exec"), names)  # noqa: S102  # the text above
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    loss, optimizer = nn.functional.cross_entropy, partial(torch.optim.SGD, lr=0.1)
+    with (
+        Loader(names["Noisy"](), 6, 0, target="label", num_workers=1) as loader,
+        Line(model, cut=[2], loss=loss, optimizer=optimizer, microbatches=3, workers="inline") as line,
+    ):
+        for x, y in islice(loader.batches(), 4):
+            line.step(x, y)
+        for x, y in islice(loader.batches(line.position), 2):
+            line.step(x, y)
+        assert all(torch.equal(tensor, trained[name]) for name, tensor in line.state_dict().items())
 
 
 @pytest.mark.slow

@@ -154,6 +154,9 @@ def test_rows_held_out_keep_their_order_and_are_drawn_when_their_turn_comes() ->
     kept = Loader(Augmented(), 4, 40, held_out=TensorDataset(X, Y)).held_out()
     assert kept is not None
     assert torch.cat([y for _, y in kept]).tolist() == list(range(10))
+    noisy = loader(held_out=Augmented()).held_out()
+    assert noisy is not None
+    assert all(same(one, other) for one, other in zip([*noisy], [*noisy], strict=True))  # each loop measures the same
     assert loader().held_out() is None
 
 
