@@ -40,7 +40,6 @@ class Flow(StrEnum):
 
     FORWARD = "forward"  # activations, from stage k-1 to stage k
     BACKWARD = "backward"  # gradients with respect to those activations, from stage k+1 to stage k
-    TARGET = "target"  # targets from a user's own loader to the last stage
     EVALUATION = "evaluation"  # activations of evaluation for a script, from stage k-1 to stage k
     CALL = "call"  # what a script wants done, to worker k (in place of a stage)
     REPLY = "reply"  # what came of it, from worker k to the script

@@ -14,7 +14,7 @@ from stageline.pipeline.data import Microbatch
 from stageline.pipeline.errors import DataError, StagelineError, describe_error, raised_by_user_code
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.tree import Tree, describe, map_tensors
+from stageline.pipeline.tree import Tree, map_tensors
 
 from .program import Instruction
 
@@ -59,30 +59,16 @@ class BadMicrobatch(ComputeFailed):
     """A microbatch's loss is not a finite number."""
 
 
-def delivery(microbatch: Microbatch) -> Tree:
-    """What a `target` queue carries for a microbatch from a user's own loader."""
-    return (microbatch.targets, microbatch.rows, microbatch.share)
-
-
-def delivered(inputs: Tree, delivery: Tree) -> Microbatch:
-    """The microbatch whose `inputs` and `delivery` came through queues. Raises `ComputeFailed` for another payload."""
-    match delivery:
-        case (targets, int(rows), float(share)):
-            return Microbatch(inputs, targets, rows, share)
-        case _:
-            raise ComputeFailed(f"a target queue carries (targets, rows, share); this one brought {describe(delivery)}")
-
-
 @dataclass
 class Executor:
     """The stages of one worker with what they need besides messages.
 
     `last` is the number of the model's last stage, the one with the loss. `metrics` are means over rows, by name.
-    Without a `feed`, batches and targets come through queues. `evaluates_loss`: evaluation computes the loss too.
+    `evaluates_loss`: evaluation computes the loss too.
     """
 
     stages: Mapping[int, Stage]
-    feed: MicrobatchSource | None
+    feed: MicrobatchSource | None  # None for a worker that has neither the first stage nor the last
     last: int
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     evaluates_loss: bool = False
@@ -149,14 +135,12 @@ class Executor:
     def _given(self, stage: int, instruction: Instruction, received: Sequence[Tree]) -> Microbatch:
         """What a forward works on: inputs from a queue or, on the first stage, from the supply; targets on the last."""
         first, last = stage == 0, stage == self.last
-        if self.feed is not None and (first or last):
-            self.stages[stage].at_layer = DATA
-            supplied = self.feed.microbatch(instruction.step, instruction.action.microbatch)
-            inputs = supplied.inputs if first else received[0]
-            return Microbatch(inputs, supplied.targets if last else None, supplied.rows, supplied.share)
-        if last:
-            return delivered(received[0], received[1])
-        return Microbatch(received[0], None, 0, 1.0)
+        if self.feed is None or not (first or last):
+            return Microbatch(received[0], None, 0, 1.0)
+        self.stages[stage].at_layer = DATA
+        supplied = self.feed.microbatch(instruction.step, instruction.action.microbatch)
+        inputs = supplied.inputs if first else received[0]
+        return Microbatch(inputs, supplied.targets if last else None, supplied.rows, supplied.share)
 
     def _backward(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         step, number = instruction.step, instruction.action.microbatch

@@ -16,7 +16,7 @@ import msgspec
 
 from stageline.broker.codec.message import Flow, message_number
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.schedule import Action, Kind, Schedule, forward_only
+from stageline.pipeline.schedule import Action, Schedule, forward_only
 
 from .calls import Call, CallKind
 
@@ -51,15 +51,12 @@ class Instruction(msgspec.Struct, frozen=True):
 class Program:
     """`schedule` over `steps` steps, then forward only over the steps of `evaluation`.
 
-    `fed` says that batches and targets come through queues from a user's own loader, not from data sources; what the
-    last stage computes then goes back to that loader, as if to a stage after it. `scripted` says that the calls of a
-    script bring the batches, for as long as it likes.
+    `scripted` says that the calls of a script bring the batches, for as long as it likes.
     """
 
     schedule: Schedule
     steps: int
     evaluation: range = range(0)
-    fed: bool = False
     scripted: bool = False
 
     @property
@@ -74,8 +71,7 @@ class Program:
 
     @cached_property
     def queues(self) -> tuple[QueueKey, ...]:
-        """Every queue between stages, and between script and workers; those that a user's loader fills are not among
-        them."""
+        """Every queue between stages, and between script and workers."""
         between_stages = tuple(map(queue_key, self.schedule.hops))
         if not self.scripted:
             return between_stages
@@ -110,10 +106,7 @@ class Program:
 
     def takes(self, action: Action) -> tuple[QueueKey, ...]:
         """The queues whose next messages `action` needs."""
-        keys = self._existing(action.inbound)
-        if self.fed and action.kind is Kind.FORWARD and action.stage == self.last:
-            return (*keys, QueueKey(Flow.TARGET, action.stage))
-        return keys
+        return self._existing(action.inbound)
 
     def gives(self, action: Action) -> QueueKey | None:
         """The queue that the result of `action` is put into."""
@@ -163,8 +156,7 @@ class Program:
 
     def _existing(self, name: str) -> tuple[QueueKey, ...]:
         """The queue of that name, if the run has it."""
-        ends = ("forward-0", f"forward-{self.schedule.stages}") if self.fed else ()
-        return (queue_key(name),) if name in self.schedule.hops or name in ends else ()
+        return (queue_key(name),) if name in self.schedule.hops else ()
 
     @cached_property
     def _forward_only(self) -> Schedule:

@@ -52,7 +52,7 @@ NESTED = Message(
 )
 
 
-EXPANDED = Message("r", Flow.TARGET, 70000, 0, 3, 1, 70000, torch.tensor([[7]], dtype=torch.uint8).expand(2, 3))
+EXPANDED = Message("r", Flow.BACKWARD, 70000, 0, 3, 1, 70000, torch.tensor([[7]], dtype=torch.uint8).expand(2, 3))
 
 
 WITH_GAPS = Message("r", Flow.FORWARD, 0, 0, 3, 1, 0, torch.arange(6, dtype=torch.float64).reshape(2, 3)[:, :2])
@@ -80,7 +80,7 @@ GOLDEN = [
     ),
     (
         EXPANDED,
-        "534c4d47010099a172a6746172676574ce00011170000301ce000111709100919702920203920000c201ce4c667a2e00e31353d5",
+        "534c4d47010099a172a86261636b77617264ce00011170000301ce000111709100919702920203920000c201ce4c667a2e00199d4a75",
         ["07"],
     ),
     (

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from stageline.pipeline.data import Microbatch
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.runtime.executor import BadMicrobatch, ComputeFailed, Executor, delivered, delivery
+from stageline.workers.runtime.executor import BadMicrobatch, ComputeFailed, Executor
 from stageline.workers.runtime.program import Instruction, Program
 from support.shapes import line
 
@@ -62,10 +62,3 @@ def test_an_error_of_the_users_code_names_the_stage_the_action_and_the_place() -
 
     with pytest.raises(ComputeFailed, match=r"stage 0 failed in 0F0 of step 0, the loss: KeyError: 'no such thing'"):
         executor(loss=broken).carry_out(instructions()[0], [])
-
-
-def test_a_microbatch_of_a_loader_of_ones_own_travels_as_inputs_and_as_targets() -> None:
-    given = Microbatch("inputs", "targets", 3, 0.5)
-    assert delivered("inputs", delivery(given)) == given
-    with pytest.raises(ComputeFailed, match=r"a target queue carries \(targets, rows, share\)"):
-        delivered("inputs", "targets")

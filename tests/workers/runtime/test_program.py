@@ -38,12 +38,6 @@ def test_a_frozen_stage_sends_no_gradient_and_gets_none() -> None:
     assert written(program, 1)[1] == "1B0 of step 0 #0 backward-1 -> -"
 
 
-def test_a_loader_of_ones_own_feeds_the_first_stage_and_the_last_and_takes_what_that_computes() -> None:
-    program = Program(make_schedule("gpipe", line(2), 1), 1, fed=True)
-    assert written(program, 0)[0] == "0F0 of step 0 #0 forward-0 -> forward-1"
-    assert written(program, 1)[0] == "1F0 of step 0 #0 forward-1 target-1 -> forward-2"
-
-
 def test_a_worker_with_several_stages_has_queues_of_its_own() -> None:
     program = Program(make_schedule("interleaved-1f1b", looped(2, 2), 2), 1)
     assert program.local(0) == set()
