@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
@@ -122,7 +123,10 @@ def start_reader(draw: Callable[[int], Batch]) -> Reader:
     ours, theirs = socket.socketpair()
     parent, of_main_thread = os.getpid(), threading.current_thread() is threading.main_thread()
     with theirs:
-        if (pid := os.fork()) == 0:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork while there are threads, since Python 3.12
+            pid = os.fork()
+        if pid == 0:
             ours.close()
             _serve(draw, theirs, parent if of_main_thread else None)
     return Reader(pid, ours)
