@@ -186,10 +186,11 @@ class World:
         self.workers.append(worker)
 
     def _wait_for_resumption(self, start: Callback) -> bool:
-        """Whether nothing is to be started now: the run is over, or its broker is yet to resume it."""
-        if self._resumes:
+        """Whether nothing is to be started now: the run is over, but perhaps only until a broker resumes it."""
+        over = self.core.run.outcome is not None
+        if over and self._resumes:
             self.environment.clock.after(self.environment.soon(RESTART), start)
-        return self._resumes or self.core.run.outcome is not None
+        return over
 
     def _start_script(self, *, another: bool = False) -> None:
         """In a scripted run the user, or something else, starts it again within a lease; if `another` is there, too."""
