@@ -161,7 +161,7 @@ def _of_worker(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
             return f"{_doing(cluster, chain, member)} and has made no progress since{_layer(member)}"
         case RootCause.SCRIPT if member.report is not None:
             seconds = max(0.0, cluster.now - member.activity_since)
-            return f"has been doing this for {seconds:.0f} s: {member.report.now}"
+            return f"{member.report.now}, for {seconds:.0f} s now"
         case RootCause.COMPUTING:
             return f"{_doing(cluster, chain, member)}{_layer(member)}"
         case _:

@@ -10,7 +10,7 @@ from support.conversation import SNAPSHOTS, Conversation, hello, name, report, s
 
 SCRIPT = 2
 SCRIPTED = replace(SNAPSHOTS, scripted=True, snapshot_every=20)
-OWN_CODE = "its own code"
+OWN_CODE = "runs its own code"
 
 
 def scripted(store: Store | None = None, terms: object = SCRIPTED) -> Conversation:

@@ -51,7 +51,7 @@ def test_workers_wait_for_the_script_which_works_in_its_own_code(talk: Conversat
     repeat(talk, 12.0)
     facts = why(talk)
     assert facts["text"] == (
-        "worker 0 (stage 0) waits for call 7 from the script; the script has been doing this for 12 s: its own code"
+        "worker 0 (stage 0) waits for call 7 from the script; the script runs its own code, for 12 s now"
     )
     assert facts["action"] == "nothing, if the script's own code may take that long: see its output"
     assert (facts["root"]["cause"], facts["root"]["worker"]["name"]) == ("script", "script")  # type: ignore[index]
@@ -87,7 +87,7 @@ def test_an_evaluation_is_named_by_its_batch(talk: Conversation):
     repeat(talk, 2.0)
     assert why(talk, stage="1")["text"] == (
         "stage 1 waits for the activation of evaluated batch 5 microbatch 3 from stage 0 (worker-0, generation 1), "
-        "which waits for call 7 from the script; the script has been doing this for 2 s: its own code"
+        "which waits for call 7 from the script; the script runs its own code, for 2 s now"
     )
 
 
@@ -112,7 +112,7 @@ def test_a_reply_that_was_put_and_does_not_arrive_is_on_its_way_and_no_circle(ta
 
 
 def test_a_script_that_is_silent_is_named_with_what_will_happen(talk: Conversation):
-    talk.send(name(SCRIPT), script_says("its own code after call 6", calls=7))
+    talk.send(name(SCRIPT), script_says("runs its own code after call 6", calls=7))
     awaits_call(talk, 0, 7)
     for _ in range(6):
         awaits_call(talk, 0, 7), awaits_call(talk, 1, 7)
@@ -120,7 +120,7 @@ def test_a_script_that_is_silent_is_named_with_what_will_happen(talk: Conversati
     facts = why(talk, stage="0")
     assert facts["text"] == (
         "worker 0 (stage 0) waits for call 7 from the script, which was silent for 3.0 s; "
-        'it last reported: "its own code after call 6"'
+        'it last reported: "runs its own code after call 6"'
     )
     assert facts["action"] == (
         "check process 102 on desk; it is declared lost in 7 s, and the run ends (recovery.lease is 10 s)"
