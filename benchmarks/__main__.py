@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from . import data_ahead, python_cost, queue_speed, recovery_cost, redis_speed, script_speed, throughput
+from . import data_ahead, python_cost, queue_speed, recovery_cost, redis_speed, script_speed, startup, throughput
 from .finding import BenchmarkResult
 from .machine import machine
 
@@ -19,6 +19,7 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "redis": redis_speed.measure,
     "python": python_cost.measure,
     "data": data_ahead.measure,
+    "startup": startup.measure,
 }
 
 

@@ -102,6 +102,9 @@ class ForkingTemplate(AbstractContextManager["ForkingTemplate"]):
     def warm(self) -> None:
         pass
 
+    def preload(self, libraries: Sequence[str]) -> None:
+        pass
+
     def complete(self, arguments: Sequence[str]) -> list[str]:
         return [*arguments, "--lifeline", str(self._lifeline.end)]
 

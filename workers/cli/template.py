@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -53,6 +54,14 @@ def end_threads_of_libraries() -> None:
     os.waitpid(forked, 0)
 
 
+def import_libraries(names: Sequence[str]) -> None:
+    """What the user's files will import. One that cannot be imported is left to them: there, it is an error."""
+    for name in names:
+        with suppress(Exception):
+            import_module(name)
+    end_threads_of_libraries()
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs until `train` is gone and its processes have ended, or, in a process that was forked, its command.
 
@@ -64,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         os.set_inheritable(fd, False)  # not for what a user's code starts
     import_everything()
     end_threads_of_libraries()
-    command = fork_on_request(socket.socket(fileno=requests))
+    command = fork_on_request(socket.socket(fileno=requests), import_libraries)
     if command is None:
         os.close(lifeline)
         remove_when_left(sockets, lock)

@@ -15,10 +15,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+IMPORT = "import"  # the first word of a request for no process: the template is to import the modules that follow
 _LENGTH = 4  # bytes that say how long a request is
 _FILES = 2  # that come with a request: the log and the pipe
 NOT_FORKED = b"not forked\n"
@@ -56,16 +57,20 @@ def parse_report(report: bytes) -> tuple[int | None, int | None]:
     return found.get(b"pid"), found.get(b"result")
 
 
-def fork_on_request(requests: socket.socket) -> CommandToRun | None:
+def fork_on_request(
+    requests: socket.socket, import_modules: Callable[[Sequence[str]], None] = lambda names: None
+) -> CommandToRun | None:
     """Forks a process for each request: returns in that process what it has to do, and None in this one at the end.
 
     This process must have no threads: a fork would lack them, and what they hold would stay locked.
     """
-    gc.collect()
-    gc.freeze()  # a collection in a fork would copy the memory of all that is shared
+    _share_memory()
     while (received := _receive(requests)) is not None:
         arguments, log, report = received
-        if _fork_orphan(log, report):
+        if arguments[0] == IMPORT:
+            import_modules(arguments[1:])
+            _share_memory()
+        elif _fork_orphan(log, report):
             requests.close()
             _become_own_process(arguments, log, report)
             os.close(log)
@@ -73,6 +78,12 @@ def fork_on_request(requests: socket.socket) -> CommandToRun | None:
         os.close(log)
         os.close(report)
     return None
+
+
+def _share_memory() -> None:
+    """With what is forked: a collection there would copy the memory of all that is here."""
+    gc.collect()
+    gc.freeze()
 
 
 def _receive(requests: socket.socket) -> tuple[list[str], int, int] | None:

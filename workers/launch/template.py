@@ -24,7 +24,7 @@ from stageline.workers.control.lifeline import LifelineOwner
 from stageline.workers.disk.owned_folder import OwnedFolder
 
 from .forked_process import ForkedProcess
-from .forking import send_request
+from .forking import IMPORT, send_request
 
 REST = 5.0  # seconds between two templates that end by themselves
 EXIT_TIMEOUT = 2.0  # seconds for the template to exit at the end
@@ -58,6 +58,7 @@ class Template(AbstractContextManager["Template"]):
         self._folder: OwnedFolder | None = None
         self._running: _Running | None = None
         self._started = float("-inf")
+        self._libraries: Sequence[str] = ()
 
     def __call__(self, arguments: Sequence[str], log: TextIO) -> ForkedProcess:
         ask = partial(self._ask, [*arguments, "--lifeline", str(self._lifeline.end)], log)
@@ -84,6 +85,12 @@ class Template(AbstractContextManager["Template"]):
         """Starts the template process, unless it runs, so that the next request need not wait for it."""
         if (self._running is None or self._running.ended) and monotonic() - self._started >= REST:
             self._start()
+
+    def preload(self, libraries: Sequence[str]) -> None:
+        """Modules that the template process imports before it forks from now on; those that it lacks it leaves out."""
+        self._libraries = libraries
+        if self._running is not None and not self._running.ended:
+            self._ask_for_libraries(self._running)
 
     @property
     def sockets(self) -> Path:
@@ -123,7 +130,13 @@ class Template(AbstractContextManager["Template"]):
             passed = theirs.fileno(), self._lifeline.end, self._folder.lock
             process = self._execute([*map(str, passed), str(self._folder.path)], passed)
         self._running = _Running(process, requests)
+        self._ask_for_libraries(self._running)
         return self._running
+
+    def _ask_for_libraries(self, running: "_Running") -> None:
+        if self._libraries:
+            with suppress(OSError), open(os.devnull) as nothing:  # if it is gone, another is started
+                send_request(running.requests, [IMPORT, *self._libraries], nothing.fileno(), nothing.fileno())
 
     def _execute(self, arguments: Sequence[str], passed: Sequence[int]) -> TemplateProcess:
         """Starts a process that runs `PROGRAM` with `arguments`, and has the open descriptors `passed`."""

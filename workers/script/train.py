@@ -15,6 +15,7 @@ from stageline.pipeline.plan import read_plan
 from stageline.workers.checkpoint.weights import load_weights
 from stageline.workers.launch import template
 from stageline.workers.launch.launch import prepare_launch, run_launch
+from stageline.workers.launch.libraries import libraries_of
 from stageline.workers.runs.owner import StartingRun
 from stageline.workers.runs.result import Facts, Result
 
@@ -44,6 +45,7 @@ def train(config: str | Path, *sets: str, on_status: Callable[[Facts], None] = l
     plan = read_plan(config, sets=sets, environment=os.environ)
     arguments = [str(config), *(argument for each in sets for argument in ("--set", each))]
     with template.Template() as processes:
+        processes.preload(libraries_of(plan))
         with StartingRun(plan, None) as starting:
             launch = prepare_launch(plan, arguments, processes, run=starting.id)
         ended = run_launch(launch, arguments, on_status, processes)

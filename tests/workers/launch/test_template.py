@@ -65,6 +65,15 @@ def test_the_template_has_no_thread(template: Template, log: TextIO) -> None:
     assert len(os.listdir(f"/proc/{template.pid}/task")) == 1
 
 
+def test_what_the_users_files_import_is_imported_once_and_leaves_no_thread(template: Template, log: TextIO) -> None:
+    """Each trial and each worker imported scikit-learn by itself."""
+    template.preload(["sklearn.datasets", "sklearn.no_such_module"])
+    done = template(["worker", "--help"], log)
+    assert (done.wait(60), done.result) == (0, 0)
+    assert "/sklearn/" in Path(f"/proc/{template.pid}/maps").read_text()
+    assert len(os.listdir(f"/proc/{template.pid}/task")) == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_is_killed_has_no_result(template: Template, log: TextIO, tmp_path: Path, number: int) -> None:
     hanging = start_hanging(template, log, tmp_path)

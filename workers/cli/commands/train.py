@@ -47,17 +47,19 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
     is left running.
     """
     log_to_stderr()
-    plan = options.plan_of(config, sets)
-    if spares:
-        options.require_restarts(plan)
     from stageline.workers.launch import template
+    from stageline.workers.launch.libraries import libraries_of
 
     def leave(number: int) -> None:
         processes.abandon()
         exit_at_once(number)
 
     with template.Template() as processes, Signals(on_first=leave):
-        processes.warm()
+        processes.warm()  # first: reading the plan takes half a second, and the template's imports some seconds
+        plan = options.plan_of(config, sets)
+        if spares:
+            options.require_restarts(plan)
+        processes.preload(libraries_of(plan))
         _train(plan, config, sets, resume, spares, as_json, processes)
 
 
