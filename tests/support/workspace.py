@@ -17,10 +17,11 @@ from unittest.mock import patch
 import structlog
 
 from stageline.workers.cli.app import run
-from stageline.workers.launch import template
+from stageline.workers.launch import forked_template, template
 from support.fork_server import ForkedCommand, ForkServer, ServedTemplate
 
 Command = ForkedCommand | subprocess.Popen[str]
+assert issubclass(forked_template.ForkedTemplate, template.Template)  # made before a test puts another in its place
 
 PLAN = """
 [run]
