@@ -155,7 +155,7 @@ def test_a_refusal_and_a_signal_end_the_loop_too(command, known: bool) -> None:
 class CalledWorker:
     """Runs both stages for a script that has put these calls, from a checkpoint at `start` on."""
 
-    def __init__(self, *kinds: CallKind, start: Position, trims: Mapping[int, int]) -> None:
+    def __init__(self, *kinds: CallKind, start: Position, commands: Mapping[int, object]) -> None:
         self.queues = WiredQueues("run", 1)
         self.hooks, self.broker = NotedHooks(), AnsweringBroker(JOINED)
         self.hooks.start = start
@@ -163,7 +163,7 @@ class CalledWorker:
         self.loop = WorkerLoop(self.program, 0, self, self.queues, run="run", incarnation=7, start=start.step)
         self.feed, self.stages, self.loss, self.sums = CallFeed(1), {}, None, None
         self.retained: dict[int, list[int]] = {}
-        self._trims = dict(trims)
+        self._commands = dict(commands)
         position = start
         for kind in kinds:
             key, number = call_key(0), position.calls
@@ -172,8 +172,8 @@ class CalledWorker:
             position = position.after(kind)
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
-        if instruction.counted and (checkpoint := self._trims.pop(instruction.step, None)) is not None:
-            self.broker.commands.append(Trim(checkpoint))
+        if instruction.counted and (command := self._commands.pop(instruction.step, None)) is not None:
+            self.broker.commands.append(command)
             self.loop.attention = True
         return None
 
@@ -197,8 +197,8 @@ CALLS = [CallKind.EVALUATE, CallKind.TRAIN, CallKind.EVALUATE, CallKind.TRAIN, C
 def called():
     made: list[CalledWorker] = []
 
-    def make(*kinds: CallKind, start: Position | None = None, trims: Mapping[int, int] | None = None) -> CalledWorker:
-        made.append(CalledWorker(*kinds, start=start or Position(), trims=trims or {}))
+    def make(*kinds: CallKind, start: Position | None = None, at: Mapping[int, object] | None = None) -> CalledWorker:
+        made.append(CalledWorker(*kinds, start=start or Position(), commands=at or {}))
         return made[-1]
 
     yield make
@@ -222,7 +222,7 @@ def test_a_replacement_takes_the_calls_and_the_evaluated_batches_from_its_checkp
 
 
 def test_a_trim_forgets_what_is_counted_by_calls_and_by_evaluated_batches_too(called) -> None:
-    worker = called(*CALLS, trims={1: 1})
+    worker = called(*CALLS, at={1: Trim(1)})
     worker.run()
     assert worker.first_retained(EVALUATION) == 1
     assert worker.first_retained(queue_key("forward-1")) == 1
@@ -230,8 +230,25 @@ def test_a_trim_forgets_what_is_counted_by_calls_and_by_evaluated_batches_too(ca
 
 
 def test_replies_are_kept_until_the_script_has_them(called) -> None:
-    worker = called(*CALLS, trims={1: 1})
+    worker = called(*CALLS, at={1: Trim(1)})
     replies = worker.queues.inbound(REPLIES)
     worker.run()
     assert worker.first_retained(REPLIES) == 0
     assert [replies.take(0).sequence for _ in CALLS] == list(range(len(CALLS)))
+
+
+def test_a_stop_at_the_end_of_a_step_waits_until_the_script_has_the_replies_before_its_snapshot(called) -> None:
+    worker = called(*CALLS, at={0: Stop("enough", 75, at_step_end=True, step=1)})
+    replies, progress = worker.queues.inbound(REPLIES), worker.loop.progress
+    taken: list[int] = []
+
+    def pump(timeout: float) -> None:
+        if progress.held_back:  # the script takes a reply meanwhile
+            taken.append(replies.take(0).sequence)
+
+    worker.queues.pump, worker.hooks.flush = pump, lambda: progress.durable(0, 1)
+    with pytest.raises(Stopped, match="enough"):
+        worker.run()
+    assert taken == [0, 1]
+    assert progress.reportable
+    assert worker.broker.confirmed == 1
