@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from itertools import islice
+from time import monotonic, sleep
 from typing import Any
 
 import psutil
@@ -15,8 +16,11 @@ from stageline.workers.control.client import Client
 from stageline.workers.runs import folder as runs
 from support.workspace import PLAN, Workspace, until
 
+PATIENCE = 50.0  # seconds in which readers have started
+
 DATASET = """
 import random
+import time
 
 import numpy as np
 import torch
@@ -26,14 +30,18 @@ x = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
 y = (x.sum(1) > 0).long()
 
 class Noisy(Dataset):
+    def __init__(self, wait=0.0):
+        self.wait = wait
+
     def __len__(self):
         return 32
 
     def __getitem__(self, index):
+        time.sleep(self.wait)
         noise = torch.rand(4) + np.random.rand() + random.random()
         return {"image": x[index] + noise, "label": y[index]}
 
-def test():
+def test(wait=0.0):
     return [{"image": image, "label": label} for image, label in zip(x[32:], y[32:])]
 """
 
@@ -84,19 +92,27 @@ def test_a_script_with_a_loader_comes_to_the_weights_of_the_plan_also_from_the_m
         assert all(torch.equal(tensor, trained[name]) for name, tensor in line.state_dict().items())
 
 
+def readers_of(worker: psutil.Process) -> list[psutil.Process]:
+    """They start with the first batch, soon after the run is said to be running."""
+    deadline = monotonic() + PATIENCE
+    while len(found := worker.children()) < 2:
+        assert monotonic() < deadline
+        sleep(0.005)
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", [True, False], ids=["a reader", "a worker"])
 def test_whatever_is_killed_readers_end_with_their_worker_and_the_weights_stay(plan: Workspace, reader: bool) -> None:
     sets = ("run.steps=600", "recovery.snapshot_every=50")
-    train = plan.start(*options(*sets, "data.num_workers=2"))
+    train = plan.start(*options(*sets, "data.num_workers=2", "data.options={wait=0.002}"))
     until(train.stderr, "running")
     url = runs.read_broker_url(max(plan.runs(), key=lambda path: path.stat().st_mtime))
     assert url is not None
     with Client(url) as client:
         worker = psutil.Process(client.ask("status", timeout=10)["workers"][0]["pid"])
-    readers = worker.children()
-    assert len(readers) == 2
-    (readers[0] if reader else worker).kill()
+    first, _ = readers_of(worker)
+    (first if reader else worker).kill()
     said, errors = train.communicate()
     assert train.returncode == 0, errors
     assert json.loads(said)["restarts"] == (0 if reader else 1)
