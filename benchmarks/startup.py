@@ -38,8 +38,8 @@ COMMAND, BEGUN, TRIED, JOINED, FIRST, LAST, RESULT, PROMPT = (
 
 ABOUT = f"""\
 `stageline train examples/digits` for {STEPS} steps on two workers, without any process of stageline from before:
-seconds from one event to the next, medians of the rounds. In the trial, the template process imports torch, and two
-processes forked from it load scikit-learn and train a microbatch; then broker and workers are forked."""
+seconds from one event to the next, medians of the rounds. In the trial, the template process imports torch and
+scikit-learn, and two processes forked from it train a microbatch; then broker and workers are forked."""
 
 
 def measure(rounds: int) -> BenchmarkResult:
