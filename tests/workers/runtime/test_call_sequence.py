@@ -156,7 +156,9 @@ def test_steps_may_be_called_for_before_those_before_them_are_done(make) -> None
 
 
 @pytest.mark.parametrize("lost", range(4))
-@pytest.mark.parametrize("moment", [0, 7, 23])
+@pytest.mark.parametrize(
+    "moment", [pytest.param(0, marks=pytest.mark.slow), 7, pytest.param(23, marks=pytest.mark.slow)]
+)
 def test_a_lost_worker_begins_at_a_checkpoint_and_replies_the_same_again(make, lost: int, moment: int) -> None:
     of, (x, y) = recipe(6, build_with_statistics, whole_batch), whole_batch(100)
     run = make(of, metrics={"accuracy": accuracy})

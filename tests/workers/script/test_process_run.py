@@ -42,12 +42,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, fork_server: Any) -> d
 @pytest.mark.parametrize(
     "happens",
     [
-        [],
-        ["evaluate", "3"],
-        ["mismatch", "4"],
-        ["kill", "worker-0", "7"],
+        pytest.param([], marks=pytest.mark.slow),
+        pytest.param(["evaluate", "3"], marks=pytest.mark.slow),
+        pytest.param(["mismatch", "4"], marks=pytest.mark.slow),
+        pytest.param(["kill", "worker-0", "7"], marks=pytest.mark.slow),
         ["kill", "worker-1", "12"],
-        ["kill", "broker", "8"],
+        pytest.param(["kill", "broker", "8"], marks=pytest.mark.slow),
     ],
     ids="-".join,
 )
@@ -64,6 +64,7 @@ def test_an_exception_in_the_loop_ends_the_processes_and_is_the_users(workspace:
     assert errors.strip().endswith("ValueError: a mistake in the loop")
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_loop_ends_the_processes(workspace: Workspace) -> None:
     script = start(workspace, "processes", "interrupt", "6")
     _, errors = script.communicate()
@@ -71,6 +72,7 @@ def test_ctrl_c_in_the_loop_ends_the_processes(workspace: Workspace) -> None:
     assert "KeyboardInterrupt" in errors
 
 
+@pytest.mark.slow
 def test_a_script_that_is_killed_leaves_no_process(workspace: Workspace) -> None:
     script = start(workspace, "processes", "kill", "script", "6")
     script.communicate()
