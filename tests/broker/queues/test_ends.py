@@ -80,13 +80,13 @@ def test_a_full_producer_waits_reports_it_and_goes_on_when_there_is_room(worker:
 
 
 def test_an_inbound_queue_needs_a_window(worker: MakeWorker) -> None:
-    with pytest.raises(ValueError, match="no window is given for target-4; there is one for forward-1, backward-0"):
-        worker(1).inbound(QueueKey(Flow.TARGET, 4))
+    with pytest.raises(ValueError, match="no window is given for evaluation-4; there is one for forward-1, backward-0"):
+        worker(1).inbound(QueueKey(Flow.EVALUATION, 4))
 
 
 def test_an_end_is_made_once(worker: MakeWorker) -> None:
-    queues = worker(1, local={QueueKey(Flow.TARGET, 2)})
-    for key in (KEY, QueueKey(Flow.TARGET, 2)):
+    queues = worker(1, local={QueueKey(Flow.EVALUATION, 2)})
+    for key in (KEY, QueueKey(Flow.EVALUATION, 2)):
         assert queues.outbound(key) is queues.outbound(key)
         assert queues.inbound(key) is queues.inbound(key)
 

@@ -15,7 +15,7 @@ from stageline.broker.queues import spill as spill_module
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import Log, RetentionBudget
 
-KEY = QueueKey(Flow.TARGET, 3)
+KEY = QueueKey(Flow.EVALUATION, 3)
 MakeBudget = Callable[[int], RetentionBudget]
 SIZE = 400  # bytes of a test message's tensor; its header has a few dozen more
 
@@ -67,7 +67,7 @@ def test_the_oldest_go_to_the_disk_first(budget_of: MakeBudget) -> None:
     tensors[0].zero_()  # its bytes are safe
     assert contents(log) == list(range(10))
     tensors[9].zero_()
-    with pytest.raises(Overwritten, match=r"message 9 of target-3 \(step 4, microbatch 1\)"):
+    with pytest.raises(Overwritten, match=r"message 9 of evaluation-3 \(step 4, microbatch 1\)"):
         contents(log)
 
 
@@ -144,7 +144,7 @@ def test_a_put_without_room_asks_whether_to_wait() -> None:
     log.put(message(2), now=7.0)
     assert contents(log) == [2]
     assert [since for _, since in asked] == [7.0, 7.0]
-    assert "target-3 retains 2 messages, " in asked[0][0]
+    assert "evaluation-3 retains 2 messages, " in asked[0][0]
 
 
 def test_a_full_disk_is_an_error_that_names_it(budget_of: MakeBudget, monkeypatch: pytest.MonkeyPatch) -> None:
