@@ -212,7 +212,7 @@ class ControlThread:
 
     def _demand_lifeline(self) -> None:
         if self._lifeline.cut:
-            raise Stopped("the process that started this worker is gone", ExitCode.FAILED)
+            raise Stopped(self._lifeline.reason, ExitCode.FAILED)
 
     def _receive_until(self, deadline: float, session: Session) -> None:
         for message in self._messages(deadline, lambda: bool(self._outbox) or self._closing):

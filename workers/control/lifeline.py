@@ -30,6 +30,11 @@ class Lifeline:
         """Whether the process that holds the other end is gone."""
         return self.supervised and bool(self._poll.poll(0))
 
+    @property
+    def reason(self) -> str:
+        """What has happened, once it is cut."""
+        return "the process that started this worker is gone"
+
     def end_process_when_cut(self, after: float = LEFT_TO_EXIT) -> None:
         """From now on, the process ends `after` seconds after the lifeline was cut, even if the user's code hangs."""
         if self.supervised:

@@ -46,20 +46,26 @@ class Fork:
     def __init__(self, run: Callable[[], int], log: int, keep: Sequence[int] = ()) -> None:
         self.returncode: int | None = None  # as `subprocess` gives it
         self._parent = os.getpid()
+        self._polling = threading.RLock()  # one thread waits for it at a time; a signal handler may be the same thread
         _flush()
         gc.collect()  # what is garbage now is finalized here, and not in the child once more
         self.pid = _fork_by_new_thread(partial(_become_child, run, log, keep))
 
     def poll(self) -> int | None:
-        """`returncode` as of now."""
-        if self.returncode is None and os.getpid() == self._parent:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # it has ended, and this process ignores SIGCHLD, or has waited for all children
-                self.returncode = int(ExitCode.FAILED)
-            else:
-                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
+        """`returncode` as of now. For any thread."""
+        if os.getpid() != self._parent:
+            return self.returncode
+        with self._polling:
+            if self.returncode is None:
+                self.returncode = self._look()
+            return self.returncode
+
+    def _look(self) -> int | None:
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:  # it has ended, and this process ignores SIGCHLD, or has waited for all children
+            return int(ExitCode.FAILED)
+        return os.waitstatus_to_exitcode(status) if pid else None
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises `subprocess.TimeoutExpired`; `timeout` in seconds."""

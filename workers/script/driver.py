@@ -150,7 +150,7 @@ class Driver:
                     self._trim(step)
                 case Stop(reason, code) | Refused(reason, code):
                     self._end(reason, code)
-                case Stopped() as stopped:
+                case Stopped() as stopped if not self.ended.is_set():  # the launcher ends after its run, too
                     raise stopped
 
     def _trim(self, step: int) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from stageline.broker.membership.failure_detector import describe_status
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.model.script_objects import OBJECTS
 from stageline.pipeline.plan import Plan
-from stageline.workers.control.lifeline import LifelineOwner
+from stageline.workers.control.lifeline import Lifeline, LifelineOwner
 from stageline.workers.process.fork import Fork, above_stdio
 from stageline.workers.process.socket_paths import demand_short_socket_paths
 from stageline.workers.runs import folder as runs
@@ -50,6 +51,7 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         self._lifeline = lifeline
         self._told: LaunchOutcome | None = None  # by the launcher
         self._outcome: LaunchOutcome | None = None  # once that has ended
+        self._polling = threading.RLock()  # the script's thread and the control thread both look
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -66,15 +68,11 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
 
     def poll(self) -> LaunchOutcome | None:
         """How the run ended, None as long as its launcher is there; then no process of it is left, unless the launcher
-        was killed: then they end by themselves."""
-        if self._outcome is None:
-            status = self._launcher.poll()  # first: what it has reported until then is in the file
-            self._follow()
-            if status is not None:
-                self._outcome = self._told or LaunchOutcome(ExitCode.FAILED, self._killed(status), {})
-                self._report.close()
-                self._lifeline.close()
-        return self._outcome
+        was killed: then they end by themselves. For any thread."""
+        with self._polling:
+            if self._outcome is None:
+                self._look()
+            return self._outcome
 
     def wait(self, seconds: float) -> LaunchOutcome | None:
         """The same, once it has ended; None if it has not within `seconds`."""
@@ -110,6 +108,14 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
                 raise NotStarted(f"the launcher (pid {self.pid}) has started no process within {timeout:g} s")
             sleep(_LOOK)
 
+    def _look(self) -> None:
+        status = self._launcher.poll()  # first: what it has reported until then is in the file
+        self._follow()
+        if status is not None:
+            self._outcome = self._told or LaunchOutcome(ExitCode.FAILED, self._killed(status), {})
+            self._report.close()
+            self._lifeline.close()
+
     def _follow(self) -> None:
         """Reads what the launcher has reported; it is there for a while after its last report."""
         for message in self._report.read():
@@ -123,6 +129,25 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         lines = (self.folder / LOG).read_bytes().decode(errors="replace").strip().splitlines()
         last = lines[-1] if lines else "nothing"
         return f"the launcher of the run (pid {self.pid}) {describe_status(status)}; the last line of its log: {last}"
+
+
+class LauncherLifeline(Lifeline):
+    """In the script: cut once the launcher has ended without a good end of the run. Then no broker may be there that
+    could say so."""
+
+    def __init__(self, processes: LocalProcesses) -> None:
+        super().__init__()
+        self._processes = processes
+
+    @property
+    def cut(self) -> bool:
+        outcome = self._processes.poll()
+        return outcome is not None and outcome.code != ExitCode.OK
+
+    @property
+    def reason(self) -> str:
+        outcome = self._processes.poll()
+        return super().reason if outcome is None else outcome.reason
 
 
 def start_processes(plan: Plan, run: str, *, resume: bool = False) -> LocalProcesses:

@@ -38,7 +38,7 @@ from .call_log import WeightNames
 from .driver import Driver
 from .errors import RunFailed
 from .former import await_end_of_former
-from .local_processes import start_processes
+from .local_processes import LauncherLifeline, start_processes
 from .script_log import ScriptLog
 from .script_run import Replies
 
@@ -67,7 +67,12 @@ class ProcessRun:
             self._processes = stack.enter_context(start_processes(plan, run, resume=resume is not None))
             stack.enter_context(ScriptLog(self.folder))
             broker = self._processes.broker
-            self._control = ControlThread(broker, _identity(plan, self._program), exit_process=lambda code: None)
+            self._control = ControlThread(
+                broker,
+                _identity(plan, self._program),
+                lifeline=LauncherLifeline(self._processes),
+                exit_process=lambda code: None,
+            )
             stack.callback(self._control.close)
             self._assigned = self._join()
             self._driver = self._drive(stack)

@@ -12,7 +12,9 @@ import sys
 from functools import partial
 from glob import glob
 from hashlib import sha256
+from time import sleep
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -57,6 +59,11 @@ def happen(line: Line, step: int) -> None:
     match HAPPENS:
         case ["kill", name, at] if step == int(at):
             os.kill(os.getpid() if name == "script" else processes("runs")[name], signal.SIGKILL)
+        case ["kill-launcher", at] if step == int(at):
+            (launcher,) = psutil.Process().children()
+            launcher.kill()
+            while processes("runs"):  # they end because it is gone
+                sleep(0.01)
         case ["raise", at] if step == int(at):
             raise ValueError("a mistake in the loop")
         case ["interrupt", at] if step == int(at):
@@ -80,7 +87,7 @@ def main() -> None:
         build(),
         cut=[3],
         loss=nn.functional.cross_entropy,
-        optimizer=partial(torch.optim.AdamW, lr=0.01),
+        optimizer=3 if HAPPENS == ["optimizer"] else partial(torch.optim.AdamW, lr=0.01),  # type: ignore[arg-type]
         microbatches=MICROBATCHES,
         workers=WORKERS,
         settings={"recovery.snapshot_every": 5, "recovery.lease": "3s"},

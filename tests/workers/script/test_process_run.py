@@ -64,6 +64,24 @@ def test_an_exception_in_the_loop_ends_the_processes_and_is_the_users(workspace:
     assert errors.strip().endswith("ValueError: a mistake in the loop")
 
 
+def test_a_script_whose_launcher_is_killed_does_not_wait_for_ever(workspace: Workspace) -> None:
+    """Broker and workers end with the launcher, so nobody told the script, and its loop waited for a reply."""
+    script = start(workspace, "processes", "kill-launcher", "6")
+    _, errors = script.communicate()
+    assert script.returncode == 1
+    assert "was killed by SIGKILL" in errors.splitlines()[-1]
+    assert "RunFailed: the launcher of the run" in errors.splitlines()[-1]
+
+
+def test_a_worker_that_fails_before_the_script_has_joined_is_named_at_once(workspace: Workspace) -> None:
+    """The script waited a minute for the broker, which had ended, and told to start one."""
+    script = start(workspace, "processes", "optimizer")
+    _, errors = script.communicate()
+    assert script.returncode == 1
+    assert "RunFailed: worker" in errors
+    assert "no broker" not in errors
+
+
 @pytest.mark.slow
 def test_ctrl_c_in_the_loop_ends_the_processes(workspace: Workspace) -> None:
     script = start(workspace, "processes", "interrupt", "6")
