@@ -20,10 +20,13 @@ def begin_run(
 ) -> tuple[WeightNames, ScriptRun]:
     """The run, and the names of each worker's weights. `resume`: the folder of the run to go on with.
 
-    Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `RunFailed`, and `ValueError` for another `workers`.
+    Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `RunFailed`, and `ValueError` for another `workers`, or
+    one that cannot resume.
     """
     if workers not in ("processes", "inline"):
         raise ValueError(f'workers = {workers!r}; wanted is "processes" or "inline"')
+    if workers == "inline" and resume is not None:
+        raise ValueError(f"resume = {str(resume)!r}: an inline run saves nothing to go on from; leave out workers")
     segments = cut_model(build_model(model, options.seed), options.cut, options.stages)
     plan = plan_of(options, len(segments))
     schedule = make_schedule(

@@ -105,6 +105,11 @@ def test_a_line_that_cannot_work_is_refused_when_it_is_made():
         Line([nn.ReLU(), nn.Tanh()], loss=functional.mse_loss, optimizer=ADAM)
 
 
+def test_an_inline_line_does_not_begin_anew_when_it_is_asked_to_resume():
+    with pytest.raises(ValueError, match="an inline run saves nothing"):
+        Line(model(), cut=[2], loss=functional.cross_entropy, optimizer=ADAM, workers="inline", resume="runs/line-1")
+
+
 def test_what_a_layer_raises_is_reported_with_its_stage_and_action():
     line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM, microbatches=2)
     with pytest.raises(ComputeFailed, match=r"stage 0 failed in 0F0 of step 0, layer 0: RuntimeError"):
