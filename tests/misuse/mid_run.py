@@ -56,7 +56,7 @@ ROWS = (
     step_3("SIGTERM, once", "os.kill(os.getpid(), signal.SIGTERM)", AGAIN, code=0, once=True),
     step_3("`os._exit(0)`, once", "os._exit(0)", AGAIN, code=0, once=True, slow=False),
     step_3("`os._exit(0)`, each time", "os._exit(0)", "(status 0), in batch (/", "/data.py, line ", REPLACED, sets=ONE),
-    step_3("`os._exit(78)`, each time", "os._exit(78)", "(status 78), in batch (data.py", REPLACED, sets=ONE),
+    step_3("`os._exit(78)`, each time", "os._exit(78)", "(status 78), in batch (", "data.py, line", REPLACED, sets=ONE),
     step_3("a segmentation fault, each time", "ctypes.string_at(0)", "was killed by SIGSEGV", REPLACED, sets=ONE),
     step_3("every file closed, each time", "os.closerange(0, 1024)", "was killed by SIGABRT", REPLACED, sets=ONE),
     step_3("a sleep without end, once", "time.sleep(10**6)", AGAIN, code=0, once=True, sets=QUICK),

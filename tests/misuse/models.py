@@ -120,13 +120,32 @@ ROWS = (
         "a segmentation fault in the factory", "ctypes.string_at(0)", TRIAL, "was killed by SIGSEGV", FACTORY, "line "
     ),
     build(
-        "KeyboardInterrupt in the factory", "raise KeyboardInterrupt", "model.factory", "KeyboardInterrupt (model.py"
+        "KeyboardInterrupt in the factory",
+        "raise KeyboardInterrupt",
+        "model.factory",
+        "KeyboardInterrupt (",
+        "model.py, line",
     ),
     build("every file closed in the factory", "os.closerange(0, 1024)", TRIAL, "ended without a result", FACTORY),
-    build("a factory that sleeps for ever", SLEEPS, FACTORY, "after 1.5 s, at build (model.py", *RAISE, sets=LOADING),
+    build(
+        "a factory that sleeps for ever",
+        SLEEPS,
+        FACTORY,
+        "after 1.5 s, at build (",
+        "model.py, line",
+        *RAISE,
+        sets=LOADING,
+    ),
     build("a factory that hangs in C", HANGS, FACTORY, "after 1.5 s", *RAISE, sets=LOADING, slow=True),
     build("weights that differ each time", "torch.seed()", OTHER_BITS, "0.weight of stage 0", GO_ON),
-    forward("`os._exit(0)` in a forward", "os._exit(0)", TRIAL, "(status 0)", "stage 0, forward, at forward (model.py"),
+    forward(
+        "`os._exit(0)` in a forward",
+        "os._exit(0)",
+        TRIAL,
+        "(status 0)",
+        "stage 0, forward, at forward (",
+        "model.py, line",
+    ),
     forward(
         "a forward that is random", "return x * random.random()", OTHER_BITS, "what stage 0 gave in its forward", GO_ON
     ),

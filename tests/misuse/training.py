@@ -89,7 +89,7 @@ ROWS = (
     Misuse(
         "a metric that sleeps for ever",
         78,
-        ("stage 1, evaluation and metrics after 1.5 s, at accuracy (model.py", "raise recovery.loading"),
+        ("stage 1, evaluation and metrics after 1.5 s, at accuracy (", "model.py, line", "raise recovery.loading"),
         in_metric("time.sleep(10**6)"),
         train_with(("recovery.loading=1.5",)),
     ),

@@ -9,7 +9,7 @@ from stageline.pipeline.schedule import Placement, make_schedule
 
 from .call_log import WeightNames
 from .inline_run import InlineRun
-from .script_plan import LineOptions, Model, build_model, plan_of, register
+from .script_plan import LineOptions, Model, build_model, plan_of, registered
 from .script_run import ScriptRun
 
 Workers = Literal["processes", "inline"]
@@ -41,8 +41,8 @@ def begin_run(
         return names, InlineRun(segments, schedule, names, options)
     from .process_run import ProcessRun  # sockets and processes, which an inline line does without
 
-    register(model, options)
-    return names, ProcessRun(plan, schedule, names, None if resume is None else Path(resume).name)
+    with registered(model, options):
+        return names, ProcessRun(plan, schedule, names, None if resume is None else Path(resume).name)
 
 
 def _weight_names(segments: Sequence[Segment], placement: Placement) -> WeightNames:

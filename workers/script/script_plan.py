@@ -4,7 +4,8 @@ Objects that have no name in a file, such as a module or a closure, are named "s
 forked from the script have them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,15 +65,23 @@ def factory_of(model: Model) -> Callable[[], Any]:
     return model  # type: ignore[return-value]  # a module is callable, too
 
 
-def register(model: Model, options: LineOptions) -> None:
-    """Gives the script's objects the names that the plan calls them by, in this process and those forked from it."""
-    OBJECTS.update(
-        model=factory_of(model),
-        loss=options.loss,
-        optimizer=options.optimizer,
-        lr_scheduler=options.lr_scheduler,
+@contextmanager
+def registered(model: Model, options: LineOptions) -> Iterator[None]:
+    """A context in which the script's objects have the names that the plan calls them by. A process that is forked in
+    it keeps them; this one needs them no longer."""
+    objects = {
+        "model": factory_of(model),
+        "loss": options.loss,
+        "optimizer": options.optimizer,
+        "lr_scheduler": options.lr_scheduler,
         **options.named_metrics,
-    )
+    }
+    OBJECTS.update(objects)
+    try:
+        yield
+    finally:
+        for name in objects:
+            OBJECTS.pop(name, None)
 
 
 def plan_of(options: LineOptions, stages: int) -> Plan:

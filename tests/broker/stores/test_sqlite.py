@@ -24,7 +24,7 @@ def test_what_sqlite_has_kept_outlives_a_killed_process(tmp_path: Path):
     path = tmp_path / "broker.sqlite"
     lines = [
         "import os, pathlib, signal",
-        "from stageline.broker.control.protocol import StepRecord",
+        "from stageline.broker.control.messages import StepRecord",
         "from stageline.broker.stores.sqlite import SqliteStore",
         f"store = SqliteStore(pathlib.Path({str(path)!r}))",
         "store.append([StepRecord(1, 4, b'times')], {4: 0.25})",
