@@ -180,7 +180,7 @@ def test_a_lost_worker_begins_at_a_checkpoint_and_replies_the_same_again(make, l
     assert same(run.state(), train(of).state)
 
 
-SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 200))]
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 80))]
 
 
 def drawn_calls(dice: Random, count: int) -> list[tuple[CallKind, int]]:
