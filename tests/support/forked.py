@@ -179,6 +179,7 @@ def _exit_code_of(arguments: Sequence[str]) -> int:
     try:
         if arguments[0] == "script":
             sys.argv = list(arguments[1:])
+            sys.path.insert(0, str(Path(arguments[1]).parent))  # as `python FILE` has it
             runpy.run_path(arguments[1], run_name="__main__")
         else:
             sys.argv = ["stageline", *arguments]

@@ -53,6 +53,14 @@ def await_end(workspace: Workspace, *pids: int) -> None:
         os.sched_yield()
 
 
+def await_checkpoint(workspace: Workspace) -> None:
+    """Until one is complete; the test's time limit is the bound."""
+    complete = 0
+    while not complete:
+        with recorded_run(workspace.folder / "runs" / "script-1") as run:
+            complete = run.complete
+
+
 def test_a_run_with_a_scripts_closures_ends_as_a_plain_loop_does(workspace, run_script):
     expected = Closures().digest(STEPS, workspace.folder)  # first: what this imports, the forks need not import
 
@@ -155,6 +163,7 @@ def test_without_its_template_a_run_goes_on_until_it_needs_another_process(works
 
     running = run_script(script)
     worker = gate.await_worker()
+    await_checkpoint(workspace)
     template = running.template()
     template.kill()
     os.kill(worker, signal.SIGKILL)
