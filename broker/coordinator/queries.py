@@ -13,7 +13,7 @@ from stageline.broker.membership.replacements import Replacement
 from stageline.broker.membership.standby import Contact
 from stageline.broker.recovery.lost_work import attempts_on
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.schedule import Kind
+from stageline.pipeline.schedule import Action, Kind
 
 from .records import RunRecords
 from .restart import Restart
@@ -24,6 +24,7 @@ from .supervision import Supervision
 Facts = dict[str, object]
 
 _DEPTH = ("ready", "in_flight", "retained", "bytes", "oldest")  # what a report has of each queue
+_LOOKED_BACK = 16  # steps, for one of which all times are known: of those before a loss, some are not
 _WHILE_PLACING = {  # what can be done while no worker has anything to wait for
     RunState.CHOOSING_CHECKPOINT: "start the missing workers, where their snapshots are",
     RunState.RECONCILING: "wait: the run continues by itself, or the broker names what is missing",
@@ -253,6 +254,22 @@ def _owner(view: RunView, of: Mapping[str, str]) -> int | None:
     return view.run.config.schedule.owner(stage)
 
 
+def _timetable(view: RunView, of: Mapping[str, str]) -> Facts:
+    """Every action of the newest training step whose times all stages have reported; no action if there is none."""
+    run, floor = view.run, view.run.ledger.finished_floor
+    for step in range(floor - 1, max(0, floor - _LOOKED_BACK) - 1, -1):
+        records = [run.store.record(stage, step) for stage in range(run.config.schedule.stages)]
+        timed = [timed_actions(run.config.schedule, record) for record in records if record is not None]
+        if len(timed) == len(records) and all(timed):
+            return {"run": run.id, "step": step, "actions": [_timed(*each) for stage in timed for each in stage]}
+    return {"run": run.id, "step": None, "actions": []}
+
+
+def _timed(action: Action, start: float, end: float) -> Facts:
+    kind, stage, microbatch = str(action.kind), action.stage, action.microbatch
+    return {"kind": kind, "stage": stage, "microbatch": microbatch, "start": start, "end": end}
+
+
 def _number(of: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = of.get(name, "" if default is None else str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 16):
@@ -265,4 +282,5 @@ _ANSWERS: Mapping[str, Callable[[RunView, Mapping[str, str]], Facts]] = {
     "queues": _queues,
     "story": _story,
     "why": _why,
+    "timetable": _timetable,
 }

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stageline.workers.script.errors import LineClosed, RunFailed
     from stageline.workers.script.forkable import CannotFork
     from stageline.workers.script.line import Line
+    from stageline.workers.script.timetable import Timetable
     from stageline.workers.script.train import Trained, train
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "Stage",
     "StageError",
     "StagelineError",
+    "Timetable",
     "Trained",
     "UnsoundSchedule",
     "Verdict",
@@ -90,6 +92,7 @@ _MODULES = {  # where each name is defined
     "workers.script.line": ("Line",),
     "workers.script.forkable": ("CannotFork",),
     "workers.script.errors": ("LineClosed", "RunFailed"),
+    "workers.script.timetable": ("Timetable",),
     "workers.script.train": ("Trained", "train"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

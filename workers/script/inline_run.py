@@ -25,6 +25,7 @@ from stageline.workers.runtime.program import ENDLESS, Program, call_key, reply_
 from .call_log import CallLog, WeightNames, messages
 from .script_plan import LineOptions
 from .script_run import Replies
+from .timetable import Timetable, planned
 
 RUN = "line"
 
@@ -65,6 +66,10 @@ class InlineRun:
 
     def close(self) -> None:
         self._queues.close()
+
+    def timetable(self) -> Timetable:
+        """As it is planned: here all workers compute in turn."""
+        return planned(self._program.schedule)
 
     def weights(self) -> dict[str, Tensor]:
         parts = (stage.state_dict() for executor in self._executors for stage in executor.stages.values())

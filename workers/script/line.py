@@ -28,6 +28,7 @@ from .errors import LineClosed
 from .script_plan import LineOptions, Metric, Model
 from .script_run import Replies
 from .step_loss import StepLoss
+from .timetable import Timetable
 
 CLOSED, FINISHED = "closed", "finished"
 AHEAD = 2  # calls that may be under way before the next one waits
@@ -160,6 +161,12 @@ class Line(AbstractContextManager["Line"]):
                 f"these are not the model's weights: {missing} are missing, {unknown} are not the model's"
             )
         self._call(CallKind.LOAD, state={name: tensor.detach().clone() for name, tensor in state.items()}).result()
+
+    def timetable(self) -> Timetable:
+        """When each action of the newest training step began and ended, as far as the workers have reported; before
+        the first, and inline, as the schedule plans it. Prints as text, and draws itself in a notebook.
+        """
+        return self._run.timetable()
 
     def close(self) -> None:
         """Ends the run: all steps are carried out, the weights are saved in its folder. Raises `RunFailed`."""

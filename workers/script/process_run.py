@@ -26,11 +26,12 @@ from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
 from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.checkpoint.snapshot import Origin
 from stageline.workers.checkpoint.weights import load_weights
-from stageline.workers.control.client import BrokerUnreachable
+from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.store import measured_timetable
 from stageline.workers.runtime.calls import CallKind, Position
 from stageline.workers.runtime.program import ENDLESS, Program
 
@@ -41,10 +42,12 @@ from .former import await_end_of_former
 from .local_processes import LauncherLifeline, start_processes
 from .script_log import ScriptLog
 from .script_run import Replies
+from .timetable import Timetable, timed_in, timetable_of
 
 JOIN_TIMEOUT = 60.0  # seconds for the broker to answer
 FINISH_TIMEOUT = 60.0  # seconds for the workers of a run to save their weights
 END_TIMEOUT = 20.0  # seconds for the processes of a run that is over to end by themselves
+ANSWER_TIMEOUT = 2.0  # seconds for the broker to answer a question
 CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
 REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is taken
 
@@ -94,6 +97,16 @@ class ProcessRun:
                 raise self._failure(f"the run has not ended {FINISH_TIMEOUT:g} s after its last call", ExitCode.FAILED)
             self._driver.raise_failure()
             self._processes.wait(END_TIMEOUT)
+
+    def timetable(self) -> Timetable:
+        """Asked of the broker; once that is gone, read from its records."""
+        schedule = self._program.schedule
+        try:
+            with Client(self._processes.broker) as client:
+                timed = timed_in(schedule, client.ask("timetable", timeout=ANSWER_TIMEOUT))
+        except (BrokerUnreachable, ValueError):
+            timed = measured_timetable(self._plan, self.folder.name, schedule, self.position)
+        return timetable_of(schedule, timed)
 
     def weights(self) -> dict[str, Tensor]:
         return load_weights(self.folder)

@@ -9,6 +9,8 @@ from torch import Tensor
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import CallKind
 
+from .timetable import Timetable
+
 Replies = Mapping[int, Tree]  # to one call, by worker
 
 
@@ -29,6 +31,9 @@ class ScriptRun(Protocol):
 
     def close(self) -> None:
         """Ends the run well: every call is carried out, the weights are kept. Raises `RunFailed` if that fails."""
+
+    def timetable(self) -> Timetable:
+        """Of the newest step whose times are known; as it is planned while there is none."""
 
     def weights(self) -> dict[str, Tensor]:
         """The weights of a run that was closed, under the unsplit model's names."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline.broker.control.messages import Answer, Ask, Event, Refused
+from stageline.broker.control.messages import Answer, Ask, Event, Refused, StepRecord
 from support.conversation import Conversation, name, report, steps
 
 
@@ -84,10 +84,24 @@ def test_the_story_of_a_microbatch_joins_records_and_open_steps(talk: Conversati
     ]
 
 
+def test_the_timetable_is_of_the_newest_step_whose_times_all_stages_have_reported(talk: Conversation):
+    talk.send(name(0), report(0, steps=[*steps(0, 0, 1), StepRecord(0, 2, b""), *steps(0, 3)]))  # of step 2, none
+    ((_, nothing),) = talk.send(b"me", Ask("timetable"))
+    assert nothing == Answer("timetable/1", {"run": "run-1", "step": None, "actions": []})
+    talk.send(name(1), report(1, steps=steps(1, 0, 1, 2)))
+    ((_, answer),) = talk.send(b"me", Ask("timetable"))
+    assert isinstance(answer, Answer)
+    assert (answer.facts["step"], len(answer.facts["actions"])) == (1, 18)
+    assert answer.facts["actions"][9:11] == [
+        {"kind": "F", "stage": 1, "microbatch": 0, "start": 0.0, "end": 1.0},
+        {"kind": "B", "stage": 1, "microbatch": 0, "start": 2.0, "end": 3.0},
+    ]
+
+
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (Ask("weather"), "no answer to 'weather'; ask for status, queues, story, why"),
+        (Ask("weather"), "no answer to 'weather'; ask for status, queues, story, why, timetable"),
         (Ask("story"), "step must be a number from 0 on, not ''"),
         (Ask("story", {"step": "1", "microbatch": "four"}), "microbatch must be a number from 0 on, not 'four'"),
         (Ask("story", {"step": "1", "microbatch": "4"}), "there is no microbatch 4: a step has 4"),
