@@ -67,6 +67,13 @@ class InlineRun:
     def close(self) -> None:
         self._queues.close()
 
+    def waits_for(self) -> str:
+        return ""
+
+    def workers(self) -> list[str]:
+        placement = enumerate(self._program.schedule.placement)
+        return [f"worker {index}, stage {', '.join(map(str, owned))}, in this thread" for index, owned in placement]
+
     def timetable(self) -> Timetable:
         """As it is planned: here all workers compute in turn."""
         return planned(self._program.schedule)

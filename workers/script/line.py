@@ -24,9 +24,12 @@ from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.runtime.calls import CallKind
 
 from .begin import Workers, begin_run
+from .display import display_of
 from .errors import LineClosed
+from .page import page
 from .script_plan import LineOptions, Metric, Model
 from .script_run import Replies
+from .seen import Seen
 from .step_loss import StepLoss
 from .timetable import Timetable
 
@@ -44,7 +47,7 @@ class Line(AbstractContextManager["Line"]):
     `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
     thread. Files of a run of processes go to `folder`; `settings` are other keys of a plan, {"recovery.lease": "30s"}.
     `resume`: the folder of a run of processes that was begun with the same arguments, and is to go on from its newest
-    complete checkpoint; `position` tells where that is.
+    complete checkpoint; `position` tells where that is. `progress` is drawn on stderr: with None if that is a terminal.
 
     Equal, bit for bit, to the unsplit model under the same microbatches, loss shares and layer seeding. Raises
     `ModelRefused`, `ScheduleRefused` or `PlanRefused` for what cannot work, `RunFailed` if the processes do not start.
@@ -72,6 +75,7 @@ class Line(AbstractContextManager["Line"]):
         folder: str | Path = "runs",
         settings: Mapping[str, object] | None = None,
         resume: str | Path | None = None,
+        progress: bool | None = None,
     ) -> None:
         options = LineOptions(
             loss=loss,
@@ -93,14 +97,18 @@ class Line(AbstractContextManager["Line"]):
         )
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
+        self._name = name
         self._names, self._run = begin_run(model, options, workers, resume)
+        self._seen = Seen(self._run.position)
+        self._display = display_of(name, self._seen, self._run.waits_for, progress)  # its thread is in no fork
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """After an error, the run ends as it is; its newest checkpoint stays."""
         if error is None:
             self.close()
         elif not self._closed:
-            self._closed = CLOSED
+            self._closed = f"{CLOSED}: {type(error).__name__} was raised"
+            self._hide()
             self._run.abort(f"the script has raised {type(error).__name__}")
 
     @property
@@ -116,6 +124,7 @@ class Line(AbstractContextManager["Line"]):
         failed, also in an earlier step.
         """
         done = self._submit(CallKind.TRAIN, x, y)
+        done.add_done_callback(self._seen.step_ended)
         return StepLoss(lambda: _loss_of(done.result()))
 
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
@@ -172,8 +181,21 @@ class Line(AbstractContextManager["Line"]):
         """Ends the run: all steps are carried out, the weights are saved in its folder. Raises `RunFailed`."""
         if not self._closed:
             self._closed = CLOSED
-            self._run.close()
-            self._closed = FINISHED
+            try:
+                self._run.close()
+                self._closed = FINISHED
+            finally:
+                self._hide()
+
+    def _repr_html_(self) -> str:
+        """For a notebook: where it is, its workers, its losses, and a step as it ran."""
+        state = self._closed or f"{self.position} steps were called"
+        return page(self._name, state, self._seen, self._run.workers(), self.timetable())
+
+    def _hide(self) -> None:
+        """Ends the display of progress."""
+        if self._display is not None:
+            self._display.close()
 
     def _submit(self, kind: CallKind, x: Tree, y: Tree) -> "Future[Replies]":
         rows((x, y))

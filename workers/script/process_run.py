@@ -26,7 +26,7 @@ from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
 from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.checkpoint.snapshot import Origin
 from stageline.workers.checkpoint.weights import load_weights
-from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.process.open_queues import open_queues, reachable
@@ -40,6 +40,7 @@ from .driver import Driver
 from .errors import RunFailed
 from .former import await_end_of_former
 from .local_processes import LauncherLifeline, start_processes
+from .questions import ask, waits_for, worker_lines
 from .script_log import ScriptLog
 from .script_run import Replies
 from .timetable import Timetable, timed_in, timetable_of
@@ -47,7 +48,6 @@ from .timetable import Timetable, timed_in, timetable_of
 JOIN_TIMEOUT = 60.0  # seconds for the broker to answer
 FINISH_TIMEOUT = 60.0  # seconds for the workers of a run to save their weights
 END_TIMEOUT = 20.0  # seconds for the processes of a run that is over to end by themselves
-ANSWER_TIMEOUT = 2.0  # seconds for the broker to answer a question
 CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
 REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is taken
 
@@ -101,12 +101,16 @@ class ProcessRun:
     def timetable(self) -> Timetable:
         """Asked of the broker; once that is gone, read from its records."""
         schedule = self._program.schedule
-        try:
-            with Client(self._processes.broker) as client:
-                timed = timed_in(schedule, client.ask("timetable", timeout=ANSWER_TIMEOUT))
-        except (BrokerUnreachable, ValueError):
-            timed = measured_timetable(self._plan, self.folder.name, schedule, self.position)
-        return timetable_of(schedule, timed)
+        facts = None if self._driver.ended.is_set() else ask(self._processes.broker, "timetable")
+        if facts is None:
+            return timetable_of(schedule, measured_timetable(self._plan, self.folder.name, schedule, self.position))
+        return timetable_of(schedule, timed_in(schedule, facts))
+
+    def waits_for(self) -> str:
+        return "" if self._driver.ended.is_set() else waits_for(self._driver.progress, self._processes.broker)
+
+    def workers(self) -> list[str]:
+        return [] if self._driver.ended.is_set() else worker_lines(self._processes.broker)
 
     def weights(self) -> dict[str, Tensor]:
         return load_weights(self.folder)

@@ -32,6 +32,12 @@ class ScriptRun(Protocol):
     def close(self) -> None:
         """Ends the run well: every call is carried out, the weights are kept. Raises `RunFailed` if that fails."""
 
+    def waits_for(self) -> str:
+        """What the run has waited for longer than a moment; "" for nothing. For any thread; it may take seconds."""
+
+    def workers(self) -> list[str]:
+        """What each worker is and does, one line for each; none once they have ended."""
+
     def timetable(self) -> Timetable:
         """Of the newest step whose times are known; as it is planned while there is none."""
 

@@ -1,0 +1,139 @@
+"""The progress of a script's run on stderr: a line that changes on a terminal, elsewhere a line every few seconds.
+
+A thread draws from what the script has seen; the loop does not wait for it.
+"""
+
+import atexit
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from .seen import Seen
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PERIOD = 0.25  # seconds between two looks
+INTERVAL = 5.0  # seconds between two lines where there is no terminal
+WINDOW = 3.0  # seconds over which the rate is measured
+
+
+class Surface(Protocol):
+    """Where progress is shown."""
+
+    def show(self, text: str) -> None:
+        """Called at every look."""
+
+    def close(self, text: str) -> None:
+        """Shows it for the last time."""
+
+
+class OnTerminal:
+    """Draws one line again and again; what the script prints goes above it. The cursor stays visible: a script that is
+    killed leaves a terminal that works."""
+
+    def __init__(self, console: "Console") -> None:
+        from rich.live import Live
+
+        of_stdout = _is_terminal(sys.stdout)  # what goes to a file or pipe stays there
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=of_stdout)
+        self._live.start()
+        console.show_cursor(True)
+
+    def show(self, text: str) -> None:
+        self._set(text, refresh=True)
+
+    def close(self, text: str) -> None:
+        self._set(text, refresh=False)  # `stop` draws
+        self._live.stop()
+
+    def _set(self, text: str, *, refresh: bool) -> None:
+        from rich.text import Text
+
+        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=refresh)
+
+
+class InLines:
+    """Writes a line every few seconds, without any control characters."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._written = monotonic()
+
+    def show(self, text: str) -> None:
+        if monotonic() - self._written >= INTERVAL:
+            self.close(text)
+
+    def close(self, text: str) -> None:
+        self._written = monotonic()
+        print(f"stageline: {text}", file=self._stream, flush=True)
+
+
+class Display(AbstractContextManager["Display"]):
+    """Shows what was `seen` of the run `name` until it is closed; `waits_for` says what it waits for, "" for nothing,
+    and may take its time."""
+
+    def __init__(self, name: str, seen: Seen, waits_for: Callable[[], str], surface: Surface) -> None:
+        self._name = name
+        self._seen = seen
+        self._waits_for = waits_for
+        self._surface = surface
+        self._history = deque([(monotonic(), seen.steps)])
+        self._began = monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)  # of a line that is never closed
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the drawing, and leaves the last of it."""
+        if not self._over.is_set():
+            self._over.set()
+            atexit.unregister(self.close)
+            self._thread.join(PERIOD)  # it may wait for the broker; then it draws no more
+            self._surface.close(self._text(self._seen.steps - self._seen.start, monotonic() - self._began))
+
+    def _draw(self) -> None:
+        while not self._over.wait(PERIOD):
+            waits = self._waits_for()
+            self._history.append((monotonic(), self._seen.steps))
+            while self._history[-1][0] - self._history[1][0] > WINDOW:
+                self._history.popleft()
+            (earlier, before), (later, after) = self._history[0], self._history[-1]
+            text = self._text(after - before, later - earlier)
+            if not self._over.is_set():
+                self._surface.show(f"{text}; waits: {waits}" if waits else text)
+
+    def _text(self, steps: int, seconds: float) -> str:
+        """`line: 120 steps, loss 0.1234, 45.6 steps/s`; the rate is that of `steps` in `seconds`."""
+        loss = "" if self._seen.loss is None else f", loss {self._seen.loss:.4g}"
+        rate = f", {steps / seconds:.3g} steps/s" if steps and seconds else ""
+        return f"{self._name}: {self._seen.steps} steps{loss}{rate}"
+
+
+def display_of(name: str, seen: Seen, waits_for: Callable[[], str], progress: bool | None) -> Display | None:
+    """With `progress` None, progress is shown on a terminal alone, with True in any case, with False nowhere."""
+    if progress is False or (progress is None and not _is_terminal(sys.stderr)):
+        return None
+    return Display(name, seen, waits_for, _surface())
+
+
+def _surface() -> Surface:
+    if _is_terminal(sys.stderr):
+        from rich.console import Console
+
+        console = Console(stderr=True, force_jupyter=False)
+        if console.is_terminal and not console.is_dumb_terminal:
+            return OnTerminal(console)
+    return InLines(sys.stderr)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()

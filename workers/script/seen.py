@@ -1,0 +1,28 @@
+"""What a script's process sees of its run: the steps that have ended, and their losses."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+from stageline.pipeline.tree import Tree
+
+from .loss_curve import LossCurve
+
+
+class Seen:
+    """`steps` have ended, counted from the run's beginning; `loss` is the newest that there was. Written by the thread
+    that takes the replies, once for each step; read by any."""
+
+    def __init__(self, start: int) -> None:
+        self.start = self.steps = start
+        self.loss: float | None = None
+        self.curve = LossCurve()
+
+    def step_ended(self, done: "Future[Mapping[int, Tree]]") -> None:
+        """A step has its replies, of which that of the last stage's owner is its loss; or it has failed."""
+        if done.cancelled() or done.exception() is not None:
+            return
+        loss = next((reply for reply in done.result().values() if isinstance(reply, float)), None)
+        if loss is not None:
+            self.loss = loss
+            self.curve.add(self.steps, loss)
+        self.steps += 1
