@@ -189,7 +189,7 @@ class Line(AbstractContextManager["Line"]):
 
     def _repr_html_(self) -> str:
         """For a notebook: where it is, its workers, its losses, and a step as it ran."""
-        state = self._closed or f"{self.position} steps were called"
+        state = self._closed or f"position {self.position}"
         return page(self._name, state, self._seen, self._run.workers(), self.timetable())
 
     def _hide(self) -> None:
