@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import socket
@@ -23,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+import stageline
 from stageline.workers.control.lifeline import LifelineOwner
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.launch.forked_process import end_group
@@ -287,9 +289,9 @@ def _import_everything() -> None:
     import sklearn.datasets  # noqa: F401
     import torch
 
-    import stageline.workers.cli.app
-    import stageline.workers.process.worker_process  # noqa: F401
-
+    for module in pkgutil.walk_packages(stageline.__path__, "stageline."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer loads the compiler, for a second
     assert len(os.listdir("/proc/self/task")) == 1
