@@ -13,7 +13,6 @@ from stageline import Rows
 
 LIBRARY = Path(os.__file__).parent
 FILES = ("argparse", "difflib", "doctest", "inspect", "optparse", "pdb", "pydoc", "subprocess", "tarfile", "typing")
-NOT_ASCII = ord("?")
 
 
 def batches(batch_size: int, seed: int, *, context: int, keep_back_one_in: int) -> Rows:
@@ -29,8 +28,8 @@ def batches(batch_size: int, seed: int, *, context: int, keep_back_one_in: int) 
 
 def symbols(text: str) -> Tensor:
     """One int64 below 128 for each character."""
-    codes = torch.tensor([ord(character) for character in text])
-    return torch.where(codes < 128, codes, NOT_ASCII)
+    codes = bytearray(text.encode("ascii", errors="replace"))  # "?" for what is not ASCII
+    return torch.frombuffer(codes, dtype=torch.uint8).to(torch.int64)
 
 
 def windows(text: Tensor, context: int) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,11 @@ CUTS = {  # where each example is cut into 1, 2, 3, 4 stages
     "mlp": {1: [], 2: [2], 3: [1, 3], 4: [1, 2, 3]},  # stages without parameters
     "chargpt": {1: [], 2: [4], 3: [3, 5], 4: [2, 4, 6]},
 }
-STEPS = {"digits": 24, "mlp": 12, "chargpt": 2}  # digits: past the end of an epoch, whose last batch is smaller
+SIZES = {  # digits: past the end of an epoch, whose last batch is smaller
+    "digits": {"run.steps": 6, "data.batch_size": 300, "model.options.width": 8},
+    "mlp": {"run.steps": 12},
+    "chargpt": {"run.steps": 2, "data.batch_size": 8, "data.options.keep_back_one_in": 3000},
+}
 MICROBATCHES = {"digits": (8, 5, 3, 1), "mlp": (1, 3), "chargpt": (4, 3)}
 
 
@@ -53,7 +57,7 @@ def redis() -> Iterator[RedisServer]:
 @cache
 def expected(example: str, microbatches: int) -> str:
     folder = EXAMPLES / example
-    return reference.reference_digest(folder, microbatches=microbatches, steps=STEPS[example])
+    return reference.reference_digest(folder, microbatches=microbatches, changes=SIZES[example])
 
 
 def changes(example: str, schedule: str, placement: str, microbatches: int) -> list[str]:
@@ -61,7 +65,7 @@ def changes(example: str, schedule: str, placement: str, microbatches: int) -> l
     workers = PLACEMENTS[placement]
     stages = sum(map(len, workers))
     sets = {
-        "run.steps": STEPS[example],
+        **SIZES[example],
         **({"model.cut": CUTS[example][stages]} if stages > 1 else {"model.stages": 1}),
         "schedule.name": f'"{schedule}"',
         "schedule.microbatches": microbatches,
@@ -199,8 +203,8 @@ QUICK_ASYNC = {("digits", 2), ("mlp", 3), ("chargpt", 4)}
     ],
 )
 def test_asynchronous_training_equals_pipedream_in_plain_torch(example, stages, tmp_path):
-    cut, steps = CUTS[example][stages], STEPS[example]
-    recipe = reference.recipe(EXAMPLES / example, steps=steps)
+    cut = CUTS[example][stages]
+    recipe = reference.recipe(EXAMPLES / example, changes=SIZES[example])
     sets = [
         *changes(example, "1f1b", "1 with 2 stages" if stages == 2 else str(stages), 1),
         'schedule.mode="async"',

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import tomllib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from functools import partial, reduce
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -51,10 +52,19 @@ class ReferenceResult:
 
 
 def recipe(
-    folder: Path, *, file: str = "stageline.toml", batch_size: int = 0, microbatches: int = 0, steps: int = 0
+    folder: Path,
+    *,
+    file: str = "stageline.toml",
+    batch_size: int = 0,
+    microbatches: int = 0,
+    steps: int = 0,
+    changes: Mapping[str, object] = MappingProxyType({}),
 ) -> Recipe:
-    """What the plan file in `folder` says, with other sizes where they are given."""
+    """What the plan file in `folder` says, with other sizes where they are given, and `changes` by dotted keys."""
     plan = tomllib.loads((folder / file).read_text(encoding="utf-8"))
+    for key, value in changes.items():
+        *tables, name = key.split(".")
+        reduce(lambda table, each: table.setdefault(each, {}), tables, plan)[name] = value
     load = partial(_load, folder)
     data, run, seed = plan["data"], plan["run"], plan["run"]["seed"]
     source = load(data["source"])(batch_size=batch_size or data["batch_size"], seed=seed, **data.get("options", {}))
@@ -71,9 +81,9 @@ def recipe(
     )
 
 
-def reference_digest(folder: Path, *, batch_size: int = 0, microbatches: int = 0, steps: int = 0) -> str:
-    """`weights_sha256` of the unsplit model in `folder` after a plain loop, with other sizes where they are given."""
-    return train(recipe(folder, batch_size=batch_size, microbatches=microbatches, steps=steps)).weights_sha256
+def reference_digest(folder: Path, **sizes: Any) -> str:
+    """`weights_sha256` of the unsplit model in `folder` after a plain loop, with other `sizes`, as for `recipe`."""
+    return train(recipe(folder, **sizes)).weights_sha256
 
 
 def train(recipe: Recipe) -> ReferenceResult:
