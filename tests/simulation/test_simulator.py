@@ -35,7 +35,7 @@ from stageline.workers.script.call_log import CallLog
 from stageline.workers.script.driver import Driver
 from support.paths import importing_tests
 
-CHUNK = 200  # seeds
+CHUNK = 100  # seeds
 EVERY_CHUNK_HAS = {*PlannedFault} - {*OF_SCRIPT} | {
                    "drop", "repeat", "overtake", "late messages", "lost messages", "exit unheard",
                    "a replaced worker is refused", "a spare takes a place",
@@ -46,7 +46,7 @@ EVERY_CHUNK_HAS = {*PlannedFault} - {*OF_SCRIPT} | {
 GONE = "the script is gone for longer than a lease, and the run is resumed"
 
 
-@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 10))])
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 5))])
 def test_a_run_under_faults_ends_as_the_undisturbed_one_and_every_fault_fires(chunk: int):
     found = [simulate(seed) for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK)]
     assert not [str(each) for each in found if each.wrong]
@@ -62,7 +62,7 @@ def test_a_run_under_faults_of_the_day_ends_as_the_undisturbed_one():
     ("seeds", "had"),
     [
         (range(10), {*OF_SCRIPT, "an evaluation is answered"}),
-        pytest.param(range(10, 400), {*PlannedFault, GONE}, marks=pytest.mark.slow),
+        pytest.param(range(10, 110), {*PlannedFault, GONE}, marks=pytest.mark.slow),
     ],
     ids=["few", "many"],
 )
