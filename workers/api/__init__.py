@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stageline.pipeline.schedule.check import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.stage.stage import Stage
     from stageline.pipeline.timetable import draw_svg, draw_text
+    from stageline.workers.checkpoint.saved import NotSaved
     from stageline.workers.checkpoint.weights import load_weights
     from stageline.workers.runs.result import Result
     from stageline.workers.runtime.executor import ComputeFailed
@@ -44,6 +45,7 @@ __all__ = [
     "Loader",
     "LossNotScalar",
     "ModelRefused",
+    "NotSaved",
     "Plan",
     "PlanRefused",
     "Result",
@@ -86,6 +88,7 @@ _MODULES = {  # where each name is defined
     "pipeline.schedule.check": ("Costs", "UnsoundSchedule", "Verdict", "check_schedule"),
     "pipeline.stage.stage": ("Stage",),
     "pipeline.timetable": ("draw_svg", "draw_text"),
+    "workers.checkpoint.saved": ("NotSaved",),
     "workers.checkpoint.weights": ("load_weights",),
     "workers.runs.result": ("Result",),
     "workers.runtime.executor": ("ComputeFailed",),

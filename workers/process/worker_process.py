@@ -27,6 +27,7 @@ from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.retry import ResourceFault
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import CheckpointHooks, LocalSnapshots, open_snapshots
+from stageline.workers.checkpoint.saved import save_stages
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.client import BrokerUnreachable
@@ -37,7 +38,7 @@ from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.replay.recorder import RecordWriter, record_failure
 from stageline.workers.runs import folder as runs
-from stageline.workers.runtime.calls import CallRefused
+from stageline.workers.runtime.calls import CallRefused, Position
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.loop import WorkerLoop
@@ -192,6 +193,7 @@ class _Work:
         )
         progress = self.loop.progress
         progress.stages, progress.queues = executor.stages, queues
+        self.loop.saves_with(self.save_checkpoint)
         decisions.note, decisions.wait = partial(progress.note_fault, "skip log"), self.serve
 
     def make_room(self, reason: str) -> None:
@@ -211,6 +213,11 @@ class _Work:
     def explain(self, error: ComputeFailed) -> str:
         run, incarnation = self._assigned.run, self._assigned.incarnation
         return record_failure(self._job, self.executor, self.queues, error, run, incarnation)
+
+    def save_checkpoint(self, folder: Path, position: Position) -> str | None:
+        """A script calls for it."""
+        plan, stages = self._job.plan, self.executor.stages
+        return save_stages(folder, plan, self._assigned, stages, position.step, self.loop.progress)
 
     def save(self) -> dict[str, TensorDigest]:
         note = partial(self.loop.progress.note_fault, "weights")

@@ -3,7 +3,8 @@
 take the next call -> its instructions -> computed -> the reply is put -> take the next call ... until STOP
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from stageline.pipeline.tree import Tree
 from .calls import Call, CallFeed, CallKind, CallRefused, Position, decode_call
 from .executor import Executor, Sums
 from .program import Instruction, Program, call_key, reply_key
+
+SaveStages = Callable[[Path, Position], str | None]  # into a folder; why it could not be done
 
 
 class CallSequence:
@@ -26,6 +29,7 @@ class CallSequence:
         self.position = self.start = position
         self.open: Call | None = None
         self.over = False
+        self.save: SaveStages = _cannot_save
         self._program = program
         self._worker = worker
         self._executor = executor
@@ -68,6 +72,8 @@ class CallSequence:
                 return {name: copied(tensor.detach()) for name, tensor in self._weights().items()}
             case Call(CallKind.LOAD) as call:
                 self._load(call)
+            case Call(CallKind.SAVE, inputs=str(folder)):
+                return self.save(Path(folder), self.position)
         return None
 
     def close(self) -> None:
@@ -96,3 +102,7 @@ class CallSequence:
                 stage.load_state_dict(state)
             except RuntimeError as error:
                 raise CallRefused(f"the weights to load do not fit stage {stage.index}: {error}") from error
+
+
+def _cannot_save(folder: Path, position: Position) -> str:
+    return "this worker has no snapshots"

@@ -12,6 +12,7 @@ the owner of stage 0, the targets to the owner of the last stage. A worker cuts 
     PREDICT    one batch forward                              a tuple: the microbatches' outputs    (last stage)
     STATE      nothing                                        the weights of the worker's stages
     LOAD       set the weights of their stages                None
+    SAVE       write snapshots into the folder `inputs`       None, or why it could not be done
     STOP       end: save the weights                          None
 """
 
@@ -36,7 +37,13 @@ class CallKind(StrEnum):
     PREDICT = "predict"
     STATE = "state"
     LOAD = "load"
+    SAVE = "save"
     STOP = "stop"
+
+    @property
+    def takes_batch(self) -> bool:
+        """Whether it brings a batch."""
+        return self is CallKind.TRAIN or self.runs_forward_only
 
     @property
     def runs_forward_only(self) -> bool:
@@ -49,7 +56,8 @@ class Call:
     """Call `number` of a script. `step` training steps and `evaluation` evaluated batches came before it.
 
     `inputs` and `targets` are trees of tensors whose dimension 0 counts the rows of the whole batch; None where the
-    worker has no use for them. `state` holds weights, by the unsplit model's names.
+    worker has no use for them; of a SAVE, `inputs` is a folder's path. `state` holds weights, by the unsplit model's
+    names.
     """
 
     kind: CallKind
@@ -142,6 +150,8 @@ def cut_call(call: Call, microbatches: int) -> list[Microbatch]:
     only to be run forward has no rows to measure.
     """
     inputs, targets = call.inputs, call.targets
+    if not call.kind.takes_batch:
+        return []
     if call.kind is CallKind.PREDICT or (inputs is None and targets is None):
         slices = [None] * microbatches if inputs is None else split_batch(inputs, microbatches)
         return [Microbatch(each, None, 0, 1.0) for each in slices]

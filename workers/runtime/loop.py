@@ -15,7 +15,7 @@ from stageline.broker.queues.base import Outbound, QueueKey, Queues
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 
-from .call_sequence import CallSequence
+from .call_sequence import CallSequence, SaveStages
 from .calls import CallKind, Position
 from .executor import Executor
 from .machine import Compute, Finish, Machine, Take
@@ -99,6 +99,11 @@ class WorkerLoop:
             self._script.begin_at(position)
             self.progress.positions[position.step] = position
             self.progress.answered = position.calls
+
+    def saves_with(self, save: SaveStages) -> None:
+        """How the worker carries out a script's call to save its stages."""
+        if self._script is not None:
+            self._script.save = save
 
     @property
     def finished(self) -> bool:

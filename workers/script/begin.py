@@ -40,9 +40,10 @@ def begin_run(
     if workers == "inline":
         return names, InlineRun(segments, schedule, names, options)
     from .process_run import ProcessRun  # sockets and processes, which an inline line does without
+    from .saving import run_to_resume
 
     with registered(model, options):
-        return names, ProcessRun(plan, schedule, names, None if resume is None else Path(resume).name)
+        return names, ProcessRun(plan, schedule, names, None if resume is None else run_to_resume(plan, Path(resume)))
 
 
 def _weight_names(segments: Sequence[Segment], placement: Placement) -> WeightNames:

@@ -58,7 +58,7 @@ def messages(call: Call, program: Program, names: WeightNames, run: str, incarna
     for worker, owned in enumerate(program.schedule.placement):
         addressed = replace(
             call,
-            inputs=call.inputs if 0 in owned else None,
+            inputs=call.inputs if 0 in owned or not call.kind.takes_batch else None,
             targets=call.targets if program.last in owned else None,
             state=None if call.state is None else {name: call.state[name] for name in names[worker]},
         )

@@ -3,10 +3,11 @@
 For debugging, and where no process may be started: a breakpoint in a layer's forward stops right there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
+from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.loop import WorkerLoop, take_turns
@@ -66,6 +68,9 @@ class InlineRun:
 
     def close(self) -> None:
         self._queues.close()
+
+    def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
+        raise NotSaved("an inline line saves no checkpoints: leave out workers, or keep its state_dict()")
 
     def waits_for(self) -> str:
         return ""

@@ -47,7 +47,8 @@ class Line(AbstractContextManager["Line"]):
     `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
     thread. Files of a run of processes go to `folder`; `settings` are other keys of a plan, {"recovery.lease": "30s"}.
     `resume`: the folder of a run of processes that was begun with the same arguments, and is to go on from its newest
-    complete checkpoint; `position` tells where that is. `progress` is drawn on stderr: with None if that is a terminal.
+    complete checkpoint, or what `save` has saved; `position` tells where that is. `progress` is drawn on stderr: with
+    None if that is a terminal.
 
     Equal, bit for bit, to the unsplit model under the same microbatches, loss shares and layer seeding. Raises
     `ModelRefused`, `ScheduleRefused` or `PlanRefused` for what cannot work, `RunFailed` if the processes do not start.
@@ -170,6 +171,14 @@ class Line(AbstractContextManager["Line"]):
                 f"these are not the model's weights: {missing} are missing, {unknown} are not the model's"
             )
         self._call(CallKind.LOAD, state={name: tensor.detach().clone() for name, tensor in state.items()}).result()
+
+    def save(self, folder: str | Path) -> None:
+        """Saves a checkpoint of what was called so far in `folder`, which is made, and may not have anything in it:
+        `Line(the same arguments, resume=folder)` goes on from there, bit for bit, as a run of its own.
+
+        Raises `NotSaved`, after which nothing is left of it, and the line can go on.
+        """
+        self._run.save(Path(folder), lambda draft: self._call(CallKind.SAVE, draft).result())
 
     def timetable(self) -> Timetable:
         """When each action of the newest training step began and ended, as far as the workers have reported; before

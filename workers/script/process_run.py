@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,6 +41,7 @@ from .errors import RunFailed
 from .former import await_end_of_former
 from .local_processes import LauncherLifeline, start_processes
 from .questions import ask, waits_for, worker_lines
+from .saving import save_checkpoint
 from .script_log import ScriptLog
 from .script_run import Replies
 from .timetable import Timetable, timed_in, timetable_of
@@ -105,6 +106,9 @@ class ProcessRun:
         if facts is None:
             return timetable_of(schedule, measured_timetable(self._plan, self.folder.name, schedule, self.position))
         return timetable_of(schedule, timed_in(schedule, facts))
+
+    def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
+        save_checkpoint(folder, self._plan, self.folder.name, lambda: self.position, call)
 
     def waits_for(self) -> str:
         return "" if self._driver.ended.is_set() else waits_for(self._driver.progress, self._processes.broker)

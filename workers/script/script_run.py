@@ -1,7 +1,8 @@
 """What a `Line` needs of a run, wherever its workers are: calls go in, replies come out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -31,6 +32,9 @@ class ScriptRun(Protocol):
 
     def close(self) -> None:
         """Ends the run well: every call is carried out, the weights are kept. Raises `RunFailed` if that fails."""
+
+    def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
+        """Saves a checkpoint; `call` has the workers write it into the folder that it is given. Raises `NotSaved`."""
 
     def waits_for(self) -> str:
         """What the run has waited for longer than a moment; "" for nothing. For any thread; it may take seconds."""

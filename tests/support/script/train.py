@@ -3,6 +3,7 @@
 train.py inline                      all in this process
 train.py processes kill worker-1 7   that process is killed once step 7 has been called
 train.py processes resume            goes on with the newest run in ./runs
+train.py processes save 13           saves a checkpoint in ./saved before that step
 """
 
 import json
@@ -18,7 +19,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from stageline import Line
+from stageline import Line, NotSaved
 
 WORKERS, *HAPPENS = sys.argv[1:]
 STEPS, MICROBATCHES = 24, 3
@@ -78,16 +79,31 @@ def happen(line: Line, step: int) -> None:
             x, y = batch(step + 1000)
             line.evaluate([(x, y), (x[:2], y[:2])])
             line.predict(x)
+        case ["save", at] if step == int(at):
+            x, y = batch(step + 1000)
+            line.evaluate([(x, y)])  # calls and evaluations are ahead of what they will be in a run that begins there
+            line.save("saved")
+            try:
+                line.save("saved")
+            except NotSaved as error:
+                print(error, file=sys.stderr)
 
 
 def main() -> None:
     losses = []
-    resumed = max(glob("runs/*")) if HAPPENS == ["resume"] else None
+    match HAPPENS:
+        case ["resume"]:
+            resumed = max(glob("runs/*"))
+        case ["resume", folder]:
+            resumed = folder
+        case _:
+            resumed = None
     with Line(
         build(),
         cut=[3],
         loss=nn.functional.cross_entropy,
         optimizer=3 if HAPPENS == ["optimizer"] else partial(torch.optim.AdamW, lr=0.01),  # type: ignore[arg-type]
+        lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.9),
         microbatches=MICROBATCHES,
         workers=WORKERS,
         settings={"recovery.snapshot_every": 5, "recovery.lease": "3s"},

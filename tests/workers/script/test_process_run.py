@@ -1,6 +1,7 @@
 """A user's script whose model trains on processes forked from it, and what happens to them on the way."""
 
 import json
+import shutil
 import signal
 from collections.abc import Sequence
 from time import monotonic, sleep
@@ -104,6 +105,24 @@ def test_a_run_whose_script_was_killed_goes_on_where_it_was(workspace: Workspace
     assert resumed["first"] in (5, 10)  # by how far its workers came
     assert resumed["losses"] == undisturbed["losses"][resumed["first"] :]
     assert resumed["weights"] == undisturbed["weights"]
+
+
+def test_a_saved_checkpoint_is_a_beginning_when_the_run_is_long_gone(
+    workspace: Workspace, undisturbed: dict[str, Any]
+) -> None:
+    script = start(workspace, "processes", "save", "13")
+    said, errors = script.communicate()
+    assert json.loads(said) == undisturbed
+    assert "saved is there already, and not empty" in errors
+    (run,) = workspace.runs()
+    shutil.rmtree(run)
+    saved = run.parent.parent / "saved"
+    before = {file: file.read_bytes() for file in saved.rglob("*") if file.is_file()}
+    assert [file.name for file in saved.parent.iterdir() if "saved" in file.name] == ["saved"]
+    resumed = result(workspace, "processes", "resume", "saved")
+    assert (resumed["first"], resumed["losses"]) == (13, undisturbed["losses"][13:])
+    assert resumed["weights"] == undisturbed["weights"]
+    assert before == {file: file.read_bytes() for file in saved.rglob("*") if file.is_file()}
 
 
 @pytest.mark.slow

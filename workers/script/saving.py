@@ -1,0 +1,40 @@
+"""Saves a checkpoint of a script's run into a folder of the user's choice, and begins a run from one."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from stageline.pipeline.plan import Plan
+from stageline.workers.checkpoint.saved import (
+    NotSaved,
+    SavedRun,
+    begin_from_saved,
+    complete_draft,
+    draft_folder,
+    is_saved,
+)
+
+from .script_run import Replies
+
+
+def save_checkpoint(
+    folder: Path, plan: Plan, run: str, position: Callable[[], int], call: Callable[[str], Replies]
+) -> None:
+    """Has all workers write their stages' snapshots, for which `call` gives them a folder. `position` counts the steps
+    that are then done. Raises `NotSaved`, after which nothing is left of it, and what `call` raises."""
+    if not position():
+        raise NotSaved("no step was trained yet, so there is nothing to go on from; state_dict() has the weights")
+    draft = draft_folder(folder.absolute())
+    try:
+        replies = call(str(draft))
+        if reasons := [str(reply) for reply in replies.values() if reply is not None]:
+            raise NotSaved(f"the checkpoint cannot be saved in {folder}: {reasons[0]}")
+        complete_draft(draft, folder.absolute(), plan, SavedRun(run, position(), sum(map(len, plan.placement))))
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # once complete, it has another name
+
+
+def run_to_resume(plan: Plan, folder: Path) -> str:
+    """The id of the run in `folder`; if a checkpoint was saved there, that of a new run which goes on from it. Raises
+    what `begin_from_saved` does."""
+    return begin_from_saved(plan, folder) if is_saved(folder) else folder.name
