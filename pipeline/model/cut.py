@@ -1,6 +1,6 @@
 """Makes the plan's model and cuts it into stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -12,6 +12,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.models import LrSchedulerPlan, OptimizerPlan
+from stageline.pipeline.stage.layer import joined, named_state, parts_of
 from stageline.pipeline.stage.stage import Stage
 
 from .load import base_folder, call, load_function, load_object
@@ -32,6 +33,26 @@ class Segment:
     @property
     def trainable(self) -> bool:
         return any(p.requires_grad for layer in self.layers for p in layer.parameters())
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the stage can train; what two of its layers share counts once."""
+        return sum({id(p): p.numel() for layer in self.layers for p in layer.parameters()}.values())
+
+    @property
+    def weight_names(self) -> frozenset[str]:
+        """The entries of the unsplit model's `state_dict` that are the stage's."""
+        return frozenset(joined(name, key) for name, part in self._parts for key in part.state_dict())
+
+    @property
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parameters and buffers, by their names in the unsplit model; each layer's once."""
+        for name, layer in zip(self.names, self.layers, strict=True):
+            yield from named_state(layer, name)
+
+    @property
+    def _parts(self) -> list[tuple[str, torch.nn.Module]]:
+        return [part for name, layer in zip(self.names, self.layers, strict=True) for part in parts_of(layer, name)]
 
 
 def build_segments(plan: Plan) -> list[Segment]:
@@ -164,11 +185,10 @@ def _balanced_edges(layers: Sequence[torch.nn.Module], stages: int) -> list[int]
 def _refuse_shared_state(segments: Sequence[Segment]) -> None:
     owners: dict[int, tuple[int, str]] = {}
     for part in segments:
-        for name, layer in zip(part.names, part.layers, strict=True):
-            for key, state in (*layer.named_parameters(name), *layer.named_buffers(name)):
-                owner, first = owners.setdefault(id(state), (part.index, key))
-                if owner != part.index:
-                    raise ModelRefused(
-                        f"stages {owner} and {part.index} share one parameter or buffer "
-                        f"({first} is {key}): it lives on one stage. Cut elsewhere, or untie it."
-                    )
+        for key, state in part.state:
+            owner, first = owners.setdefault(id(state), (part.index, key))
+            if owner != part.index:
+                raise ModelRefused(
+                    f"stages {owner} and {part.index} share one parameter or buffer "
+                    f"({first} is {key}): it lives on one stage. Cut elsewhere, or untie it."
+                )

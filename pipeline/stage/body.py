@@ -7,6 +7,7 @@ import torch
 
 from stageline.pipeline.tree import Tree
 
+from .layer import joined, parts_of, state_of, unsplit_name
 from .memory import copied
 
 Weights = Mapping[str, torch.Tensor]
@@ -15,7 +16,8 @@ Weights = Mapping[str, torch.Tensor]
 class Body(torch.nn.ModuleList):
     """One module, so that `torch.func.functional_call` can run the layers with other weights.
 
-    In here the first layer is "0", as in every module list; in the unsplit model it is `names[0]`.
+    In here the first layer is "0", as in every module list; in the unsplit model it is called `names[0]`, or is made of
+    several modules, which `layer.py` knows the names of.
     """
 
     def __init__(self, layers: Sequence[torch.nn.Module], names: Sequence[str], device: torch.device) -> None:
@@ -43,14 +45,12 @@ class Body(torch.nn.ModuleList):
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The layers' state dicts as one, by unsplit names. The tensors are the layers' own, not copies."""
-        pairs = zip(self.names, self, strict=True)
-        return {f"{name}.{key}": value for name, layer in pairs for key, value in layer.state_dict().items()}
+        return {joined(name, key): value for name, part in self._parts for key, value in part.state_dict().items()}
 
     def set_weights(self, state: Weights) -> None:
         """Loads what `weights` returns. Raises torch's `RuntimeError`, which names what is missing or misshapen."""
-        for name, layer in zip(self.names, self, strict=True):
-            prefix = f"{name}."
-            layer.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        for name, part in self._parts:
+            part.load_state_dict(state_of(part, name, state))
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that require a gradient, by their names in here."""
@@ -85,6 +85,10 @@ class Body(torch.nn.ModuleList):
                 else:
                     module._buffers[key] = copied(value).to(self.device)
 
+    @property
+    def _parts(self) -> list[tuple[str, torch.nn.Module]]:
+        return [part for name, layer in zip(self.names, self, strict=True) for part in parts_of(layer, name)]
+
     def _unsplit(self, name: str) -> str:
         position, _, rest = name.partition(".")
-        return f"{self.names[int(position)]}.{rest}"
+        return unsplit_name(self[int(position)], self.names[int(position)], rest)

@@ -274,7 +274,7 @@ def _estimate(job: Job, stage: Stage, activations: int) -> StageEstimate:
         stage=index,
         worker=job.schedule.owner(index),
         layers=job.segments[index].names,
-        parameters=sum(p.numel() for layer in job.segments[index].layers for p in layer.parameters()),
+        parameters=job.segments[index].parameters,
         in_flight=in_flight,
         bytes=held,
         total=sum(held.values()),

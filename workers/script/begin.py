@@ -47,8 +47,4 @@ def begin_run(
 
 
 def _weight_names(segments: Sequence[Segment], placement: Placement) -> WeightNames:
-    of_stage = [
-        {f"{name}.{key}" for name, layer in zip(part.names, part.layers, strict=True) for key in layer.state_dict()}
-        for part in segments
-    ]
-    return [frozenset().union(*(of_stage[stage] for stage in owned)) for owned in placement]
+    return [frozenset().union(*(segments[stage].weight_names for stage in owned)) for owned in placement]
