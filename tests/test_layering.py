@@ -25,6 +25,7 @@ LADDER = {
     "pipeline/plan": PURE,
     "pipeline/stage": TENSORS,
     "pipeline/data": DOING,
+    "pipeline/model/families": TENSORS,
     "pipeline/model": DOING,
     "broker": PURE,
     "broker/codec": TENSORS,

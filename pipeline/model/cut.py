@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from stageline.pipeline.plan.models import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.layer import joined, named_state, parts_of
 from stageline.pipeline.stage.stage import Stage
 
+from .edges import Cut, edges_of
+from .families.known import FAMILIES, known_layers
+from .families.layers import Layers
 from .load import base_folder, call, load_function, load_object
 
 _LR_SCHEDULER = ("step", "state_dict", "load_state_dict")  # what a stage uses of one
@@ -58,8 +61,8 @@ class Segment:
 def build_segments(plan: Plan) -> list[Segment]:
     """Makes the model with the plan's factory, under the plan's seed, and cuts it into stages.
 
-    Raises `ModelRefused`: the factory is missing, fails or returns something else than an `nn.Sequential` or a list of
-    stage modules, the cut is out of range, or two stages would share a parameter.
+    Raises `ModelRefused`: the factory is missing or fails, how to cut what it returns is not known, the cut is not one of
+    the model's, or two stages would share a parameter.
     """
     factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
     torch.manual_seed(plan.run.seed)
@@ -67,10 +70,12 @@ def build_segments(plan: Plan) -> list[Segment]:
     return cut_model(model, plan.model.cut, plan.model.stages)
 
 
-def cut_model(model: Any, cut: Sequence[int] | str | None = None, stages: int | None = None) -> list[Segment]:
-    """Cuts `model` into stages: before each layer number in `cut`, or into `stages` of about equal parameter count.
+def cut_model(model: Any, cut: Cut = None, stages: int | None = None) -> list[Segment]:
+    """Cuts `model` into stages: before each layer in `cut`, numbers or names, or into `stages` of about equal parameter
+    count.
 
-    `model` is an `nn.Sequential` of layers, or a list with one module for each stage. Raises `ModelRefused`.
+    `model` is an `nn.Sequential`, a model of a known family, `Layers`, or a list with one module for each stage. Raises
+    `ModelRefused`.
     """
     ready = isinstance(model, list | tuple)
     names, layers = (list(map(str, range(len(model)))), list(model)) if ready else _layers_of(model)
@@ -81,7 +86,7 @@ def cut_model(model: Any, cut: Sequence[int] | str | None = None, stages: int | 
         )
     if not layers or not all(isinstance(layer, torch.nn.Module) for layer in layers):
         raise ModelRefused("the model has no layers, or some are not torch modules")
-    edges = range(len(layers) + 1) if ready else _edges(layers, cut, stages)
+    edges = range(len(layers) + 1) if ready else edges_of(names, layers, cut, stages)
     segments = [
         Segment(k, low, tuple(names[low:high]), tuple(layers[low:high]))
         for k, (low, high) in enumerate(pairwise(edges))
@@ -138,10 +143,15 @@ def _made(
 
 def _layers_of(model: Any) -> tuple[list[str], list[torch.nn.Module]]:
     if not isinstance(model, torch.nn.Sequential) or type(model).forward is not torch.nn.Sequential.forward:
-        raise ModelRefused(
-            f"the model is a {type(model).__name__}; wanted is an nn.Sequential, whose layers can be cut between, "
-            f"or a list with one module for each stage"
-        )
+        listed = model if isinstance(model, Layers) else known_layers(model)
+        if listed is None:
+            families = ", ".join(family.class_name for family in FAMILIES)
+            raise ModelRefused(
+                f"the model is a {type(model).__name__}; wanted is an nn.Sequential, a model of a known family "
+                f"({families}), stageline.Layers, which say where another can be cut (docs/models.md), or a list with "
+                f"one module for each stage"
+            )
+        return listed.names, list(listed.bound)
     if own := [name for name, _ in (*model.named_parameters(recurse=False), *model.named_buffers(recurse=False))]:
         raise ModelRefused(
             f"{', '.join(own)} belong to the model itself, not to one of its layers: give them to a layer"
@@ -152,36 +162,6 @@ def _layers_of(model: Any) -> tuple[list[str], list[torch.nn.Module]]:
     return [name for name, _ in children], [child for _, child in children]
 
 
-def _edges(layers: Sequence[torch.nn.Module], cut: Sequence[int] | str | None, stages: int | None) -> list[int]:
-    if cut is None or isinstance(cut, str):
-        return _balanced_edges(layers, stages or 1)
-    if beyond := [c for c in cut if not 0 < c < len(layers)]:
-        raise ModelRefused(
-            f"model.cut = {list(cut)}: {beyond[0]} is out of range. The model has {len(layers)} layers, "
-            f"so a cut is before layer 1 to {len(layers) - 1}."
-        )
-    return [0, *cut, len(layers)]
-
-
-def _balanced_edges(layers: Sequence[torch.nn.Module], stages: int) -> list[int]:
-    """The edges of `stages` contiguous parts whose largest has as few parameters as possible; the earliest such cuts.
-
-    A layer counts one more than its parameters, so that layers without any are spread too.
-    """
-    if not 0 < stages <= len(layers):
-        raise ModelRefused(f"model.stages = {stages}, but the model has {len(layers)} layers: at most one stage each")
-    before = [0, *accumulate(1 + sum(p.numel() for p in layer.parameters()) for layer in layers)]
-    best: list[list[tuple[int, list[int]]]] = [[(before[k], [0, k]) for k in range(len(before))]]
-    for parts in range(2, stages + 1):
-        best.append([(0, [])] * len(before))
-        for end in range(parts, len(before)):
-            best[-1][end] = min(
-                (max(best[-2][middle][0], before[end] - before[middle]), [*best[-2][middle][1], end])
-                for middle in range(parts - 1, end)
-            )
-    return best[-1][len(layers)][1]
-
-
 def _refuse_shared_state(segments: Sequence[Segment]) -> None:
     owners: dict[int, tuple[int, str]] = {}
     for part in segments:
@@ -190,5 +170,5 @@ def _refuse_shared_state(segments: Sequence[Segment]) -> None:
             if owner != part.index:
                 raise ModelRefused(
                     f"stages {owner} and {part.index} share one parameter or buffer "
-                    f"({first} is {key}): it lives on one stage. Cut elsewhere, or untie it."
+                    f"({first} is {key}): it lives on one stage. Cut elsewhere, or untie it (docs/models.md)."
                 )

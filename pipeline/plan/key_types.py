@@ -138,8 +138,10 @@ def _checked_address(schemes: Mapping[str, str], names: Collection[str], url: st
     return url
 
 
-def _ascending(cut: str | tuple[int, ...]) -> str | tuple[int, ...]:
-    if not isinstance(cut, str) and any(before >= after for before, after in pairwise(cut)):
+def _ascending(cut: str | tuple[int | str, ...]) -> str | tuple[int | str, ...]:
+    """The order of names is known where the model is."""
+    numbers = [each for each in cut if isinstance(each, int)]
+    if any(before >= after for before, after in pairwise(numbers)):
         raise _UNFIT
     return cut
 
@@ -207,10 +209,15 @@ Seconds = Annotated[
     BeforeValidator(partial(_quantity, float, _TIMES), json_schema_input_type=float | str),
     Accepts('a time in seconds, such as 10, "10s" or "250ms",'),
 ]
+_LayerNumber = Annotated[int, whole(1)]
+_LayerName = Annotated[str, Field(strict=True, min_length=1)]
 Cut = Annotated[
-    Annotated[tuple[Annotated[int, whole(1)], ...], Field(min_length=1)] | Literal["auto"],
+    Annotated[tuple[_LayerNumber | _LayerName, ...], Field(min_length=1)] | Literal["auto"],
     AfterValidator(_ascending),
-    Accepts('"auto" or a list of ascending layer numbers from 1 on, such as [2, 4],'),
+    Accepts(
+        '"auto" or a list of ascending layer numbers from 1 on, such as [2, 4], or of layer names, such as '
+        '["encoder.layer.6"],'
+    ),
 ]
 _Part = Annotated[str, Field(strict=True, min_length=1)] | Annotated[int, Field(strict=True)]
 Target = Annotated[  # of a sample, or of a batch

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         StageError,
         StagelineError,
     )
+    from stageline.pipeline.model.families.layers import Layer, Layers
     from stageline.pipeline.plan import Plan, PlanRefused, read_plan
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
     from stageline.pipeline.schedule.check import Costs, UnsoundSchedule, Verdict, check_schedule
@@ -40,6 +41,8 @@ __all__ = [
     "Costs",
     "DataError",
     "GradientMismatch",
+    "Layer",
+    "Layers",
     "Line",
     "LineClosed",
     "Loader",
@@ -83,6 +86,7 @@ _MODULES = {  # where each name is defined
         "StageError",
         "StagelineError",
     ),
+    "pipeline.model.families.layers": ("Layer", "Layers"),
     "pipeline.plan": ("Plan", "PlanRefused", "read_plan"),
     "pipeline.schedule": ("Schedule", "ScheduleRefused", "make_schedule", "schedule_names", "window_for"),
     "pipeline.schedule.check": ("Costs", "UnsoundSchedule", "Verdict", "check_schedule"),

@@ -40,8 +40,9 @@ AHEAD = 2  # calls that may be under way before the next one waits
 class Line(AbstractContextManager["Line"]):
     """The stages of a model as workers of a schedule, trained with a loader of one's own.
 
-    `model`: an `nn.Sequential` with `cut` (the layers that stages 1, 2, ... begin with) or `stages` (their number), a
-    list with one module for each stage, or a function that returns one of these. `loss` is a mean over rows;
+    `model`: an `nn.Sequential`, a model of a known family or `Layers`, with `cut` (the numbers or names of the layers
+    that stages 1, 2, ... begin with) or `stages` (their number); a list with one module for each stage; or a function
+    that returns one of these. `loss` is a mean over rows;
     `optimizer` makes an optimizer from a stage's parameters; `metrics` are means over rows, which `evaluate` gives.
     `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
     `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
@@ -61,7 +62,7 @@ class Line(AbstractContextManager["Line"]):
         loss: Loss,
         optimizer: OptimizerFactory,
         lr_scheduler: LrSchedulerFactory | None = None,
-        cut: Sequence[int] | None = None,
+        cut: Sequence[int | str] | None = None,
         stages: int | None = None,
         placement: Sequence[Sequence[int]] | None = None,
         schedule: str = "1f1b",

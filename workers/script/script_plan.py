@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.script_objects import OBJECTS
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
 
-Model = torch.nn.Module | Sequence[torch.nn.Module] | Callable[[], Any]
+Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
 Metric = Callable[[Any, Any], Any]
 
 
@@ -29,7 +30,7 @@ class LineOptions:
     loss: Loss
     optimizer: OptimizerFactory
     lr_scheduler: LrSchedulerFactory | None = None
-    cut: Sequence[int] | None = None
+    cut: Sequence[int | str] | None = None
     stages: int | None = None
     placement: Sequence[Sequence[int]] | None = None
     schedule: str = "1f1b"
@@ -60,7 +61,7 @@ def build_model(model: Model, seed: int) -> Any:
 
 def factory_of(model: Model) -> Callable[[], Any]:
     """What makes the model: `model` itself if it is a factory."""
-    if isinstance(model, torch.nn.Module | list | tuple):
+    if isinstance(model, torch.nn.Module | Layers | list | tuple):
         return lambda: model
     return model  # type: ignore[return-value]  # a module is callable, too
 

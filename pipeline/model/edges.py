@@ -1,0 +1,70 @@
+"""Decides before which layers a model is cut: by their numbers, by their names, or into stages of about equal size."""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.stage.layer import BoundLayer
+
+from .families.layers import near
+
+Cut = Sequence[int | str] | str | None
+
+
+def edges_of(names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, stages: int | None) -> list[int]:
+    """The number of each stage's first layer, and at the end the number of layers. Raises `ModelRefused`."""
+    if cut is None or isinstance(cut, str):
+        return _balanced(layers, stages or 1)
+    found = [_number(each, names, layers, cut) for each in cut]
+    for (before, after), (first, second) in zip(pairwise(found), pairwise(cut), strict=True):
+        if before >= after:
+            raise ModelRefused(f"model.cut = {list(cut)}: {second} is not after {first} in the model")
+    return [0, *found, len(layers)]
+
+
+def _number(place: int | str, names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Sequence[int | str]) -> int:
+    """The number of the layer that a stage begins with."""
+    number = place if isinstance(place, int) else _of_name(place, names, layers, cut)
+    if not 0 < number < len(layers):
+        which = f"{number} is out of range" if isinstance(place, int) else f"{place} is the first layer"
+        raise ModelRefused(
+            f"model.cut = {list(cut)}: {which}. The model has {len(layers)} layers, "
+            f"so a cut is before layer 1 to {len(layers) - 1}."
+        )
+    return number
+
+
+def _of_name(name: str, names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Sequence[int | str]) -> int:
+    """The layer of that name, or the first one in the module of that name."""
+    within = [number for number, each in enumerate(names) if each == name or each.startswith(f"{name}.")]
+    if within:
+        return within[0]
+    for around, layer in zip(names, layers, strict=True):
+        parts = layer.names if isinstance(layer, BoundLayer) else [around]
+        if any(name == part or name.startswith(f"{part}.") for part in parts):
+            raise ModelRefused(
+                f"model.cut = {list(cut)}: {name} is computed together with the rest of layer {around}. "
+                f"Cut before that one, or before the next."
+            )
+    raise ModelRefused(f"model.cut = {list(cut)}: no layer is called {name}; near it are {near(name, names)}")
+
+
+def _balanced(layers: Sequence[torch.nn.Module], stages: int) -> list[int]:
+    """The edges of `stages` contiguous parts whose largest has as few parameters as possible; the earliest such cuts.
+
+    A layer counts one more than its parameters, so that layers without any are spread too.
+    """
+    if not 0 < stages <= len(layers):
+        raise ModelRefused(f"model.stages = {stages}, but the model has {len(layers)} layers: at most one stage each")
+    before = [0, *accumulate(1 + sum(p.numel() for p in layer.parameters()) for layer in layers)]
+    best: list[list[tuple[int, list[int]]]] = [[(before[k], [0, k]) for k in range(len(before))]]
+    for parts in range(2, stages + 1):
+        best.append([(0, [])] * len(before))
+        for end in range(parts, len(before)):
+            best[-1][end] = min(
+                (max(best[-2][middle][0], before[end] - before[middle]), [*best[-2][middle][1], end])
+                for middle in range(parts - 1, end)
+            )
+    return best[-1][len(layers)][1]

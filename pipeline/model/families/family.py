@@ -1,0 +1,69 @@
+"""What makes up a family, and how a model is recognised as one of it, without importing the library it is from."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from stageline.pipeline.errors import DataError, ModelRefused
+from stageline.pipeline.tree import Tree, describe
+
+from .layers import Layers
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Models of one class of `module`, which is imported where there is such a model.
+
+    `replaced` are the parts whose forward is not called, since `layers` does what it does: class names by the parts'
+    names; that of "" is the model's own.
+    """
+
+    module: str
+    replaced: Mapping[str, str]
+    layers: Callable[[torch.nn.Module], Layers]
+
+    @property
+    def class_name(self) -> str:
+        return self.replaced[""]
+
+    def has(self, model: object) -> bool:
+        """Whether `model` is of the class, or of one derived from it."""
+        return self._class_of(model, self.class_name) is not None
+
+    def layers_of(self, model: torch.nn.Module) -> Layers:
+        """The layers of `model`, which the family `has`. Raises `ModelRefused` if a part has a forward of its own."""
+        for path, name in self.replaced.items():
+            part = model.get_submodule(path)
+            known = self._class_of(part, name)
+            if known is None or getattr(part.forward, "__func__", None) is not known.forward:
+                raise ModelRefused(
+                    f"{path or 'the model'} is a {type(part).__name__} whose forward is not that of {name}: which "
+                    f"layers it has is not known. Say so with stageline.Layers: docs/models.md"
+                )
+        return self.layers(model)
+
+    def _class_of(self, part: object, name: str) -> type[torch.nn.Module] | None:
+        found = (each for each in type(part).__mro__ if (each.__module__, each.__name__) == (self.module, name))
+        return next(found, None)
+
+
+def library(model: torch.nn.Module) -> ModuleType:
+    """The imported module that `model`'s forward was written in: what it calls there can be called too."""
+    return sys.modules[type(model).forward.__module__]
+
+
+def taken(inputs: Tree, names: Sequence[str]) -> list[Any]:
+    """The parts of a batch's inputs by `names`, None for those left out: of a dict, as `model(**inputs)` has them; a
+    tensor is the first. Raises `DataError` for others, and without the first."""
+    if isinstance(inputs, torch.Tensor):
+        inputs = {names[0]: inputs}
+    if not isinstance(inputs, dict) or names[0] not in inputs or inputs.keys() - set(names):
+        raise DataError(
+            f"the inputs of a batch are {describe(inputs)}; wanted is a tensor, {names[0]}, or a dict of it and any of "
+            f"{', '.join(names[1:])}. What else a batch has, such as labels, is its target"
+        )
+    return [inputs.get(name) for name in names]

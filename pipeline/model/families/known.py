@@ -1,0 +1,20 @@
+"""The families of models that are known, each in a file of its own."""
+
+import torch
+
+from .bert import BERT
+from .family import Family
+from .gpt2 import GPT2
+from .layers import Layers
+from .layoutlm import LAYOUTLM
+from .llama import LLAMA
+from .resnet import RESNET
+from .vit import VIT
+
+FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, BERT, LAYOUTLM, VIT, RESNET)
+
+
+def known_layers(model: torch.nn.Module) -> Layers | None:
+    """The layers of a model of a known family, None for another. Raises `ModelRefused` if it computes otherwise."""
+    family = next((each for each in FAMILIES if each.has(model)), None)
+    return None if family is None else family.layers_of(model)

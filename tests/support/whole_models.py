@@ -1,0 +1,216 @@
+"""Models that are not an nn.Sequential, small, and plain loops that train them unsplit: plain torch and transformers.
+
+Random numbers are seeded by forward pre-hooks on the first module that each of the model's layers calls.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+ROWS, TOKENS, WORDS, LABELS = 5, 6, 50, 3
+ADAM = partial(torch.optim.AdamW, lr=0.01)
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """`seeded` are the modules before which the random numbers are seeded; `cuts`, by stages, two cuts of each."""
+
+    build: Callable[[], Any]
+    batch: Callable[[torch.Generator], tuple[Any, Tensor]]
+    seeded: tuple[str, ...]
+    cuts: Mapping[int, tuple[list[int | str], list[int | str]]]
+
+    def made(self) -> Any:
+        """Each time with the same weights."""
+        torch.manual_seed(3)
+        return self.build()
+
+    def batches(self, steps: int) -> list[tuple[Any, Tensor]]:
+        return [self.batch(torch.Generator().manual_seed(step)) for step in range(steps)]
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def train_whole(whole: WholeModel, steps: int, microbatches: int, seed: int = 0) -> tuple[dict[str, Tensor], list[float]]:
+    """The state and the losses after a plain loop of `model(**inputs).logits`."""
+    model, losses, place = whole.made(), [], [0, 0]
+    for layer, name in enumerate(whole.seeded):
+        model.get_submodule(name).register_forward_pre_hook(partial(_seed, place, seed, layer))
+    optimizer = ADAM(model.parameters())
+    for step, (inputs, targets) in enumerate(whole.batches(steps)):
+        parts = []
+        for number, (x, y) in enumerate(zip(_split(inputs, microbatches), targets.tensor_split(microbatches), strict=True)):
+            place[:] = [step, number]
+            loss = mean_loss(logits_of(model, x), y) * (len(y) / len(targets))
+            loss.backward()
+            parts.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(reduce(torch.add, parts).item())
+    return model.state_dict(), losses
+
+
+def logits_of(model: Any, inputs: Any) -> Tensor:
+    found = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return found if isinstance(found, Tensor) else found.logits
+
+
+def _seed(place: list[int], seed: int, layer: int, *_: object) -> None:
+    digest = sha256(f"{seed}/{place[0]}/{place[1]}/{layer}".encode()).digest()
+    torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little"))
+
+
+def _split(inputs: Any, microbatches: int) -> list[Any]:
+    if isinstance(inputs, Tensor):
+        return list(inputs.tensor_split(microbatches))
+    parts = {name: tensor.tensor_split(microbatches) for name, tensor in inputs.items()}
+    return [{name: tensor[number] for name, tensor in parts.items()} for number in range(microbatches)]
+
+
+def _ids(generator: torch.Generator) -> Tensor:
+    return torch.randint(WORDS, (ROWS, TOKENS), generator=generator)
+
+
+def _padding(generator: torch.Generator) -> Tensor:
+    """1 for each row's tokens, 0 for what fills it up."""
+    lengths = torch.randint(2, TOKENS + 1, (ROWS, 1), generator=generator)
+    return (torch.arange(TOKENS) < lengths).long()
+
+
+def gpt2(**settings: Any) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=WORDS, n_positions=16, n_embd=16, n_layer=4, n_head=2, **settings)
+    )
+
+
+def llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+        attention_dropout=0.1,
+        tie_word_embeddings=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def bert() -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(BertConfig(**_ENCODER))
+
+
+def layoutlm() -> Any:
+    from transformers import LayoutLMConfig, LayoutLMForTokenClassification
+
+    return LayoutLMForTokenClassification(LayoutLMConfig(**_ENCODER, max_2d_position_embeddings=32))
+
+
+def vit() -> Any:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"image_size": 8, "patch_size": 4, "num_channels": 1}
+    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    width = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
+    return ViTForImageClassification(ViTConfig(**width, **sizes, **dropout, num_labels=LABELS))
+
+
+_ENCODER: dict[str, Any] = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 16,
+    "num_labels": LABELS,
+}
+
+
+def _language(generator: torch.Generator) -> tuple[Any, Tensor]:
+    ids = _ids(generator)
+    return ids, ids.roll(-1, 1)
+
+
+def _padded_language(generator: torch.Generator) -> tuple[Any, Tensor]:
+    ids = _ids(generator)
+    return {"input_ids": ids, "attention_mask": _padding(generator)}, ids.roll(-1, 1)
+
+
+def _sequences(generator: torch.Generator) -> tuple[Any, Tensor]:
+    inputs, _ = _padded_language(generator)
+    kinds = torch.randint(2, (ROWS, TOKENS), generator=generator)
+    return {**inputs, "token_type_ids": kinds}, torch.randint(LABELS, (ROWS,), generator=generator)
+
+
+def _pages(generator: torch.Generator) -> tuple[Any, Tensor]:
+    inputs, _ = _padded_language(generator)
+    corners = torch.randint(16, (ROWS, TOKENS, 2), generator=generator)
+    boxes = torch.cat([corners, corners + 5], dim=2)
+    return {**inputs, "bbox": boxes}, torch.randint(LABELS, (ROWS, TOKENS), generator=generator)
+
+
+def _images(generator: torch.Generator) -> tuple[Any, Tensor]:
+    pixels = torch.randn(ROWS, 1, 8, 8, generator=generator)
+    return pixels, torch.randint(LABELS, (ROWS,), generator=generator)
+
+
+def _blocks(prefix: str) -> tuple[str, ...]:
+    return tuple(f"{prefix}.{number}" for number in range(4))
+
+
+def _cuts(prefix: str, last: str) -> dict[int, tuple[list[int | str], list[int | str]]]:
+    return {
+        2: ([f"{prefix}.2"], [1]),
+        3: ([f"{prefix}.1", f"{prefix}.3"], [2, last]),
+        4: ([1, 2, f"{prefix}.3"], [f"{prefix}.2", f"{prefix}.3", last]),
+    }
+
+
+_GPT2 = (("transformer.wte", *_blocks("transformer.h"), "transformer.ln_f", "lm_head"), _cuts("transformer.h", "lm_head"))
+WHOLE_MODELS = {
+    "gpt2": WholeModel(partial(gpt2, tie_word_embeddings=False), _language, *_GPT2),
+    "gpt2 with padding": WholeModel(partial(gpt2, tie_word_embeddings=False), _padded_language, *_GPT2),
+    "llama": WholeModel(
+        llama,
+        _padded_language,
+        ("model.embed_tokens", *_blocks("model.layers"), "model.norm", "lm_head"),
+        _cuts("model.layers", "lm_head"),
+    ),
+    "bert": WholeModel(
+        bert,
+        _sequences,
+        ("bert.embeddings", *_blocks("bert.encoder.layer"), "bert.pooler", "dropout"),
+        _cuts("bert.encoder.layer", "classifier"),
+    ),
+    "layoutlm": WholeModel(
+        layoutlm,
+        _pages,
+        ("layoutlm.embeddings", *_blocks("layoutlm.encoder.layer"), "dropout"),
+        _cuts("layoutlm.encoder.layer", "classifier"),
+    ),
+    "vit": WholeModel(
+        vit,
+        _images,
+        ("vit.embeddings", *_blocks("vit.layers"), "vit.layernorm", "classifier"),
+        _cuts("vit.layers", "classifier"),
+    ),
+}
