@@ -61,8 +61,8 @@ class Segment:
 def build_segments(plan: Plan) -> list[Segment]:
     """Makes the model with the plan's factory, under the plan's seed, and cuts it into stages.
 
-    Raises `ModelRefused`: the factory is missing or fails, how to cut what it returns is not known, the cut is not one of
-    the model's, or two stages would share a parameter.
+    Raises `ModelRefused`: the factory is missing or fails, how to cut what it returns is not known, the cut does not
+    fit it, or two stages would share a parameter.
     """
     factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
     torch.manual_seed(plan.run.seed)

@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.stage.layer import BoundLayer
+from stageline.pipeline.stage.layer import joined, parts_of
 
 from .families.layers import near
 
@@ -42,13 +42,18 @@ def _of_name(name: str, names: Sequence[str], layers: Sequence[torch.nn.Module],
     if within:
         return within[0]
     for around, layer in zip(names, layers, strict=True):
-        parts = layer.names if isinstance(layer, BoundLayer) else [around]
-        if any(name == part or name.startswith(f"{part}.") for part in parts):
+        if name in _modules(layer, around):
             raise ModelRefused(
                 f"model.cut = {list(cut)}: {name} is computed together with the rest of layer {around}. "
                 f"Cut before that one, or before the next."
             )
     raise ModelRefused(f"model.cut = {list(cut)}: no layer is called {name}; near it are {near(name, names)}")
+
+
+def _modules(layer: torch.nn.Module, name: str) -> set[str]:
+    """The names in the unsplit model of the modules in a layer."""
+    found = ((part, key) for part, module in parts_of(layer, name) for key, _ in module.named_modules())
+    return {joined(part, key) if key else part for part, key in found}
 
 
 def _balanced(layers: Sequence[torch.nn.Module], stages: int) -> list[int]:

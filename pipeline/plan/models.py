@@ -91,7 +91,7 @@ class ModelPlan(Section):
     """What is trained and where it is cut. `stages` is None until the model is loaded, if only the model can tell."""
 
     factory: Reference = Field(
-        description="Is called with `options` and returns an nn.Sequential, or a list of modules: the stages.",
+        description="Is called with `options` and returns the model; or a list of modules: the stages.",
         examples=["model.py:build"],
     )
     options: Options = Field(
@@ -99,8 +99,8 @@ class ModelPlan(Section):
     )
     cut: Unset[Cut] = Field(
         default=None,
-        description='The layers with which stages 1, 2, ... begin; "auto" cuts into `stages` stages.',
-        examples=[[2, 4]],
+        description='The layers with which stages 1, 2, ... begin, numbers or names; "auto" cuts into `stages` stages.',
+        examples=[[2, 4], ["encoder.layer.6"]],
     )
     stages: Unset[Annotated[int, whole(1, _MOST_STAGES)]] = Field(
         default=None, description='How many stages there are. Without `cut` it cuts as "auto" does.', examples=[4]

@@ -80,6 +80,9 @@ ROWS = (
     ),
     plan("steps and epochs", "steps = 6", "steps = 6\nepochs = 2", "epochs = 2 is given too; keep one of the two"),
     plan("a cut outside the model", "cut = [2]", "cut = [3]", "model.cut = [3]", "3 layers", "1 to 2"),
+    plan(
+        "a cut at a name that is none", "cut = [2]", 'cut = ["h.2"]', "['h.2']: no layer is called h.2; near it are 2"
+    ),
     plan("a cut that descends", "cut = [2]", "cut = [2, 1]", "model.cut = [2, 1]", "a list of ascending layer numbers"),
     plan(
         "a cut and another number of stages",

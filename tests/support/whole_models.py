@@ -11,8 +11,12 @@ from hashlib import sha256
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
+
+from .pages import named_files
+from .paths import DOCS
+from .resnet import resnet18
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -28,6 +32,7 @@ class WholeModel:
     batch: Callable[[torch.Generator], tuple[Any, Tensor]]
     seeded: tuple[str, ...]
     cuts: Mapping[int, tuple[list[int | str], list[int | str]]]
+    layers: Callable[[Any], Any] = lambda model: model  # what is cut, of the model
 
     def made(self) -> Any:
         """Each time with the same weights."""
@@ -39,10 +44,14 @@ class WholeModel:
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+    """A mean over rows; the logits' dimension of labels is the last one, or, in images, the second."""
+    scores = logits.movedim(1, -1) if logits.dim() == 4 else logits
+    return functional.cross_entropy(scores.flatten(0, -2), targets.flatten())
 
 
-def train_whole(whole: WholeModel, steps: int, microbatches: int, seed: int = 0) -> tuple[dict[str, Tensor], list[float]]:
+def train_whole(
+    whole: WholeModel, steps: int, microbatches: int, seed: int = 0
+) -> tuple[dict[str, Tensor], list[float]]:
     """The state and the losses after a plain loop of `model(**inputs).logits`."""
     model, losses, place = whole.made(), [], [0, 0]
     for layer, name in enumerate(whole.seeded):
@@ -50,7 +59,8 @@ def train_whole(whole: WholeModel, steps: int, microbatches: int, seed: int = 0)
     optimizer = ADAM(model.parameters())
     for step, (inputs, targets) in enumerate(whole.batches(steps)):
         parts = []
-        for number, (x, y) in enumerate(zip(_split(inputs, microbatches), targets.tensor_split(microbatches), strict=True)):
+        slices = zip(_split(inputs, microbatches), targets.tensor_split(microbatches), strict=True)
+        for number, (x, y) in enumerate(slices):
             place[:] = [step, number]
             loss = mean_loss(logits_of(model, x), y) * (len(y) / len(targets))
             loss.backward()
@@ -91,9 +101,7 @@ def _padding(generator: torch.Generator) -> Tensor:
 def gpt2(**settings: Any) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=WORDS, n_positions=16, n_embd=16, n_layer=4, n_head=2, **settings)
-    )
+    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=16, n_embd=16, n_layer=4, n_head=2, **settings))
 
 
 def llama() -> Any:
@@ -132,6 +140,13 @@ def vit() -> Any:
     dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     width = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
     return ViTForImageClassification(ViTConfig(**width, **sizes, **dropout, num_labels=LABELS))
+
+
+def page_unet() -> dict[str, Any]:
+    """The U-Net of docs/models.md, and its layers, by their names there."""
+    found: dict[str, Any] = {"__name__": "unet"}
+    exec(compile(named_files(DOCS / "models.md")["unet.py"], "unet.py", "exec"), found)  # noqa: S102  # our own page
+    return found
 
 
 _ENCODER: dict[str, Any] = {
@@ -173,6 +188,16 @@ def _images(generator: torch.Generator) -> tuple[Any, Tensor]:
     return pixels, torch.randint(LABELS, (ROWS,), generator=generator)
 
 
+def _photos(generator: torch.Generator) -> tuple[Any, Tensor]:
+    pixels = torch.randn(ROWS, 3, 64, 64, generator=generator)
+    return pixels, torch.randint(LABELS, (ROWS,), generator=generator)
+
+
+def _masks(generator: torch.Generator) -> tuple[Any, Tensor]:
+    pixels = torch.randn(ROWS, 1, 8, 8, generator=generator)
+    return pixels, (pixels[:, 0] > 0).long()
+
+
 def _blocks(prefix: str) -> tuple[str, ...]:
     return tuple(f"{prefix}.{number}" for number in range(4))
 
@@ -185,7 +210,10 @@ def _cuts(prefix: str, last: str) -> dict[int, tuple[list[int | str], list[int |
     }
 
 
-_GPT2 = (("transformer.wte", *_blocks("transformer.h"), "transformer.ln_f", "lm_head"), _cuts("transformer.h", "lm_head"))
+_GPT2 = (
+    ("transformer.wte", *_blocks("transformer.h"), "transformer.ln_f", "lm_head"),
+    _cuts("transformer.h", "lm_head"),
+)
 WHOLE_MODELS = {
     "gpt2": WholeModel(partial(gpt2, tie_word_embeddings=False), _language, *_GPT2),
     "gpt2 with padding": WholeModel(partial(gpt2, tie_word_embeddings=False), _padded_language, *_GPT2),
@@ -212,5 +240,26 @@ WHOLE_MODELS = {
         _images,
         ("vit.embeddings", *_blocks("vit.layers"), "vit.layernorm", "classifier"),
         _cuts("vit.layers", "classifier"),
+    ),
+    "resnet18": WholeModel(
+        partial(resnet18, 4, LABELS),
+        _photos,
+        ("conv1", *(f"layer{group}.{block}" for group in range(1, 5) for block in range(2)), "avgpool", "fc"),
+        {
+            2: (["layer3"], ["layer1.1"]),
+            3: (["layer2", "layer4"], [1, "fc"]),
+            4: (["layer1.1", "layer2.1", "layer4.1"], ["layer2", "layer3", "avgpool"]),
+        },
+    ),
+    "u-net": WholeModel(
+        lambda: page_unet()["UNet"](),
+        _masks,
+        ("down1", "down2", "middle", "up2", "up1", "head"),
+        {
+            2: (["middle"], ["up1"]),
+            3: (["down2", "up2"], [2, "head"]),
+            4: (["down2", "middle", "up2"], ["middle", "up1", "head"]),
+        },
+        lambda model: page_unet()["layers"](model),
     ),
 }

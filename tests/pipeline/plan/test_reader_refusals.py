@@ -94,6 +94,8 @@ WRONG = [
     ({"model__cut": []}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
     ({"model__cut": "half"}, "model.cut", '"auto" or a list of ascending layer numbers from 1 on'),
     ({"model__cut": 2}, "model.cut", "is wanted, this is a whole number"),
+    ({"model__cut": ["h.3", ""]}, "model.cut", 'or of layer names, such as ["encoder.layer.6"], is wanted'),
+    ({"model__cut": ["h.3", 4, 2]}, "model.cut", "of ascending layer numbers"),
     ({"model__stages": 10**9}, "model.stages", "a whole number from 1 to 1024 is wanted"),
     ({"workers__0__stages": [0, 10**9]}, "workers.0.stages", "a whole number from 0 to 1023 is wanted"),
     ({"schedule__microbatches": 10**9}, "schedule.microbatches", "a whole number from 1 to 65536 is wanted"),

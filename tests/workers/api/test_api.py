@@ -5,28 +5,22 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import stageline
+from support.pages import code_blocks, named_files
 from support.paths import DOCS, ROOT
 from support.workspace import Workspace
 
 PAGE = DOCS / "api.md"
 
 
-def code_blocks(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
-def named_files(page: Path) -> dict[str, str]:
-    """The files that a page shows whole: its name in a line of its own, then the block."""
-    return dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL))
-
-
-@pytest.mark.parametrize("page", [PAGE, DOCS / "data.md", ROOT / "README.md"], ids=lambda page: page.name)
-def test_the_code_of_a_page_runs_from_top_to_bottom(page, workspace: Workspace):
+@pytest.mark.parametrize(
+    "page", [PAGE, DOCS / "data.md", DOCS / "models.md", ROOT / "README.md"], ids=lambda page: page.name
+)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, workspace: Workspace, monkeypatch):
+    monkeypatch.syspath_prepend(workspace.folder)  # as a script has its own folder
     names: dict[str, object] = {"__name__": page.stem}
     for name, text in named_files(page).items():
         workspace.write(name, text)
