@@ -150,6 +150,18 @@ def _worker(view: RunView, index: int) -> Facts:
     }
 
 
+def _join(view: RunView, of: Mapping[str, str]) -> Facts:
+    """What a worker that has no plan file needs to join a script's run: its plan, and which code it goes with."""
+    code = view.run.config.code
+    if code is None:
+        raise _BadQuery(
+            f"run {view.run.id} has no script that gives its workers a plan. Start them with the plan that its broker "
+            "has: stageline worker CONFIG --broker URL"
+        )
+    settings = dict(view.run.config.settings)
+    return {"run": view.run.id, "settings": settings, "torch": code.torch, "files": dict(code.files)}
+
+
 def _queues(view: RunView, of: Mapping[str, str]) -> Facts:
     """Each queue as each worker with an end of it sees it."""
     reports = [(index, member.report) for index, member in sorted(view.run.registry.members.items()) if member.report]
@@ -283,4 +295,5 @@ _ANSWERS: Mapping[str, Callable[[RunView, Mapping[str, str]], Facts]] = {
     "story": _story,
     "why": _why,
     "timetable": _timetable,
+    "join": _join,
 }

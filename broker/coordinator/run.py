@@ -60,13 +60,21 @@ class RunOutcome(msgspec.Struct, frozen=True):
         return Stop(self.reason, self.code, self.at_step_end, self.step)
 
 
+class ScriptCode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which code the workers on other machines need: the version of torch, and the SHA-256 (hex) of each file that a
+    script's model and functions are in, by its path in the folder of the code ("model.py")."""
+
+    torch: str
+    files: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     """The broker's part of the plan: `plan` is its digest, `settings` its mapping.
 
     `restarts`: how often in a row a worker may be replaced. `snapshots`: the stages write snapshots, and queues are
     trimmed to complete checkpoints; without, to what every stage has finished, and no worker can be replaced. `length`:
-    the run's, if it is known before a worker tells it.
+    the run's, if it is known before a worker tells it. `code`: of a scripted run whose workers join by its names.
     """
 
     name: str
@@ -80,6 +88,7 @@ class RunConfig:
     snapshot_every: int = 0  # steps; 0: not known
     length: RunLength | None = None
     scripted: bool = False  # a user's script calls the workers, and has the last place
+    code: ScriptCode | None = None
 
     @property
     def placement(self) -> Placement:
@@ -102,7 +111,9 @@ class RunConfig:
         return max(60.0, 3 * self.lease, self.leases.loading)
 
     @classmethod
-    def of(cls, plan: Plan, schedule: Schedule, length: RunLength | None = None) -> "RunConfig":
+    def of(
+        cls, plan: Plan, schedule: Schedule, length: RunLength | None = None, code: ScriptCode | None = None
+    ) -> "RunConfig":
         """Of a plan whose number of stages is known, and its schedule."""
         recovery = plan.recovery
         return cls(
@@ -117,6 +128,7 @@ class RunConfig:
             snapshot_every=recovery.snapshot_every,
             length=length,
             scripted=plan.scripted,
+            code=code,
         )
 
 

@@ -122,17 +122,32 @@ def _load_dataset(plan: Plan, name: str, reference: str | None) -> Any:
 def code_of(plan: Plan) -> list[str]:
     """What `load_object` executes for `plan`, each once: files by their absolute path, modules by their name. The
     objects of a script are there already."""
-    data, scheduler = plan.data, plan.lr_scheduler
-    target = data.target if isinstance(data.target, str) and is_reference(data.target) else None
-    named = [plan.model.factory, plan.model.loss, *plan.model.metrics, data.source, data.dataset, data.held_out]
-    named += [target, data.collate, plan.optimizer.factory, None if scheduler is None else scheduler.factory]
     found = (
         str((base_folder(plan) / file).resolve()) if colon else reference.rpartition(".")[0]
-        for reference in named
-        if reference is not None and not is_of_script(reference)
+        for _, reference in references_of(plan)
+        if not is_of_script(reference)
         for file, colon, _ in [reference.rpartition(":")]
     )
     return list(dict.fromkeys(found))
+
+
+def references_of(plan: Plan) -> list[tuple[str, str]]:
+    """All that `plan` names for `load_object`, each with its key."""
+    data, scheduler = plan.data, plan.lr_scheduler
+    target = data.target if isinstance(data.target, str) and is_reference(data.target) else None
+    named = [
+        ("model.factory", plan.model.factory),
+        ("model.loss", plan.model.loss),
+        *(("model.metrics", metric) for metric in plan.model.metrics),
+        ("data.source", data.source),
+        ("data.dataset", data.dataset),
+        ("data.held_out", data.held_out),
+        ("data.target", target),
+        ("data.collate", data.collate),
+        ("optimizer.factory", plan.optimizer.factory),
+        ("lr_scheduler.factory", None if scheduler is None else scheduler.factory),
+    ]
+    return [(key, reference) for key, reference in named if reference is not None]
 
 
 def is_reference(text: str) -> bool:

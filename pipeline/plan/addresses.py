@@ -18,6 +18,7 @@ REDIS = {
 QUEUES = {"memory": "memory://", "ipc": "ipc://", "tcp": "tcp://127.0.0.1:5600", **REDIS}
 BROKER = {"ipc": "ipc:///tmp/stageline", "tcp": "tcp://127.0.0.1:5600", **REDIS}
 
+EVERY_INTERFACE = ("0.0.0.0", "[::]", "*")  # noqa: S104 - to be looked for, not bound
 _TCP = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+]|[^\s:/\[\]]+):(?P<port>\d+|\*)")
 _LOCAL = ("ipc", "memory")  # what follows is a path, and may hold any sign
 _SECRET = re.compile("pass|pwd|secret|token|auth", re.IGNORECASE)  # in the name of an option after `?`
@@ -48,6 +49,16 @@ def open_to_others(url: str) -> bool:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, or `*`: every interface
         return host != "localhost"
+
+
+def host_of(url: str) -> str:
+    """The host of a tcp:// address, "" of another."""
+    return url.removeprefix("tcp://").rpartition(":")[0] if url.startswith("tcp://") else ""
+
+
+def dialled(url: str, host: str = "127.0.0.1") -> str:
+    """`url` as it is dialled: one at all interfaces of a machine, which is found at `host`."""
+    return f"tcp://{host}:{url.rpartition(':')[2]}" if host_of(url) in EVERY_INTERFACE else url
 
 
 def masked(text: str) -> str:

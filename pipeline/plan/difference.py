@@ -23,6 +23,7 @@ UNCOUNTED = frozenset(
         "recovery.record",
         "broker.url",
         "broker.store",
+        "broker.patience",
     }
 )
 

@@ -308,6 +308,11 @@ class BrokerPlan(Section):
         description="Where the broker keeps its records: in a file of the run's folder, or at a Redis server.",
         examples=["redis://host:6379/0"],
     )
+    patience: Seconds = Field(
+        default=600.0,
+        description="How long (seconds) a script waits for its workers on other machines.",
+        examples=["1h"],
+    )
 
 
 class WorkerPlan(Section):

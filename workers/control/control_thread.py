@@ -28,6 +28,7 @@ from stageline.broker.control.messages import (
     FromBroker,
     Goodbye,
     Hello,
+    Peers,
     Refused,
     Report,
     Standby,
@@ -37,7 +38,7 @@ from stageline.broker.control.open import open_client
 from stageline.broker.control.protocol import decode_from_broker
 from stageline.broker.errors import BadMessage
 from stageline.pipeline.errors import ExitCode, failure_code
-from stageline.pipeline.plan.addresses import masked
+from stageline.pipeline.plan.addresses import dialled, host_of, masked
 from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
@@ -221,7 +222,12 @@ class ControlThread:
                 continue
             if isinstance(command, Stop | Refused) and self._dismissed is None:
                 self._dismissed = self._clock.monotonic(), command
-            self.command(command)
+            self.command(self._dialled(command) if isinstance(command, Peers) else command)
+
+    def _dialled(self, peers: Peers) -> Peers:
+        """With endpoints as this process dials them: one at all interfaces is on the broker's machine."""
+        host = host_of(self._url)
+        return Peers({index: (number, dialled(endpoint, host)) for index, (number, endpoint) in peers.workers.items()})
 
     def _exit_if_ignored(self) -> None:
         """A compute loop that hangs in the user's code cannot exit by itself; the process does, and says why."""

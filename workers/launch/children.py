@@ -36,7 +36,8 @@ class LocalRun:
     to load the model and the data. `restarts`: lost workers are started again. `resume`: continue the stopped run in
     `folder`. `spares`: the number of spare workers; with spares, a restarted worker becomes a spare. `gone`: why
     `spawn` can start no process any more, "" as long as it can. `script`: that of a scripted run. `length`: how
-    many steps the run has, if that is known.
+    many steps the run has, if that is known. `broker`: where the broker that the plan names is found from here, if its
+    workers are on other machines: `workers` is 0 then; "": it takes an address of its own.
     """
 
     plan: Sequence[str]
@@ -51,6 +52,7 @@ class LocalRun:
     gone: Callable[[], str] = lambda: ""
     script: ScriptProcess | None = None
     length: RunLength | None = None
+    broker: str = ""
 
 
 def broker_url(sockets: Path) -> str:
@@ -65,7 +67,7 @@ class Children:
     """
 
     def __init__(self, local: LocalRun, kill_now: Callable[[], bool]) -> None:
-        self.url = broker_url(local.sockets)
+        self.url = local.broker or broker_url(local.sockets)
         self.local = local
         self._kill_now = kill_now
         self._logs: dict[str, tuple[TextIO, int]] = {}  # by name, with where the present process's part begins
@@ -96,7 +98,8 @@ class Children:
         if length is not None:
             how += ("--length", str(length.training), str(length.evaluation))
         run = ("--run", self.local.folder.name, *how)
-        self.broker = self._start("broker", "broker", *self.local.plan, "--bind", self.url, *run)
+        bound = () if self.local.broker else ("--bind", self.url)
+        self.broker = self._start("broker", "broker", *self.local.plan, *bound, *run)
 
     def restart_worker(self, name: str, *, running: bool) -> str:
         """Starts a process in place of an ended worker; returns its name. While the run is `running` and has spares,

@@ -7,6 +7,7 @@ from time import monotonic
 
 from stageline.broker.control.messages import RunLength
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.addresses import dialled
 from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json
@@ -155,11 +156,13 @@ def local_run(
     spares: int = 0,
     script: ScriptProcess | None = None,
     length: RunLength | None = None,
+    joined: bool = False,
 ) -> LocalRun:
-    """The run in `folder`, of which `template` starts the processes; `arguments` name the plan on command lines."""
+    """The run in `folder`, of which `template` starts the processes; `arguments` name the plan on command lines.
+    `joined`: workers come from other machines."""
     return LocalRun(
         arguments,
-        len(plan.workers),
+        0 if joined else len(plan.workers),
         folder,
         template,
         template.sockets,
@@ -170,4 +173,5 @@ def local_run(
         gone=lambda: template.gone,
         script=script,
         length=length,
+        broker=dialled(plan.broker.url) if joined else "",
     )

@@ -33,6 +33,7 @@ from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.workers.control.lifeline import Lifeline
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.code import read_code
 from stageline.workers.runs.owner import write_owner
 from stageline.workers.runs.result import Result, result_of
 from stageline.workers.runs.store import open_store
@@ -86,7 +87,7 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         closing(open_server(place.url)) as channel,
         closing(open_store(plan, place.run, wait := StoreWait(channel, signals))) as store,
     ):
-        terms = RunConfig.of(plan, schedule, place.length)
+        terms = RunConfig.of(plan, schedule, place.length, read_code(folder))
         if place.resume and not store.load().facts:  # else they tell of which plan the run is
             runs.require_same_plan(plan, folder)
         key, supervised = secrets.token_bytes(KEY_BYTES), place.lifeline.supervised

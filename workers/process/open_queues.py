@@ -11,6 +11,7 @@ from stageline.broker.queues.base import QueueKey, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.addresses import EVERY_INTERFACE, dialled, host_of
 from stageline.workers.runtime.program import Program
 
 _REDIS_PORT = 6379  # where an address names none
@@ -49,14 +50,12 @@ def open_queues(
 def reachable(endpoint: str, broker: str) -> str:
     """`endpoint` as others can dial it: one that is bound to all interfaces is named by the address that this machine
     has towards the broker."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not endpoint.startswith("tcp://") or host not in ("0.0.0.0", "[::]", "*"):  # noqa: S104  # looked for, not bound
-        return endpoint
-    return f"tcp://{_address_towards(broker)}:{port}"
+    return dialled(endpoint, address_towards(broker)) if host_of(endpoint) in EVERY_INTERFACE else endpoint
 
 
-def _address_towards(broker: str) -> str:
-    """The broker may be met at a Redis server: then it is this machine's address towards that."""
+def address_towards(broker: str) -> str:
+    """The address that this machine has towards the broker. That may be met at a Redis server: then it is this
+    machine's address towards that."""
     there = urlsplit(broker)
     if not there.hostname:
         return "127.0.0.1"

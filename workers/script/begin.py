@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from stageline.pipeline.model.cut import Segment, cut_model, first_trainable
+from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Placement, make_schedule
 
 from .call_log import WeightNames
 from .inline_run import InlineRun
 from .script_plan import LineOptions, Model, build_model, plan_of, registered
 from .script_run import ScriptRun
+
+if TYPE_CHECKING:
+    from .joined import JoinedTerms
 
 Workers = Literal["processes", "inline"]
 
@@ -25,10 +29,13 @@ def begin_run(
     """
     if workers not in ("processes", "inline"):
         raise ValueError(f'workers = {workers!r}; wanted is "processes" or "inline"')
+    if workers == "inline" and options.broker is not None:
+        raise ValueError(f"broker = {masked(options.broker)!r}: inline workers are in this process; leave out one of both")
     if workers == "inline" and resume is not None:
         raise ValueError(f"resume = {str(resume)!r}: an inline run saves nothing to go on from; leave out workers")
     segments = cut_model(build_model(model, options.seed), options.cut, options.stages)
-    plan = plan_of(options, len(segments))
+    joined = None if options.broker is None else _joined_terms(model, options, options.broker)
+    plan = plan_of(options, len(segments), None if joined is None else joined.tables)
     schedule = make_schedule(
         options.schedule,
         plan.placement,
@@ -39,11 +46,21 @@ def begin_run(
     names = _weight_names(segments, schedule.placement)
     if workers == "inline":
         return names, InlineRun(segments, schedule, names, options)
+    if joined is not None:
+        from .joined_run import JoinedRun
+
+        return names, JoinedRun(plan, schedule, names, None if resume is None else Path(resume).name, joined.code)
     from .process_run import ProcessRun  # sockets and processes, which an inline line does without
     from .saving import run_to_resume
 
     with registered(model, options):
         return names, ProcessRun(plan, schedule, names, None if resume is None else run_to_resume(plan, Path(resume)))
+
+
+def _joined_terms(model: Model, options: LineOptions, broker: str) -> "JoinedTerms":
+    from .joined import joined_terms  # sockets, too
+
+    return joined_terms(model, options, broker)
 
 
 def _weight_names(segments: Sequence[Segment], placement: Placement) -> WeightNames:

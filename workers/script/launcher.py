@@ -16,6 +16,7 @@ from time import monotonic
 
 import msgspec
 
+from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.workers.control.lifeline import Lifeline
@@ -25,6 +26,7 @@ from stageline.workers.launch.forked_template import ForkedTemplate
 from stageline.workers.launch.launch import keep_result, local_run
 from stageline.workers.launch.supervisor import supervise
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.code import write_code
 from stageline.workers.runs.owner import write_owner
 from stageline.workers.runs.result import Facts, LaunchOutcome
 
@@ -73,18 +75,21 @@ class LauncherReport:
 @dataclass(frozen=True, slots=True)
 class LauncherTask:
     """What a launcher runs: `plan` knows its stages and workers; `resume`: the run in `folder` is continued; `lifeline`
-    is the descriptor of a pipe of which the script, process `script`, has the other end."""
+    is the descriptor of a pipe of which the script, process `script`, has the other end. `code`: that of a run whose
+    workers join from other machines."""
 
     plan: Plan
     folder: Path
     resume: bool
     script: int
     lifeline: int
+    code: ScriptCode | None = None
 
 
 def run_launcher(task: LauncherTask, report: LauncherReport) -> int:
     """Runs it to its end, in a process that was forked for it and has no thread but one; returns its exit code."""
-    obstacle = gpu_obstacle(worker.device for worker in task.plan.workers)
+    here = task.plan.workers if task.code is None else ()
+    obstacle = gpu_obstacle(worker.device for worker in here)
     outcome = LaunchOutcome(ExitCode.REFUSED, obstacle, {}) if obstacle else _outcome(task, report)
     report.write(LaunchEnded(outcome.code, outcome.reason, outcome.facts))
     return outcome.code
@@ -97,8 +102,11 @@ def _outcome(task: LauncherTask, report: LauncherReport) -> LaunchOutcome:
         template.warm()  # before this process starts a thread
         if not task.resume:  # a resumed run has its own plan there
             persist_json(task.folder / runs.PLAN, task.plan.as_mapping())
-        report.write(LaunchStarted(broker_url(template.sockets), str(template.sockets)))
-        local = local_run(task.plan, task.folder, [PLAN], template, task.resume, script=_script_of(task))
+        joined = task.code is not None
+        if task.code is not None:
+            write_code(task.folder, task.code)
+        local = local_run(task.plan, task.folder, [PLAN], template, task.resume, script=_script_of(task), joined=joined)
+        report.write(LaunchStarted(local.broker or broker_url(template.sockets), str(template.sockets)))
         outcome = supervise(local)
     if outcome.code == ExitCode.OK:
         keep_result(task.plan, task.folder, outcome.facts, monotonic() - started)

@@ -46,7 +46,8 @@ class Line(AbstractContextManager["Line"]):
     `optimizer` makes an optimizer from a stage's parameters; `metrics` are means over rows, which `evaluate` gives.
     `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
     `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
-    thread. Files of a run of processes go to `folder`; `settings` are other keys of a plan, {"recovery.lease": "30s"}.
+    thread. `broker`: the address at which workers on other machines join, "tcp://0.0.0.0:7000" or "redis://host/0":
+    then none are forked. Files of a run of processes go to `folder`; `settings` are other keys of a plan, {"recovery.lease": "30s"}.
     `resume`: the folder of a run of processes that was begun with the same arguments, and is to go on from its newest
     complete checkpoint, or what `save` has saved; `position` tells where that is. `progress` is drawn on stderr: with
     None if that is a terminal.
@@ -73,6 +74,7 @@ class Line(AbstractContextManager["Line"]):
         threads: int = 1,
         metrics: Sequence[Metric] = (),
         workers: Workers = "processes",
+        broker: str | None = None,
         name: str = "line",
         folder: str | Path = "runs",
         settings: Mapping[str, object] | None = None,
@@ -96,6 +98,7 @@ class Line(AbstractContextManager["Line"]):
             name=name,
             folder=folder,
             settings=settings or {},
+            broker=broker,
         )
         self._waiting: list[Future[Replies]] = []
         self._closed = ""

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 
+from stageline.broker.coordinator.run import ScriptCode
 from stageline.broker.membership.failure_detector import describe_status
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.model.script_objects import OBJECTS
@@ -18,6 +19,7 @@ from stageline.workers.control.lifeline import Lifeline, LifelineOwner
 from stageline.workers.process.fork import Fork, above_stdio
 from stageline.workers.process.socket_paths import demand_short_socket_paths
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.code import CODE
 from stageline.workers.runs.owner import require_free
 from stageline.workers.runs.result import LaunchOutcome
 
@@ -150,21 +152,25 @@ class LauncherLifeline(Lifeline):
         return super().reason if outcome is None else outcome.reason
 
 
-def start_processes(plan: Plan, run: str, *, resume: bool = False) -> LocalProcesses:
+def start_processes(
+    plan: Plan, run: str, *, resume: bool = False, code: ScriptCode | None = None
+) -> LocalProcesses:
     """Forks a launcher from this process, which starts broker and workers of `plan`; they have all objects of this
     process, and load what the plan names as `script:...` from `OBJECTS`.
 
     `plan` knows its stages and workers. `run` is the run's id, and the name of its folder in `run.dir`; with `resume`
-    the run there is continued. Returns within milliseconds, while the processes are still starting. Call it before
+    the run there is continued. With `code`, the broker alone is started, at `broker.url`: workers on other machines
+    join it, and load what the plan names from files that have this code. Returns within milliseconds, while the processes are still starting. Call it before
     this process starts threads: those are not in the processes. No signal handler is installed here, and no child is
     left once the run has ended and `poll`, `wait` or `close` has seen it.
     Raises `CannotFork`, `NotStarted`, `RunGoesOn`, `FolderUnusable`, or `TooDeep`.
     """
-    demand_forkable()
+    if code is None:  # the broker computes nothing
+        demand_forkable()
     demand_short_socket_paths()
     folder = runs.make_folder(plan, run).absolute()
     require_free(folder)
-    processes = _fork_launcher(plan, folder, resume)
+    processes = _fork_launcher(plan, folder, resume, code)
     try:
         processes.await_start()
     except BaseException:
@@ -175,10 +181,10 @@ def start_processes(plan: Plan, run: str, *, resume: bool = False) -> LocalProce
     return processes
 
 
-def _fork_launcher(plan: Plan, folder: Path, resume: bool) -> LocalProcesses:
+def _fork_launcher(plan: Plan, folder: Path, resume: bool, code: ScriptCode | None) -> LocalProcesses:
     OBJECTS["plan"] = plan
     lifeline = LifelineOwner()
-    task = LauncherTask(plan, folder, resume, os.getpid(), lifeline.end)
+    task = LauncherTask(plan, folder, resume, os.getpid(), lifeline.end, code)
     with tempfile.TemporaryFile() as file:
         report = LauncherReport(above_stdio(os.dup(file.fileno())))
     log = above_stdio(os.open(folder / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
@@ -197,6 +203,6 @@ def _fork_launcher(plan: Plan, folder: Path, resume: bool) -> LocalProcesses:
 def _remove(folder: Path) -> None:
     """Nothing was run: the folder goes, unless other files are in it."""
     with suppress(OSError):
-        for name in (runs.OWNER, runs.PLAN, LOG):
+        for name in (runs.OWNER, runs.PLAN, CODE, LOG):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()

@@ -39,7 +39,7 @@ from .call_log import WeightNames
 from .driver import Driver
 from .errors import RunFailed
 from .former import await_end_of_former
-from .local_processes import LauncherLifeline, start_processes
+from .local_processes import LauncherLifeline, LocalProcesses, start_processes
 from .questions import ask, waits_for, worker_lines
 from .saving import save_checkpoint
 from .script_log import ScriptLog
@@ -68,7 +68,7 @@ class ProcessRun:
             runs.require_same_plan(plan, self.folder)
             await_end_of_former(self.folder, plan.recovery.lease)
         with ExitStack() as stack:  # whatever fails ends what was started, in reverse order
-            self._processes = stack.enter_context(start_processes(plan, run, resume=resume is not None))
+            self._processes = stack.enter_context(self._start(run, resume=resume is not None))
             stack.enter_context(ScriptLog(self.folder))
             broker = self._processes.broker
             self._control = ControlThread(
@@ -80,6 +80,7 @@ class ProcessRun:
             stack.callback(self._control.close)
             self._assigned = self._join()
             self._driver = self._drive(stack)
+            self._await_workers()
             self._stack = stack.pop_all()
 
     @property
@@ -125,6 +126,12 @@ class ProcessRun:
             self._driver.ended.wait(CLOSE_TIMEOUT)
             self._processes.wait(END_TIMEOUT)
 
+    def _start(self, run: str, *, resume: bool) -> LocalProcesses:
+        return start_processes(self._plan, run, resume=resume)
+
+    def _await_workers(self) -> None:
+        """Those on this machine were started: without them, the run ends by itself."""
+
     def _join(self) -> Assigned:
         """Takes the script's place. Raises `RunFailed`."""
         try:
@@ -136,14 +143,20 @@ class ProcessRun:
         sockets = stack.enter_context(tempfile.TemporaryDirectory(dir=self._processes.sockets))
         folder, assigned = Path(sockets), self._assigned
         queues = open_queues(self._plan, self._program, self._windows(), assigned, folder, lambda reason: None)
-        start = position_of(self._plan, assigned.run, assigned.step)
+        start = self._position_of(assigned)
         commands = self._control.commands
         driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure)
-        here = reachable(queues.endpoint, self._processes.broker)
+        here = self._reachable(queues.endpoint)
         self._control.start(assigned, here, driver, steps=None, ring=queues.ring)
         driver.begin()
         stack.callback(driver.close, CLOSE_TIMEOUT)
         return driver
+
+    def _position_of(self, assigned: Assigned) -> Position:
+        return position_of(self._plan, assigned.run, assigned.step)
+
+    def _reachable(self, endpoint: str) -> str:
+        return reachable(endpoint, self._processes.broker)
 
     def _windows(self) -> dict[QueueKey, int]:
         return dict.fromkeys(self._program.inbound(self._program.script), REPLIES_AHEAD)

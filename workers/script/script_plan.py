@@ -43,6 +43,7 @@ class LineOptions:
     name: str = "line"
     folder: str | Path = "runs"
     settings: Mapping[str, object] = field(default_factory=dict)  # other keys of the plan: "recovery.lease"
+    broker: str | None = None  # where workers on other machines find the broker; None: there are none
 
     @property
     def named_metrics(self) -> Mapping[str, Metric]:
@@ -85,8 +86,9 @@ def registered(model: Model, options: LineOptions) -> Iterator[None]:
             OBJECTS.pop(name, None)
 
 
-def plan_of(options: LineOptions, stages: int) -> Plan:
-    """The plan of a run of `stages` stages that a script drives. Raises `PlanRefused`."""
+def plan_of(options: LineOptions, stages: int, joined: Mapping[str, Mapping[str, object]] | None = None) -> Plan:
+    """The plan of a run of `stages` stages that a script drives; with `joined`, these keys are as given there. Raises
+    `PlanRefused`."""
     placement = options.placement or [(stage,) for stage in range(stages)]
     workers = {
         str(index): {"stages": list(owned), "device": str(options.device), "threads": options.threads}
@@ -109,5 +111,7 @@ def plan_of(options: LineOptions, stages: int) -> Plan:
         tables["schedule"]["window"] = list(options.window)
     if options.lr_scheduler is not None:
         tables["lr_scheduler"] = {"factory": "script:lr_scheduler"}
+    for table, keys in (joined or {}).items():
+        tables[table] = {**tables.get(table, {}), **keys}
     sets = [f"{key}={value}" for key, value in options.settings.items()]
     return from_mapping(tables, sets=sets).resolved(stages)

@@ -101,7 +101,7 @@ def test_the_timetable_is_of_the_newest_step_whose_times_all_stages_have_reporte
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (Ask("weather"), "no answer to 'weather'; ask for status, queues, story, why, timetable"),
+        (Ask("weather"), "no answer to 'weather'; ask for status, queues, story, why, timetable, join"),
         (Ask("story"), "step must be a number from 0 on, not ''"),
         (Ask("story", {"step": "1", "microbatch": "four"}), "microbatch must be a number from 0 on, not 'four'"),
         (Ask("story", {"step": "1", "microbatch": "4"}), "there is no microbatch 4: a step has 4"),

@@ -1,11 +1,24 @@
-"""`stageline worker`: runs one worker of a plan."""
+"""`stageline worker`: runs one worker of a plan, or of a script's run that it joins."""
+
+import os
+from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from stageline.workers.cli import options
 from stageline.workers.cli.logs import log_to_stderr
 
+if TYPE_CHECKING:  # pydantic is imported when a plan is read
+    from stageline.pipeline.plan import Plan
+
 ONE_ATTEMPT = 0.5  # seconds for the broker to answer, with --patience 0
+PATIENCE, JOIN_PATIENCE = 10.0, 600.0  # seconds to try to reach the broker
+ADDRESS = "STAGELINE_BROKER__URL"
+
+
+def _address_if_given(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    return options.address(dials=True)(ctx, parameter, value) if value else value
 
 
 @click.command(epilog="Example: stageline worker examples/digits --broker tcp://10.0.0.4:5600")
@@ -17,35 +30,47 @@ ONE_ATTEMPT = 0.5  # seconds for the broker to answer, with --patience 0
     metavar="URL",
     help="The broker's address. Default: broker.url of the plan.",
 )
+@click.option(
+    "--join",
+    is_flag=False,
+    flag_value="",
+    callback=_address_if_given,
+    metavar="URL",
+    help=f"Join the script whose broker is there; without a URL, at {ADDRESS} of the environment. Takes no CONFIG.",
+)
 @click.option("--index", type=click.IntRange(min=0), help="Index of the worker in the plan. Default: any free one.")
 @click.option("--name", help="Name of this worker in reports.")
 @click.option(
     "--patience",
     type=options.Finite(min=0),
-    default=10.0,
-    show_default=True,
-    help="Seconds to try to reach the broker; 0 tries once.",
+    help=f"Seconds to try to reach the broker; 0 tries once. Default: {PATIENCE:g}, with --join {JOIN_PATIENCE:g}.",
 )
 @click.option("--spare", is_flag=True, help="Load everything and wait; take the place of the next worker that is lost.")
 @options.lifeline
 @click.option("--sockets", hidden=True, help="Folder for its sockets.")
+@click.pass_context
 def worker(
+    ctx: click.Context,
     config: str,
     sets: tuple[str, ...],
     broker: str | None,
+    join: str | None,
     index: int | None,
     name: str | None,
-    patience: float,
+    patience: float | None,
     spare: bool,
     lifeline: int,
     sockets: str | None,
 ) -> int:
     """Run one worker of the plan CONFIG.
 
-    It computes its stages until the run is over. The other workers may be on any machine.
+    It computes its stages until the run is over. The other workers may be on any machine. With --join, the plan is that
+    of a script, and its functions are imported from the current folder, which must have the script's files.
     """
     log_to_stderr()
-    plan = options.plan_of(config, sets)
+    if patience is None:
+        patience = PATIENCE if join is None else JOIN_PATIENCE
+    plan = _joined(ctx, join, patience, sets) if join is not None else options.plan_of(config, sets)
     from stageline.workers.process import last_line
     from stageline.workers.process.worker_process import WorkerOptions, run_worker
 
@@ -65,3 +90,18 @@ def worker(
             spare=spare,
         ),
     )
+
+
+def _joined(ctx: click.Context, address: str, patience: float, sets: tuple[str, ...]) -> "Plan":
+    """The plan of the script at `address`, or at that in the environment."""
+    for name, option in (("config", "CONFIG"), ("broker", "--broker")):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--join goes without {option}: the plan is the script's. Leave one of both out")
+    address = address or os.environ.get(ADDRESS, "")
+    if not address:
+        raise click.UsageError(f"--join needs the address of the script's broker, or {ADDRESS} in the environment")
+    from stageline.workers.process.join import joined_plan
+
+    plan = joined_plan(address, patience or ONE_ATTEMPT, sets)
+    options.warn(plan.warnings)
+    return plan

@@ -1,0 +1,97 @@
+"""A script's run whose workers are on other machines, and join its broker.
+
+The script sees neither their snapshots nor the weights that they save. So it keeps the positions of checkpoints itself,
+and has the weights sent before the run ends.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import cast
+
+from torch import Tensor
+
+from stageline.broker.control.messages import Assigned
+from stageline.broker.coordinator.run import ScriptCode
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.addresses import EVERY_INTERFACE, host_of
+from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.tree import Tree
+from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.control.session import Stopped
+from stageline.workers.runtime.calls import CallKind, Position
+
+from .call_log import WeightNames
+from .joined import await_workers, command_there, say_missing, workers_named
+from .local_processes import LocalProcesses, start_processes
+from .positions import PositionFile
+from .process_run import JOIN_TIMEOUT, ProcessRun
+from .script_run import Replies
+
+
+class JoinedRun(ProcessRun):
+    """Like `ProcessRun`, but the broker alone is started, at `broker.url` of `plan`; the workers have `code`."""
+
+    def __init__(
+        self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None, code: ScriptCode
+    ) -> None:
+        self._code = code
+        self._weights: dict[str, Tensor] = {}
+        super().__init__(plan, schedule, names, resume)
+
+    def submit(
+        self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
+    ) -> "Future[Replies]":
+        if kind is CallKind.TRAIN:
+            self._positions.note(self._driver.log.position.after(kind))
+        return super().submit(kind, inputs, targets, state)
+
+    def close(self) -> None:
+        try:
+            replies = self.submit(CallKind.STATE).result()
+        except BaseException:
+            self._stack.close()
+            raise
+        parts = cast("Mapping[int, dict[str, Tensor]]", replies)
+        self._weights = {name: tensor for part in parts.values() for name, tensor in part.items()}
+        super().close()
+
+    def weights(self) -> dict[str, Tensor]:
+        return dict(self._weights)
+
+    def abort(self, reason: str) -> None:
+        self._positions.write()
+        super().abort(reason)
+
+    def _start(self, run: str, *, resume: bool) -> LocalProcesses:
+        self._positions = PositionFile(self.folder, self._plan.recovery.snapshot_every)
+        started = start_processes(self._plan, run, resume=resume, code=self._code)
+        say_missing(list(range(len(self._plan.workers))), self._plan.broker.url)
+        return started
+
+    def _join(self) -> Assigned:
+        try:
+            return self._control.join(JOIN_TIMEOUT, workers_timeout=self._plan.broker.patience)
+        except (BrokerUnreachable, Stopped) as error:
+            raise self._failure(str(error), getattr(error, "code", ExitCode.NO_BROKER)) from error
+
+    def _await_workers(self) -> None:
+        patience, broker = self._plan.broker.patience, self._plan.broker.url
+        with Client(self._processes.broker) as client:
+            missing = await_workers(client, patience, self._driver.ended)
+        self._driver.raise_failure()
+        if missing:
+            raise self._failure(
+                f"{workers_named(missing)} did not join within {patience:g} s (broker.patience). Start it on its "
+                f"machine, in the folder with your code: {command_there(broker)}",
+                ExitCode.NO_WORKER,
+            )
+
+    def _position_of(self, assigned: Assigned) -> Position:
+        return self._positions.read(assigned.step)
+
+    def _reachable(self, endpoint: str) -> str:
+        """At all interfaces of the broker's machine, others find it where they find the broker."""
+        everywhere = EVERY_INTERFACE
+        beside = host_of(endpoint) in everywhere and host_of(self._plan.broker.url) in everywhere
+        return endpoint if beside else super()._reachable(endpoint)
