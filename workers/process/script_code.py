@@ -63,7 +63,12 @@ def _different_files(code: ScriptCode, folder: Path) -> Iterator[str]:
     """What is wrong with the files in `folder`."""
     for file, wanted in code.files.items():
         path = PurePosixPath(file)
-        if path.is_absolute() or ".." in path.parts or path.suffix != ".py" or (folder / file).resolve() != folder / file:
+        if (
+            path.is_absolute()
+            or ".." in path.parts
+            or path.suffix != ".py"
+            or (folder / file).resolve() != folder / file
+        ):
             yield f"{file} leads out of the folder"
         elif not (folder / file).is_file():
             yield f"{file} is not there"
@@ -83,8 +88,8 @@ def _modules(plan: Plan, code: ScriptCode, folder: Path) -> list[tuple[str, str,
             raise _refused(
                 key,
                 reference,
-                "a worker that joins a script imports public names of torch, and names in those files of its own folder "
-                f"that the script has, too: {', '.join(code.files) or 'none'}",
+                "a worker that joins a script imports public names of torch, and names in those files of its own "
+                f"folder that the script has, too: {', '.join(code.files) or 'none'}",
             )
         if (taken := _taken(module.split(".")[0], folder)) is not None:
             raise _refused(key, reference, f"{taken} has that name here; rename the file, or its folder")

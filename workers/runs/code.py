@@ -1,6 +1,6 @@
 """The code that a script's model and functions are in, as the run's folder keeps it for workers on other machines:
 
-    code.json    {"torch": "2.13.0", "files": {"model.py": "5fa0c1d2..."}}      read by the broker, which tells joiners
+code.json    {"torch": "2.13.0", "files": {"model.py": "5fa0c1d2..."}}      read by the broker, which tells joiners
 """
 
 from collections.abc import Iterable

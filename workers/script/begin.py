@@ -30,7 +30,7 @@ def begin_run(
     if workers not in ("processes", "inline"):
         raise ValueError(f'workers = {workers!r}; wanted is "processes" or "inline"')
     if workers == "inline" and options.broker is not None:
-        raise ValueError(f"broker = {masked(options.broker)!r}: inline workers are in this process; leave out one of both")
+        raise ValueError(f"broker = {masked(options.broker)!r}: inline workers are in this process; leave out workers")
     if workers == "inline" and resume is not None:
         raise ValueError(f"resume = {str(resume)!r}: an inline run saves nothing to go on from; leave out workers")
     segments = cut_model(build_model(model, options.seed), options.cut, options.stages)

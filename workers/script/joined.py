@@ -1,8 +1,8 @@
 """A script's run whose workers are on other machines: how its plan differs, and what the script says while it waits.
 
-    script ──forks──> launcher ──forks──> template ──forks──> broker (bound to `Line`'s broker=)
-                                                                 ▲
-    on each other machine:  stageline worker --join ADDRESS ─────┘  gets the plan, compares the code, and works
+script ──forks──> launcher ──forks──> template ──forks──> broker (bound to `Line`'s broker=)
+                                                             ▲
+on each other machine:  stageline worker --join ADDRESS ─────┘  gets the plan, compares the code, and works
 """
 
 import socket

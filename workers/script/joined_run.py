@@ -19,6 +19,7 @@ from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.control.session import Stopped
+from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import CallKind, Position
 
 from .call_log import WeightNames
@@ -77,7 +78,7 @@ class JoinedRun(ProcessRun):
 
     def _await_workers(self) -> None:
         patience, broker = self._plan.broker.patience, self._plan.broker.url
-        with Client(self._processes.broker) as client:
+        with Client(self._processes.broker, lambda: runs.read_control_secret(self.folder)) as client:
             missing = await_workers(client, patience, self._driver.ended)
         self._driver.raise_failure()
         if missing:

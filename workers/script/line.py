@@ -47,7 +47,8 @@ class Line(AbstractContextManager["Line"]):
     `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
     `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
     thread. `broker`: the address at which workers on other machines join, "tcp://0.0.0.0:7000" or "redis://host/0":
-    then none are forked. Files of a run of processes go to `folder`; `settings` are other keys of a plan, {"recovery.lease": "30s"}.
+    then none are forked. Files of a run of processes go to `folder`; `settings` are other keys of a plan,
+    {"recovery.lease": "30s"}.
     `resume`: the folder of a run of processes that was begun with the same arguments, and is to go on from its newest
     complete checkpoint, or what `save` has saved; `position` tells where that is. `progress` is drawn on stderr: with
     None if that is a terminal.

@@ -152,17 +152,15 @@ class LauncherLifeline(Lifeline):
         return super().reason if outcome is None else outcome.reason
 
 
-def start_processes(
-    plan: Plan, run: str, *, resume: bool = False, code: ScriptCode | None = None
-) -> LocalProcesses:
+def start_processes(plan: Plan, run: str, *, resume: bool = False, code: ScriptCode | None = None) -> LocalProcesses:
     """Forks a launcher from this process, which starts broker and workers of `plan`; they have all objects of this
     process, and load what the plan names as `script:...` from `OBJECTS`.
 
     `plan` knows its stages and workers. `run` is the run's id, and the name of its folder in `run.dir`; with `resume`
     the run there is continued. With `code`, the broker alone is started, at `broker.url`: workers on other machines
-    join it, and load what the plan names from files that have this code. Returns within milliseconds, while the processes are still starting. Call it before
-    this process starts threads: those are not in the processes. No signal handler is installed here, and no child is
-    left once the run has ended and `poll`, `wait` or `close` has seen it.
+    join it, and load what the plan names from files that have this code. Returns within milliseconds, while the
+    processes are still starting. Call it before this process starts threads: those are not in the processes. No signal
+    handler is installed here, and no child is left once the run has ended and `poll`, `wait` or `close` has seen it.
     Raises `CannotFork`, `NotStarted`, `RunGoesOn`, `FolderUnusable`, or `TooDeep`.
     """
     if code is None:  # the broker computes nothing

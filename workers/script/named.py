@@ -1,8 +1,8 @@
 """A script's model and functions by names that other machines can import, and the files that they are in.
 
-    build                         "model.build"
-    partial(SGD, lr=0.1)          "torch.optim.SGD" and {"lr": 0.1}
-    a module, lambda, closure     refused: nothing is pickled
+build                         "model.build"
+partial(SGD, lr=0.1)          "torch.optim.SGD" and {"lr": 0.1}
+a module, lambda, closure     refused: nothing is pickled
 """
 
 import sys
@@ -168,4 +168,3 @@ def _root(module: ModuleType) -> Path:
 
 def _is_installed(file: Path) -> bool:
     return any(part in _INSTALLED for part in file.parts)
-

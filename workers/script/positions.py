@@ -1,6 +1,6 @@
 """Keeps the position of every checkpoint that may be gone on from, where only workers on other machines have snapshots.
 
-    positions.json    {"20": [23, 2], ...}    after 20 steps, 23 calls and 2 evaluated batches were done
+positions.json    {"20": [23, 2], ...}    after 20 steps, 23 calls and 2 evaluated batches were done
 """
 
 from pathlib import Path

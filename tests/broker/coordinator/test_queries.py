@@ -1,8 +1,11 @@
 """What commands are answered."""
 
+import dataclasses
+
 import pytest
 
 from stageline.broker.control.messages import Answer, Ask, Event, Refused, StepRecord
+from stageline.broker.coordinator.run import ScriptCode
 from support.conversation import Conversation, name, report, steps
 
 
@@ -56,6 +59,17 @@ def test_a_missing_worker_is_in_the_status():
         {"index": 0, "stages": [0], "standing": "missing"},
         {"index": 1, "stages": [1], "standing": "missing"},
     ]
+
+
+def test_a_script_with_named_code_tells_who_joins_what_to_compare(talk: Conversation):
+    refused = talk.send(b"me", Ask("join"))[0][1]
+    assert isinstance(refused, Refused)
+    assert "stageline worker CONFIG" in refused.reason
+    config = talk.core.run.config
+    talk.core.run.config = dataclasses.replace(config, code=ScriptCode("2.13.0", {"model.py": "5fa0"}))
+    ((_, answer),) = talk.send(b"me", Ask("join"))
+    facts = {"run": "run-1", "settings": config.settings, "torch": "2.13.0", "files": {"model.py": "5fa0"}}
+    assert answer == Answer("join/1", facts)
 
 
 def test_queues_are_reported_as_each_end_sees_them(talk: Conversation):

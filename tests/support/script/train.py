@@ -4,6 +4,7 @@ train.py inline                      all in this process
 train.py processes kill worker-1 7   that process is killed once step 7 has been called
 train.py processes resume            goes on with the newest run in ./runs
 train.py processes save 13           saves a checkpoint in ./saved before that step
+train.py tcp://127.0.0.1:7000 gate 7 with workers that join there; before step 7 it waits for the file ./gate
 """
 
 import json
@@ -15,6 +16,7 @@ from glob import glob
 from hashlib import sha256
 from time import sleep
 
+import net
 import psutil
 import torch
 from torch import Tensor, nn
@@ -25,16 +27,9 @@ WORKERS, *HAPPENS = sys.argv[1:]
 STEPS, MICROBATCHES = 24, 3
 
 
-class Noisy(nn.Module):
-    """A closure's worth of state: a layer that no other process could import."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + 0.1 * torch.randn(x.shape) if self.training else x
-
-
 def build() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.1), nn.BatchNorm1d(16), Noisy(), nn.GELU(), nn.Linear(16, 3))
+    """What no other process could import: it is in the script itself."""
+    return net.build()
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -65,6 +60,10 @@ def happen(line: Line, step: int) -> None:
             launcher.kill()
             while processes("runs"):  # they end because it is gone
                 sleep(0.01)
+        case ["gate", at] if step == int(at):
+            print(f"at step {step}", flush=True)
+            with open("gate") as gate:
+                gate.read()
         case ["raise", at] if step == int(at):
             raise ValueError("a mistake in the loop")
         case ["interrupt", at] if step == int(at):
@@ -98,15 +97,21 @@ def main() -> None:
             resumed = folder
         case _:
             resumed = None
+    joins = "://" in WORKERS
     with Line(
-        build(),
+        net.build if joins else build(),
         cut=[3],
         loss=nn.functional.cross_entropy,
         optimizer=3 if HAPPENS == ["optimizer"] else partial(torch.optim.AdamW, lr=0.01),  # type: ignore[arg-type]
         lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.9),
         microbatches=MICROBATCHES,
-        workers=WORKERS,
-        settings={"recovery.snapshot_every": 5, "recovery.lease": "3s"},
+        workers="processes" if joins else WORKERS,
+        broker=WORKERS if joins else None,
+        settings={
+            "recovery.snapshot_every": 5,
+            "recovery.lease": "3s",
+            "broker.patience": os.environ.get("PATIENCE", "600s"),
+        },
         resume=resumed,
     ) as line:
         first = line.position

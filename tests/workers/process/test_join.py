@@ -1,0 +1,61 @@
+"""How a worker that joins gets its plan."""
+
+from typing import Any
+
+import pytest
+
+from stageline.pipeline.errors import ExitCode
+from stageline.workers.process.join import plan_here
+from support.workspace import Workspace, free_port, until
+
+SETTINGS: dict[str, Any] = {
+    "run": {"name": "line", "dir": "/home/anna/runs"},
+    "model": {"factory": "model.build", "loss": "model.loss", "stages": 2},
+    "data": {"source": "script:batches", "batch_size": 1},
+    "optimizer": {"factory": "torch.optim.SGD", "lr": 0.1},
+    "queues": {"url": "tcp://0.0.0.0:0"},
+}
+
+
+def test_addresses_and_folders_are_those_of_this_machine() -> None:
+    plan = plan_here(SETTINGS, "tcp://127.0.0.1:7000", (), {})
+    assert (plan.queues.url, plan.broker.url) == ("tcp://127.0.0.1:0", "tcp://127.0.0.1:7000")
+    assert str(plan.run.dir) == "runs"
+    assert plan.digest() == plan_here(SETTINGS, "redis://:secret@127.0.0.1/1", (), {}).digest()
+
+
+def test_what_the_machine_says_itself_comes_first() -> None:
+    plan = plan_here(SETTINGS, "redis://127.0.0.1/1", ["run.dir=/data"], {"STAGELINE_QUEUES__URL": "tcp://127.0.0.1:1"})
+    assert (str(plan.run.dir), plan.queues.url) == ("/data", "tcp://127.0.0.1:1")
+
+
+def test_a_plans_broker_is_not_joined_but_tells_how(workspace: Workspace) -> None:
+    broker = workspace.start("broker", "--bind", (address := f"tcp://127.0.0.1:{free_port()}"))
+    until(broker.stderr, "start every worker with")
+    done = workspace.command("worker", "--join", address)
+    assert done.returncode == ExitCode.REFUSED
+    assert "stageline worker CONFIG --broker URL" in done.stderr
+    broker.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((".", "--join", "tcp://127.0.0.1:7000"), "--join goes without CONFIG"),
+        (("--join", "tcp://127.0.0.1:7000", "--broker", "tcp://127.0.0.1:7000"), "--join goes without --broker"),
+        (("--join",), "--join needs the address"),
+        (("--join", "tcp://0.0.0.0:0"), "its port must be the one"),
+    ],
+)
+def test_misuse_is_named(
+    workspace: Workspace, arguments: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert workspace.here("worker", *arguments) == ExitCode.USAGE
+    assert why in capsys.readouterr().err
+
+
+def test_a_broker_that_does_not_come_is_waited_for_no_longer_than_the_patience(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert workspace.here("worker", "--join", f"tcp://127.0.0.1:{free_port()}", "--patience", "0") == ExitCode.NO_BROKER
+    assert "no broker answered" in capsys.readouterr().err

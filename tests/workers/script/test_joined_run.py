@@ -1,0 +1,111 @@
+"""A user's script whose workers are started in a folder of their own, as on other machines, and join it."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.fork_server import ForkServer
+from support.paths import TESTS
+from support.redis_server import shared_server
+from support.workspace import Command, Workspace, free_port, until
+
+SCRIPT = TESTS / "support" / "script"
+
+
+@contextmanager
+def another_machine(folder: Path, fork_server: ForkServer) -> Iterator[Workspace]:
+    """A folder with the script's files, but not the script."""
+    folder.mkdir()
+    with Workspace(folder, fork_server) as there:
+        shutil.copy(SCRIPT / "net.py", folder)
+        yield there
+
+
+@pytest.fixture
+def there(tmp_path: Path, fork_server: ForkServer, stack: ExitStack) -> Workspace:
+    return stack.enter_context(another_machine(tmp_path / "there", fork_server))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> dict[str, Any]:
+    with Workspace(tmp_path_factory.mktemp("inline"), fork_server) as workspace:
+        return result(start(workspace, "inline"))
+
+
+def start(workspace: Workspace, *arguments: str, **environment: str) -> Command:
+    return workspace.start("script", str(SCRIPT / "train.py"), *arguments, **environment)
+
+
+def result(script: Command) -> dict[str, Any]:
+    said, errors = script.communicate()
+    assert script.returncode == 0, errors
+    return dict(json.loads(said.splitlines()[-1]))
+
+
+def join(there: Workspace, address: str) -> list[Command]:
+    return [there.start("worker", "--join", address) for _ in range(2)]
+
+
+def test_workers_that_join_compute_what_the_script_does_inline_also_one_that_is_killed_and_started_again(
+    workspace: Workspace, there: Workspace, undisturbed: dict[str, Any]
+) -> None:
+    port = free_port()
+    os.mkfifo(workspace.folder / "gate")
+    workers = join(there, f"tcp://127.0.0.1:{port}")  # before there is a broker
+    script = start(workspace, f"tcp://0.0.0.0:{port}", "gate", "12")
+    assert f":{port}" in until(script.stderr, "waiting for workers 0 and 1")
+    until(script.stdout, "at step 12")
+    workers.pop().kill()
+    workers.append(there.start("worker", "--join", f"tcp://127.0.0.1:{port}"))
+    (workspace.folder / "gate").write_text("")
+    assert result(script) == undisturbed
+    assert [worker.wait() for worker in workers] == [0, 0]
+
+
+def test_over_a_redis_server_all_dial_out(workspace: Workspace, there: Workspace, undisturbed: dict[str, Any]) -> None:
+    server = shared_server()
+    address = server.tcp_url_of(server.own_number())
+    workers = join(there, address)
+    assert result(start(workspace, address)) == undisturbed
+    assert [worker.wait() for worker in workers] == [0, 0]
+
+
+@pytest.mark.slow
+def test_the_broker_is_killed_and_the_script_is_killed_and_resumed(
+    workspace: Workspace, there: Workspace, undisturbed: dict[str, Any]
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    workers = join(there, address)
+    assert result(start(workspace, address, "kill", "broker", "8")) == undisturbed
+    assert [worker.wait() for worker in workers] == [0, 0]
+
+    workers = join(there, address)
+    script = start(workspace, address, "kill", "script", "13")
+    script.communicate()
+    assert script.returncode == -signal.SIGKILL
+    assert [worker.wait() for worker in workers] == [75, 75]  # the run was stopped, with its newest checkpoint
+    workers = join(there, address)
+    resumed = result(start(workspace, address, "resume"))
+    assert resumed["first"] in (5, 10)  # by how far its workers came
+    assert resumed["losses"] == undisturbed["losses"][resumed["first"] :]
+    assert resumed["weights"] == undisturbed["weights"]
+    assert [worker.wait() for worker in workers] == [0, 0]
+
+
+def test_a_worker_with_other_code_says_which_and_the_script_which_worker_is_missing(
+    workspace: Workspace, there: Workspace
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    there.write("net.py", "")
+    script = start(workspace, address, PATIENCE="2s")
+    _, errors = there.start("worker", "--join", address).communicate()
+    assert "net.py differs (SHA-256 e3b0c44298fc here, " in errors
+    _, said = script.communicate()
+    assert "RunFailed: workers 0 and 1 did not join within 2 s (broker.patience)" in said
