@@ -101,13 +101,16 @@ def await_workers(client: Client, patience: float, ended: threading.Event) -> li
     return [] if ended.is_set() else missing
 
 
-def say_missing(missing: list[int], broker: str) -> None:
+def say(*lines: str) -> None:
     """On stderr."""
-    print(
-        f"stageline: waiting for {workers_named(missing)}. On each machine, in the folder with your code: "
-        f"{command_there(broker)}",
-        file=sys.stderr,
-        flush=True,
+    for line in lines:
+        print(f"stageline: {line}", file=sys.stderr, flush=True)
+
+
+def missing_line(missing: list[int], broker: str) -> str:
+    """What the script says of workers that are `missing` at `broker`."""
+    return (
+        f"waiting for {workers_named(missing)}. On each machine, in the folder with your code: {command_there(broker)}"
     )
 
 

@@ -17,16 +17,15 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import EVERY_INTERFACE, host_of
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.tree import Tree
-from stageline.workers.control.client import BrokerUnreachable, Client
-from stageline.workers.control.session import Stopped
+from stageline.workers.control.client import Client
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import CallKind, Position
 
 from .call_log import WeightNames
-from .joined import await_workers, command_there, say_missing, workers_named
+from .joined import await_workers, command_there, missing_line, say, workers_named
 from .local_processes import LocalProcesses, start_processes
 from .positions import PositionFile
-from .process_run import JOIN_TIMEOUT, ProcessRun
+from .process_run import ProcessRun
 from .script_run import Replies
 
 
@@ -38,6 +37,7 @@ class JoinedRun(ProcessRun):
     ) -> None:
         self._code = code
         self._weights: dict[str, Tensor] = {}
+        self._workers_timeout = plan.broker.patience
         super().__init__(plan, schedule, names, resume)
 
     def submit(
@@ -66,15 +66,10 @@ class JoinedRun(ProcessRun):
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
         self._positions = PositionFile(self.folder, self._plan.recovery.snapshot_every)
+        every = list(range(len(self._plan.workers)))  # none can have joined yet
         started = start_processes(self._plan, run, resume=resume, code=self._code)
-        say_missing(list(range(len(self._plan.workers))), self._plan.broker.url)
+        say(*(f"warning: {warning}" for warning in self._plan.warnings), missing_line(every, self._plan.broker.url))
         return started
-
-    def _join(self) -> Assigned:
-        try:
-            return self._control.join(JOIN_TIMEOUT, workers_timeout=self._plan.broker.patience)
-        except (BrokerUnreachable, Stopped) as error:
-            raise self._failure(str(error), getattr(error, "code", ExitCode.NO_BROKER)) from error
 
     def _await_workers(self) -> None:
         patience, broker = self._plan.broker.patience, self._plan.broker.url

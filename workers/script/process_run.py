@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from math import inf
 from pathlib import Path
 
 from torch import Tensor
@@ -57,6 +58,8 @@ class ProcessRun:
     """Begins a run of `plan`, whose number of stages is known and whose schedule is `schedule`; or, with `resume`,
     continues the run of that id. Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
     """
+
+    _workers_timeout = inf  # seconds for the workers of a resumed run to come
 
     def __init__(self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None = None) -> None:
         self._plan = plan
@@ -135,7 +138,7 @@ class ProcessRun:
     def _join(self) -> Assigned:
         """Takes the script's place. Raises `RunFailed`."""
         try:
-            return self._control.join(JOIN_TIMEOUT)
+            return self._control.join(JOIN_TIMEOUT, workers_timeout=self._workers_timeout)
         except (BrokerUnreachable, Stopped) as error:
             raise self._failure(str(error), getattr(error, "code", ExitCode.NO_BROKER)) from error
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.fork_server import ForkServer
-from support.paths import TESTS
+from support.paths import EXAMPLES, TESTS
 from support.redis_server import shared_server
 from support.workspace import Command, Workspace, free_port, until
 
@@ -109,3 +109,14 @@ def test_a_worker_with_other_code_says_which_and_the_script_which_worker_is_miss
     assert "net.py differs (SHA-256 e3b0c44298fc here, " in errors
     _, said = script.communicate()
     assert "RunFailed: workers 0 and 1 did not join within 2 s (broker.patience)" in said
+
+
+@pytest.mark.slow
+def test_the_example_of_two_machines_learns_digits(workspace: Workspace, there: Workspace) -> None:
+    example, address = EXAMPLES / "two_machines", f"tcp://127.0.0.1:{free_port()}"
+    shutil.copy(example / "model.py", there.folder)
+    workers = join(there, address)
+    run = workspace.command("script", str(example / "train.py"), address, "4")
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout.rpartition("'accuracy': ")[2].strip(" }\n")) > 0.85
+    assert [worker.wait() for worker in workers] == [0, 0]
