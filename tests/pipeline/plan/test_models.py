@@ -32,7 +32,8 @@ def test_the_documented_defaults_are_the_defaults() -> None:
     written = {key: cell.strip("`") for key, cell in documented().items() if cell.startswith("`")}
     assert written["queues.retain_bytes"] == '"1GiB"'
     assert (written["recovery.lease"], written["recovery.loading"]) == ('"10s"', '"5min"')
-    for key in written.keys() - {"queues.retain_bytes", "recovery.lease", "recovery.loading"}:
+    assert written["broker.patience"] == '"10min"'
+    for key in written.keys() - {"queues.retain_bytes", "recovery.lease", "recovery.loading", "broker.patience"}:
         assert json.loads(written[key]) == defaults[key]
 
 

@@ -36,6 +36,7 @@ def test_a_plans_broker_is_not_joined_but_tells_how(workspace: Workspace) -> Non
     assert done.returncode == ExitCode.REFUSED
     assert "stageline worker CONFIG --broker URL" in done.stderr
     broker.kill()
+    broker.wait()
 
 
 @pytest.mark.parametrize(
