@@ -63,6 +63,7 @@ class WorkerOptions:
     `workers_timeout`: how long it then waits for the other workers. `lifeline`: a pipe at
     whose end it exits, so that a killed supervisor leaves nothing behind (-1: none). `sockets`: the folder for its
     sockets (None: one of its own), which is cleared if it was killed. `spare`: it waits until another worker is lost.
+    `joined`: its plan is that of a script on another machine, for which it writes files in `run.dir` alone.
     """
 
     broker: str
@@ -73,6 +74,7 @@ class WorkerOptions:
     lifeline: int = NONE
     sockets: str | None = None
     spare: bool = False
+    joined: bool = False
 
 
 def run_worker(plan: Plan, options: WorkerOptions) -> int:
@@ -147,7 +149,7 @@ def _exit_on_signals(control: ControlThread) -> None:
 
 
 def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerOptions, folder: Path) -> None:
-    work = _Work(job, assigned)
+    work = _Work(job, assigned, joined=options.joined)
     reported = failures_reported(control, assigned.incarnation, work.explain, replaced=job.plan.recovery.on)
     with closing(_open_queues(job, assigned, control, folder, work.make_room)) as queues, reported:
         work.make_loop(queues)
@@ -169,8 +171,9 @@ class _Work:
     loop: WorkerLoop
     commands: CommandHandler
 
-    def __init__(self, job: Job, assigned: Assigned) -> None:
+    def __init__(self, job: Job, assigned: Assigned, *, joined: bool) -> None:
         self._job = job
+        self._joined = joined
         self._assigned = assigned
         self._folder = runs.folder(job.plan, assigned.run)
 
@@ -193,7 +196,8 @@ class _Work:
         )
         progress = self.loop.progress
         progress.stages, progress.queues = executor.stages, queues
-        self.loop.saves_with(self.save_checkpoint)
+        if not self._joined:
+            self.loop.saves_with(self.save_checkpoint)
         decisions.note, decisions.wait = partial(progress.note_fault, "skip log"), self.serve
 
     def make_room(self, reason: str) -> None:

@@ -4,8 +4,9 @@ The script sees neither their snapshots nor the weights that they save. So it ke
 and has the weights sent before the run ends.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import cast
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import EVERY_INTERFACE, host_of
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.tree import Tree
+from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.control.client import Client
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import CallKind, Position
@@ -56,6 +58,12 @@ class JoinedRun(ProcessRun):
         parts = cast("Mapping[int, dict[str, Tensor]]", replies)
         self._weights = {name: tensor for part in parts.values() for name, tensor in part.items()}
         super().close()
+
+    def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
+        raise NotSaved(
+            "the workers are on other machines, and have their snapshots there: keep the line's state_dict(), or go on "
+            f"with the run itself, resume={str(self.folder)!r}"
+        )
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self._weights)

@@ -88,6 +88,7 @@ def worker(
             lifeline=lifeline,
             sockets=sockets,
             spare=spare,
+            joined=join is not None,
         ),
     )
 
