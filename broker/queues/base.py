@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from stageline.broker.codec.message import Flow, Message
+from stageline.pipeline.tree import Tree
 
 
 class QueueKey(NamedTuple):
@@ -55,6 +56,13 @@ class Outbound(Protocol):
 
     def trim(self, step: int) -> None:
         """Messages before `step` may be forgotten: no stage will need them again.
+
+        Raises `Overwritten` if a tensor of one was written to after it was put.
+        """
+
+    def empty(self, step: int, rest: Tree = None) -> None:
+        """The content of the messages of `step` is not needed again; they keep their numbers, their checksums, and
+        `rest`, which has no tensors. A message that has not been put yet stays as it is.
 
         Raises `Overwritten` if a tensor of one was written to after it was put.
         """

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from stageline.broker.codec.emptied import agree
 from stageline.broker.codec.message import Frame, Message
 from stageline.broker.errors import BadMessage, Disagreement, Fenced, QueueGap
 
@@ -188,7 +189,7 @@ class Receiver:
         """
         if number == self.next and whole and number not in self._fingerprints:
             return True
-        if self._fingerprints.get(number, fingerprint) != fingerprint:
+        if not agree(self._fingerprints.get(number, fingerprint), fingerprint):
             raise Disagreement(
                 f"message {number} of {self.key} came twice with different bits: what computed it was not "
                 "deterministic. See that all operations are, and that software, hardware type and thread count are "

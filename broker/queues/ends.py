@@ -7,12 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
-from stageline.broker.codec.message import Message
+from stageline.broker.codec.message import Flow, Message
 
 from .base import Inbound, Outbound, QueueKey
 from .log import SPILL, UNLIMITED, Log, RetentionBudget
 from .memory import MemoryQueue, MemoryQueues
 
+REPLIES = 8  # the part of `retain_bytes` that a worker's replies may take in memory besides
 ROOM_WAIT = 0.25  # seconds between two calls of `waiting` while a `put` waits for room
 
 
@@ -23,8 +24,9 @@ class QueueOptions:
     `microbatches`: of a step. `windows`: for each inbound queue, how many messages may be sent ahead of what is taken.
     `local`: the queues that begin and end at this worker. `retain_bytes`: what may be retained in memory; beyond it,
     `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
-    waits up to `patience` seconds, calling `waiting` with the reason meanwhile, which may call `trim`. `key` seals what
-    workers request of each other over ZeroMQ.
+    waits up to `patience` seconds, calling `waiting` with the reason meanwhile, which may call `trim`. Replies to a
+    script, as large as it asks for, have an eighth of `retain_bytes` for themselves, and the disk as far as it goes: a
+    script that goes on from a checkpoint wants them again. `key` seals what workers request of each other over ZeroMQ.
     """
 
     microbatches: int
@@ -47,6 +49,9 @@ class QueueEnds(ABC):
         self.options = options
         spill_bytes = SPILL * options.retain_bytes if options.spill_bytes is None else options.spill_bytes
         self._budget = RetentionBudget(options.retain_bytes, spill_bytes, options.spill_folder, self._wait_for_room)
+        self._replies = RetentionBudget(
+            options.retain_bytes // REPLIES, UNLIMITED, options.spill_folder, self._wait_for_room
+        )
         self._local = MemoryQueues(run, options.microbatches, self._budget)
         self._outbounds: dict[QueueKey, Outbound] = {}
         self._inbounds: dict[QueueKey, Inbound] = {}
@@ -72,7 +77,8 @@ class QueueEnds(ABC):
             if key in self.options.local:
                 self._outbounds[key] = self._local.outbound(key)
             else:
-                self._outbounds[key] = self._new_outbound(Log(self.run, key, self.options.microbatches, self._budget))
+                budget = self._replies if key.flow is Flow.REPLY else self._budget
+                self._outbounds[key] = self._new_outbound(Log(self.run, key, self.options.microbatches, budget))
         return self._outbounds[key]
 
     def inbound(self, key: QueueKey) -> Inbound:
@@ -90,6 +96,7 @@ class QueueEnds(ABC):
     def close(self) -> None:
         self._local.close()
         self._budget.spill.close()
+        self._replies.spill.close()
 
     def _wait_for_room(self, reason: str, since: float) -> bool:
         """Serves the queues for a while. False if a `put` that began at `since` has waited long enough."""

@@ -10,7 +10,9 @@ from collections.abc import Callable
 import msgspec
 from torch import Tensor
 
+from stageline.broker.codec.emptied import agree, emptied
 from stageline.broker.codec.message import (
+    Flow,
     Frame,
     Header,
     Message,
@@ -29,6 +31,15 @@ from .spill import Slot, Spill
 
 UNLIMITED = 2**63
 SPILL = 4  # the default of what may be retained on the disk, as a multiple of what may be in memory
+
+_COUNTED = {Flow.CALL: "call", Flow.REPLY: "call", Flow.EVALUATION: "evaluated batch"}  # what a flow's steps are
+_WAY_OUT = "See which stage is behind, or raise queues.retain_bytes"
+_WAYS_OUT = {
+    Flow.CALL: "The batches of the steps between two checkpoints must have room: lower recovery.snapshot_every, or "
+    "raise queues.retain_bytes",
+    Flow.REPLY: "Replies are kept until the next checkpoint: make room on that disk, lower recovery.snapshot_every, or "
+    "predict fewer rows between two training steps",
+}
 
 
 def _never(reason: str, since: float) -> bool:
@@ -140,7 +151,7 @@ class Log:
 
     def check_same(self, number: int, header: Header, how: str) -> None:
         """Raises `Disagreement`, which says `how`, if retained message `number` has other bits than `header`'s."""
-        if fingerprint(header) != fingerprint(read_header(self.frames(number)[0])):
+        if not agree(fingerprint(header), fingerprint(self._header(number))):
             raise Disagreement(
                 f"{self.name(number)} {how}: what computed it was not deterministic. See that all operations are, and "
                 "that software, hardware type and thread count are the same wherever the stage runs"
@@ -154,6 +165,15 @@ class Log:
             self.first += 1
         self.first = max(self.first, floor)
         self.end = max(self.end, self.first)
+
+    def empty(self, step: int, rest: Tree = None) -> None:
+        """The content of the messages of `step` is not needed again: from now on they have none, but `rest`.
+
+        Raises `Overwritten` if a tensor of one has been written to.
+        """
+        floor = step * self._per_step
+        for number in range(max(self.first, floor), min(self.end, floor + self._per_step)):
+            self._empty_message(number, rest)
 
     def oldest(self, now: float) -> float:
         """The age of the oldest retained message in seconds; 0 if there is none."""
@@ -206,11 +226,12 @@ class Log:
                 return self._move_out(number, new)
             except QueueFull as full:
                 reason = (
-                    f"{self.key} retains {len(self)} messages, {self.bytes} bytes, until every stage is past step "
-                    f"{self.first // self._per_step}; memory for it is full, and {full}"
+                    f"{self.key} retains {len(self)} messages, {self.bytes} bytes, until every stage is past "
+                    f"{_COUNTED.get(self.key.flow, 'step')} {self.first // self._per_step}; memory for it is full, and "
+                    f"{full}"
                 )
                 if not self._budget.wait(reason, new.since):
-                    raise QueueFull(f"{reason}. See which stage is behind, or raise queues.retain_bytes") from full
+                    raise QueueFull(f"{reason}. {_WAYS_OUT.get(self.key.flow, _WAY_OUT)}") from full
 
     def _move_out(self, number: int, new: _RetainedMessage) -> None:
         """Moves messages to the disk: the oldest first, which are least likely to be resent, `new` only at the last."""
@@ -230,11 +251,31 @@ class Log:
         kept.slot = self._budget.spill.write(kept.frames)
         kept.frames, kept.seal = [], None
 
+    def _header(self, number: int) -> Header:
+        slot = self._kept[number].slot
+        return read_header(self.frames(number)[0] if slot is None else self._budget.spill.read(slot, 1)[0])
+
+    def _empty_message(self, number: int, rest: Tree) -> None:
+        header, since = self._header(number), self._kept[number].since
+        identity = header.run, header.flow, header.step, header.microbatch, header.stage
+        payload = emptied(fingerprint(header), rest)
+        frames = encode(Message(*identity, header.incarnation, header.sequence, payload))
+        self._release(number)
+        size = sum(map(len, frames))
+        self._kept[number] = _RetainedMessage(size, since, frames, None)
+        self._budget.used += size
+        self._in_memory = min(self._in_memory, number)
+        self.bytes += size
+
     def _forget(self, number: int) -> None:
+        self._release(number)
+        del self._kept[number]
+
+    def _release(self, number: int) -> None:
+        """Gives back the room of a message's content."""
         kept = self._kept[number]
         if kept.seal is not None and kept.seal.is_broken:
             raise self._overwritten(number)
-        del self._kept[number]
         self.bytes -= kept.size
         if kept.slot is None:
             self._budget.used -= kept.size

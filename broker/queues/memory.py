@@ -7,6 +7,7 @@ from time import monotonic
 
 from stageline.broker.codec.message import Message, decode, messages_per_step
 from stageline.broker.errors import QueueClosed
+from stageline.pipeline.tree import Tree
 
 from .base import Depth, QueueKey
 from .delivery import Retention
@@ -58,6 +59,10 @@ class MemoryQueue:
     def trim(self, step: int) -> None:
         with self._changed:
             self._log.trim(step)
+
+    def empty(self, step: int, rest: Tree = None) -> None:
+        with self._changed:
+            self._log.empty(step, rest)
 
     def depth(self) -> Depth:
         with self._changed:

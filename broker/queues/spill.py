@@ -18,6 +18,7 @@ from stageline.broker.codec.message import Frame
 from stageline.broker.errors import QueueFull
 
 FILES = 64  # of about equal size, when the disk holds all it may
+LARGEST = 2**30  # bytes of one that is written on
 
 
 @dataclass(slots=True)
@@ -67,10 +68,11 @@ class Spill:
         self.bytes += sum(sizes)
         return slot
 
-    def read(self, slot: Slot) -> list[Frame]:
-        """The frames that were written."""
-        content = memoryview(_read_all(slot.segment.file, slot.start, sum(slot.sizes)))
-        return [content[end - size : end] for size, end in zip(slot.sizes, accumulate(slot.sizes), strict=True)]
+    def read(self, slot: Slot, count: int | None = None) -> list[Frame]:
+        """The frames that were written, or the first `count` of them."""
+        sizes = slot.sizes[:count]
+        content = memoryview(_read_all(slot.segment.file, slot.start, sum(sizes)))
+        return [content[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
     def forget(self, slot: Slot) -> None:
         """The message is not needed any more."""
@@ -85,7 +87,7 @@ class Spill:
         self.bytes = 0
 
     def _open_segment(self) -> _Segment:
-        if not self._segments or self._segments[-1].size >= self._limit // FILES:
+        if not self._segments or self._segments[-1].size >= min(self._limit // FILES, LARGEST):
             file = tempfile.TemporaryFile(  # noqa: SIM115  # stays open while a message in it is needed
                 prefix="stageline-", dir=self._folder, buffering=0
             )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
 
+from stageline.broker.codec.emptied import emptied, is_emptied
 from stageline.broker.codec.message import Flow, Message
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.schedule import Kind, Schedule
@@ -112,6 +113,7 @@ class ChainExecutor:
         self.loss: float | None = None
         self.feed = feed
         self.sums = Sums()
+        self.gives_up = False
         self._compute = compute
         self._last = schedule.stages - 1
         self._sum = 0.0
@@ -119,12 +121,15 @@ class ChainExecutor:
     def measured(self) -> dict[str, float]:
         return {}
 
-    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> str:
+    def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         self._compute(instruction)
         action = instruction.action
         stage, key = self.stages[action.stage], (instruction.step, action.microbatch)
         call = self.feed.call if self.feed is not None else None
         match action.kind:
+            case Kind.FORWARD if instruction.evaluates and (self.gives_up or any(map(is_emptied, received))):
+                self.gives_up = True
+                return emptied()
             case Kind.FORWARD if instruction.evaluates:
                 result = stage.evaluate(key, str(received[0]) if received else mixed(call and call.inputs, key))
                 if stage.index == self._last:

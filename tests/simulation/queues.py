@@ -210,6 +210,7 @@ class SimulatedOutbound:
     def __init__(self, queues: SimulatedQueues, sender: Sender) -> None:
         self.key = sender.log.key
         self.trim = sender.log.trim
+        self.empty = sender.log.empty
         self._queues = queues
         self._sender = sender
 

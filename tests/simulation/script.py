@@ -16,8 +16,9 @@ from simulation.environment import PLAN, RUN, Environment
 from simulation.process import SimulatedMember
 from simulation.queues import SimulatedQueues
 from simulation.worker import FOREVER, STARTING, Name, SimulatedChannel, program_of, queue_options
-from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Hello
+from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Goodbye, Hello
 from stageline.broker.errors import BrokerError
+from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.runtime.calls import Position
@@ -69,6 +70,8 @@ class SimulatedScript(SimulatedMember):
         except Stopped as stop:
             return stop.code
         except RunFailed as failure:
+            if failure.exit_code == ExitCode.SAVED:
+                control.send(Goodbye(self.incarnation, str(failure)))
             return failure.exit_code
         except (BrokerError, Torn):
             return 1

@@ -31,6 +31,7 @@ from stageline.broker.queues.log import Log
 from stageline.broker.queues.zeromq.requests import CreditRequest, Requester
 from stageline.workers.checkpoint.snapshot import Snapshot
 from stageline.workers.control.control_thread import ControlThread
+from stageline.workers.runtime.call_sequence import CallSequence
 from stageline.workers.script.call_log import CallLog
 from stageline.workers.script.driver import Driver
 from support.paths import importing_tests
@@ -288,6 +289,15 @@ def test_losses_that_are_not_in_the_snapshots_are_lost_with_the_records(monkeypa
 def test_a_script_that_forgets_calls_with_their_replies_starves_a_replaced_worker(monkeypatch):
     monkeypatch.setattr(CallLog, "trim", lambda log, step: log.position)
     assert re.search(r"message \d+ of call-\d cannot be had any more", first_wrong(range(60), script=True))
+
+
+@pytest.mark.slow
+def test_activations_that_are_forgotten_before_the_script_has_the_result_leave_it_without(monkeypatch):
+    def forget_all_before_the_open_call(sequence: CallSequence) -> range:
+        return range(sequence.start.evaluations, sequence.position.evaluations)
+
+    monkeypatch.setattr(CallSequence, "settled", forget_all_before_the_open_call)
+    assert re.search(r"the replies to call \d+ are|no end in sight|has failed", first_wrong(range(200), script=True))
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ It must end as the undisturbed run does, whatever happens: every stage's digest,
 
 import copy
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -35,7 +36,10 @@ RESTART = 0.2  # likewise a worker
 TELL = 0.1  # seconds until the broker is told that a worker's process is gone, likewise
 UNHEARD = 0.3  # the share of such news that gets lost
 PORT = 5600
-GONE = ("the script is gone", "the script did not reconnect", "the script has ended")
+TAKEN = "was taken by the process that called before"
+STOPPED = re.compile(f"^the script (is gone|did not reconnect|has ended)|{TAKEN}")
+SCRIPT_GONE = "the script is gone for longer than a lease, and the run is resumed"
+REPLY_GONE = "a reply is gone with its script and its worker, and the run is resumed"
 
 
 class World:
@@ -249,8 +253,9 @@ class World:
 
     def _over(self) -> bool:
         outcome = self.core.run.outcome
-        if outcome is not None and outcome.reason.startswith(GONE) and not self._resumes:
-            self.fired["the script is gone for longer than a lease, and the run is resumed"] += 1
+        if outcome is not None and not self._resumes and (why := STOPPED.search(outcome.reason)):
+            lost = why.group().startswith(TAKEN)
+            self.fired[REPLY_GONE if lost else SCRIPT_GONE] += 1
             self.resume()
         elif outcome is not None and outcome.phase is not RunPhase.FINISHED and not self._resumes:
             raise Wrong(f"the run has {outcome.phase}: {outcome.reason}")

@@ -17,13 +17,14 @@ from torch import Tensor
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey, Queues, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.log import UNLIMITED
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.model.cut import cut_model
 from stageline.pipeline.schedule import Kind, Placement, make_schedule
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.state import StageState
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
+from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call, settled_call
 from stageline.workers.runtime.executor import Executor, Metric
 from stageline.workers.runtime.loop import CarryOut, WorkerLoop, take_turns
 from stageline.workers.runtime.program import AHEAD, ENDLESS, Instruction, Program, call_key, reply_key
@@ -62,6 +63,7 @@ class ScriptedRun:
         self.ends: list[Queues] = self._open_all()  # of each worker, then of the script
         self.executors = [self._executor(worker) for worker in range(len(self.placement))]
         self.loops = [self._loop(worker) for worker in range(len(self.placement))]
+        self._unsettled: dict[int, tuple[Call, dict[int, Tree]]] = {}  # by number, with the replies that have come
         self._initial = self.save()
 
     @property
@@ -100,6 +102,7 @@ class ScriptedRun:
     def put(self, kind: CallKind, x: Tree = None, y: Tree = None, state: Mapping[str, Tensor] | None = None) -> int:
         """Calls all workers, and waits for nothing. The number of the call."""
         number, first, last = self.position.calls, self._owner(0), self._owner(self.program.last)
+        self._unsettled[number] = Call(kind, number, self.position.step, self.position.evaluations), {}
         for worker, executor in enumerate(self.executors):
             names = [name for stage in executor.stages.values() for name in stage.state_dict()]
             own = None if state is None else {name: state[name] for name in names if name in state}
@@ -122,6 +125,12 @@ class ScriptedRun:
 
     def take(self, worker: int, number: int) -> Tree:
         """The reply of `worker` to call `number`, which must be the next one."""
+        reply = self.receive(worker, number)
+        self.note_reply(worker, number, reply)
+        return reply
+
+    def receive(self, worker: int, number: int) -> Tree:
+        """The same, of which the script makes nothing yet."""
         queue, found = self.queues.inbound(reply_key(worker)), list[Message]()
 
         def look() -> bool:
@@ -132,6 +141,15 @@ class ScriptedRun:
         self.turns(look)
         assert found[0].step == found[0].sequence == number
         return found[0].payload
+
+    def note_reply(self, worker: int, number: int, reply: Tree) -> None:
+        """As a script's driver does: what was only run forward, and is answered, is forgotten."""
+        call, replies = self._unsettled[number]
+        replies[worker] = reply
+        if len(replies) == len(self.loops):
+            del self._unsettled[number]
+            for owner in self.program.batch_owners if call.kind.runs_forward_only else ():
+                self.queues.outbound(call_key(owner)).empty(number, settled_call(call, replies[owner]))
 
     def turns(self, until: Callable[[], bool]) -> None:
         take_turns(self.loops, lambda loop: until())
@@ -239,6 +257,7 @@ class WiredScriptedRun(ScriptedRun):
     """Over queues that `open_queues(place, incarnation, options)` opens: those of a lost worker are lost with it."""
 
     open_queues: Callable[[int, int, QueueOptions], WorkerQueues] = field(kw_only=True)
+    retain_bytes: int = field(default=UNLIMITED, kw_only=True)  # in memory; nothing on the disk
 
     def turns(self, until: Callable[[], bool]) -> None:
         deadline = monotonic() + LIMIT
@@ -262,7 +281,14 @@ class WiredScriptedRun(ScriptedRun):
         microbatches = self.recipe.microbatches
         single = (Flow.CALL, Flow.REPLY)
         windows = {key: AHEAD if key.flow in single else 2 * microbatches for key in self.program.queues}
-        options = QueueOptions(microbatches=microbatches, windows=windows, local=self.program.local(place))
+        options = QueueOptions(
+            microbatches=microbatches,
+            windows=windows,
+            local=self.program.local(place),
+            retain_bytes=self.retain_bytes,
+            spill_bytes=0,
+            patience=0.1,
+        )
         return self.open_queues(place, self.incarnation, options)
 
     def _connect(self) -> None:

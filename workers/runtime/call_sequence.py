@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from stageline.broker.codec.emptied import emptied
 from stageline.broker.codec.message import Message
 from stageline.pipeline.stage.memory import copied
 from stageline.pipeline.tree import Tree
@@ -34,10 +35,12 @@ class CallSequence:
         self._worker = worker
         self._executor = executor
         self._outputs: list[Tree] = []  # of the last stage, if the open call wants them
+        self._settled = self._emptied = position.evaluations  # batches that are, and those whose activations are gone
 
     def begin_at(self, position: Position) -> None:
         """No call was begun yet."""
         self.position = self.start = position
+        self._settled = self._emptied = position.evaluations
 
     def begin(self, message: Message) -> Iterator[Instruction]:
         """Opens the call that `message` brought; what is to be computed for it. Raises `CallRefused`, and `DataError`
@@ -48,8 +51,15 @@ class CallSequence:
         if isinstance(self._executor.feed, CallFeed):
             self._executor.feed.open(call)
         self._executor.sums = Sums()
+        self._executor.gives_up = call.settled
         self.open = call
         return instructions
+
+    def settled(self) -> range:
+        """The evaluated batches that have been settled since the last time: a script is `AHEAD` calls ahead of the
+        replies that it has, so all are from before the call before the open one."""
+        before, self._emptied = self._emptied, self._settled
+        return range(before, self._settled)
 
     def evaluated(self, stage: int, output: Tree) -> None:
         """`stage` has run a microbatch of the open call forward."""
@@ -61,6 +71,10 @@ class CallSequence:
         fit."""
         last = self._program.last in self._executor.stages
         match self.open:
+            case Call(settled=True) as call:
+                return call.reply
+            case Call() if last and self._executor.gives_up:
+                return emptied()
             case Call(CallKind.TRAIN) if last:
                 return self._executor.loss
             case Call(CallKind.EVALUATE) if last:
@@ -80,6 +94,7 @@ class CallSequence:
         """The reply to the open call was put."""
         call, self.open = self.open, None
         if call is not None:
+            self._settled = self.position.evaluations
             self.position = self.position.after(call.kind)
             self.over = call.kind is CallKind.STOP
         if isinstance(self._executor.feed, CallFeed):

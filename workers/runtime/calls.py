@@ -14,6 +14,11 @@ the owner of stage 0, the targets to the owner of the last stage. A worker cuts 
     LOAD       set the weights of their stages                None
     SAVE       write snapshots into the folder `inputs`       None, or why it could not be done
     STOP       end: save the weights                          None
+
+A batch that was only run forward has changed nothing. Once the script has all replies to it, the call is *settled*: its
+content is forgotten, that of its activations too, and a worker that begins again before it computes nothing for it, but
+passes on messages without content in their place. So does a worker that was given such a message, though it has read
+the call before it was settled: the script has its reply.
 """
 
 from collections.abc import Mapping
@@ -23,10 +28,11 @@ from enum import StrEnum
 import msgspec
 from torch import Tensor
 
+from stageline.broker.codec.emptied import emptied, is_emptied, rest_of
 from stageline.broker.codec.message import Flow
 from stageline.pipeline.data import Microbatch, cut, split_batch
 from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.tree import Tree, describe
+from stageline.pipeline.tree import Tree, describe, tensors
 
 
 class CallKind(StrEnum):
@@ -57,7 +63,8 @@ class Call:
 
     `inputs` and `targets` are trees of tensors whose dimension 0 counts the rows of the whole batch; None where the
     worker has no use for them; of a SAVE, `inputs` is a folder's path. `state` holds weights, by the unsplit model's
-    names.
+    names. A call that is `settled` has been carried out by all workers, and the script has their replies: this
+    worker's was `reply`.
     """
 
     kind: CallKind
@@ -67,6 +74,8 @@ class Call:
     inputs: Tree = None
     targets: Tree = None
     state: Mapping[str, Tensor] | None = None
+    settled: bool = False
+    reply: Tree = None
 
 
 class CallRefused(StagelineError):
@@ -111,9 +120,18 @@ def encode_call(call: Call) -> Tree:
     return (call.kind.value, call.number, call.step, call.evaluation, call.inputs, call.targets, state)
 
 
+def settled_call(call: Call, reply: Tree) -> Tree:
+    """What remains of `call` in a CALL queue once the script has all replies to it, this worker's among them. A reply
+    with tensors is not kept there."""
+    kept = emptied() if tensors(reply) else reply
+    return (call.kind.value, call.number, call.step, call.evaluation, kept)
+
+
 def decode_call(payload: Tree) -> Call:
     """The call that a CALL queue brought. Raises `CallRefused` for another payload."""
-    match payload:
+    match rest_of(payload) if is_emptied(payload) else payload:
+        case (str(kind), int(number), int(step), int(evaluation), reply) if kind in list(CallKind):
+            return Call(CallKind(kind), number, step, evaluation, settled=True, reply=reply)
         case (str(kind), int(number), int(step), int(evaluation), inputs, targets, dict() | None as state) if (
             kind in list(CallKind) and all(isinstance(each, Tensor) for each in (state or {}).values())
         ):

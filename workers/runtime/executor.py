@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from stageline.broker.codec.emptied import emptied, is_emptied
 from stageline.pipeline.data import Microbatch
 from stageline.pipeline.errors import DataError, StagelineError, describe_error, raised_by_user_code
 from stageline.pipeline.schedule import Action, Kind
@@ -74,6 +75,7 @@ class Executor:
     evaluates_loss: bool = False
     loss: float | None = None  # of the last step, on the worker that has the last stage
     sums: Sums = field(default_factory=Sums)  # of what was evaluated so far
+    gives_up: bool = False  # the batch that is evaluated: its script has the result already
     _losses: list[Tensor | None] = field(default_factory=list)  # of the open step; None for one that does not count
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
@@ -149,6 +151,9 @@ class Executor:
         return stage.backward(received[0], step=step, microbatch=number, owned=True)
 
     def _evaluate(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
+        self.gives_up = self.gives_up or any(map(is_emptied, received))
+        if self.gives_up:
+            return emptied()
         given = self._given(stage.index, instruction, received)
         step, number = instruction.step, instruction.action.microbatch
         output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received))

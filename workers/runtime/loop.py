@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
 
-from stageline.broker.codec.message import Message
+from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import Outbound, QueueKey, Queues
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
@@ -76,6 +76,7 @@ class WorkerLoop:
         self._now = clock.time
         self._inbound = cache(queues.inbound)
         self._outbound = cache(self._open_outbound)
+        self._evaluation = [key for key in program.outbound(worker) if key.flow is Flow.EVALUATION]
         self._by_name: dict[str, Outbound] = {}  # those that something was put into
         self._received: list[Tree] = []
 
@@ -231,6 +232,9 @@ class WorkerLoop:
         if script.open is not None and script.open.kind is CallKind.TRAIN:
             after = script.position.after(CallKind.TRAIN)
             self.progress.positions[after.step] = after
+        for batch in script.settled():
+            for key in self._evaluation:
+                self._outbound(key).empty(batch)
         self._machine.extend(instructions)
         return True
 

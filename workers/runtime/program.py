@@ -22,7 +22,7 @@ from .calls import Call, CallKind
 
 CHUNK = 64  # instructions that are made at once
 ENDLESS = 2**62  # steps: a script says when it is over
-AHEAD = 2  # calls, and replies, that may be sent before the one before them is taken
+AHEAD = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
 
 _Touched = tuple[str, tuple[QueueKey, ...], QueueKey | None]  # an action's name, what it takes from, what it gives to
 
@@ -68,6 +68,11 @@ class Program:
     def script(self) -> int:
         """The script's place among the workers: after the last of them."""
         return len(self.schedule.placement)
+
+    @cached_property
+    def batch_owners(self) -> frozenset[int]:
+        """The workers that a call's batch goes to: of the first stage and of the last."""
+        return frozenset({self.schedule.owner(0), self.schedule.owner(self.last)})
 
     @cached_property
     def queues(self) -> tuple[QueueKey, ...]:

@@ -5,6 +5,9 @@ broker.
     submit(call) ── deque ──> put ── CALL (retained until trimmed) ──> carried out in order
     Future       <─────────── take <─ REPLY, one from each worker ─────
 
+At most `AHEAD` calls are under way. A call that was only run forward, and has all its replies, is forgotten but for its
+number and its checksums: however much is evaluated between two checkpoints, its batches take no memory.
+
 The thread serves the queues also while the script reads data or computes: a worker that is replaced has its calls again
 at once.
 """
@@ -20,14 +23,15 @@ from time import time
 import structlog
 from torch import Tensor
 
+from stageline.broker.codec.emptied import is_emptied
 from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim, Wait
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.session import Stopped
-from stageline.workers.runtime.calls import Call, CallKind, Position
-from stageline.workers.runtime.program import Program, call_key, reply_key
+from stageline.workers.runtime.calls import Call, CallKind, Position, settled_call
+from stageline.workers.runtime.program import AHEAD, Program, call_key, reply_key
 from stageline.workers.runtime.progress import Progress
 
 from .call_log import CallLog, WeightNames, messages
@@ -36,6 +40,7 @@ from .script_run import Replies
 
 log = structlog.get_logger()
 
+_NO_ROOM = "has no room to keep its next call until another checkpoint is complete"
 TURN = 0.25  # seconds that one wait lasts at most, before the broker's commands are carried out
 
 
@@ -115,6 +120,13 @@ class Driver:
         self._queues.ring()
         self._thread.join(timeout)
 
+    def lack_room(self, reason: str) -> None:
+        """A call cannot be put yet: `reason`. A trim makes room."""
+        if self.progress.said != _NO_ROOM:
+            log.warning("waiting", reason=reason)
+        self.progress.said, self.progress.waits, self.progress.wants = _NO_ROOM, False, None
+        self._obey()
+
     def raise_failure(self) -> None:
         """Raises the `RunFailed` that has ended the run, if one has."""
         if self._error is not None:
@@ -160,11 +172,11 @@ class Driver:
                 self._queues.outbound(call_key(worker)).trim(position.calls)
 
     def _put_calls(self) -> None:
-        while self._submitted:
+        while self._submitted and len(self._open) < AHEAD:
             opened = self._submitted.popleft()
+            self._open.append(opened)
             for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
                 self._queues.outbound(call_key(message.stage)).put(message)
-            self._open.append(opened)
             self._tell()
 
     def _take_replies(self) -> None:
@@ -175,15 +187,25 @@ class Driver:
         opened = self._open[0]
         worker = opened.missing[0]
         reply = self._queues.inbound(reply_key(worker)).take(TURN)
-        if reply is None:
+        if reply is None or self.ended.is_set():
+            return
+        if is_emptied(reply.payload):
+            self._end(_gone(worker, opened.call), ExitCode.SAVED)
             return
         opened.missing.popleft()
         opened.replies[worker] = reply.payload
         if not opened.missing:
             self._open.popleft()
+            self._settle(opened)
         self._tell()
         if not opened.missing:
             opened.done.set_result(opened.replies)
+
+    def _settle(self, opened: OpenCall) -> None:
+        """All replies are here: what was only run forward is not needed again, whichever worker is lost."""
+        call = opened.call
+        for worker in self._program.batch_owners if call.kind.runs_forward_only else ():
+            self._queues.outbound(call_key(worker)).empty(call.number, settled_call(call, opened.replies[worker]))
 
     def _tell(self) -> None:
         """Leaves what the script does for the reports."""
@@ -209,6 +231,14 @@ class Driver:
                 opened.done.set_exception(error)
         self._open.clear()
         self._submitted.clear()
+
+
+def _gone(worker: int, call: Call) -> str:
+    return (
+        f"the reply of worker {worker} to call {call.number} ({call.kind}) was taken by the process that called before "
+        "this one, and the worker that had kept it was lost since. Resume the run once its processes have ended: all "
+        "workers begin at its newest checkpoint then, and compute it again"
+    )
 
 
 def _order_of_replies(program: Program) -> Sequence[int]:

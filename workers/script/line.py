@@ -22,6 +22,7 @@ from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.runtime.calls import CallKind
+from stageline.workers.runtime.program import AHEAD
 
 from .begin import Workers, begin_run
 from .display import display_of
@@ -34,7 +35,6 @@ from .step_loss import StepLoss
 from .timetable import Timetable
 
 CLOSED, FINISHED = "closed", "finished"
-AHEAD = 2  # calls that may be under way before the next one waits
 
 
 class Line(AbstractContextManager["Line"]):

@@ -145,7 +145,13 @@ class ProcessRun:
     def _drive(self, stack: ExitStack) -> Driver:
         sockets = stack.enter_context(tempfile.TemporaryDirectory(dir=self._processes.sockets))
         folder, assigned = Path(sockets), self._assigned
-        queues = open_queues(self._plan, self._program, self._windows(), assigned, folder, lambda reason: None)
+        driver: Driver | None = None
+
+        def waiting(reason: str) -> None:
+            if driver is not None:
+                driver.lack_room(reason)
+
+        queues = open_queues(self._plan, self._program, self._windows(), assigned, folder, waiting)
         start = self._position_of(assigned)
         commands = self._control.commands
         driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure)

@@ -21,6 +21,7 @@ from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import QueueEnds, QueueOptions, Wakeup
 from stageline.broker.queues.log import Log
 from stageline.pipeline.plan.addresses import masked
+from stageline.pipeline.tree import Tree
 
 from .entries import layout, prefix
 from .receiver_thread import ReceiverThread
@@ -187,6 +188,11 @@ class RedisOutbound:
         with self._queues.changed:
             self._writer.log.trim(step)
             self._queues.kick()
+
+    def empty(self, step: int, rest: Tree = None) -> None:
+        """On the server the content stays until it is trimmed."""
+        with self._queues.changed:
+            self._writer.log.empty(step, rest)
 
     def depth(self) -> Depth:
         with self._queues.changed:

@@ -152,6 +152,7 @@ class ZeroMQOutbound:
     def __init__(self, queues: ZeroMQQueues, sender: Sender) -> None:
         self.key = sender.log.key
         self.trim = sender.log.trim
+        self.empty = sender.log.empty
         self.peek = sender.log.peek
         self._queues = queues
         self._router = queues.router

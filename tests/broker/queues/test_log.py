@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from stageline.broker.codec.emptied import rest_of
 from stageline.broker.codec.message import Flow, Message, decode
-from stageline.broker.errors import Overwritten, QueueFull
+from stageline.broker.errors import Disagreement, Overwritten, QueueFull
 from stageline.broker.queues import spill as spill_module
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import Log, RetentionBudget
@@ -205,3 +206,29 @@ def test_whatever_happens_all_that_is_kept_can_be_read(budget_of: MakeBudget, se
 def sized(number: int) -> torch.Tensor:
     """A tensor of which message `number` alone decides the size."""
     return torch.full((1 + number * 37 % 301,), float(number))
+
+
+@pytest.mark.parametrize("memory", [40 * SIZE, 5 * SIZE], ids=["in memory", "on the disk"])
+def test_an_emptied_message_keeps_its_number_and_its_checksums_alone(budget_of: MakeBudget, memory: int) -> None:
+    budget = budget_of(memory)
+    log = log_on(budget, 20)
+    for step in range(9):
+        log.empty(step, "rest")
+        log.empty(step, "rest")  # again changes nothing
+    assert budget.used + budget.spill.bytes == log.bytes
+    assert [rest_of(decode(log.frames(number)).payload) for number in range(18)] == ["rest"] * 18
+    assert decode(log.frames(18)).payload[0].item() == 18
+    assert log.put(message(7), now=30.0) is None
+    with pytest.raises(Disagreement, match="was put twice with different bits"):
+        log.put(message(7, torch.zeros(100)), now=30.0)
+    log.trim(10)
+    assert budget.used == budget.spill.bytes == log.bytes == 0
+
+
+def test_what_is_emptied_makes_room(budget_of: MakeBudget) -> None:
+    log = log_on(RetentionBudget(5 * SIZE), 2)
+    for number in range(2, 10, 2):
+        log.empty(number // 2 - 1)
+        log.put(message(number), now=0.0)
+        log.put(message(number + 1), now=0.0)
+    assert len(log) == 10

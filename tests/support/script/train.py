@@ -86,6 +86,11 @@ def happen(line: Line, step: int) -> None:
                 line.save("saved")
             except NotSaved as error:
                 print(error, file=sys.stderr)
+        case ["validate", at] if step == int(at):
+            x, y = torch.randn(5000, 6), torch.randint(3, (5000,))
+            found = line.evaluate([(x, y)] * 60)
+            os.kill(processes("runs")["worker-1"], signal.SIGKILL)
+            assert line.evaluate([(x, y)] * 60) == found
 
 
 def main() -> None:
@@ -110,6 +115,7 @@ def main() -> None:
         settings={
             "recovery.snapshot_every": 5,
             "recovery.lease": "3s",
+            "queues.retain_bytes": "1MiB",
             "broker.patience": os.environ.get("PATIENCE", "600s"),
         },
         resume=resumed,

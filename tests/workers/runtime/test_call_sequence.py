@@ -219,7 +219,7 @@ def test_whichever_workers_are_lost_at_any_moment_the_replies_are_those_of_an_un
             run.rounds(dice.randrange(20))
         if dice.random() < 0.3:
             run.trim(run.checkpoint())
-        while waiting and (call is None or len(waiting) > 2):
+        while waiting and (call is None or len(waiting) > 1):
             found.append(replies(run, waiting.popleft()))
     assert found == expected
 
@@ -253,6 +253,47 @@ def test_over_sockets_a_lost_worker_replies_the_same_again(
         if step == 2:
             run.lose(lost, saved)
     assert same(run.state(), undisturbed.state())
+
+
+@pytest.mark.parametrize("kind", [CallKind.EVALUATE, CallKind.PREDICT])
+def test_however_much_is_evaluated_between_two_checkpoints_memory_has_room(
+    made, tmp_path: Path, kind: CallKind
+) -> None:
+    """Each call's batch, and its activations, were kept until the next checkpoint: a validation set ended the run."""
+    opened, limit = partial(open_ipc, tmp_path), 200_000
+    made.append(run := WiredScriptedRun(recipe(), CUT, PLACEMENTS["u-shaped"], open_queues=opened, retain_bytes=limit))
+    x, y = torch.randn(900, 6), torch.randint(3, (900,))
+    batch, calls = (x, y) if kind is CallKind.EVALUATE else (x,), 30
+    assert calls * x.nbytes > 3 * limit
+    saved = run.save()
+    first = run.reply(run.put(kind, *batch), of_last_stage=True)
+    for _ in range(calls):
+        last = run.reply(run.put(kind, *batch), of_last_stage=True)
+    run.lose(1, saved)
+    assert bits(run.reply(run.put(kind, *batch), of_last_stage=True)) == bits(last) == bits(first)
+
+
+def test_a_worker_gives_up_a_batch_whose_result_the_script_has(made, make, tmp_path: Path) -> None:
+    """It has read the call before it was settled, and waits for activations of one that begins with the settled
+    call."""
+    run = WiredScriptedRun(recipe(), CUT, PLACEMENTS["a line"], open_queues=partial(open_ipc, tmp_path))
+    made.append(run)
+    saved, number = run.save(), run.put(CallKind.EVALUATE, *batch(0))
+    found = [run.receive(worker, number) for worker in range(4)]
+    run.lose(1, saved)
+    waiting = run.loops[1]
+    while waiting.doing == "waits for call 0 of the script":
+        waiting.poll(0)
+        run.queues.pump(0)
+    for worker, reply in enumerate(found):
+        run.note_reply(worker, number, reply)
+    run.lose(0, saved)
+    run.turns(lambda: all(loop.doing == "waits for call 1 of the script" for loop in run.loops))
+    assert [executor.gives_up for executor in run.executors] == [True, True, False, False]
+    undisturbed = make()
+    undisturbed.evaluate(*batch(0))
+    assert run.train(*batch(1)) == undisturbed.train(*batch(1))
+    assert run.evaluate(*batch(0)) == undisturbed.evaluate(*batch(0))
 
 
 def test_weights_that_are_loaded_are_those_that_are_trained_from_there(make) -> None:
