@@ -59,7 +59,7 @@ def joined_plan(broker: str, patience: float, sets: Sequence[str]) -> Plan:
 
 def plan_here(settings: Mapping[str, object], broker: str, sets: Sequence[str], environment: Mapping[str, str]) -> Plan:
     """The plan that `settings` are, with the addresses and folders of this machine. Raises `PlanRefused`."""
-    url = broker if broker.startswith(REDIS) else f"tcp://{address_towards(broker)}:0"
+    url = broker.partition("#")[0] if broker.startswith(REDIS) else f"tcp://{address_towards(broker)}:0"
     own: dict[str, dict[str, object]] = {"run": {"dir": RUNS}, "queues": {"url": url}, "broker": {"url": broker}}
     tables = {**settings}
     for table, keys in own.items():

@@ -16,7 +16,8 @@ _ACCELERATORS = ("cuda", "xpu", "mtia")
 _ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _WAY_OUT = (
     "Make the line before this process uses a GPU (in a notebook: restart the kernel first), or pass "
-    'workers="inline" to compute in this process'
+    'workers="inline" to compute in this process. If model and functions are in files of their own, broker= '
+    '"tcp://127.0.0.1:7000" works too, with workers that `stageline worker --join` starts'
 )
 
 

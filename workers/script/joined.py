@@ -20,7 +20,7 @@ from stageline.workers.control.client import BrokerUnreachable, Client
 from .named import code_of_names, named
 from .script_plan import LineOptions, Model
 
-LOOK = 0.1  # seconds between two looks at who is missing
+LOOK = 0.05  # seconds between two looks at the broker, and at who is missing
 ANSWER_TIMEOUT = 1.0  # seconds for the broker to answer a question
 _SCHEMES = ("tcp", "redis", "rediss", "unix")
 
@@ -73,7 +73,7 @@ def check_address(broker: str) -> None:
 
 def queues_beside(broker: str) -> str:
     """Where the script's own queues are: at the same server, or at another port of the same interface."""
-    return broker if broker.startswith(REDIS) else f"{broker.rpartition(':')[0]}:0"
+    return broker.partition("#")[0] if broker.startswith(REDIS) else f"{broker.rpartition(':')[0]}:0"
 
 
 def command_there(broker: str) -> str:

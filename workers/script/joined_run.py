@@ -7,6 +7,7 @@ and has the weights sent before the run ends.
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from time import monotonic, sleep
 from typing import cast
 
 from torch import Tensor
@@ -24,10 +25,10 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import CallKind, Position
 
 from .call_log import WeightNames
-from .joined import await_workers, command_there, missing_line, say, workers_named
+from .joined import LOOK, await_workers, command_there, missing_line, say, workers_named
 from .local_processes import LocalProcesses, start_processes
 from .positions import PositionFile
-from .process_run import ProcessRun
+from .process_run import JOIN_TIMEOUT, ProcessRun
 from .script_run import Replies
 
 
@@ -74,10 +75,21 @@ class JoinedRun(ProcessRun):
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
         self._positions = PositionFile(self.folder, self._plan.recovery.snapshot_every)
+        runs.remove_broker_url(self.folder)  # of a broker that was killed
+        return start_processes(self._plan, run, resume=resume, code=self._code)
+
+    def _join(self) -> Assigned:
+        """Not before the broker listens: at an address that is in use, another one answers."""
+        deadline = monotonic() + JOIN_TIMEOUT
+        while runs.read_broker_url(self.folder) is None:
+            if (outcome := self._processes.poll()) is not None:
+                raise self._failure(outcome.reason, outcome.code)
+            if monotonic() > deadline:
+                raise self._failure(f"the broker does not listen after {JOIN_TIMEOUT:g} s", ExitCode.NO_BROKER)
+            sleep(LOOK)
         every = list(range(len(self._plan.workers)))  # none can have joined yet
-        started = start_processes(self._plan, run, resume=resume, code=self._code)
         say(*(f"warning: {warning}" for warning in self._plan.warnings), missing_line(every, self._plan.broker.url))
-        return started
+        return super()._join()
 
     def _await_workers(self) -> None:
         patience, broker = self._plan.broker.patience, self._plan.broker.url

@@ -20,7 +20,7 @@ def test_another_is_refused_with_one_that_works(address: str) -> None:
 
 def test_the_scripts_queues_are_beside_the_broker() -> None:
     assert queues_beside("tcp://10.0.0.4:7000") == "tcp://10.0.0.4:0"
-    assert queues_beside("redis://host/1") == "redis://host/1"
+    assert queues_beside("redis://host/1#digits") == "redis://host/1"  # the name is that of the broker
 
 
 def test_the_command_for_the_other_machines_names_an_address_that_they_can_dial() -> None:
