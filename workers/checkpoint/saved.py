@@ -43,7 +43,8 @@ class SavedRun(msgspec.Struct, frozen=True):
 def save_stages(
     folder: Path, plan: Plan, assigned: Assigned, stages: Mapping[int, Stage], step: int, progress: Progress
 ) -> str | None:
-    """Writes the stages' snapshots into the draft `folder`, if it is still there; they survive a power failure.
+    """Writes the stages' snapshots into the draft `folder`; they survive a power failure. If the draft is not there any
+    more, this repeats a call that the script has an answer to, and nothing is written.
 
     Returns why it could not: the run need not fail for that. `step` steps are done; `progress` has the losses.
     """
@@ -58,7 +59,7 @@ def _write(
     folder: Path, plan: Plan, assigned: Assigned, stages: Mapping[int, Stage], step: int, progress: Progress
 ) -> str | None:
     if not folder.is_dir():
-        return f"{folder} is not there any more"
+        return None
     checkpoints = SnapshotDirectory(folder / FOLDER, Origin(assigned.run, plan.digest()))
     known = {**progress.losses, **dict([progress.newest] if progress.newest else [])}
     losses = {each: loss for each, loss in known.items() if each % plan.run.log_every == 0 or each == step - 1}
@@ -86,7 +87,10 @@ def draft_folder(folder: Path) -> Path:
 
 def complete_draft(draft: Path, folder: Path, plan: Plan, saved: SavedRun) -> None:
     """All stages have written their snapshots; `folder` is the draft from now on. Raises `NotSaved`."""
+    there = SnapshotDirectory(draft / FOLDER, Origin(saved.run, plan.digest()))
     try:
+        if lacking := {(stage, saved.step) for stage in range(saved.stages)} - {*there.present()}:
+            raise NotSaved(f"the checkpoint cannot be saved in {folder}: stage {min(lacking)[0]} has written none")
         write_json(draft / runs.PLAN, plan.as_mapping())
         write_json(draft / SAVED, saved)
         sync(draft / FOLDER)

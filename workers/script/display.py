@@ -25,16 +25,16 @@ WINDOW = 3.0  # seconds over which the rate is measured
 class Surface(Protocol):
     """Where progress is shown."""
 
-    def show(self, text: str) -> None:
-        """Called at every look."""
+    def show(self, text: str, waits: str) -> None:
+        """Called at every look. `waits`: what the run waits for, "" for nothing."""
 
     def close(self, text: str) -> None:
         """Shows it for the last time."""
 
 
 class OnTerminal:
-    """Draws one line again and again; what the script prints goes above it. The cursor stays visible: a script that is
-    killed leaves a terminal that works."""
+    """Draws one line again and again, and below it what the run waits for; what the script prints goes above it. The
+    cursor stays visible: a script that is killed leaves a terminal that works."""
 
     def __init__(self, console: "Console") -> None:
         from rich.live import Live
@@ -44,17 +44,14 @@ class OnTerminal:
         self._live.start()
         console.show_cursor(True)
 
-    def show(self, text: str) -> None:
-        self._set(text, refresh=True)
-
-    def close(self, text: str) -> None:
-        self._set(text, refresh=False)  # `stop` draws
-        self._live.stop()
-
-    def _set(self, text: str, *, refresh: bool) -> None:
+    def show(self, text: str, waits: str) -> None:
         from rich.text import Text
 
-        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=refresh)
+        self._live.update(Text(f"{text}\n  waits: {waits}" if waits else text), refresh=True)
+
+    def close(self, text: str) -> None:
+        self.show(text, "")
+        self._live.stop()
 
 
 class InLines:
@@ -64,9 +61,9 @@ class InLines:
         self._stream = stream
         self._written = monotonic()
 
-    def show(self, text: str) -> None:
+    def show(self, text: str, waits: str) -> None:
         if monotonic() - self._written >= INTERVAL:
-            self.close(text)
+            self.close(f"{text}; waits: {waits}" if waits else text)
 
     def close(self, text: str) -> None:
         self._written = monotonic()
@@ -109,7 +106,7 @@ class Display(AbstractContextManager["Display"]):
             (earlier, before), (later, after) = self._history[0], self._history[-1]
             text = self._text(after - before, later - earlier)
             if not self._over.is_set():
-                self._surface.show(f"{text}; waits: {waits}" if waits else text)
+                self._surface.show(text, waits)
 
     def _text(self, steps: int, seconds: float) -> str:
         """`line: 120 steps, loss 0.1234, 45.6 steps/s`; the rate is that of `steps` in `seconds`."""

@@ -3,7 +3,7 @@
 train.py inline                      all in this process
 train.py processes kill worker-1 7   that process is killed once step 7 has been called
 train.py processes resume            goes on with the newest run in ./runs
-train.py processes save 13           saves a checkpoint in ./saved before that step
+train.py processes save 13           saves a checkpoint in ./saved before that step, and kills a worker
 train.py tcp://127.0.0.1:7000 gate 7 with workers that join there; before step 7 it waits for the file ./gate
 """
 
@@ -86,6 +86,7 @@ def happen(line: Line, step: int) -> None:
                 line.save("saved")
             except NotSaved as error:
                 print(error, file=sys.stderr)
+            os.kill(processes("runs")["worker-1"], signal.SIGKILL)  # another repeats the call
         case ["validate", at] if step == int(at):
             x, y = torch.randn(5000, 6), torch.randint(3, (5000,))
             found = line.evaluate([(x, y)] * 60)

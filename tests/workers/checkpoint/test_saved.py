@@ -87,7 +87,7 @@ def test_what_is_there_is_not_written_into() -> None:
 def test_a_call_that_is_carried_out_once_more_makes_no_folder_again() -> None:
     draft = draft_folder(Path("saved"))
     draft.rmdir()  # the script has its checkpoint, or has given up
-    said = save_stages(draft, plan(), ASSIGNED, {}, 7, Progress())
-    assert said is not None
-    assert "is not there any more" in said
+    assert save_stages(draft, plan(), ASSIGNED, {}, 7, Progress()) is None
     assert not draft.exists()
+    with pytest.raises(NotSaved, match="stage 0 has written none"):
+        complete_draft(draft, Path("saved"), plan(), SavedRun("line-1", 7, 1))

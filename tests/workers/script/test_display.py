@@ -110,7 +110,7 @@ def test_what_a_run_waits_for_is_on_the_line(monkeypatch: pytest.MonkeyPatch):
     terminal = Terminal(monkeypatch)
     display = display_of("small", Seen(0), lambda: "worker 1, which was lost", None)
     assert display is not None
-    while "; waits: worker 1, which was lost" not in terminal.read():
+    while "\r\n  waits: worker 1, which was lost" not in terminal.read():
         continue
     display.close()
     terminal.close()
