@@ -45,7 +45,12 @@ class Segment:
     @property
     def weight_names(self) -> frozenset[str]:
         """The entries of the unsplit model's `state_dict` that are the stage's."""
-        return frozenset(joined(name, key) for name, part in self._parts for key in part.state_dict())
+        return frozenset(self.weights)
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The same, with their tensors."""
+        return {joined(name, key): tensor for name, part in self._parts for key, tensor in part.state_dict().items()}
 
     @property
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -109,6 +114,7 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
     Raises `ModelRefused`.
     """
     base, scheduler = base_folder(plan), plan.lr_scheduler
+    _demand_device(device, part.index)
     return Stage(
         layers=part.layers,
         index=part.index,
@@ -121,6 +127,17 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
         device=device,
         stash_weights=stash_weights,
     )
+
+
+def _demand_device(device: str, stage: int) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has one for each reason
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelRefused(
+            f'device = "{device}" of stage {stage} cannot be used in this process: {reason}. Choose one that is there, '
+            'such as "cpu" or "cuda:0"'
+        ) from error
 
 
 def _made(

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from stageline.broker.control.messages import Failed, Goodbye
 from stageline.broker.errors import BrokerError, Fenced
-from stageline.pipeline.errors import DataError, ExitCode, ForeignState
+from stageline.pipeline.errors import DataError, ExitCode, ForeignState, ModelRefused
 from stageline.pipeline.retry import lacks_memory, passing_fault
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
@@ -65,7 +65,7 @@ def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tup
             return explain(error), error.exit_code
         case SnapshotDamaged():
             return f"{error}. {RESUME_AS_A_WHOLE}", error.exit_code
-        case DataError() | BrokerError() | SnapshotFailed() | ForeignState() | CallRefused():
+        case DataError() | ModelRefused() | BrokerError() | SnapshotFailed() | ForeignState() | CallRefused():
             return str(error), error.exit_code
         case KeyboardInterrupt():  # no signal: those end the loop between two actions
             return "the model, the data or a metric raised KeyboardInterrupt", ExitCode.FAILED

@@ -8,8 +8,10 @@ from stageline.pipeline.model.cut import Segment, cut_model, first_trainable
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Placement, make_schedule
 
+from .arguments import demand_usable
 from .call_log import WeightNames
 from .inline_run import InlineRun
+from .model_weights import ModelWeights, weights_of
 from .script_plan import LineOptions, Model, build_model, plan_of, registered
 from .script_run import ScriptRun
 
@@ -21,8 +23,8 @@ Workers = Literal["processes", "inline"]
 
 def begin_run(
     model: Model, options: LineOptions, workers: Workers, resume: str | Path | None = None
-) -> tuple[WeightNames, ScriptRun]:
-    """The run, and the names of each worker's weights. `resume`: the folder of the run to go on with.
+) -> tuple[ModelWeights, ScriptRun]:
+    """The run, and what the model's weights are. `resume`: the folder of the run to go on with.
 
     Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `RunFailed`, and `ValueError` for another `workers`, or
     one that cannot resume.
@@ -33,7 +35,10 @@ def begin_run(
         raise ValueError(f"broker = {masked(options.broker)!r}: inline workers are in this process; leave out workers")
     if workers == "inline" and resume is not None:
         raise ValueError(f"resume = {str(resume)!r}: an inline run saves nothing to go on from; leave out workers")
-    segments = cut_model(build_model(model, options.seed), options.cut, options.stages)
+    demand_usable(options, inline=workers == "inline")
+    whole = build_model(model, options.seed)
+    segments = cut_model(whole, options.cut, options.stages)
+    weights = weights_of(whole, segments)
     joined = None if options.broker is None else _joined_terms(model, options, options.broker)
     plan = plan_of(options, len(segments), None if joined is None else joined.tables)
     schedule = make_schedule(
@@ -45,16 +50,16 @@ def begin_run(
     )
     names = _weight_names(segments, schedule.placement)
     if workers == "inline":
-        return names, InlineRun(segments, schedule, names, options)
+        return weights, InlineRun(segments, schedule, names, options)
     if joined is not None:
         from .joined_run import JoinedRun
 
-        return names, JoinedRun(plan, schedule, names, None if resume is None else Path(resume).name, joined.code)
+        return weights, JoinedRun(plan, schedule, names, None if resume is None else Path(resume).name, joined.code)
     from .process_run import ProcessRun  # sockets and processes, which an inline line does without
     from .saving import run_to_resume
 
     with registered(model, options):
-        return names, ProcessRun(plan, schedule, names, None if resume is None else run_to_resume(plan, Path(resume)))
+        return weights, ProcessRun(plan, schedule, names, None if resume is None else run_to_resume(plan, Path(resume)))
 
 
 def _joined_terms(model: Model, options: LineOptions, broker: str) -> "JoinedTerms":

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.data import Batch, rows
-from stageline.pipeline.errors import DataError, ModelRefused
+from stageline.pipeline.errors import DataError
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.runtime.calls import CallKind
@@ -104,7 +104,7 @@ class Line(AbstractContextManager["Line"]):
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
         self._name = name
-        self._names, self._run = begin_run(model, options, workers, resume)
+        self._weights, self._run = begin_run(model, options, workers, resume)
         self._seen = Seen(self._run.position)
         self._display = display_of(name, self._seen, self._run.waits_for, progress)  # its thread is in no fork
 
@@ -155,26 +155,23 @@ class Line(AbstractContextManager["Line"]):
         return concatenate(_only(self._call(CallKind.PREDICT, _copied(x)).result()))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The weights under the unsplit model's names, on the CPU (as `nn.Sequential(*model)` has them for a list).
+        """The weights under the unsplit model's names, in its order, on the CPU. For a list: as `nn.Sequential(*model)`
+        has them.
 
         Also of a line that was closed without an error.
         """
         if self._closed == FINISHED:
-            return self._run.weights()
+            return self._weights.in_order(self._run.weights())
         parts = cast("Mapping[int, dict[str, Tensor]]", self._call(CallKind.STATE).result())
-        return {name: tensor for part in parts.values() for name, tensor in part.items()}
+        return self._weights.in_order({name: tensor for part in parts.values() for name, tensor in part.items()})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Sets the weights, which have the unsplit model's names. The optimizers keep their state.
 
-        Raises `ModelRefused` if names are missing or not the model's.
+        Raises `ModelRefused` for names that are missing or not the model's, and other shapes or dtypes; nothing has
+        changed then.
         """
-        names = {name for part in self._names for name in part}
-        if wrong := names ^ set(state):
-            missing, unknown = sorted(wrong - set(state)), sorted(wrong & set(state))
-            raise ModelRefused(
-                f"these are not the model's weights: {missing} are missing, {unknown} are not the model's"
-            )
+        self._weights.check(state)
         self._call(CallKind.LOAD, state={name: tensor.detach().clone() for name, tensor in state.items()}).result()
 
     def save(self, folder: str | Path) -> None:

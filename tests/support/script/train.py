@@ -108,7 +108,7 @@ def main() -> None:
         net.build if joins else build(),
         cut=[3],
         loss=nn.functional.cross_entropy,
-        optimizer=3 if HAPPENS == ["optimizer"] else partial(torch.optim.AdamW, lr=0.01),  # type: ignore[arg-type]
+        optimizer=(lambda parameters: 3) if HAPPENS == ["optimizer"] else partial(torch.optim.AdamW, lr=0.01),  # type: ignore[arg-type]
         lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.9),
         microbatches=MICROBATCHES,
         workers="processes" if joins else WORKERS,

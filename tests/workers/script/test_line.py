@@ -275,8 +275,18 @@ def test_weights_that_were_read_can_be_loaded():
     second = Line(model(), cut=[1, 4], loss=functional.cross_entropy, optimizer=ADAM)
     second.load_state_dict(first.state_dict())
     assert all(torch.equal(second.state_dict()[name], value) for name, value in first.state_dict().items())
-    with pytest.raises(ModelRefused, match=r"\['0.bias', .*\] are missing, \['9.weight'\] are not"):
+    with pytest.raises(ModelRefused, match=r"9.weight is not the model's .*; 0.weight is missing; .*, and 3 more"):
         second.load_state_dict({"9.weight": torch.zeros(1)})
+    with pytest.raises(ModelRefused, match=r"0.bias has shape \(5,\), wanted is \(16,\)"):
+        second.load_state_dict({**model().state_dict(), "0.bias": torch.zeros(5)})
+    assert torch.equal(second.state_dict()["0.bias"], first.state_dict()["0.bias"])  # nothing was sent
+
+
+def test_a_state_dict_has_the_unsplit_models_order_before_the_end_and_after():
+    line = Line(model(), cut=[1, 3], placement=[[0, 2], [1]], loss=functional.cross_entropy, optimizer=ADAM)
+    before = list(line.state_dict())
+    line.close()
+    assert before == list(line.state_dict()) == list(model().state_dict())
 
 
 def test_the_position_counts_the_steps():

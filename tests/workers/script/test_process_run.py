@@ -80,7 +80,8 @@ def test_a_worker_that_fails_before_the_script_has_joined_is_named_at_once(works
     script = start(workspace, "processes", "optimizer")
     _, errors = script.communicate()
     assert script.returncode == 1
-    assert "RunFailed: worker" in errors
+    assert "optimizer.factory = " in errors
+    assert "returned a int without step" in errors
     assert "no broker" not in errors
 
 
