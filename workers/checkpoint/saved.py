@@ -23,7 +23,7 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
-from .snapshot import Origin, Snapshot, SnapshotDamaged, read_manifest, write_manifest
+from .snapshot import FILES, UNSEALED, Origin, Snapshot, SnapshotDamaged, read_manifest, write_manifest
 
 SAVED = "saved.json"
 
@@ -137,10 +137,9 @@ def _copy(folder: Path, made: Path, stage: int, saved: SavedRun, origin: Origin)
     if found := theirs.verify(stage, saved.step):
         raise SnapshotDamaged(theirs.path(stage, saved.step), found)
     source, target = theirs.path(stage, saved.step), SnapshotDirectory(made / FOLDER, origin).path(stage, saved.step)
-    make_folder(target.parent)
-    shutil.copytree(source, target)
-    for file in target.iterdir():
-        sync(file)
-    write_manifest(target, msgspec.structs.replace(read_manifest(target), run=origin.run, sha256="0" * 64))
+    make_folder(target)
+    for name in FILES:
+        shutil.copyfile(source / name, target / name)  # not its permissions: what is saved may be read-only
+        sync(target / name)
+    write_manifest(target, msgspec.structs.replace(read_manifest(source), run=origin.run, sha256=UNSEALED))
     sync(target)
-    sync(target.parent)

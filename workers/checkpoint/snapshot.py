@@ -31,7 +31,7 @@ WEIGHTS = "weights.safetensors"
 TRAINING = "training.safetensors"
 FILES = (WEIGHTS, TRAINING)
 
-_UNSEALED = "0" * 64  # in place of the seal while that is computed
+UNSEALED = "0" * 64  # in place of the seal while that is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
 
     format: str = FORMAT
-    sha256: str = _UNSEALED
+    sha256: str = UNSEALED
     run: str
     plan: str
     stage: int
@@ -173,7 +173,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes and seals the manifest; when this returns, it is on the disk. Raises `OSError`."""
     data = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     path = folder / MANIFEST
-    path.write_bytes(data.replace(_UNSEALED.encode(), _seal(data), 1))
+    path.write_bytes(data.replace(UNSEALED.encode(), _seal(data), 1))
     sync(path)
 
 
@@ -193,7 +193,7 @@ def read_manifest(folder: Path) -> Manifest:
     except (ValueError, RecursionError) as error:  # msgspec's errors are such, and so is text that is not UTF-8
         raise SnapshotDamaged(folder, [f"{MANIFEST} is damaged: {error}"]) from error
     seal = manifest.sha256.encode()
-    if _seal(data.replace(seal, _UNSEALED.encode(), 1)) != seal:
+    if _seal(data.replace(seal, UNSEALED.encode(), 1)) != seal:
         raise SnapshotDamaged(folder, [f"{MANIFEST} is damaged: its SHA-256 does not match"])
     return manifest
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import stageline
-from stageline import DataError, LineClosed, ModelRefused, PlanRefused
+from stageline import DataError, LineClosed, ModelRefused, NotSaved, PlanRefused
 from stageline.pipeline.stage.stage import layer_seed
 from stageline.workers.runtime.executor import ComputeFailed
 
@@ -296,3 +296,10 @@ def test_the_position_counts_the_steps():
         line.step(x, y)
         line.predict(x)
     assert line.position == 3
+
+
+def test_an_inline_line_saves_no_checkpoint_and_says_what_does(tmp_path):
+    line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM)
+    with pytest.raises(NotSaved, match="an inline line saves no checkpoints: leave out workers"):
+        line.save(tmp_path / "saved")
+    assert not list(tmp_path.iterdir())
