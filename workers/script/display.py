@@ -116,20 +116,27 @@ class Display(AbstractContextManager["Display"]):
 
 
 def display_of(name: str, seen: Seen, waits_for: Callable[[], str], progress: bool | None) -> Display | None:
-    """With `progress` None, progress is shown on a terminal alone, with True in any case, with False nowhere."""
-    if progress is False or (progress is None and not _is_terminal(sys.stderr)):
+    """With `progress` None, progress is shown on a terminal alone, with True in any case, with False nowhere. A
+    terminal on which another bar is drawn, of another line or the script's own, is left to that."""
+    if progress is False or (progress is None and not _is_free_terminal()):
         return None
     return Display(name, seen, waits_for, _surface())
 
 
 def _surface() -> Surface:
-    if _is_terminal(sys.stderr):
+    if _is_free_terminal():
         from rich.console import Console
 
         console = Console(stderr=True, force_jupyter=False)
         if console.is_terminal and not console.is_dumb_terminal:
             return OnTerminal(console)
     return InLines(sys.stderr)
+
+
+def _is_free_terminal() -> bool:
+    """Whether stderr is one, and no other bar of rich's is on it."""
+    rich = sys.modules.get("rich.file_proxy")
+    return _is_terminal(sys.stderr) and not (rich is not None and isinstance(sys.stderr, rich.FileProxy))
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -87,6 +87,16 @@ def test_what_is_there_is_not_written_into() -> None:
     assert (saved("empty") / "saved.json").exists()
 
 
+def test_a_worker_that_cannot_write_says_why_and_goes_on() -> None:
+    draft, progress = draft_folder(Path("saved")), Progress(last=0)
+    (draft / "checkpoints").write_text("in the way")
+    stage = Stage(nn.Sequential(nn.Linear(2, 2)), optimizer=torch.optim.AdamW, loss=nn.functional.mse_loss)
+    said = save_stages(draft, plan(), ASSIGNED, {0: stage}, 7, progress)
+    assert said is not None
+    assert said.startswith("stage 0 could not write its snapshot of step 7 to ")
+    assert not progress.writes
+
+
 def test_a_call_that_is_carried_out_once_more_makes_no_folder_again() -> None:
     draft = draft_folder(Path("saved"))
     draft.rmdir()  # the script has its checkpoint, or has given up

@@ -92,6 +92,19 @@ def test_what_is_printed_to_a_file_does_not_go_to_the_terminal(monkeypatch: pyte
     assert "said by the script" not in terminal.close()
 
 
+def test_of_two_lines_the_first_is_on_the_terminal(monkeypatch: pytest.MonkeyPatch):
+    terminal = Terminal(monkeypatch)
+    first = display_of("first", Seen(0), lambda: "", None)
+    second, third = (display_of(f"other {progress}", Seen(0), lambda: "", progress) for progress in (None, True))
+    assert first is not None
+    assert second is None
+    assert third is not None
+    third.close()
+    first.close()
+    assert sys.stderr is terminal.stream
+    assert terminal.close().count("stageline: other True: 0 steps\r\n") == 1
+
+
 def test_nothing_is_drawn_on_a_terminal_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch):
     terminal = Terminal(monkeypatch)
     interrupted(progress=False)
