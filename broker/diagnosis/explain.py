@@ -38,7 +38,6 @@ _OF_MICROBATCH = "of step {edge.step} microbatch {edge.microbatch}"
 _MESSAGES = {  # by the flow of the edge that waits for it
     "forward": f"the activation {_OF_MICROBATCH}",
     "backward": f"the gradient {_OF_MICROBATCH}",
-    "target": f"the targets {_OF_MICROBATCH}",
     EVALUATION: "the activation of evaluated batch {edge.step} microbatch {edge.microbatch}",
     CALL: "call {edge.step}",
     REPLY: "the reply to call {edge.step}",

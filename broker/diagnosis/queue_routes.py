@@ -1,8 +1,8 @@
 """Says which worker takes from a queue and which one puts into it, by the queue's name.
 
-    forward-2       stage 1 -> stage 2          target-3    the data source -> stage 3
-    backward-2      stage 3 -> stage 2          call-1      the script -> worker 1
-    evaluation-2    stage 1 -> stage 2          reply-1     worker 1 -> the script
+    forward-2       stage 1 -> stage 2          call-1      the script -> worker 1
+    backward-2      stage 3 -> stage 2          reply-1     worker 1 -> the script
+    evaluation-2    stage 1 -> stage 2
 
 Calls, replies and evaluations are those of scripted runs.
 """
@@ -13,7 +13,6 @@ from stageline.pipeline.schedule import Schedule
 
 CALL, REPLY, EVALUATION = "call", "reply", "evaluation"
 _BEFORE = {"forward": -1, EVALUATION: -1, "backward": 1}  # from a stage to the one that puts into its queue
-_BETWEEN_STAGES = frozenset({*_BEFORE, "target"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ def route_of(queue: str, schedule: Schedule, script: int | None) -> QueueRoute |
     flow, _, number = queue.rpartition("-")
     if not (number.isascii() and number.isdigit() and len(number) < 9):
         return None
-    if flow in _BETWEEN_STAGES:
+    if flow in _BEFORE:
         return _between_stages(flow, int(number), schedule)
     return None if script is None else _of_script(flow, int(number), script)
 
@@ -46,7 +45,7 @@ def route_of(queue: str, schedule: Schedule, script: int | None) -> QueueRoute |
 def _between_stages(flow: str, stage: int, schedule: Schedule) -> QueueRoute | None:
     if stage >= schedule.stages:
         return None
-    source = stage + _BEFORE[flow] if flow in _BEFORE else -1
+    source = stage + _BEFORE[flow]
     producer = RouteEnd(schedule.owner(source), source) if 0 <= source < schedule.stages else None
     return QueueRoute(flow, RouteEnd(schedule.owner(stage), stage), producer)
 

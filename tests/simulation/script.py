@@ -44,7 +44,7 @@ class SimulatedScript(SimulatedMember):
 
     def __str__(self) -> str:
         driver, who = self._driver, f"script (pid {self.name.pid}, incarnation {self.incarnation or '-'})"
-        return f"{who}: {'has no place' if driver is None else (driver.log.position, driver.progress.said)}"
+        return f"{who}: {'has no place' if driver is None else (driver.position, driver.progress.said)}"
 
     def _main(self) -> None:
         environment, name = self._environment, self.name
@@ -97,9 +97,9 @@ class SimulatedScript(SimulatedMember):
         """The script itself."""
         environment, scenario = self._environment, self._environment.scenario
         opened: deque[tuple[int, Future[Replies]]] = deque()
-        while (number := driver.log.position.calls) < len(scenario.calls):
+        while (number := driver.position.calls) < len(scenario.calls):
             self.sleep(environment.soon(OWN_CODE))
-            call = made_call(scenario.calls[number], driver.log.position)
+            call = made_call(scenario.calls[number], driver.position)
             opened.append((number, driver.submit(call.kind, call.inputs, call.targets)))
             if len(opened) == AHEAD:
                 self._check(*opened.popleft())

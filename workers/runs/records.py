@@ -26,6 +26,7 @@ from stageline.broker.stores.memory import MemoryStore
 from stageline.broker.stores.sqlite_reader import SqliteReader
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan.addresses import masked
+from stageline.pipeline.plan.models import SCRIPT_BATCHES
 
 from . import folder as runs
 from .owner import RunOwner, read_owner
@@ -120,7 +121,7 @@ class RecordedRun:
     def scripted(self) -> bool:
         """Whether a script calls the workers: how many steps it trains is known at its end."""
         source = (self.plan or {}).get("data", {}).get("source")
-        return source == "script:batches" or (self.owner is not None and self.owner.command == "script")
+        return source == SCRIPT_BATCHES or (self.owner is not None and self.owner.command == "script")
 
     @property
     def steps(self) -> int:

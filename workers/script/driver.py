@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import reduce
 from time import time
 
 import structlog
@@ -40,13 +41,14 @@ from .script_run import Replies
 
 log = structlog.get_logger()
 
+_UNNUMBERED = 0, 0, 0
 _NO_ROOM = "has no room to keep its next call until another checkpoint is complete"
 TURN = 0.25  # seconds that one wait lasts at most, before the broker's commands are carried out
 
 
 @dataclass(slots=True)
 class OpenCall:
-    """A call that has been put, and the replies that have come. `done` has them all, in the end."""
+    """A call that is put, and the replies that have come. `done` has them all, in the end."""
 
     call: Call
     missing: deque[int]  # workers whose replies have not come yet, in the order in which they are taken
@@ -85,7 +87,8 @@ class Driver:
         self._fail = fail
         self._error: RunFailed | None = None
         self._closing = False
-        self._submitted: deque[OpenCall] = deque()
+        self._submitted: deque[OpenCall] = deque()  # not numbered yet
+        self._numbering = threading.Lock()
         self._open: deque[OpenCall] = deque()
         self._producers = program.producers(program.script)
         self._order = _order_of_replies(program)
@@ -107,12 +110,18 @@ class Driver:
         Raises `RunFailed` if the run is over.
         """
         self.raise_failure()
-        opened = OpenCall(self.log.call(kind, inputs, targets, state), deque(self._order))
-        self._submitted.append(opened)
+        opened = OpenCall(Call(kind, *_UNNUMBERED, inputs, targets, state), deque(self._order))
+        self._submitted.append(opened)  # all at once, where Ctrl-C comes before or after: a number alone would be lost
         self._queues.ring()
         if self.ended.is_set():  # the thread may have ended before it saw the call
             self.raise_failure()
         return opened.done
+
+    @property
+    def position(self) -> Position:
+        """After all calls that were submitted. For any thread."""
+        with self._numbering:
+            return reduce(Position.after, (each.call.kind for each in self._submitted), self.log.position)
 
     def close(self, timeout: float) -> None:
         """Ends the thread and closes the queues."""
@@ -173,11 +182,18 @@ class Driver:
 
     def _put_calls(self) -> None:
         while self._submitted and len(self._open) < AHEAD:
-            opened = self._submitted.popleft()
+            opened = self._number_next()
             self._open.append(opened)
             for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
                 self._queues.outbound(call_key(message.stage)).put(message)
             self._tell()
+
+    def _number_next(self) -> OpenCall:
+        with self._numbering:
+            opened = self._submitted.popleft()
+            call = opened.call
+            opened.call = self.log.call(call.kind, call.inputs, call.targets, call.state)
+        return opened
 
     def _take_replies(self) -> None:
         """Waits for the next reply, or for something to do."""
@@ -209,8 +225,8 @@ class Driver:
 
     def _tell(self) -> None:
         """Leaves what the script does for the reports."""
-        progress, calls = self.progress, self.log.position.calls
-        progress.called_for = self.log.position.step
+        progress, position = self.progress, self.position
+        calls, progress.called_for = position.calls, position.step
         oldest = next(iter(self._open), None)
         progress.waits, progress.since, progress.actions = oldest is not None, time(), calls
         if oldest is None:

@@ -47,7 +47,7 @@ class JoinedRun(ProcessRun):
         self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
     ) -> "Future[Replies]":
         if kind is CallKind.TRAIN:
-            self._positions.note(self._driver.log.position.after(kind))
+            self._positions.note(self._driver.position.after(kind))
         return super().submit(kind, inputs, targets, state)
 
     def close(self) -> None:

@@ -46,6 +46,7 @@ from .saving import save_checkpoint
 from .script_log import ScriptLog
 from .script_run import Replies
 from .timetable import Timetable, timed_in, timetable_of
+from .unclosed import watch_for_close
 
 JOIN_TIMEOUT = 60.0  # seconds for the broker to answer
 FINISH_TIMEOUT = 60.0  # seconds for the workers of a run to save their weights
@@ -85,10 +86,11 @@ class ProcessRun:
             self._driver = self._drive(stack)
             self._await_workers()
             self._stack = stack.pop_all()
+        self._open = watch_for_close(self, self.folder, self._driver.progress)
 
     @property
     def position(self) -> int:
-        return self._driver.log.position.step
+        return self._driver.position.step
 
     def submit(
         self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
@@ -96,6 +98,7 @@ class ProcessRun:
         return self._driver.submit(kind, inputs, targets, state)
 
     def close(self) -> None:
+        self._open.detach()
         with self._stack:
             self._driver.submit(CallKind.STOP).result()
             if not self._driver.ended.wait(FINISH_TIMEOUT):
@@ -124,6 +127,7 @@ class ProcessRun:
         return load_weights(self.folder)
 
     def abort(self, reason: str) -> None:
+        self._open.detach()
         with self._stack:
             self._control.send(Goodbye(self._assigned.incarnation, reason))
             self._driver.ended.wait(CLOSE_TIMEOUT)

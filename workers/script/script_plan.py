@@ -15,6 +15,7 @@ import torch
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.script_objects import OBJECTS
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.models import SCRIPT_BATCHES
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
@@ -102,7 +103,7 @@ def plan_of(options: LineOptions, stages: int, joined: Mapping[str, Mapping[str,
             "metrics": [f"script:{name}" for name in options.named_metrics],
             **({"cut": list(options.cut)} if options.cut is not None else {"stages": stages}),
         },
-        "data": {"source": "script:batches", "batch_size": options.microbatches},
+        "data": {"source": SCRIPT_BATCHES, "batch_size": options.microbatches},
         "schedule": {"name": options.schedule, "microbatches": options.microbatches},
         "optimizer": {"factory": "script:optimizer"},
         "workers": workers,

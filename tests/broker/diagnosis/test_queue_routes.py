@@ -16,7 +16,6 @@ SCRIPT = 2
         ("forward-2", RouteEnd(0, 2), RouteEnd(1, 1)),
         ("backward-1", RouteEnd(1, 1), RouteEnd(0, 2)),
         ("backward-2", RouteEnd(0, 2), None),
-        ("target-2", RouteEnd(0, 2), None),
         ("evaluation-1", RouteEnd(1, 1), RouteEnd(0, 0)),
         ("call-1", RouteEnd(1), RouteEnd(SCRIPT)),
         ("reply-0", RouteEnd(SCRIPT), RouteEnd(0)),
@@ -27,7 +26,7 @@ def test_a_queue_has_a_consumer_and_a_producer(queue: str, consumer: RouteEnd, p
 
 
 @pytest.mark.parametrize(
-    "queue", ["", "call", "call-", "call-2", "reply-9", "forward-3", "forward--1", "x-1", "call-١"]
+    "queue", ["", "target-2", "call", "call-", "call-2", "reply-9", "forward-3", "forward--1", "x-1", "call-١"]
 )
 def test_a_name_of_no_queue_has_none(queue: str):
     assert route_of(queue, SCHEDULE, SCRIPT) is None

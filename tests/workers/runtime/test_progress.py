@@ -49,6 +49,12 @@ def test_a_snapshot_waits_for_the_replies_of_the_calls_before_it() -> None:
     assert not progress.held_back
 
 
+def test_only_a_snapshot_whose_calls_are_all_answered_may_be_reported() -> None:
+    progress = Progress(positions={2: Position(2, 5, 0), 4: Position(4, 6, 2)}, answered=5)
+    assert [progress.may_report(step) for step in (2, 4)] == [True, False]
+    assert Progress(answered=0).may_report(4)  # no script has called
+
+
 def test_positions_before_the_complete_checkpoint_are_forgotten() -> None:
     progress = Progress(positions={2: Position(2, 3, 0), 4: Position(4, 7, 2)})
     progress.completed(4)
