@@ -1,9 +1,11 @@
 """Models that are no nn.Sequential train as plain `model(**inputs)` does, to the bit, wherever they are cut."""
 
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from stageline import Line
+from stageline import Line, ModelRefused
 from stageline.pipeline.schedule import Placement
 from stageline.workers.runs.folder import result_in
+from support.reference import weights_sha256
 from support.shapes import looped
-from support.whole_models import ADAM, WHOLE_MODELS, mean_loss, train_whole
+from support.whole_models import ADAM, WHOLE_MODELS, gpt2, mean_loss, train_whole
 from support.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -61,6 +64,63 @@ def test_a_model_trains_as_it_does_unsplit(
     assert found == losses
     assert trained.keys() == state.keys()
     assert all(torch.equal(trained[key], value) for key, value in state.items())
+
+
+@pytest.mark.slow
+def test_embeddings_that_are_the_head_train_within_a_stage_and_are_refused_across_a_cut() -> None:
+    whole = replace(WHOLE_MODELS["gpt2"], build=gpt2)
+    state, losses = train_whole(whole, STEPS, MICROBATCHES)
+    options = {"loss": mean_loss, "optimizer": ADAM, "microbatches": MICROBATCHES, "workers": "inline"}
+    with Line(whole.made(), stages=1, **options) as line:
+        assert [line.step(x, y).item() for x, y in whole.batches(STEPS)] == losses
+    assert all(torch.equal(line.state_dict()[key], value) for key, value in state.items())
+    with pytest.raises(ModelRefused, match=r"stages 0 and 1 share .*transformer.wte.weight is lm_head.weight"):
+        Line(whole.made(), stages=2, **options)
+
+
+PLAN = """
+[run]
+steps = 3
+[model]
+factory = "model.py:build"
+cut = ["down2", "up2"]
+loss = "support.whole_models.mean_loss"
+metrics = ["support.whole_models.mean_loss"]
+[data]
+source = "model.py:Masks"
+batch_size = 5
+[schedule]
+microbatches = 4
+[optimizer]
+factory = "support.whole_models.ADAM"
+"""
+MODEL = """
+from support.whole_models import WHOLE_MODELS
+
+whole = WHOLE_MODELS["u-net"]
+build = lambda: whole.layers(whole.made())
+
+class Masks:
+    steps_per_epoch = 3
+    def __init__(self, batch_size, seed): pass
+    def batch(self, step): return whole.batches(step + 1)[step]
+    def held_out(self): return whole.batches(9)[8]
+"""
+
+
+@pytest.mark.slow
+def test_a_plan_trains_layers_that_its_factory_returns_and_says_what_crosses_each_cut(workspace: Workspace) -> None:
+    workspace.write("stageline.toml", PLAN)
+    workspace.write("model.py", MODEL)
+    ended = workspace.command("train", ".", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["weights_sha256"] == weights_sha256(reference("u-net", 3)[0])
+    planned = json.loads(workspace.command("plan", ".", "--json").stdout)
+    assert [stage["layers"] for stage in planned["stages"]] == [["down1"], ["down2", "middle"], ["up2", "up1", "head"]]
+    rows = 2  # of the first microbatch; into stage 2 go 4 x 8 x 8 and 8 x 4 x 4 of skips, and 8 x 2 x 2 of the middle
+    numbers = rows * (4 * 8 * 8 + 8 * 4 * 4 + 8 * 2 * 2)
+    (message,) = [queue["message"] for queue in planned["queues"] if queue["queue"] == "forward-2"]
+    assert 4 * numbers < message < 4 * numbers + 1000  # with the header
 
 
 @pytest.mark.parametrize("name", ["u-net", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])

@@ -20,7 +20,7 @@ from .resnet import resnet18
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-ROWS, TOKENS, WORDS, LABELS = 5, 6, 50, 3
+ROWS, WORDS, LABELS = 5, 50, 3
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 
 
@@ -89,13 +89,15 @@ def _split(inputs: Any, microbatches: int) -> list[Any]:
 
 
 def _ids(generator: torch.Generator) -> Tensor:
-    return torch.randint(WORDS, (ROWS, TOKENS), generator=generator)
+    """As many tokens in a row as the batch has by chance."""
+    tokens = int(torch.randint(4, 9, (), generator=generator))
+    return torch.randint(WORDS, (ROWS, tokens), generator=generator)
 
 
-def _padding(generator: torch.Generator) -> Tensor:
+def _padding(ids: Tensor, generator: torch.Generator) -> Tensor:
     """1 for each row's tokens, 0 for what fills it up."""
-    lengths = torch.randint(2, TOKENS + 1, (ROWS, 1), generator=generator)
-    return (torch.arange(TOKENS) < lengths).long()
+    tokens = ids.shape[1]
+    return (torch.arange(tokens) < torch.randint(2, tokens + 1, (ROWS, 1), generator=generator)).long()
 
 
 def gpt2(**settings: Any) -> Any:
@@ -167,20 +169,19 @@ def _language(generator: torch.Generator) -> tuple[Any, Tensor]:
 
 def _padded_language(generator: torch.Generator) -> tuple[Any, Tensor]:
     ids = _ids(generator)
-    return {"input_ids": ids, "attention_mask": _padding(generator)}, ids.roll(-1, 1)
+    return {"input_ids": ids, "attention_mask": _padding(ids, generator)}, ids.roll(-1, 1)
 
 
 def _sequences(generator: torch.Generator) -> tuple[Any, Tensor]:
-    inputs, _ = _padded_language(generator)
-    kinds = torch.randint(2, (ROWS, TOKENS), generator=generator)
+    inputs, targets = _padded_language(generator)
+    kinds = torch.randint(2, targets.shape, generator=generator)
     return {**inputs, "token_type_ids": kinds}, torch.randint(LABELS, (ROWS,), generator=generator)
 
 
 def _pages(generator: torch.Generator) -> tuple[Any, Tensor]:
-    inputs, _ = _padded_language(generator)
-    corners = torch.randint(16, (ROWS, TOKENS, 2), generator=generator)
-    boxes = torch.cat([corners, corners + 5], dim=2)
-    return {**inputs, "bbox": boxes}, torch.randint(LABELS, (ROWS, TOKENS), generator=generator)
+    inputs, targets = _padded_language(generator)
+    corners = torch.randint(16, (*targets.shape, 2), generator=generator)
+    return {**inputs, "bbox": torch.cat([corners, corners + 5], dim=2)}, targets % LABELS
 
 
 def _images(generator: torch.Generator) -> tuple[Any, Tensor]:

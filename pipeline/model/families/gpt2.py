@@ -6,18 +6,18 @@ transformer.ln_f
 lm_head                        the logits
 
 Between blocks travel the hidden states (float, [rows, tokens, width]), the mask (None, or [rows, 1, tokens, tokens])
-and the positions (int64, [1 or rows, tokens]); computed as with use_cache=False.
+and the positions (int64, [1 or rows, tokens]).
 """
 
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from stageline.pipeline.tree import Tree
 
-from .family import Family, library, taken
+from .decoder import of_block, positions_of, with_mask
+from .family import Family, taken
 from .layers import Layer, Layers
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -30,7 +30,10 @@ def layers(model: Any) -> Layers:
         model,
         [
             Layer(embeddings, partial(_embed, model.transformer)),
-            *(Layer(f"transformer.h.{number}", _block) for number in range(len(model.transformer.h))),
+            *(
+                Layer(f"transformer.h.{number}", partial(_block, model.transformer))
+                for number in range(len(model.transformer.h))
+            ),
             Layer("transformer.ln_f", _normalize),
             Layer("lm_head"),
         ],
@@ -44,23 +47,15 @@ def _embed(transformer: Any, inputs: Tree, wte: nn.Module, wpe: nn.Module, drop:
     ids, attention_mask, token_types, positions = taken(inputs, _INPUTS)
     embedded = wte(ids)
     if positions is None:
-        positions = torch.arange(embedded.shape[1], device=embedded.device).unsqueeze(0)
+        positions = positions_of(embedded)
     hidden = embedded + wpe(positions)
-    mask = library(transformer).create_causal_mask(
-        config=transformer.config,
-        inputs_embeds=embedded,
-        attention_mask=attention_mask,
-        past_key_values=None,
-        position_ids=positions,
-    )
     if token_types is not None:
         hidden = hidden + wte(token_types)
-    return {"hidden": drop(hidden), "mask": mask, "positions": positions}
+    return with_mask(transformer, drop(hidden), embedded, attention_mask, positions, training=wte.training)
 
 
-def _block(x: Any, block: nn.Module) -> Tree:
-    hidden = block(x["hidden"], None, x["mask"], None, use_cache=False, position_ids=x["positions"])
-    return {**x, "hidden": hidden}
+def _block(transformer: Any, x: Any, block: nn.Module) -> Tree:
+    return {**x, "hidden": block(x["hidden"], **of_block(transformer, x, training=block.training))}
 
 
 def _normalize(x: Any, norm: nn.Module) -> Tree:

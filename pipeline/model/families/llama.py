@@ -7,18 +7,18 @@ lm_head                       the logits
 
 Between blocks travel the hidden states (float, [rows, tokens, width]), the mask (None, or [rows, 1, tokens, tokens]),
 the positions (int64, [1 or rows, tokens]) and their cosines and sines (float, [1 or rows, tokens, width of a head]),
-which get no gradient; computed as with use_cache=False.
+which get no gradient.
 """
 
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from stageline.pipeline.tree import Tree
 
-from .family import Family, library, taken
+from .decoder import of_block, positions_of, with_mask
+from .family import Family, taken
 from .layers import Layer, Layers
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
@@ -30,7 +30,10 @@ def layers(model: Any) -> Layers:
         model,
         [
             Layer(("model.embed_tokens", "model.rotary_emb"), partial(_embed, model.model)),
-            *(Layer(f"model.layers.{number}", _block) for number in range(len(model.model.layers))),
+            *(
+                Layer(f"model.layers.{number}", partial(_block, model.model))
+                for number in range(len(model.model.layers))
+            ),
             Layer("model.norm", _normalize),
             Layer("lm_head"),
         ],
@@ -44,26 +47,13 @@ def _embed(model: Any, inputs: Tree, embed_tokens: nn.Module, rotary: nn.Module)
     ids, attention_mask, positions = taken(inputs, _INPUTS)
     hidden = embed_tokens(ids)
     if positions is None:
-        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
-    mask = library(model).create_causal_mask(
-        config=model.config,
-        inputs_embeds=hidden,
-        attention_mask=attention_mask,
-        past_key_values=None,
-        position_ids=positions,
-    )
-    return {"hidden": hidden, "mask": mask, "positions": positions, "rotary": rotary(hidden, position_ids=positions)}
+        positions = positions_of(hidden)
+    travels = with_mask(model, hidden, hidden, attention_mask, positions, training=embed_tokens.training)
+    return {**travels, "rotary": rotary(hidden, position_ids=positions)}
 
 
-def _block(x: Any, block: nn.Module) -> Tree:
-    hidden = block(
-        x["hidden"],
-        attention_mask=x["mask"],
-        position_embeddings=x["rotary"],
-        position_ids=x["positions"],
-        past_key_values=None,
-        use_cache=False,
-    )
+def _block(model: Any, x: Any, block: nn.Module) -> Tree:
+    hidden = block(x["hidden"], position_embeddings=x["rotary"], **of_block(model, x, training=block.training))
     return {**x, "hidden": hidden}
 
 
