@@ -4,9 +4,10 @@ One microbatch is trained by all stages in this process, with an update and the 
 optimizer or metric show here, before the run begins. The bytes that stages and messages take are measured on the way.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -61,9 +62,10 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
             queue=str(key),
             producer=producer(key),
             consumer=key.stage,
-            message=message,
+            message=message.bytes,
+            passed_on=message.passed_on,
             in_flight=job.verdict.queue_bound[str(key)],
-            retained=message * job.schedule.microbatches * _steps_kept(job),
+            retained=message.bytes * job.schedule.microbatches * _steps_kept(job),
         )
         for key, message in sorted(messages.items())
     ]
@@ -129,8 +131,15 @@ def _by_worker(job: Job, queues: list[QueueEstimate]) -> list[int]:
     return [sum(queue.retained for queue in queues if queue.producer in stages) for stages in job.plan.placement]
 
 
-def dry_run(job: Job, watch: TrialWatch = UNWATCHED) -> tuple[list[StageEstimate], dict[QueueKey, int]]:
-    """Each stage, and by queue the bytes of one message, header included.
+class Carried(NamedTuple):
+    """The bytes of one message, header included, and those of tensors that its stage has received as they are."""
+
+    bytes: int
+    passed_on: int
+
+
+def dry_run(job: Job, watch: TrialWatch = UNWATCHED) -> tuple[list[StageEstimate], dict[QueueKey, Carried]]:
+    """Each stage, and by queue what one message takes.
 
     Trains the first microbatch of `job`, whose stages are used up by it: prepare the job again to train it. Raises
     `ModelRefused` or `DataError` for what could not be trained.
@@ -150,7 +159,7 @@ class _DryRun:
     """One microbatch on its way through all stages."""
 
     def __init__(self, job: Job, watch: TrialWatch) -> None:
-        self.messages: dict[QueueKey, int] = {}
+        self.messages: dict[QueueKey, Carried] = {}
         self._job = job
         self._watch = watch
         self._kept: list[int] = []  # by stage: bytes that autograd keeps
@@ -212,10 +221,11 @@ class _DryRun:
         self._watch.doing(f"the trial of one microbatch: stage {index}, {word}")
         step = self._job.feed.evaluation.start if evaluates else 0
         instruction = self._job.program.instruction(step, action, evaluates=evaluates)
+        before = {tensor.data_ptr(): tensor.clone() for tensor in tensors([*received])}
         result = self._executors[index].carry_out(instruction, received)
         self._watch.gave(f"what stage {index} gave in its {word}", result)
         if not evaluates:
-            self.messages |= _message(self._job, action, result)
+            self.messages |= _message(self._job, action, result, before)
         return result
 
 
@@ -244,12 +254,14 @@ def _executor(job: Job, worker: int) -> Executor:
     return job.executor(job.schedule.placement[worker])
 
 
-def _message(job: Job, action: Action, payload: Tree) -> dict[QueueKey, int]:
+def _message(job: Job, action: Action, payload: Tree, before: Mapping[int, torch.Tensor]) -> dict[QueueKey, Carried]:
+    """`before`: what the stage had received, by its address."""
     key = job.program.gives(action)
     if key is None:
         return {}
     frames = encode(Message("dry-run", key.flow, 0, 0, key.stage, 1, 0, payload))
-    return {key: sum(memoryview(frame).nbytes for frame in frames)}
+    same = [t for t in tensors(payload) if t.data_ptr() in before and torch.equal(t, before[t.data_ptr()])]
+    return {key: Carried(sum(memoryview(frame).nbytes for frame in frames), _total(same))}
 
 
 def _trainable(stage: Stage) -> list[torch.Tensor]:

@@ -25,13 +25,15 @@ class StageEstimate(msgspec.Struct, frozen=True):
 
 
 class QueueEstimate(msgspec.Struct, frozen=True):
-    """One queue. `retained` is what the messages take that its producer keeps until they are trimmed: those of one
+    """One queue. Of a message, its producer has received `passed_on` bytes that it only passes on, such as a skip over
+    its stage; `retained` is what the messages take that its producer keeps until they are trimmed: those of one
     step, or, with recovery, of all steps from one complete checkpoint to the next."""
 
     queue: str
     producer: int  # a stage
     consumer: int
     message: int  # bytes
+    passed_on: int  # bytes
     in_flight: int  # messages put and not yet taken, at most
     retained: int  # bytes
 

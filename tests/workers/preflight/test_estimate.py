@@ -5,7 +5,7 @@ import pytest
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import PlanRefused, read_plan
-from stageline.workers.preflight.estimate import StageEstimate, dry_run, estimate
+from stageline.workers.preflight.estimate import Carried, StageEstimate, dry_run, estimate
 from stageline.workers.runtime.job import prepare
 from support.workspace import DATA, MODEL, Workspace
 
@@ -37,7 +37,7 @@ def test_messages_without_any_room_are_refused_with_the_size_that_is_enough(work
         estimate(read_plan(workspace.folder, sets=["queues.retain_bytes=100"]))
 
 
-def tried(workspace: Workspace, *sets: str) -> tuple[list[StageEstimate], dict[QueueKey, int]]:
+def tried(workspace: Workspace, *sets: str) -> tuple[list[StageEstimate], dict[QueueKey, Carried]]:
     return dry_run(prepare(read_plan(workspace.folder, sets=sets)))
 
 
@@ -47,7 +47,31 @@ def test_it_measures_what_each_stage_holds_and_what_each_queue_carries(workspace
     assert [stage.bytes["gradients"] for stage in stages] == [160, 72]
     assert all(stage.bytes["activations"] > 0 for stage in stages)
     assert {key.flow for key in messages} == {"forward", "backward"}
-    assert all(size > 2 * 8 * 4 for size in messages.values())  # 2 rows of 8 float32, and a header
+    assert all(message.bytes > 2 * 8 * 4 for message in messages.values())  # 2 rows of 8 float32, and a header
+
+
+SKIP = """
+import torch
+from torch import nn
+from stageline import Layer, Layers
+
+def build():
+    parts = {"a": nn.Linear(4, 3), "b": nn.Linear(3, 3), "c": nn.ReLU(inplace=True), "d": nn.Linear(6, 2)}
+    model = nn.ModuleDict(parts)
+    return Layers(model, [
+        Layer("a", lambda x, a: (a(x), x.repeat(1, 5))),
+        Layer(("b", "c"), lambda x, b, c: (c(x[0]), b(x[0]), x[1])),
+        Layer("d", lambda x, d: d(torch.cat(x[:2], 1) + x[2][:, :6])),
+    ])
+"""
+
+
+def test_what_a_stage_only_passes_on_is_counted(workspace: Workspace) -> None:
+    """But not what it changes in place."""
+    workspace.write("model.py", MODEL + SKIP)
+    _, messages = tried(workspace, "model.cut=[1,2]")
+    passed_on = {str(key): message.passed_on for key, message in messages.items() if key.flow == "forward"}
+    assert passed_on == {"forward-1": 0, "forward-2": 2 * 20 * 4}
 
 
 def test_a_model_whose_loss_has_no_gradient_is_refused(workspace: Workspace) -> None:

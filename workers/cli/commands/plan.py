@@ -70,7 +70,14 @@ def _show_split(found: "Estimate") -> None:
 
 def _show_queues(found: "Estimate") -> None:
     rows = [
-        (each.queue, f"{each.producer} to {each.consumer}", each.in_flight, size(each.message), size(each.retained))
+        (
+            each.queue,
+            f"{each.producer} to {each.consumer}",
+            each.in_flight,
+            size(each.message),
+            size(each.passed_on),
+            size(each.retained),
+        )
         for each in found.queues
     ]
-    show("queues", ("queue", "stages", "in flight", "a message", "retained at most"), rows)
+    show("queues", ("queue", "stages", "in flight", "a message", "passed on", "retained at most"), rows)
