@@ -82,11 +82,13 @@ def test_over_a_redis_server_all_dial_out(workspace: Workspace, there: Workspace
 def test_the_broker_is_killed_and_the_script_is_killed_and_resumed(
     workspace: Workspace, there: Workspace, undisturbed: dict[str, Any]
 ) -> None:
-    address = f"tcp://127.0.0.1:{free_port()}"
+    server = shared_server()
+    address = server.tcp_url_of(server.own_number())
     workers = join(there, address)
     assert result(start(workspace, address, "kill", "broker", "8")) == undisturbed
     assert [worker.wait() for worker in workers] == [0, 0]
 
+    address = f"tcp://127.0.0.1:{free_port()}"
     workers = join(there, address)
     script = start(workspace, address, "kill", "script", "13")
     script.communicate()

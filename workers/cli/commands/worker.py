@@ -102,7 +102,9 @@ def _joined(ctx: click.Context, address: str, patience: float, sets: tuple[str, 
     if not address:
         raise click.UsageError(f"--join needs the address of the script's broker, or {ADDRESS} in the environment")
     from stageline.workers.process.join import joined_plan
+    from stageline.workers.process.worker_process import warm_up_device
 
+    warm_up_device("cpu")  # takes seconds, which others wait for once this worker has its place
     plan = joined_plan(address, patience or ONE_ATTEMPT, sets)
     options.warn(plan.warnings)
     return plan
