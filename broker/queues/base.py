@@ -67,6 +67,9 @@ class Outbound(Protocol):
         Raises `Overwritten` if a tensor of one was written to after it was put.
         """
 
+    def checksums(self, step: int) -> tuple[int, ...]:
+        """The CRC-32 of each tensor of the retained messages of `step`, in order."""
+
     def depth(self) -> Depth:
         """For inspection; does not disturb delivery."""
 

@@ -175,6 +175,12 @@ class Log:
         for number in range(max(self.first, floor), min(self.end, floor + self._per_step)):
             self._empty_message(number, rest)
 
+    def checksums(self, step: int) -> tuple[int, ...]:
+        """The CRC-32 of each tensor of the retained messages of `step`, in order."""
+        floor = step * self._per_step
+        numbers = range(max(self.first, floor), min(self.end, floor + self._per_step))
+        return tuple(tensor.crc32 for number in numbers for tensor in self._header(number).tensors)
+
     def oldest(self, now: float) -> float:
         """The age of the oldest retained message in seconds; 0 if there is none."""
         return now - self._kept[self.first].since if self._kept else 0.0

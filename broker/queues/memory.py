@@ -64,6 +64,10 @@ class MemoryQueue:
         with self._changed:
             self._log.empty(step, rest)
 
+    def checksums(self, step: int) -> tuple[int, ...]:
+        with self._changed:
+            return self._log.checksums(step)
+
     def depth(self) -> Depth:
         with self._changed:
             ready = max(0, self._log.end - max(self._next, self._log.first))

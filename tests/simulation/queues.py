@@ -211,6 +211,7 @@ class SimulatedOutbound:
         self.key = sender.log.key
         self.trim = sender.log.trim
         self.empty = sender.log.empty
+        self.checksums = sender.log.checksums
         self._queues = queues
         self._sender = sender
 

@@ -35,6 +35,7 @@ from stageline.workers.runtime.calls import Call, CallKind, Position, settled_ca
 from stageline.workers.runtime.program import AHEAD, Program, call_key, reply_key
 from stageline.workers.runtime.progress import Progress
 
+from .batch_record import BatchRecord
 from .call_log import CallLog, WeightNames, messages
 from .errors import RunFailed
 from .script_run import Replies
@@ -57,7 +58,8 @@ class OpenCall:
 
 
 class Driver:
-    """Drives the workers of `program`, as the member that has been `assigned` the script's place.
+    """Drives the workers of `program`, as the member that has been `assigned` the script's place. What it trains on is
+    noted in `batches`.
 
     `commands` are the broker's, from the control thread. `fail` makes the error of a run that ended from its reason and
     exit code. `attention` and `progress` are for the control thread.
@@ -72,6 +74,7 @@ class Driver:
         queues: WorkerQueues,
         commands: deque[FromBroker | Stopped],
         fail: Callable[[str, int], RunFailed],
+        batches: BatchRecord | None = None,
     ) -> None:
         self.attention = True
         self.progress = Progress(complete=start.step, called_for=start.step, waits=False, said="has not called yet")
@@ -85,6 +88,7 @@ class Driver:
         self._queues = queues
         self._commands = commands
         self._fail = fail
+        self._batches = batches
         self._error: RunFailed | None = None
         self._closing = False
         self._submitted: deque[OpenCall] = deque()  # not numbered yet
@@ -176,6 +180,8 @@ class Driver:
 
     def _trim(self, step: int) -> None:
         self.progress.complete = max(step, self.progress.complete)
+        if self._batches is not None:
+            self._batches.trim(step)
         if (position := self.log.trim(step)) is not None:
             for worker in range(self._program.script):
                 self._queues.outbound(call_key(worker)).trim(position.calls)
@@ -186,7 +192,15 @@ class Driver:
             self._open.append(opened)
             for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
                 self._queues.outbound(call_key(message.stage)).put(message)
+            if self._batches is not None and opened.call.kind is CallKind.TRAIN:
+                self._batches.note(opened.call.step, self._checksums(opened.call.number))
             self._tell()
+
+    def _checksums(self, number: int) -> tuple[int, ...]:
+        """Of the inputs and the targets that call `number` brings."""
+        owners = [self._program.schedule.owner(stage) for stage in (0, self._program.last)]
+        keys = [call_key(worker) for worker in dict.fromkeys(owners)]
+        return tuple(crc for key in keys for crc in self._queues.outbound(key).checksums(number))
 
     def _number_next(self) -> OpenCall:
         with self._numbering:

@@ -36,6 +36,7 @@ from stageline.workers.runs.store import measured_timetable
 from stageline.workers.runtime.calls import CallKind, Position
 from stageline.workers.runtime.program import ENDLESS, Program
 
+from .batch_record import BatchRecord
 from .call_log import WeightNames
 from .driver import Driver
 from .errors import RunFailed
@@ -95,6 +96,8 @@ class ProcessRun:
     def submit(
         self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
     ) -> "Future[Replies]":
+        if kind is CallKind.TRAIN and self._batches is not None:
+            self._batches.check(self.position, inputs, targets)
         return self._driver.submit(kind, inputs, targets, state)
 
     def close(self) -> None:
@@ -158,7 +161,9 @@ class ProcessRun:
         queues = open_queues(self._plan, self._program, self._windows(), assigned, folder, waiting)
         start = self._position_of(assigned)
         commands = self._control.commands
-        driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure)
+        check, resumable = self._plan.data.check, self._plan.recovery.on
+        self._batches = BatchRecord(self.folder, start.step, compares=check) if resumable else None
+        driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure, self._batches)
         here = self._reachable(queues.endpoint)
         self._control.start(assigned, here, driver, steps=None, ring=queues.ring)
         driver.begin()

@@ -194,6 +194,10 @@ class RedisOutbound:
         with self._queues.changed:
             self._writer.log.empty(step, rest)
 
+    def checksums(self, step: int) -> tuple[int, ...]:
+        with self._queues.changed:
+            return self._writer.log.checksums(step)
+
     def depth(self) -> Depth:
         with self._queues.changed:
             return self._writer.sender.depth(monotonic())

@@ -153,6 +153,7 @@ class ZeroMQOutbound:
         self.key = sender.log.key
         self.trim = sender.log.trim
         self.empty = sender.log.empty
+        self.checksums = sender.log.checksums
         self.peek = sender.log.peek
         self._queues = queues
         self._router = queues.router

@@ -103,6 +103,10 @@ def test_a_script_that_is_killed_leaves_no_process(workspace: Workspace) -> None
 
 def test_a_run_whose_script_was_killed_goes_on_where_it_was(workspace: Workspace, undisturbed: dict[str, Any]) -> None:
     start(workspace, "processes", "kill", "script", "12").communicate()
+    other = start(workspace, "processes", "resume-other")  # with the rows of other steps
+    _, errors = other.communicate()
+    assert other.returncode == 1
+    assert "is not the one that this run was given for it before: inputs" in errors
     resumed = result(workspace, "processes", "resume")  # its workers may still be there, or have gone
     assert resumed["first"] in (5, 10)  # by how far its workers came
     assert resumed["losses"] == undisturbed["losses"][resumed["first"] :]
