@@ -107,11 +107,13 @@ def test_a_worker_with_other_code_says_which_and_the_script_which_worker_is_miss
 ) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     there.write("net.py", "")
-    script = start(workspace, address, PATIENCE="2s")
-    _, errors = there.start("worker", "--join", address).communicate()
+    worker = there.start("worker", "--join", address)
+    until(worker.stderr, "waiting for the script's broker")  # from now on it asks all the time
+    script = start(workspace, address, PATIENCE="3s")
+    _, errors = worker.communicate()
     assert "net.py differs (SHA-256 e3b0c44298fc here, " in errors
     _, said = script.communicate()
-    assert "RunFailed: workers 0 and 1 did not join within 2 s (broker.patience)" in said
+    assert "RunFailed: workers 0 and 1 did not join within 3 s (broker.patience)" in said
 
 
 @pytest.mark.slow
