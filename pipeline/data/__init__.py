@@ -8,5 +8,6 @@ from .feed import Feed
 from .loader import Loader
 from .memory import Rows
 from .source import Source
+from .stream import StreamLoader
 
-__all__ = ["Batch", "Feed", "Loader", "Microbatch", "Rows", "Source", "cut", "rows", "split_batch"]
+__all__ = ["Batch", "Feed", "Loader", "Microbatch", "Rows", "Source", "StreamLoader", "cut", "rows", "split_batch"]

@@ -22,7 +22,8 @@ Collate = Callable[[list[Any]], Any]
 
 _STREAM = (
     "It cannot be read at any step. Give a dataset with __len__ and __getitem__; or, in a script, pass batches of a "
-    "torch DataLoader of your own to Line.step; or, in a plan, write a source whose batch(step) finds them"
+    "stageline.StreamLoader, or of a torch DataLoader of your own, to Line.step; or, in a plan, write a source whose "
+    "batch(step) finds them"
 )
 
 
@@ -47,11 +48,11 @@ class Sampling:
 
     def _sample(self, epoch: int, index: int) -> Any:
         seed_generators(f"{self.seed}/epoch {epoch}/sample {index}")
-        return _called(partial(self.dataset.__getitem__, index), f"dataset[{index}] failed")
+        return called(partial(self.dataset.__getitem__, index), f"dataset[{index}] failed")
 
     def _collated(self, indices: Sequence[int], samples: list[Any]) -> Any:
         try:
-            return _called(partial(self.collate, samples), f"samples {_listed(indices)} make no batch")
+            return called(partial(self.collate, samples), f"samples {_listed(indices)} make no batch")
         except DataError as error:
             way_out = "Return tensors of one shape from the dataset, or give a collate_fn"
             raise DataError(f"{error}. {_unlike(indices, samples)}. {way_out}.") from error.__cause__
@@ -64,13 +65,14 @@ def length_of(dataset: Any) -> int:
         raise DataError(f"the dataset is a {kind}, whose samples come in one order only. {_STREAM}.")
     if not hasattr(dataset, "__len__"):
         raise DataError(f"the dataset is a {kind} without a length. {_STREAM}.")
-    count = _called(partial(len, dataset), f"len() of the dataset, a {kind}, failed")
+    count = called(partial(len, dataset), f"len() of the dataset, a {kind}, failed")
     if count == 0:
         raise DataError(f"the dataset, a {kind}, holds 0 samples. Give it at least one.")
     return int(count)
 
 
-def _called(function: Callable[[], Any], failed: str) -> Any:
+def called(function: Callable[[], Any], failed: str) -> Any:
+    """What user code returns. Raises `DataError`, which begins with `failed` and has the user's line."""
     try:
         return function()
     except BaseException as error:  # user code may raise anything; the cause is chained

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stageline.pipeline.data import Batch, Loader, Rows, Source, split_batch
+    from stageline.pipeline.data import Batch, Loader, Rows, Source, StreamLoader, split_batch
     from stageline.pipeline.errors import (
         DataError,
         GradientMismatch,
@@ -60,6 +60,7 @@ __all__ = [
     "Stage",
     "StageError",
     "StagelineError",
+    "StreamLoader",
     "Timetable",
     "Trained",
     "UnsoundSchedule",
@@ -77,7 +78,7 @@ __all__ = [
 ]
 
 _MODULES = {  # where each name is defined
-    "pipeline.data": ("Batch", "Loader", "Rows", "Source", "split_batch"),
+    "pipeline.data": ("Batch", "Loader", "Rows", "Source", "StreamLoader", "split_batch"),
     "pipeline.errors": (
         "DataError",
         "GradientMismatch",

@@ -51,7 +51,7 @@ class BatchRecord:
             raise DataError(
                 f"the batch of step {step} is not the one that this run was given for it before: {what}. Begin the "
                 f"loader at line.position, which was {self._start}, with the seed and the order of before; "
-                'settings={"data.check": "false"} goes on all the same'
+                'settings={"data.check": False} goes on all the same'
             )
 
     def note(self, step: int, sums: tuple[int, ...]) -> None:

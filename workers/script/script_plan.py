@@ -114,5 +114,10 @@ def plan_of(options: LineOptions, stages: int, joined: Mapping[str, Mapping[str,
         tables["lr_scheduler"] = {"factory": "script:lr_scheduler"}
     for table, keys in (joined or {}).items():
         tables[table] = {**tables.get(table, {}), **keys}
-    sets = [f"{key}={value}" for key, value in options.settings.items()]
+    sets = [f"{key}={_as_toml(value)}" for key, value in options.settings.items()]
     return from_mapping(tables, sets=sets).resolved(stages)
+
+
+def _as_toml(value: object) -> object:
+    """Python's True and False have other names in a plan."""
+    return str(value).lower() if isinstance(value, bool) else value
