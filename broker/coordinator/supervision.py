@@ -172,11 +172,13 @@ class Supervision:
         members = self._run.registry.reachable()
         lasts = self._standstill.lasts(members, now)
         if lasts >= self._standstill.bound and self._run.registry.complete:
+            found = self.diagnose(now)
             places = ", ".join(f"{each.title} at {each.endpoint} on host {each.host}" for each in members)
+            hint = f"Can they reach each other's queues? They are: {places}. See queues.url"
+            if any(edge.room for edge in found.chain.edges):
+                hint = f"{found.action[:1].upper()}{found.action[1:]}"
             self._run.fail(
-                f"every worker has been waiting for another for {lasts:.0f} s: {self.diagnose(now).text}. "
-                f"Can they reach each other's queues? They are: {places}. See queues.url",
-                ExitCode.FAILED,
+                f"every worker has been waiting for another for {lasts:.0f} s: {found.text}. {hint}", ExitCode.FAILED
             )
 
     def _label(self, index: int) -> str:

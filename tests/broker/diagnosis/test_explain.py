@@ -107,6 +107,7 @@ def test_a_standstill_for_lack_of_room_is_found_and_named(line: WorkerLine):
     assert line.status()["phase"] == "failed"
     assert "every worker has been waiting for another for 60 s" in str(line.status()["reason"])
     assert "waits for room in forward-2 until" in str(line.status()["reason"])
+    assert str(line.status()["reason"]).endswith("resume the run with a larger queues.retain_bytes")
 
 
 AWAY = "Redis at redis://10.0.0.9:6379/0 cannot be reached: Error 111 connecting to 10.0.0.9:6379. Connection refused."
