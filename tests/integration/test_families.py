@@ -18,7 +18,7 @@ from stageline.pipeline.schedule import Placement
 from stageline.workers.runs.folder import result_in
 from support.reference import weights_sha256
 from support.shapes import looped
-from support.whole_models import ADAM, WHOLE_MODELS, gpt2, mean_loss, train_whole
+from support.whole_models import ADAM, WHOLE_MODELS, WholeModel, gpt2, logits_of, mean_loss, split, train_whole
 from support.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -76,6 +76,24 @@ def test_embeddings_that_are_the_head_train_within_a_stage_and_are_refused_acros
     assert all(torch.equal(line.state_dict()[key], value) for key, value in state.items())
     with pytest.raises(ModelRefused, match=r"stages 0 and 1 share .*transformer.wte.weight is lm_head.weight"):
         Line(whole.made(), stages=2, **options)
+
+
+@pytest.mark.slow
+def test_blocks_whose_activations_are_computed_twice_give_the_same_bits() -> None:
+    """Also what they draw: dropout is the same the second time. Such blocks have no cache."""
+
+    def checkpointed() -> Any:
+        model = gpt2(tie_word_embeddings=False)
+        model.activation_checkpointing_enable()
+        return model
+
+    whole = replace(WHOLE_MODELS["gpt2"], build=checkpointed)
+    state, losses = train_whole(whole, STEPS, MICROBATCHES)
+    with Line(
+        whole.made(), cut=[2], loss=mean_loss, optimizer=ADAM, microbatches=MICROBATCHES, workers="inline"
+    ) as line:
+        assert [line.step(x, y).item() for x, y in whole.batches(STEPS)] == losses
+    assert all(torch.equal(line.state_dict()[key], value) for key, value in state.items())
 
 
 PLAN = """
@@ -144,10 +162,20 @@ def test_a_worker_that_is_killed_changes_no_bit(name: str, workspace: Workspace)
             if step == 3:
                 found[-1].item()
                 os.kill(worker(workspace, 1), signal.SIGKILL)
+        scores = line.predict(x)
     trained = line.state_dict()
     assert [loss.item() for loss in found] == losses
     assert all(torch.equal(trained[key], value) for key, value in state.items())
+    assert torch.equal(scores, evaluated(whole, trained, x))
     assert result_in(workspace.runs()[0]).restarts == 1
+
+
+def evaluated(whole: WholeModel, state: dict[str, torch.Tensor], inputs: Any) -> torch.Tensor:
+    """What the unsplit model gives in evaluation mode, microbatch by microbatch."""
+    model = whole.made().eval()
+    model.load_state_dict(state)
+    with torch.no_grad():
+        return torch.cat([logits_of(model, part) for part in split(inputs, MICROBATCHES)])
 
 
 def worker(workspace: Workspace, index: int) -> int:

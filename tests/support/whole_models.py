@@ -59,7 +59,7 @@ def train_whole(
     optimizer = ADAM(model.parameters())
     for step, (inputs, targets) in enumerate(whole.batches(steps)):
         parts = []
-        slices = zip(_split(inputs, microbatches), targets.tensor_split(microbatches), strict=True)
+        slices = zip(split(inputs, microbatches), targets.tensor_split(microbatches), strict=True)
         for number, (x, y) in enumerate(slices):
             place[:] = [step, number]
             loss = mean_loss(logits_of(model, x), y) * (len(y) / len(targets))
@@ -76,16 +76,16 @@ def logits_of(model: Any, inputs: Any) -> Tensor:
     return found if isinstance(found, Tensor) else found.logits
 
 
-def _seed(place: list[int], seed: int, layer: int, *_: object) -> None:
-    digest = sha256(f"{seed}/{place[0]}/{place[1]}/{layer}".encode()).digest()
-    torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little"))
-
-
-def _split(inputs: Any, microbatches: int) -> list[Any]:
+def split(inputs: Any, microbatches: int) -> list[Any]:
     if isinstance(inputs, Tensor):
         return list(inputs.tensor_split(microbatches))
     parts = {name: tensor.tensor_split(microbatches) for name, tensor in inputs.items()}
     return [{name: tensor[number] for name, tensor in parts.items()} for number in range(microbatches)]
+
+
+def _seed(place: list[int], seed: int, layer: int, *_: object) -> None:
+    digest = sha256(f"{seed}/{place[0]}/{place[1]}/{layer}".encode()).digest()
+    torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little"))
 
 
 def _ids(generator: torch.Generator) -> Tensor:
@@ -103,7 +103,8 @@ def _padding(ids: Tensor, generator: torch.Generator) -> Tensor:
 def gpt2(**settings: Any) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=16, n_embd=16, n_layer=4, n_head=2, **settings))
+    sizes = {"vocab_size": WORDS, "n_positions": 16, "n_embd": 16, "n_layer": 4, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None, **settings))
 
 
 def llama() -> Any:
