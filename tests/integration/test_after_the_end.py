@@ -5,20 +5,19 @@ import os
 import shlex
 import shutil
 import signal
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 
 from stageline.broker.coordinator.observation import OBSERVED
 from stageline.broker.stores.sqlite_reader import SqliteReader
 from support.redis_server import RedisServer
-from support.workspace import MODEL, Workspace, free_port, until
+from support.workspace import MODEL, Workspace, free_port, until, wait_for
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=20")
 ENDLESS = ("--set", "run.steps=200000")
+NO_REPORT: dict = {"queues": {}}
 STAYS = """
 import time
 from pathlib import Path
@@ -37,13 +36,6 @@ def loss(outputs, targets):
 """
 
 
-def wait_for(look: Callable[[], bool]) -> None:
-    deadline = monotonic() + 50
-    while not look():
-        assert monotonic() < deadline, "that did not happen"
-        sleep(0.02)
-
-
 def told(workspace: Workspace, capsys: pytest.CaptureFixture[str], *words: str) -> dict:
     """What a command prints as JSON."""
     capsys.readouterr()
@@ -58,7 +50,9 @@ def start_and_kill(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> 
     train = workspace.start("train", ".", *ENDLESS, *RECOVERY)
     wait_for(lambda: list(workspace.folder.glob("runs/*/process.json")) != [])
     wait_for(lambda: (told(workspace, capsys, "status")["checkpoint"] or 0) >= 20)
-    wait_for(lambda: all(member["report"] for member in observed(workspace.runs()[-1])["members"]))
+    wait_for(
+        lambda: all((member["report"] or NO_REPORT)["queues"] for member in observed(workspace.runs()[-1])["members"])
+    )
     kill_all(workspace)
     train.wait()
     return workspace.runs()[-1]
@@ -67,7 +61,7 @@ def start_and_kill(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> 
 def observed(folder: Path) -> dict:
     """What the broker has kept of its workers' reports, about a second ago."""
     with closing(SqliteReader(folder / "broker.sqlite")) as reader:
-        return reader.load().facts.get(OBSERVED, {"members": [{"report": None}]})
+        return reader.load().facts.get(OBSERVED, {"members": [{"report": NO_REPORT}]})
 
 
 def kill_all(workspace: Workspace) -> None:

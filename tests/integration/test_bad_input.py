@@ -19,7 +19,7 @@ from stageline.pipeline.plan import read_plan
 from stageline.workers.cli.app import run
 from stageline.workers.control.client import Client
 from stageline.workers.runs.folder import read_control_secret
-from support.workspace import WAITS_FOR_EVER, free_port, until
+from support.workspace import WAITS_FOR_EVER, free_port, until, wait_for
 
 
 def test_a_port_in_use_is_named_with_who_has_it(workspace):
@@ -117,9 +117,8 @@ def test_a_killed_worker_ends_the_run_with_its_stage_its_microbatch_and_its_end(
     train = workspace.start("train", ".", "--set", "run.steps=1000000", "--set", "recovery.restarts=0")
     until(train.stderr, "running")
     with Client(broker_of(workspace)) as client:
-        while (status := client.ask("status"))["finished_floor"] < 3:
-            continue
-        victim = status["workers"][1]["pid"]
+        wait_for(lambda: client.ask("status")["finished_floor"] >= 3)
+        victim = client.ask("status")["workers"][1]["pid"]
     os.kill(victim, signal.SIGKILL)
     _, errors = train.communicate()
     assert train.returncode == 1
@@ -151,8 +150,7 @@ def test_a_killed_supervisor_takes_all_its_processes_along(workspace):
     until(train.stderr, "running")
     train.kill()
     train.wait()
-    while workspace.processes():  # they notice by themselves; the test's time limit is the bound
-        continue
+    wait_for(lambda: not workspace.processes())  # they notice by themselves
     for path in workspace.temporary.rglob("*"):  # the supervisor, which clears its folder, was killed
         path.unlink() if not path.is_dir() else None
 
@@ -222,8 +220,7 @@ def test_a_second_interrupt_ends_at_once_even_if_a_worker_hangs_in_the_users_cod
     train = workspace.start("train", ".", "--set", 'data.source="data.py:hanging"')
     until(train.stderr, "running")
     with Client(broker_of(workspace)) as client:
-        while "step 3" not in str(client.ask("status")["workers"][0]["now"]):
-            continue
+        wait_for(lambda: "step 3" in str(client.ask("status")["workers"][0]["now"]))
     train.send_signal(signal.SIGINT)
     train.send_signal(signal.SIGTERM)
     assert train.wait() == 130

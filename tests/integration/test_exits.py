@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.workspace import Workspace
+from support.workspace import Workspace, wait_for
 
 ODD = """
 import os, sys
@@ -33,7 +33,7 @@ def accuracy(outputs, targets):
     return (outputs.argmax(1) == targets).float().mean()
 """
 ONCE = 'Path("once").exists() or (Path("once").touch(), os._exit(0))'
-HANGS = "while True: pass"
+HANGS = "while True: __import__('time').sleep(0.01)"
 
 
 def train(workspace: Workspace, *sets: str, does: str = "pass", loads: str = "pass", cold: bool = False):
@@ -99,12 +99,11 @@ def left_in(folder: Path) -> list[str]:
 @pytest.mark.slow
 def test_a_killed_train_leaves_nothing_in_the_folder_for_temporary_files(workspace: Workspace) -> None:
     killed = workspace.start("train", ".", "--set", "run.steps=100000", cold=True)
-    while not any("assigned" in log.read_text() for log in workspace.folder.glob("runs/*/worker-1.log")):
-        assert killed.poll() is None
+    wait_for(lambda: any("assigned" in log.read_text() for log in workspace.folder.glob("runs/*/worker-1.log")))
     assert left_in(workspace.temporary)
     killed.send_signal(signal.SIGKILL)
-    while workspace.processes():
-        killed.poll()
+    killed.wait()
+    wait_for(lambda: not workspace.processes())
     assert left_in(workspace.temporary) == []
 
 
@@ -112,8 +111,7 @@ def test_a_killed_worker_that_was_started_by_hand_leaves_nothing_after_the_next_
     sets = ("--set", "queues.url=ipc://", "--set", f"broker.url=ipc://{workspace.temporary}/broker")
     broker = workspace.start("broker", ".", *sets)
     workers = [workspace.start("worker", ".", "--index", str(index), *sets) for index in (0, 1)]
-    while len(list(workspace.temporary.glob("stageline.*/*/queues"))) < 2:
-        assert broker.poll() is None
+    wait_for(lambda: len(list(workspace.temporary.glob("stageline.*/*/queues"))) == 2)
     for process in (*workers, broker):
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

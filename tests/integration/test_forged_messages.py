@@ -24,7 +24,7 @@ from stageline.broker.control.protocol import encode
 from stageline.broker.queues.zeromq.requests import CreditRequest, pack
 from support.hostile import HostileClient, frame, frames_in
 from support.run_under_attack import STEPS, RunUnderAttack, undisturbed_digest
-from support.workspace import Workspace
+from support.workspace import Workspace, wait_for
 
 LARGEST = 2**53 - 1  # of the numbers in a message
 
@@ -99,8 +99,7 @@ def test_what_was_said_before_is_not_believed_again(
 ) -> None:
     digest, dice = undisturbed_digest(workspace), random.Random(7)
     run = RunUnderAttack(workspace, recorded=True)
-    while len(run.records) < 3 or not all(map(frames_in, run.records.values())):
-        assert run.status()["phase"] == "running"
+    wait_for(lambda: len(run.records) >= 3 and all(map(frames_in, run.records.values())))
     for _ in range(3):
         for url, said in run.records.items():
             recorded = frames_in(said)

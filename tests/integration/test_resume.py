@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.stores.sqlite import SqliteStore
-from support.workspace import Command, free_port, until
+from support.workspace import Command, Workspace, free_port, until, wait_for
 
 RECOVERY = ("--set", "recovery.restarts=3", "--set", "recovery.snapshot_every=40")
 STEPS = ("--set", "run.steps=500", "--set", "run.log_every=100")
@@ -21,13 +21,14 @@ def result(text: str) -> dict:
     return {key: found[key] for key in ("steps", "loss", "losses", "metrics", "weights_sha256")}
 
 
-def undisturbed(workspace, capsys) -> dict:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, fork_server) -> dict:
     """What the run comes to if nothing befalls it."""
-    assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://", *STEPS) == 0
-    return result(capsys.readouterr().out)
+    with Workspace(tmp_path_factory.mktemp("undisturbed"), fork_server) as workspace:
+        return result(workspace.command("train", ".", "--json", "--set", "queues.url=memory://", *STEPS).stdout)
 
 
-def test_an_interrupted_run_goes_on_where_it_was(workspace, capsys):
+def test_an_interrupted_run_goes_on_where_it_was(workspace, capsys, undisturbed):
     train = workspace.start("train", ".", "--json", *STEPS, *RECOVERY)
     until(train.stderr, "running")
     train.send_signal(signal.SIGTERM)
@@ -42,7 +43,7 @@ def test_an_interrupted_run_goes_on_where_it_was(workspace, capsys):
     assert "run.steps: 501 here, 500 there" in capsys.readouterr().err
     resumed = workspace.command("train", ".", "--json", "--resume", *STEPS, *RECOVERY)
     assert resumed.returncode == 0, resumed.stderr
-    assert result(resumed.stdout) == undisturbed(workspace, capsys)
+    assert result(resumed.stdout) == undisturbed
 
 
 def test_there_must_be_a_run_to_resume(workspace, capsys):
@@ -52,7 +53,9 @@ def test_there_must_be_a_run_to_resume(workspace, capsys):
     assert "there is no run small-1" in capsys.readouterr().err
 
 
-def test_a_broker_that_is_killed_and_resumes_the_run_leaves_those_at_work_where_they_are(workspace, tmp_path, capsys):
+def test_a_broker_that_is_killed_and_resumes_the_run_leaves_those_at_work_where_they_are(
+    workspace, tmp_path, undisturbed
+):
     """As a container's broker does: it is started again with the words that it was started with."""
     url = f"tcp://127.0.0.1:{free_port()}"
     sets = (*STEPS, *RECOVERY, "--set", "queues.url=tcp://127.0.0.1:0")
@@ -65,8 +68,8 @@ def test_a_broker_that_is_killed_and_resumes_the_run_leaves_those_at_work_where_
     first = start_broker()
     workers = [workspace.start("worker", ".", "--broker", url, *sets, "--index", str(index)) for index in (0, 1)]
     snapshots = tmp_path / "runs" / "by-hand" / "checkpoints"
-    while not any(snapshots.glob("stage-1/step-*")):
-        assert [process.poll() for process in (first, *workers)] == [None] * 3
+    wait_for(lambda: any(snapshots.glob("stage-1/step-*")))
+    assert [process.poll() for process in (first, *workers)] == [None] * 3
     first.kill()
     first.communicate()
     second = start_broker()
@@ -77,11 +80,11 @@ def test_a_broker_that_is_killed_and_resumes_the_run_leaves_those_at_work_where_
     assert "run by-hand continues: its workers are still running" in errors[0]
     assert "generation" not in errors[0]  # no place was given again
     came_to = json.loads((tmp_path / "runs" / "by-hand" / "result.json").read_text())
-    assert came_to == {**came_to, **undisturbed(workspace, capsys)}
+    assert came_to == {**came_to, **undisturbed}
 
 
 @pytest.mark.slow
-def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(workspace, tmp_path, capsys):
+def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(workspace, tmp_path, undisturbed):
     """The broker and two workers are started by hand; the newest checkpoint is damaged on the second machine."""
     url = f"tcp://127.0.0.1:{free_port()}"
     sets = (*STEPS, *RECOVERY, "--set", "queues.url=tcp://127.0.0.1:0")
@@ -103,8 +106,8 @@ def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(workspac
         return any(first.parent.glob("step-*")) and not first.exists()
 
     before = start()
-    while not all(has_an_older_one(index) for index in (0, 1)):
-        assert [process.poll() for process in before] == [None] * 3
+    wait_for(lambda: all(has_an_older_one(index) for index in (0, 1)))
+    assert [process.poll() for process in before] == [None] * 3
     for process in before[1:]:
         process.kill()
     before[0].kill()
@@ -122,4 +125,4 @@ def test_machines_each_of_which_sees_its_own_snapshots_go_back_together(workspac
     assert f"{damaged} cannot be used: weights.safetensors has 0 bytes" in errors[0]
     assert f"checkpoint {newest} cannot be used: the run begins at checkpoint {other} instead" in errors[0]
     came_to = json.loads((tmp_path / "runs" / "by-hand" / "result.json").read_text())
-    assert came_to == {**came_to, **undisturbed(workspace, capsys)}
+    assert came_to == {**came_to, **undisturbed}

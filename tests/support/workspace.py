@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Self
 from unittest.mock import patch
@@ -184,6 +185,14 @@ def until(stream: Iterable[str], text: str) -> str:
             return line
         seen.append(line)
     raise AssertionError(f"the output ended without {text!r}: {''.join(seen)}")
+
+
+def wait_for(look: Callable[[], bool]) -> None:
+    """Looks until it is so, with pauses: what is waited for needs the core."""
+    deadline = monotonic() + 50
+    while not look():
+        assert monotonic() < deadline, "that did not happen"
+        sleep(0.01)
 
 
 def free_port() -> int:
