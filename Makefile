@@ -3,8 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n 4 --dist worksteal
 RUN := PYTHONPATH=tests $(BIN)/python -m
+export PYTHONDONTWRITEBYTECODE :=  # what each process would compile again is kept, also where the variable is set
 
-.PHONY: train test test-quick test-all lint faults fuzz simulate bench docker-test shape clean
+.PHONY: train test test-quick test-all sweep lint faults fuzz simulate bench docker-test shape clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
@@ -16,9 +17,13 @@ test: .venv/ready build/types/stageline
 test-quick: .venv/ready
 	$(PYTEST)
 
-# The tests that `make test` leaves out: whole matrices, long runs, more seeds.
+# What `make test` leaves out: whole matrices, long runs, more seeds.
 test-all: .venv/ready
-	$(PYTEST) -n 2 -o timeout=300 -m slow
+	$(PYTEST) -n 3 -o timeout=300 -m slow
+
+# Longer ones of which `make test-all` has a part, for changes of what they test.
+sweep: .venv/ready
+	$(PYTEST) -n 2 -o timeout=900 -m sweep
 
 lint: .venv/ready build/types/stageline
 	$(BIN)/ruff check .

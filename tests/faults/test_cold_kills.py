@@ -49,20 +49,20 @@ def test_a_trial_is_judged_by_its_result_by_what_it_left_and_by_what_its_log_sai
     assert "| ipc | quiet | 1 | 2 | 2.50 s | 2.50 s | 1.00 s | 1.00 s |" in cold_table.tables([good])
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ColdOutcome:
+    return cold_trial.run(None, tmp_path_factory.mktemp("undisturbed"), "ipc://")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ipc/1", "tcp/2", "redis/0"])
 def test_a_run_from_the_command_line_whose_processes_are_killed_ends_as_the_undisturbed_run(
-    name: str, tmp_path: Path
+    name: str, undisturbed: ColdOutcome, tmp_path: Path
 ) -> None:
-    trial = ColdTrial.parse(name)
-    redis = shared_server()
-
-    def outcome(this: ColdTrial | None) -> ColdOutcome:
-        url = redis.tcp_url_of(redis.own_number())
-        urls = {"ipc": "ipc://", "tcp": "tcp://127.0.0.1:0", "redis": url}
-        return cold_trial.run(this, tmp_path / str(this is None), urls[trial.transport])
-
-    assert cold_trial.judge(trial, outcome(trial), outcome(None)).wrong == []
+    trial, redis = ColdTrial.parse(name), shared_server()
+    urls = {"ipc": "ipc://", "tcp": "tcp://127.0.0.1:0", "redis": redis.tcp_url_of(redis.own_number())}
+    outcome = cold_trial.run(trial, tmp_path / "run", urls[trial.transport])
+    assert cold_trial.judge(trial, outcome, undisturbed).wrong == []
 
 
 def _outcome(code: int = 0, **changes: Any) -> ColdOutcome:

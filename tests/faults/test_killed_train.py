@@ -13,7 +13,6 @@ import pytest
 
 from support.paths import EXAMPLES
 
-KILLS = 20
 LONGEST = 8.0  # seconds from the start of `train` to its kill: it imports torch, tries the plan, starts its processes
 GONE = 30.0  # seconds in which its processes have ended
 
@@ -25,17 +24,17 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("kills", [pytest.param(5, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.sweep)])
 @pytest.mark.timeout(600)
-def test_after_twenty_kills_of_train_the_folder_for_temporary_files_is_as_before(
-    temporary: Path, tmp_path: Path
+def test_however_often_train_is_killed_the_folder_for_temporary_files_is_as_before(
+    kills: int, temporary: Path, tmp_path: Path
 ) -> None:
     _train(temporary, tmp_path, "--set", "run.epochs=1").wait()
     before = sorted(temporary.rglob("*"))  # torch makes a folder there, which it keeps
     chance = random.Random(0)
-    for _ in range(KILLS):
+    for turn in range(kills):
         train = _train(temporary, tmp_path)
-        sleep(chance.uniform(0, LONGEST))
+        sleep((turn + chance.random()) / kills * LONGEST)
         train.kill()
         train.wait()
         _until_all_have_ended(tmp_path)

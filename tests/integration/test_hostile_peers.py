@@ -129,9 +129,14 @@ def test_idle_connections_take_no_process_its_descriptors(workspace: Workspace) 
         assert REASONS[many_idle_connections] in logs[name], logs[name]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("at", ["broker", "worker 0"])
-@pytest.mark.parametrize("attack", [*QUICK, endless_messages_at_once, thousands_of_idle_connections])
+@pytest.mark.parametrize(
+    ("attack", "at"),
+    [  # one guard stands at both: each attack is made on one of them in `make test-all`
+        pytest.param(attack, at, marks=[pytest.mark.sweep, pytest.mark.slow][number % 2 == place])
+        for number, attack in enumerate([*QUICK, endless_messages_at_once, thousands_of_idle_connections])
+        for place, at in enumerate(["broker", "worker 0"])
+    ],
+)
 def test_no_attack_of_a_stranger_changes_a_run(attack: Attack, at: str, workspace: Workspace) -> None:
     attacked = RunUnderAttack(workspace)
     url = attacked.broker_url if at == "broker" else attacked.worker_urls[0]
