@@ -104,7 +104,7 @@ def readers_of(worker: psutil.Process) -> list[psutil.Process]:
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", [True, False], ids=["a reader", "a worker"])
 def test_whatever_is_killed_readers_end_with_their_worker_and_the_weights_stay(plan: Workspace, reader: bool) -> None:
-    sets = ("run.steps=600", "recovery.snapshot_every=50")
+    sets = ("run.steps=300", "recovery.snapshot_every=30")
     train = plan.start(*options(*sets, "data.num_workers=2", "data.options={wait=0.002}"))
     until(train.stderr, "running")
     url = runs.read_broker_url(max(plan.runs(), key=lambda path: path.stat().st_mtime))

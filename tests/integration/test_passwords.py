@@ -106,7 +106,7 @@ def test_where_the_broker_is_only_its_user_can_read(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_password_in_the_environment_reaches_all_workers_and_nothing_else(workspace: Workspace) -> None:
     """Not a command line, where `ps` shows it, nor a file of the run, before it is interrupted and after."""
-    settings = ("--set", "run.steps=300", "--set", "recovery.restarts=1", "--set", "recovery.snapshot_every=20")
+    settings = ("--set", "run.steps=150", "--set", "recovery.restarts=1", "--set", "recovery.snapshot_every=20")
     with RedisServer(appendfsync="no") as server, closing(server.client()) as client:
         client.config_set("requirepass", SECRET)
         url = server.url.replace("://", f"://:{SECRET}@")

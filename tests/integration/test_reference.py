@@ -34,12 +34,16 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_notebooks_network_gives_the_notebooks_losses() -> None:
-    losses = train(recipe(EXAMPLES / "mlp")).losses
-    *first, last = [losses[step] for step in range(0, 10_001, 2000)]
-    assert first == pytest.approx([0.715, 0.415, 0.297, 0.238, 0.223], abs=6e-4)
+LOSSES = [0.715, 0.415, 0.297, 0.238, 0.223, 0.199]  # of the notebook, at every 2000th iteration
+
+
+@pytest.mark.parametrize("last", [4000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_the_notebooks_network_gives_the_notebooks_losses(last: int) -> None:
+    losses = train(recipe(EXAMPLES / "mlp", steps=last + 1)).losses
+    found, told = losses[::2000], LOSSES[: last // 2000 + 1]
+    assert found[:5] == pytest.approx(told[:5], abs=6e-4)
     # Late in the run one rounding moves the third decimal: CPUs gave 0.1968 and 0.1982, the notebook 0.199.
-    assert last == pytest.approx(0.199, abs=3e-3)
+    assert found[5:] == pytest.approx(told[5:], abs=3e-3)
 
 
 def test_every_tenth_step_of_the_notebook_has_no_rows_no_loss_and_no_effect() -> None:

@@ -11,7 +11,7 @@ from misuse.case import Misuse
 from support.fork_server import ForkServer
 from support.workspace import Workspace
 
-SAMPLED = 3  # every so many of the quick rows is run in `make test`, the others in `make test-all`
+SAMPLED = 4  # every so many of the quick rows is run in `make test`, the others in `make test-all`
 
 KINDS = [(kind.split()[-1], row) for kind, rows in pages.KINDS.items() for row in rows]
 ROWS = [
