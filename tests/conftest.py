@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +18,16 @@ settings.load_profile("stageline")
 
 # Before torch is imported, here and in every process that a test starts: pytest has a worker for each core.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+gc.disable()  # while tests are collected: thousands of them are made, and none is garbage
+
+
+def pytest_collection_finish() -> None:
+    """Else every collection of garbage would look through the tests themselves."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
