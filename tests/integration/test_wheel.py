@@ -97,6 +97,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other_package(wheel):
         assert "Private ::" not in archive.read(metadata).decode()
 
 
+@pytest.mark.slow
 def test_a_script_beside_files_of_those_names_imports_the_installed_package(installed, folder):
     folder.write("script.py", SCRIPT)
     assert float(run_in(folder.folder, installed / "python", "script.py")) > 0
