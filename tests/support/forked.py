@@ -289,6 +289,8 @@ def _import_everything() -> None:
     import sklearn.datasets  # noqa: F401
     import torch
 
+    import support.workspace  # noqa: F401  # before a command has another template
+
     for module in pkgutil.walk_packages(stageline.__path__, "stageline."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
