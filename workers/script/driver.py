@@ -125,7 +125,8 @@ class Driver:
     def position(self) -> Position:
         """After all calls that were submitted. For any thread."""
         with self._numbering:
-            return reduce(Position.after, (each.call.kind for each in self._submitted), self.log.position)
+            submitted = self._submitted.copy()  # at once: the script's thread may append meanwhile
+            return reduce(Position.after, (each.call.kind for each in submitted), self.log.position)
 
     def close(self, timeout: float) -> None:
         """Ends the thread and closes the queues."""

@@ -20,7 +20,8 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.names import defines, torch_name
 from stageline.workers.runs.code import hashes_of
 
-_INSTALLED = ("site-packages", "dist-packages")
+from .import_graph import files_of, is_installed
+
 _WAY_OUT = (
     "The workers on other machines import it by its name: put a function into a file beside the script that they have "
     "too, such as model.py, and pass that one"
@@ -54,8 +55,8 @@ def named(argument: str, value: Any, *, factory: bool = True) -> Named:
 
 
 def code_of_names(names: Iterable[Named]) -> ScriptCode:
-    """Of the modules that `names` are in, and of all that this process has imported from their folder but the script
-    itself. Raises `ModelRefused` if they are in several folders."""
+    """Of the modules that `names` are in, and of all that those import from their folder. Raises `ModelRefused` if they
+    are in several folders."""
     modules = {name.reference.rpartition(".")[0] for name in names if not name.reference.startswith("torch.")}
     roots = {_root(sys.modules[module]) for module in modules}
     if len(roots) > 1:
@@ -65,25 +66,7 @@ def code_of_names(names: Iterable[Named]) -> ScriptCode:
             "with all of them. Put them beside the script"
         )
     root = next(iter(roots), Path.cwd())
-    return ScriptCode(str(torch.__version__), hashes_of(root, _files_under(root)))
-
-
-def _files_under(root: Path) -> set[str]:
-    """The files of modules, by their paths in `root`."""
-    loaded = {
-        Path(file)
-        for name, module in list(sys.modules.items())
-        if name not in ("__main__", "__mp_main__") and (file := getattr(module, "__file__", None))
-    }
-    environment = Path(sys.prefix)
-    return {
-        path.relative_to(root).as_posix()
-        for path in loaded
-        if path.suffix == ".py"
-        and path.is_relative_to(root)  # torch has modules with files that are not there
-        and not _is_installed(path)
-        and not (environment.is_relative_to(root) and path.is_relative_to(environment))
-    }
+    return ScriptCode(str(torch.__version__), hashes_of(root, files_of(modules, root)))
 
 
 def _nameless(value: Any, *, factory: bool) -> str:
@@ -115,7 +98,7 @@ def _unimportable(module: ModuleType | None, name: str) -> str:
     file = Path(getattr(module, "__file__", None) or "").absolute()
     if file.suffix != ".py":
         return f"its module, {module.__name__}, is no Python file"
-    if _is_installed(file):
+    if is_installed(file):
         return f"its module, {module.__name__}, is an installed package, whose version is not compared"
     wanted = module.__name__.replace(".", "/")
     if file.with_suffix("").as_posix().removesuffix("/__init__").endswith(f"/{wanted}"):
@@ -164,7 +147,3 @@ def _root(module: ModuleType) -> Path:
     file = Path(str(module.__file__)).absolute()
     depth = module.__name__.count(".") + (file.name == "__init__.py")
     return file.parents[depth]
-
-
-def _is_installed(file: Path) -> bool:
-    return any(part in _INSTALLED for part in file.parts)

@@ -43,7 +43,7 @@ def test_functions_and_partials_become_names_and_options(module: Any) -> None:
     assert named("loss", nn.functional.mse_loss, factory=False).reference == "torch.nn.functional.mse_loss"
 
 
-def test_the_files_are_those_of_the_modules_and_what_is_imported_beside_them(module: Any) -> None:
+def test_the_files_are_those_of_the_modules_and_of_what_they_import(module: Any) -> None:
     code = code_of_names([named("model", module.build), named("optimizer", torch.optim.SGD)])
     assert sorted(code.files) == ["helpers_of_user_of_test_named.py", "user_of_test_named.py"]
     assert code.torch == torch.__version__
