@@ -11,21 +11,21 @@ train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
 
 # What each change must pass: a few minutes. mypy keeps one core busy: tests begin beside it.
-test: .venv/ready build/types/stageline
+test: .venv/checks build/types/stageline
 	$(MAKE) --jobs=2 lint test-quick
 
-test-quick: .venv/ready
+test-quick: .venv/checks
 	$(PYTEST)
 
 # What `make test` leaves out: whole matrices, long runs, more seeds.
-test-all: .venv/ready
+test-all: .venv/checks
 	$(PYTEST) -n 3 -o timeout=300 -m slow
 
 # Longer ones of which `make test-all` has a part, for changes of what they test.
-sweep: .venv/ready
+sweep: .venv/checks
 	$(PYTEST) -n 2 -o timeout=900 -m sweep
 
-lint: .venv/ready build/types/stageline
+lint: .venv/checks build/types/stageline
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -43,29 +43,34 @@ faults: simulate
 	$(RUN) faults.run_sweep $(FAULTS)
 
 # Recovery under 20,000 seeds; a seed that fails is printed with the command that repeats it.
-simulate: .venv/ready
+simulate: .venv/checks
 	$(RUN) simulation.run_seeds --seeds 20000
 	$(RUN) simulation.run_seeds --seeds 4000 --script
 
 # The decoders of what comes over a wire, for a minute, under a fuzzer.
-fuzz: .venv/ready
+fuzz: .venv/checks
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fuzz]'
 	$(RUN) fuzz.fuzz_wire -max_total_time=60
 
-bench: .venv/ready
+bench: .venv/checks
 	$(BIN)/python -m benchmarks
 
 # Size, names, tests, and the files that a microbatch and a heartbeat pass. ROOT=... measures another checkout.
-shape: .venv/ready
+shape: .venv/checks
 	$(BIN)/python -m benchmarks.shape $(ROOT)
 
 # Needs a Docker engine with Compose; BASE_IMAGE names the interpreter's image if it is not python:3.11-slim.
-docker-test: .venv/ready
+docker-test: .venv/checks
 	$(BIN)/python docker/test/run.py
 
 .venv/ready: setup.py constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stageline needs Python 3.11 or newer, this is " + sys.version.split()[0] + ". Use make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples]'
+	touch $@
+
+# What the checks need besides.
+.venv/checks: .venv/ready
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples,test]'
 	touch $@
 
