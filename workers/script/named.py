@@ -17,11 +17,18 @@ import torch
 
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.names import defines, torch_name
 from stageline.workers.runs.code import hashes_of
 
 from .import_graph import files_of, is_installed
 
+_FUNCTIONS = {  # of torch's losses, by their classes
+    "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
+    "L1Loss": "l1_loss",
+    "MSELoss": "mse_loss",
+    "NLLLoss": "nll_loss",
+}
 _WAY_OUT = (
     "The workers on other machines import it by its name: put a function into a file beside the script that they have "
     "too, such as model.py, and pass that one"
@@ -73,8 +80,8 @@ def _nameless(value: Any, *, factory: bool) -> str:
     """Why no other machine could import `value`; "" if it could."""
     if torch_name(value) is not None and (factory or not isinstance(value, type)):
         return ""
-    if isinstance(value, torch.nn.Module):
-        return f"an object of {type(value).__name__} has no name"
+    if isinstance(value, torch.nn.Module | Layers | list | tuple):
+        return _of_object(value, factory=factory)
     if isinstance(value, MethodType):
         return "it is a method of an object, which has no name"
     name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
@@ -89,6 +96,14 @@ def _nameless(value: Any, *, factory: bool) -> str:
     if module in ("__main__", "__mp_main__"):
         return "it is defined in the script itself, which the other machines do not import"
     return _unimportable(sys.modules.get(module), name)
+
+
+def _of_object(value: object, *, factory: bool) -> str:
+    kind = type(value).__name__
+    if factory:
+        return f"a model object, here an object of {kind}, cannot be sent; give the function that makes it"
+    function = _FUNCTIONS.get(kind, "cross_entropy")
+    return f"an object of {kind} has no name; give a function, such as nn.functional.{function}"
 
 
 def _unimportable(module: ModuleType | None, name: str) -> str:

@@ -64,8 +64,8 @@ in_the_script.__module__ = "__main__"
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (nn.Sequential(), "an object of Sequential has no name"),
-        (nn.CrossEntropyLoss(), "an object of CrossEntropyLoss has no name"),
+        (nn.Sequential(), "a model object, here an object of Sequential, cannot be sent; give the function that makes"),
+        ([nn.Linear(1, 1)], "a model object, here an object of list, cannot be sent"),
         (closure(), "defined inside a function"),
         (lambda: None, "a lambda has no name"),
         (nn.Linear(1, 1).state_dict, "a method of an object"),
@@ -86,6 +86,10 @@ def test_what_other_machines_could_not_import_is_refused_with_the_way_out(value:
 def test_a_loss_is_a_function_without_arguments_of_a_partial(module: Any) -> None:
     with pytest.raises(ModelRefused, match="it is a class; a function of"):
         named("loss", module.Net, factory=False)
+    with pytest.raises(ModelRefused, match=r"an object of CrossEntropyLoss .* such as nn.functional.cross_entropy"):
+        named("loss", nn.CrossEntropyLoss(), factory=False)
+    with pytest.raises(ModelRefused, match=r"an object of MSELoss .* such as nn.functional.mse_loss"):
+        named("loss", nn.MSELoss(), factory=False)
     with pytest.raises(ModelRefused, match="arguments, which cannot be sent"):
         named("loss", partial(nn.functional.cross_entropy, label_smoothing=0.1), factory=False)
 
