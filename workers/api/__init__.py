@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stageline.pipeline.timetable import draw_svg, draw_text
     from stageline.workers.checkpoint.saved import NotSaved
     from stageline.workers.checkpoint.weights import load_weights
+    from stageline.workers.runs.folder import NoSuchRun
     from stageline.workers.runs.result import Result
     from stageline.workers.runtime.executor import ComputeFailed
     from stageline.workers.script.errors import LineClosed, RunFailed
@@ -48,6 +49,7 @@ __all__ = [
     "Loader",
     "LossNotScalar",
     "ModelRefused",
+    "NoSuchRun",
     "NotSaved",
     "Plan",
     "PlanRefused",
@@ -95,6 +97,7 @@ _MODULES = {  # where each name is defined
     "pipeline.timetable": ("draw_svg", "draw_text"),
     "workers.checkpoint.saved": ("NotSaved",),
     "workers.checkpoint.weights": ("load_weights",),
+    "workers.runs.folder": ("NoSuchRun",),
     "workers.runs.result": ("Result",),
     "workers.runtime.executor": ("ComputeFailed",),
     "workers.script.line": ("Line",),

@@ -9,18 +9,20 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 
+from .argument_kinds import a_kind, misfits, resume_misfit, short
 from .script_plan import LineOptions
 
 _MEMORY = "memory://"
 
 
-def demand_usable(options: LineOptions, *, inline: bool) -> None:
+def demand_usable(options: LineOptions, *, inline: bool, resume: object = None) -> None:
     """Raises `ModelRefused`, which names the argument, its value and what would be right."""
-    if wrong := next(_complaints(options, inline=inline), None):
+    if wrong := resume_misfit(resume) or next(_complaints(options, inline=inline), None):
         raise ModelRefused(wrong)
 
 
 def _complaints(options: LineOptions, *, inline: bool) -> Iterator[str]:
+    yield from misfits(options)
     if options.cut is not None and options.stages is not None:
         yield (
             f"cut = {options.cut!r} and stages = {options.stages!r} are two ways to say the same: cut names the layers "
@@ -47,8 +49,7 @@ def _uncallable(options: LineOptions) -> Iterator[str]:
         named.append(("lr_scheduler", options.lr_scheduler, "a function of an optimizer"))
     for name, value, wanted in named:
         if not callable(value):
-            kind = type(value).__name__
-            yield f"{name} = {_short(value)} is {_article(kind)} {kind}, which cannot be called; wanted is {wanted}"
+            yield f"{name} = {short(value)} is {a_kind(value)}, which cannot be called; wanted is {wanted}"
 
 
 def _device_complaint(name: str) -> str:
@@ -65,12 +66,3 @@ def _device_complaint(name: str) -> str:
         case "mps" if not torch.backends.mps.is_built():
             return f"torch {torch.__version__} was built without MPS"
     return ""
-
-
-def _short(value: object) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _article(noun: str) -> str:
-    return "an" if noun[:1].lower() in "aeiou" else "a"

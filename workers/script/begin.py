@@ -8,6 +8,7 @@ from stageline.pipeline.model.cut import Segment, cut_model, first_trainable
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Placement, make_schedule
 
+from .argument_words import in_arguments_words
 from .arguments import demand_usable
 from .call_log import WeightNames
 from .inline_run import InlineRun
@@ -26,8 +27,8 @@ def begin_run(
 ) -> tuple[ModelWeights, ScriptRun]:
     """The run, and what the model's weights are. `resume`: the folder of the run to go on with.
 
-    Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `RunFailed`, and `ValueError` for another `workers`, or
-    one that cannot resume.
+    Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `NoSuchRun`, `RunFailed`, and `ValueError` for
+    another `workers`, or one that cannot resume.
     """
     if workers not in ("processes", "inline"):
         raise ValueError(f'workers = {workers!r}; wanted is "processes" or "inline"')
@@ -35,7 +36,12 @@ def begin_run(
         raise ValueError(f"broker = {masked(options.broker)!r}: inline workers are in this process; leave out workers")
     if workers == "inline" and resume is not None:
         raise ValueError(f"resume = {str(resume)!r}: an inline run saves nothing to go on from; leave out workers")
-    demand_usable(options, inline=workers == "inline")
+    demand_usable(options, inline=workers == "inline", resume=resume)
+    with in_arguments_words():
+        return _begin(model, options, workers, None if resume is None else Path(resume))
+
+
+def _begin(model: Model, options: LineOptions, workers: Workers, resume: Path | None) -> tuple[ModelWeights, ScriptRun]:
     whole = build_model(model, options.seed)
     segments = cut_model(whole, options.cut, options.stages)
     weights = weights_of(whole, segments)
@@ -53,13 +59,15 @@ def begin_run(
         return weights, InlineRun(segments, schedule, names, options)
     if joined is not None:
         from .joined_run import JoinedRun
+        from .saving import begun_run
 
-        return weights, JoinedRun(plan, schedule, names, None if resume is None else Path(resume).name, joined.code)
+        known = None if resume is None else begun_run(plan, resume)
+        return weights, JoinedRun(plan, schedule, names, known, joined.code)
     from .process_run import ProcessRun  # sockets and processes, which an inline line does without
     from .saving import run_to_resume
 
     with registered(model, options):
-        return weights, ProcessRun(plan, schedule, names, None if resume is None else run_to_resume(plan, Path(resume)))
+        return weights, ProcessRun(plan, schedule, names, None if resume is None else run_to_resume(plan, resume))
 
 
 def _joined_terms(model: Model, options: LineOptions, broker: str) -> "JoinedTerms":

@@ -13,6 +13,7 @@ from stageline.workers.checkpoint.saved import (
     draft_folder,
     is_saved,
 )
+from stageline.workers.runs import folder as runs
 
 from .script_run import Replies
 
@@ -36,5 +37,21 @@ def save_checkpoint(
 
 def run_to_resume(plan: Plan, folder: Path) -> str:
     """The id of the run in `folder`; if a checkpoint was saved there, that of a new run which goes on from it. Raises
-    what `begin_from_saved` does."""
-    return begin_from_saved(plan, folder) if is_saved(folder) else folder.name
+    `NoSuchRun`, and what `begin_from_saved` does."""
+    return begin_from_saved(plan, folder) if is_saved(folder) else begun_run(plan, folder)
+
+
+def begun_run(plan: Plan, folder: Path) -> str:
+    """The id of the unfinished run in `folder`, which is one of the plan's folder of runs. Raises `NoSuchRun`."""
+    kept = runs.folder(plan, folder.name)
+    if not folder.name or not runs.is_run(kept):
+        raise runs.NoSuchRun(
+            f'resume = "{folder}": there is no run of that name in folder = "{plan.run.dir}", and no saved checkpoint. '
+            "Leave out resume= to begin a run"
+        )
+    if (kept / runs.RESULT).exists():
+        raise runs.NoSuchRun(
+            f'resume = "{folder}": that run has finished; load_weights("{kept}") has its weights. Leave out resume= to '
+            "begin another"
+        )
+    return folder.name

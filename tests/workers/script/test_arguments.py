@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from stageline import Line, ModelRefused
+from stageline import Line, ModelRefused, PlanRefused
 
 GOOD = {"loss": nn.functional.mse_loss, "optimizer": torch.optim.SGD}
 
@@ -29,6 +29,79 @@ GOOD = {"loss": nn.functional.mse_loss, "optimizer": torch.optim.SGD}
 def test_what_cannot_work_is_refused_with_its_argument_its_value_and_the_way_out(tmp_path, wrong, told):
     with pytest.raises(ModelRefused, match=told):
         Line(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), **{"cut": [1], **GOOD, **wrong}, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs == targets).float().mean()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"cut": 4}, "cut = 4: wanted is a list of layers' numbers or names, such as [4]"),
+        ({"cut": [4.0]}, "cut = [4.0]: wanted is a list of layers' numbers or names, such as [4]"),
+        ({"cut": "auto"}, "cut = 'auto': wanted is a list of layers' numbers or names"),
+        ({"cut": [True]}, "cut = [True]: wanted is a list"),
+        ({"cut": []}, "cut = []: wanted is a list"),
+        ({"cut": [9]}, "cut = [9]: 9 is out of range"),
+        ({"cut": None, "stages": "2"}, "stages = '2': wanted is a whole number from 1 on"),
+        ({"cut": None, "stages": 9}, "stages = 9, but the model has 2 layers"),
+        ({"placement": [0, 1]}, "placement = [0, 1]: wanted is a list with the stages of each worker"),
+        ({"window": 3}, "window = 3: wanted is a list"),
+        ({"seed": "x"}, "seed = 'x': wanted is a whole number from 0 on"),
+        ({"seed": 1 << 64}, "seed = 18446744073709551616: wanted is a whole number"),
+        ({"metrics": accuracy}, "metrics = accuracy: wanted is a list of functions of (outputs, targets), such as ["),
+        ({"settings": 3}, "settings is an int: wanted is a dict of a plan's keys"),
+        ({"settings": {"recovery": {"lease": 3}}}, "settings['recovery'] is a dict: wanted are single keys"),
+        ({"resume": 3}, "resume = 3: wanted is the folder of a run"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_a_value_of_another_kind_is_refused_with_its_argument_and_what_is_wanted(tmp_path, wrong, told):
+    """What Python raised for it somewhere below did not name the argument."""
+    with pytest.raises(ModelRefused) as refused:
+        Line(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), **{"cut": [1], **GOOD, **wrong}, folder=tmp_path)
+    assert str(refused.value).startswith(told)
+    assert not list(tmp_path.iterdir())
+
+
+WHOLE = "a whole number from 1 on is wanted"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"microbatches": 0}, ["microbatches = 0: a whole number from 1 to 65536 is wanted"]),
+        ({"microbatches": "4"}, ['microbatches = "4": a whole number from 1 to 65536 is wanted, this is text']),
+        ({"threads": 0}, [f"threads = 0: {WHOLE}"]),
+        ({"name": "a/b"}, ['name = "a/b": a name of letters, digits and - _ . is wanted']),
+        (
+            {"window": [1, 1]},
+            ['window = [1, 1]: schedule = "1f1b" takes none; use schedule = "window", or leave it out'],
+        ),
+        (
+            {"settings": {"recovery.leese": "30s"}},
+            ['settings: recovery.leese: there is no such key; did you mean "lease"'],
+        ),
+        ({"settings": {"workers.0.threads": 0}}, [f"settings: workers.0.threads = 0: {WHOLE}"]),
+        (
+            {"placement": [[0], [0]]},
+            [
+                "placement: stage 0 is owned by worker 0 and worker 1; give it to exactly one worker",
+                "placement: stage 1 is owned by no worker; give it to exactly one worker",
+            ],
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_a_plan_refuses_is_said_of_the_argument(tmp_path, wrong, told):
+    """It named the keys of a plan file, which a script does not have."""
+    with pytest.raises(PlanRefused) as refused:
+        Line(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), **{"cut": [1], **GOOD, **wrong}, folder=tmp_path)
+    lines = str(refused.value).splitlines()
+    assert len(lines) == len(told)
+    assert all(line.startswith(each) for line, each in zip(lines, told, strict=True)), lines
     assert not list(tmp_path.iterdir())
 
 

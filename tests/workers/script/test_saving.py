@@ -8,14 +8,16 @@ import pytest
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.workers.checkpoint.saved import NotSaved
+from stageline.workers.runs.folder import PLAN, RESULT, NoSuchRun
 from stageline.workers.script.errors import RunFailed
-from stageline.workers.script.saving import save_checkpoint
+from stageline.workers.script.saving import run_to_resume, save_checkpoint
 from stageline.workers.script.script_run import Replies
 
 
-def plan() -> Plan:
+def plan(folder: str = "runs") -> Plan:
     return from_mapping(
         {
+            "run": {"dir": folder},
             "model": {"factory": "script:model", "loss": "script:loss", "stages": 2},
             "data": {"source": "script:batches", "batch_size": 1},
             "optimizer": {"factory": "script:optimizer"},
@@ -46,3 +48,17 @@ def test_nothing_is_left_of_what_was_not_saved(
     with pytest.raises(error, match=said):
         save_checkpoint(tmp_path / "mine", plan(), "line-1", lambda: step, call)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_cannot_be_resumed_is_told_in_the_scripts_words(tmp_path: Path) -> None:
+    """They were those of `stageline train --resume`."""
+    runs = tmp_path / "runs"
+    here = plan(str(runs))
+    with pytest.raises(NoSuchRun, match=r"there is no run of that name in folder = .*Leave out resume= to begin a run"):
+        run_to_resume(here, runs / "line-1")
+    (runs / "line-1").mkdir(parents=True)
+    (runs / "line-1" / PLAN).write_text("{}")
+    assert run_to_resume(here, runs / "line-1") == "line-1"
+    (runs / "line-1" / RESULT).write_text("{}")
+    with pytest.raises(NoSuchRun, match=r"has finished; load_weights.* has its weights. Leave out resume= to begin"):
+        run_to_resume(here, runs / "line-1")

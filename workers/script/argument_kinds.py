@@ -1,0 +1,95 @@
+"""Which kinds of values a `Line`'s arguments may have: what is of another kind would fail somewhere below, unnamed.
+
+Their ranges, and how they go together, are for the plan to judge.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from .script_plan import LineOptions
+
+Accepts = Callable[[object], bool]
+
+_SETTING = '{"recovery.lease": "30s"}'
+_SEEDS = range(1 << 64)  # what torch's generators take
+
+
+def misfits(options: LineOptions) -> Iterator[str]:
+    """What is of a wrong kind: the argument, its value, and what is wanted."""
+    settings: object = options.settings  # whose values may hold a password
+    if not isinstance(settings, Mapping):
+        yield f"settings is {a_kind(settings)}: wanted is a dict of a plan's keys, such as {_SETTING}"
+        return
+    for name, accepts, wanted in _KINDS:
+        value = getattr(options, name)
+        if not accepts(value):
+            yield f"{name} = {short(value)}: wanted is {wanted}"
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield f"settings[{key!r}] is {a_kind(value)}: wanted are single keys, such as {_SETTING}"
+
+
+def resume_misfit(resume: object) -> str:
+    """What is wrong with the kind of `resume`; "" if nothing is."""
+    if resume is None or isinstance(resume, str | os.PathLike):
+        return ""
+    return f"resume = {short(resume)}: wanted is the folder of a run, or of what save has saved"
+
+
+def short(value: object) -> str:
+    """`value` as Python writes it, shortened; of a function its name."""
+    text = getattr(value, "__qualname__", None) or " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def a_kind(value: object) -> str:
+    """ "an int", "a tuple"."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_cut(value: object) -> bool:
+    return isinstance(value, Sequence) and _is_list(value) and bool(value) and all(map(_is_place, value))
+
+
+def _is_place(value: object) -> bool:
+    return _is_whole(value) or isinstance(value, str)
+
+
+def _is_placement(value: object) -> bool:
+    return isinstance(value, Sequence) and all(_is_list(owned) and all(map(_is_whole, owned)) for owned in value)
+
+
+def _is_stages(value: object) -> bool:
+    return isinstance(value, int) and _is_whole(value) and value > 0
+
+
+def _is_seed(value: object) -> bool:
+    return _is_whole(value) and value in _SEEDS
+
+
+def _optional(accepts: Accepts) -> Accepts:
+    return lambda value: value is None or accepts(value)
+
+
+_KINDS: tuple[tuple[str, Accepts, str], ...] = (
+    ("cut", _optional(_is_cut), "a list of layers' numbers or names, such as [4]"),
+    ("stages", _optional(_is_stages), "a whole number from 1 on"),
+    ("placement", _optional(_is_placement), "a list with the stages of each worker, such as [[0, 2], [1, 3]]"),
+    ("window", _optional(_is_list), "a list with one whole number for each stage, such as [4, 2]"),
+    ("seed", _is_seed, "a whole number from 0 on, of at most 64 bits"),
+    ("metrics", _is_list, "a list of functions of (outputs, targets), such as [accuracy]"),
+    (
+        "settings",
+        lambda value: isinstance(value, Mapping),
+        'a dict of a plan\'s keys, such as {"recovery.lease": "30s"}',
+    ),
+)
