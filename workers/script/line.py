@@ -24,6 +24,7 @@ from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.program import AHEAD
 
+from .batch_shape import batches_of, demand_batch
 from .begin import Workers, begin_run
 from .display import display_of
 from .errors import LineClosed
@@ -54,7 +55,8 @@ class Line(AbstractContextManager["Line"]):
     None if that is a terminal.
 
     Equal, bit for bit, to the unsplit model under the same microbatches, loss shares and layer seeding. Raises
-    `ModelRefused`, `ScheduleRefused` or `PlanRefused` for what cannot work, `RunFailed` if the processes do not start.
+    `ModelRefused`, `ScheduleRefused` or `PlanRefused` for what cannot work, `NoSuchRun` for what cannot be resumed,
+    `RunFailed` if the processes do not start.
     """
 
     def __init__(
@@ -126,8 +128,8 @@ class Line(AbstractContextManager["Line"]):
         """Trains on one batch; its loss, which is waited for when it is read, so that the next step may begin before.
 
         `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows; they are copied. Raises `DataError`
-        if they have different numbers of rows (then nothing has changed), `RunFailed` or `ComputeFailed` if the run has
-        failed, also in an earlier step.
+        if they have different numbers of rows, or one has no tensor (then nothing has changed), `RunFailed` or
+        `ComputeFailed` if the run has failed, also in an earlier step.
         """
         done = self._submit(CallKind.TRAIN, x, y)
         done.add_done_callback(self._seen.step_ended)
@@ -136,10 +138,10 @@ class Line(AbstractContextManager["Line"]):
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients.
 
-        Raises `DataError` if there are no rows.
+        Raises `DataError` if there are no rows, or for what is no iterable of (inputs, targets).
         """
         sums: dict[str, float] = {}
-        for done in [self._submit(CallKind.EVALUATE, x, y) for x, y in batches]:
+        for done in [self._submit(CallKind.EVALUATE, x, y) for x, y in batches_of(batches)]:
             found: Mapping[str, float | None] = _only(done.result())
             for name, value in found.items():
                 if value is not None:  # in a batch without rows there is nothing to measure
@@ -209,7 +211,7 @@ class Line(AbstractContextManager["Line"]):
             self._display.close()
 
     def _submit(self, kind: CallKind, x: Tree, y: Tree) -> "Future[Replies]":
-        rows((x, y))
+        demand_batch(x, y)
         return self._call(kind, _copied(x), _copied(y))
 
     def _call(
