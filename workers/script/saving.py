@@ -42,9 +42,21 @@ def run_to_resume(plan: Plan, folder: Path) -> str:
 
 
 def begun_run(plan: Plan, folder: Path) -> str:
-    """The id of the unfinished run in `folder`, which is one of the plan's folder of runs. Raises `NoSuchRun`."""
+    """The id of the unfinished run in `folder`, which is one of the plan's folder of runs, or of the run with that
+    name there. Raises `NoSuchRun`."""
     kept = runs.folder(plan, folder.name)
-    if not folder.name or not runs.is_run(kept):
+    here = len(folder.parts) == 1 or folder.resolve() == kept.resolve()
+    if is_saved(folder):
+        raise runs.NoSuchRun(
+            f'resume = "{folder}": a checkpoint was saved there, which workers on other machines do not have. Leave '
+            "out broker= to go on from it with processes of this machine"
+        )
+    if not here and runs.is_run(folder):
+        raise runs.NoSuchRun(
+            f'resume = "{folder}": this line has its runs in folder = "{plan.run.dir}". Pass '
+            f'folder="{folder.parent}" to go on with that one'
+        )
+    if not here or not runs.is_run(kept):
         raise runs.NoSuchRun(
             f'resume = "{folder}": there is no run of that name in folder = "{plan.run.dir}", and no saved checkpoint. '
             "Leave out resume= to begin a run"

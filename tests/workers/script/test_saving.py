@@ -62,3 +62,17 @@ def test_a_run_that_cannot_be_resumed_is_told_in_the_scripts_words(tmp_path: Pat
     (runs / "line-1" / RESULT).write_text("{}")
     with pytest.raises(NoSuchRun, match=r"has finished; load_weights.* has its weights. Leave out resume= to begin"):
         run_to_resume(here, runs / "line-1")
+
+
+@pytest.mark.parametrize("resume", ["elsewhere/line-1", ".", ""])
+def test_only_a_run_of_the_lines_own_folder_is_resumed(
+    resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another folder's run of the same name was, and of no name the newest."""
+    monkeypatch.chdir(tmp_path)
+    for parent in ("runs", "elsewhere"):
+        (tmp_path / parent / "line-1").mkdir(parents=True)
+        (tmp_path / parent / "line-1" / PLAN).write_text("{}")
+    assert run_to_resume(plan(), Path("line-1")) == "line-1"
+    with pytest.raises(NoSuchRun, match='Pass folder="elsewhere"' if resume[1:] else "no run of that name"):
+        run_to_resume(plan(), Path(resume))
