@@ -1,18 +1,20 @@
 """Which of what a script's plan names a worker on another machine may import: nothing but what its own folder has, too.
 
-Before anything is imported, every file must be there with the content that the script has, and every name must lead to
-one of these files, or be a public one of torch. Afterwards, every name must be a class or function that its module
-itself defines: `model.system` is refused also where model.py imports it from `os`.
+Before anything is imported, every file must be there with the content that the script has, and Python must find every
+name in one of these files, or it must be a public one of torch. Afterwards, every module must come from its file, and
+every name must be a class or function that its module itself defines: `model.system` is refused also where model.py
+imports it from `os`.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
     EXTENSION_SUFFIXES,
     SOURCE_SUFFIXES,
     ExtensionFileLoader,
     FileFinder,
+    PathFinder,
     SourceFileLoader,
     SourcelessFileLoader,
 )
@@ -29,6 +31,8 @@ from stageline.pipeline.plan.models import SCRIPT_BATCHES
 from stageline.workers.runs.code import hashes_of, public_version
 
 _SHOWN = 12  # digits of a hash
+_LISTED = 5  # files that a refusal names
+_LONGEST = 100  # characters of a name in a refusal
 _LOADERS = (  # in the order in which Python looks
     (ExtensionFileLoader, EXTENSION_SUFFIXES),
     (SourceFileLoader, SOURCE_SUFFIXES),
@@ -47,7 +51,7 @@ def demand_same_code(plan: Plan, code: ScriptCode, folder: Path, host: str) -> N
         )
     if wrong := [*_different_files(code, folder)]:
         raise ModelRefused(
-            f"the code in {folder} on {host} is not the script's: {'; '.join(wrong)}. "
+            f"the code in {folder} on {host} is not the script's: {_listed(wrong, '; ')}. "
             "Copy the files from the script's folder"
         )
     modules = _modules(plan, code, folder)
@@ -55,6 +59,8 @@ def demand_same_code(plan: Plan, code: ScriptCode, folder: Path, host: str) -> N
         sys.path.insert(0, str(folder))
     for key, module, name in modules:
         load_object(f"{module}.{name}", folder, key)
+        if (other := _other_file(module, [folder / file for file in _files_of(module, folder)])) is not None:
+            raise _refused(key, f"{module}.{name}", f"{other} was imported, which is not the file that was compared")
         if not defines(sys.modules[module], name):
             raise _refused(key, f"{module}.{name}", f"{module} does not itself define such a class or function")
 
@@ -62,18 +68,36 @@ def demand_same_code(plan: Plan, code: ScriptCode, folder: Path, host: str) -> N
 def _different_files(code: ScriptCode, folder: Path) -> Iterator[str]:
     """What is wrong with the files in `folder`."""
     for file, wanted in code.files.items():
-        path = PurePosixPath(file)
-        if (
-            path.is_absolute()
-            or ".." in path.parts
-            or path.suffix != ".py"
-            or (folder / file).resolve() != folder / file
-        ):
-            yield f"{file} leads out of the folder"
-        elif not (folder / file).is_file():
-            yield f"{file} is not there"
-        elif (found := hashes_of(folder, [file])[file]) != wanted:
-            yield f"{file} differs (SHA-256 {found[:_SHOWN]} here, {wanted[:_SHOWN]} there)"
+        try:
+            wrong = _difference(file, wanted, folder)
+        except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, links in a circle, not readable
+            wrong = f"cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})"
+        if wrong is not None:
+            yield f"{_named(file)} {wrong}"
+
+
+def _difference(file: str, wanted: str, folder: Path) -> str | None:
+    """What is wrong with one of them. Raises `OSError`, `ValueError` or `RuntimeError` for a name that cannot be."""
+    path = PurePosixPath(file)
+    if path.is_absolute() or ".." in path.parts or path.suffix != ".py" or (folder / file).resolve() != folder / file:
+        return "leads out of the folder"
+    if not (folder / file).is_file():
+        return "is not there"
+    if (found := hashes_of(folder, [file])[file]) != wanted:
+        return f"differs (SHA-256 {found[:_SHOWN]} here, {_named(wanted[:_SHOWN])} there)"
+    return None
+
+
+def _named(file: str) -> str:
+    """A name from the broker as a message shows it: not all of a long one, and nothing that a terminal obeys."""
+    short = file if len(file) <= _LONGEST else f"{file[:_LONGEST]}..."
+    return short if short.isprintable() and short else repr(short)
+
+
+def _listed(each: Sequence[str], separator: str) -> str:
+    """The first few, and how many there are if those are not all."""
+    more = f"{separator}and {len(each) - _LISTED} more" if len(each) > _LISTED else ""
+    return separator.join(each[:_LISTED]) + more
 
 
 def _modules(plan: Plan, code: ScriptCode, folder: Path) -> list[tuple[str, str, str]]:
@@ -89,10 +113,13 @@ def _modules(plan: Plan, code: ScriptCode, folder: Path) -> list[tuple[str, str,
                 key,
                 reference,
                 "a worker that joins a script imports public names of torch, and names in those files of its own "
-                f"folder that the script has, too: {', '.join(code.files) or 'none'}",
+                f"folder that the script has, too: {_listed([*map(_named, code.files)], ', ') or 'none'}",
             )
-        if (taken := _taken(module.split(".")[0], folder)) is not None:
-            raise _refused(key, reference, f"{taken} has that name here; rename the file, or its folder")
+        if (taken := _taken(module, [folder / file for file in files], folder)) is not None:
+            where = folder / files[-1]
+            raise _refused(
+                key, reference, f"{taken} has that name here, as {where} has; rename the file, or its folder"
+            )
         found.append((key, module, name))
     return found
 
@@ -117,14 +144,41 @@ def _origin(name: str, folder: Path) -> str | None:
     return None if spec is None else spec.origin
 
 
-def _taken(top: str, folder: Path) -> str | None:
-    """What this process has imported, or builtin, under the name `top`, from elsewhere than `folder`."""
+def _taken(module: str, compared: Sequence[Path], folder: Path) -> str | None:
+    """What Python has imported, or would import, under the name of `module` or of a package that it is in, in place of
+    the files `compared`."""
+    top = module.split(".")[0]
     if top in sys.stdlib_module_names:
         return f"Python's own module {top}"
-    there = getattr(sys.modules.get(top), "__file__", None)
-    if top not in sys.modules or (there is not None and Path(there).is_relative_to(folder)):
-        return None
-    return f"{there or 'a package that is loaded'}"
+    if top in sys.modules and not _is_file(there := getattr(sys.modules[top], "__file__", None), compared[0]):
+        return f"{there or 'a package that is loaded'}"
+    found = _found(module, [str(folder), *sys.path])
+    return None if _is_file(found, compared[-1]) else f"{found or 'a package elsewhere'}"
+
+
+def _found(module: str, path: Sequence[str]) -> str | None:
+    """The file to which an import of `module` leads. A package without `__init__.py` has parts all over the path, and
+    comes after every other of its name."""
+    origin = None
+    for name in module.split("."):
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            return None
+        origin, path = spec.origin, list(spec.submodule_search_locations or ())
+    return origin
+
+
+def _other_file(module: str, compared: Sequence[Path]) -> str | None:
+    """A file that `module`, or a package that it is in, was imported from, if it is not one that was compared."""
+    names = [module.rsplit(".", up)[0] for up in range(module.count(".") + 1)]
+    own, *packages = (getattr(sys.modules[name], "__file__", None) for name in names)
+    if not _is_file(own, compared[-1]):
+        return own or "something without a file"
+    return next((file for file in packages if file is not None and Path(file).resolve() not in compared), None)
+
+
+def _is_file(found: str | None, wanted: Path) -> bool:
+    return found is not None and Path(found).resolve() == wanted
 
 
 def _refused(key: str, reference: str, reason: str) -> ModelRefused:

@@ -2,7 +2,10 @@
 
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -60,10 +63,15 @@ def test_the_same_code_is_imported(folder: Path) -> None:
         ({"../outside.py": "0" * 64}, "../outside.py leads out of the folder"),
         ({"link.py": "0" * 64}, "link.py leads out of the folder"),
         ({"/etc/passwd": "0" * 64}, "/etc/passwd leads out of the folder"),
+        ({"nul\0.py": "0" * 64}, r"'nul\x00.py' cannot be read (ValueError)"),
+        ({"circle.py": "0" * 64}, "circle.py cannot be read ("),
+        ({"long" * 75 + ".py": "0" * 64}, "long" * 25 + "... cannot be read (File name too long)"),
+        ({f"absent{each}.py": "0" * 64 for each in range(9)}, "absent4.py is not there; and 4 more. Copy"),
     ],
 )
 def test_other_files_are_named_and_nothing_is_imported(folder: Path, files: dict[str, str], why: str) -> None:
     (folder / "link.py").symlink_to(folder.parent / "outside.py")
+    (folder / "circle.py").symlink_to("circle.py")
     with pytest.raises(ModelRefused) as refused:
         demand_same_code(plan(), ScriptCode(torch.__version__, files), folder, "desk")
     assert why in str(refused.value)
@@ -103,6 +111,54 @@ def test_a_file_that_another_would_be_imported_in_place_of_is_refused(folder: Pa
     (folder / MODULE).mkdir()
     (folder / MODULE / "__init__.py").write_text(TEXT)
     with pytest.raises(ModelRefused, match="is not imported"):
+        demand_same_code(plan(), code_in(folder), folder, "desk")
+
+
+def test_a_file_that_python_finds_elsewhere_under_the_same_name_is_refused(folder: Path) -> None:
+    """A folder without `__init__.py` comes after every package of its name on the path, wherever that is."""
+    elsewhere = folder / ".venv"
+    for package in (folder / "shadowed", elsewhere / "shadowed"):
+        package.mkdir(parents=True)
+        (package / "net.py").write_text(TEXT)
+    code = ScriptCode(torch.__version__, hashes_of(folder, ["shadowed/net.py"]))
+    (elsewhere / "shadowed" / "__init__.py").touch()
+    sys.path.append(str(elsewhere))
+    with pytest.raises(ModelRefused) as refused:
+        demand_same_code(plan("shadowed.net.build"), code, folder, "desk")
+    for place in (elsewhere, folder):
+        assert str(place / "shadowed" / "net.py") in str(refused.value)
+    assert not [*folder.rglob("imported")]
+    sys.path.pop()
+    demand_same_code(plan("shadowed.net.build"), code, folder, "desk")
+    assert sys.modules.pop("shadowed.net").__file__ == str(folder / "shadowed" / "net.py")
+    del sys.modules["shadowed"]
+
+
+def test_a_module_that_is_loaded_from_another_file_inside_the_folder_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = folder / ".venv" / f"{MODULE}.py"
+    loaded = ModuleType(MODULE)
+    loaded.__file__ = str(there)
+    monkeypatch.setitem(sys.modules, MODULE, loaded)
+    with pytest.raises(ModelRefused, match=f"{there} has that name here, as {folder / MODULE}.py has"):
+        demand_same_code(plan(), code_in(folder), folder, "desk")
+
+
+def test_what_was_imported_from_another_file_than_that_compared_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finders that others have put before Python's own are asked only by the import."""
+    other = folder / ".venv" / f"{MODULE}.py"
+    other.parent.mkdir()
+    other.write_text(TEXT)
+
+    class Finder:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            return spec_from_file_location(name, other) if name == MODULE else None
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    with pytest.raises(ModelRefused, match=f"{other} was imported, which is not the file"):
         demand_same_code(plan(), code_in(folder), folder, "desk")
 
 
