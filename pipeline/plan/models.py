@@ -37,6 +37,7 @@ SCRIPT_BATCHES = "script:batches"  # the data source of a run whose batches a sc
 # A typing error shall not make a billion workers, nor a list of a billion actions.
 _MOST_STAGES = 1024
 _MOST_MICROBATCHES = 65536
+_MOST_THREADS = 1024
 
 
 class Section(BaseModel):
@@ -327,7 +328,7 @@ class WorkerPlan(Section):
         examples=[[0, 2]],
     )
     device: Device = Field(default="cpu", description="Where the stages live.", examples=["cuda:0"])
-    threads: Annotated[int, whole(1)] = Field(
+    threads: Annotated[int, whole(1, _MOST_THREADS)] = Field(
         default=1, description="Threads that torch computes with. It is part of the result.", examples=[4]
     )
 

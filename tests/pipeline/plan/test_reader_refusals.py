@@ -132,6 +132,11 @@ WRONG = [
     ({"recovery__lease": float("inf")}, "recovery.lease", "a time in seconds"),
     ({"recovery__on_bad_microbatch": "stop"}, "recovery.on_bad_microbatch", '"halt" or "skip" is wanted'),
     ({"workers__0__stages": [0, 1], "workers__0__device": "gpu 1"}, "workers.0.device", 'such as "cpu" or "cuda:0"'),
+    (
+        {"workers__0__stages": [0, 1], "workers__0__threads": 2**40},
+        "workers.0.threads",
+        "a whole number from 1 to 1024",
+    ),
     ({"workers__0__threads": 2}, "workers.0.stages", "missing; a list of stages such as [0, 2] is wanted"),
     ({"workers__1__stages": [0, 1]}, "workers", "workers are numbered from 0 without gaps: [workers.0]"),
 ]
