@@ -23,6 +23,10 @@ class BrokerUnreachable(StagelineError):
     exit_code = ExitCode.NO_BROKER
 
 
+class NoAnswer(BrokerUnreachable):
+    """The address can be used, but nothing there answers as a broker does."""
+
+
 class Client(AbstractContextManager["Client"]):
     """A command's connection to the broker at `url`, for one thread. Raises `BrokerUnreachable`.
 
@@ -59,7 +63,7 @@ class Client(AbstractContextManager["Client"]):
                     raise ValueError(reason)
         if self._channel.trouble:
             raise BrokerUnreachable(f"no broker can be reached: {self._channel.trouble}")
-        raise BrokerUnreachable(
+        raise NoAnswer(
             f"no broker answered at {masked(self._url)} within {timeout:g} s. Is the run still going, and is this its "
             f"broker? Name another with --broker."
         )

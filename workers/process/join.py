@@ -18,7 +18,7 @@ from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.pipeline.plan.addresses import masked
-from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.control.client import BrokerUnreachable, Client, NoAnswer
 
 from .open_queues import address_towards
 from .script_code import demand_same_code
@@ -58,13 +58,15 @@ def joined_plan(broker: str, patience: float, sets: Sequence[str]) -> Plan:
 
 
 def plan_here(settings: Mapping[str, object], broker: str, sets: Sequence[str], environment: Mapping[str, str]) -> Plan:
-    """The plan that `settings` are, with the addresses and folders of this machine. Raises `PlanRefused`."""
+    """The plan that `settings` are, with the addresses and folders of this machine, and as much memory for its queues
+    as it says itself. Raises `PlanRefused`."""
     url = broker.partition("#")[0] if broker.startswith(REDIS) else f"tcp://{address_towards(broker)}:0"
     own: dict[str, dict[str, object]] = {"run": {"dir": RUNS}, "queues": {"url": url}, "broker": {"url": broker}}
-    tables = {**settings}
+    tables: dict[str, Any] = {**settings}
     for table, keys in own.items():
         given = tables.get(table)
         tables[table] = {**(given if isinstance(given, Mapping) else {}), **keys}
+    tables["queues"] = {key: value for key, value in tables["queues"].items() if key != "retain_bytes"}
     return from_mapping(tables, sets=sets, environment=environment)
 
 
@@ -75,6 +77,12 @@ def _ask(broker: str, patience: float) -> JoinAnswer:
         try:
             with Client(broker) as client:
                 return msgspec.convert(client.ask("join", timeout=ATTEMPT), JoinAnswer)
+        except NoAnswer as error:
+            if monotonic() > deadline:
+                raise BrokerUnreachable(
+                    f"no script's broker answered at {masked(broker)} within {max(patience, ATTEMPT):g} s: start the "
+                    "script, or name another address after --join"
+                ) from error
         except BrokerUnreachable:
             if monotonic() > deadline:
                 raise
