@@ -27,7 +27,7 @@ from stageline.broker.control.messages import (
     Standby,
     Stop,
 )
-from stageline.pipeline.errors import documented
+from stageline.pipeline.errors import ExitCode, documented
 from stageline.workers.runtime.progress import Progress
 
 from .reporter import Reporter
@@ -69,10 +69,12 @@ class SnapshotInventory(Protocol):
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
     """How a worker introduces itself: `base` has what is the same in each of its Hellos. `disk`: None in a run whose
-    workers are not replaced."""
+    workers are not replaced. `why_not(run)` says why the run that a broker names cannot be this worker's; nothing of
+    that run is read or changed before."""
 
     base: Hello
     disk: SnapshotInventory | None = None
+    why_not: Callable[[str], str | None] = lambda run: None
 
     def hello(self, run: str, **changes: object) -> Hello:
         """`run`: the run's id, "" if it is not known; then it is not known either which snapshots are the run's."""
@@ -102,7 +104,8 @@ class Joining:
             case Assigned() as assigned:
                 return self._consider(assigned)
             case Standby(_, run, step) if run:
-                self._run, self._declined = run, 0
+                self._enter(run)
+                self._declined = 0
                 self._inspect(step)
             case Refused(reason, code) | Stop(reason, code):
                 raise Stopped(reason, documented(code))
@@ -110,7 +113,7 @@ class Joining:
 
     def _consider(self, assigned: Assigned) -> Assigned | None:
         """If what to begin with is gone, the broker's records are old: it learns that from the next hello."""
-        self._run = assigned.run
+        self._enter(assigned.run)
         disk = self._identity.disk
         if disk is not None and not disk.can_begin(assigned):
             self._declined = assigned.incarnation
@@ -118,6 +121,12 @@ class Joining:
         if disk is not None and assigned.step < self._inspected:
             disk.abandon(assigned)
         return assigned
+
+    def _enter(self, run: str) -> None:
+        """From now on `run` is the run. Raises `Stopped` if it cannot be."""
+        if run != self._run and (reason := self._identity.why_not(run)) is not None:
+            raise Stopped(reason, ExitCode.REFUSED)
+        self._run = run
 
     def _inspect(self, step: int) -> None:
         """Reads the snapshots that the broker asks about, once."""

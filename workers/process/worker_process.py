@@ -27,6 +27,7 @@ from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.retry import ResourceFault
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import CheckpointHooks, LocalSnapshots, open_snapshots
+from stageline.workers.checkpoint.joined_folder import note_own, why_not_own
 from stageline.workers.checkpoint.saved import save_stages
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.weights import save_weights
@@ -50,7 +51,16 @@ from .open_queues import open_queues, reachable
 from .signals import Signals, exit_at_once
 
 EVENTS: dict[int, str] = {ExitCode.REFUSED: "refused", ExitCode.NO_BROKER: "no broker"}
-EXPECTED = (ComputeFailed, DataError, BrokerError, SnapshotFailed, SnapshotDamaged, ForeignState, CallRefused)
+EXPECTED = (
+    ComputeFailed,
+    DataError,
+    BrokerError,
+    SnapshotFailed,
+    SnapshotDamaged,
+    ForeignState,
+    CallRefused,
+    runs.FolderUnusable,
+)
 
 log = structlog.get_logger()
 
@@ -152,6 +162,8 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
     work = _Work(job, assigned, joined=options.joined)
     reported = failures_reported(control, assigned.incarnation, work.explain, replaced=job.plan.recovery.on)
     with closing(_open_queues(job, assigned, control, folder, work.make_room)) as queues, reported:
+        if options.joined:
+            note_own(job.plan, assigned.run)
         work.make_loop(queues)
         here = reachable(queues.endpoint, options.broker)
         control.start(assigned, here, work.loop, steps=job.training_steps, ring=queues.ring)
@@ -281,7 +293,7 @@ def _identity(job: Job, options: WorkerOptions) -> WorkerIdentity:
         length=job.length,
         needs_length=job.length is None and not plan.scripted,
     )
-    return WorkerIdentity(base, disk)
+    return WorkerIdentity(base, disk, partial(why_not_own, plan)) if options.joined else WorkerIdentity(base, disk)
 
 
 def warm_up(plan: Plan, worker: int | None) -> None:

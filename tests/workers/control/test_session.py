@@ -147,6 +147,17 @@ def test_a_worker_that_begins_at_the_inspected_checkpoint_deletes_nothing():
     assert folder.abandoned == []
 
 
+def test_the_folder_of_another_run_is_neither_read_nor_changed():
+    folder = Folder(20, 40)
+    joining = Joining(WorkerIdentity(BASE, folder, lambda run: f"{run} is another run"))
+    for message in (Standby("the run goes on when all have read", RUN, 40), PLACE):
+        with pytest.raises(Stopped, match="run-1 is another run") as stopped:
+            joining.receive(message)
+        assert stopped.value.code == 78
+        assert joining.hello().snapshots is None
+    assert (folder.read, folder.abandoned) == ([], [])
+
+
 def test_once_the_run_is_known_hello_lists_its_snapshots():
     joining = Joining(identity(20, 40))
     joining.receive(Standby("the broker asks everyone", RUN))

@@ -68,6 +68,8 @@ def test_workers_that_join_compute_what_the_script_does_inline_also_one_that_is_
     (workspace.folder / "gate").write_text("")
     assert result(script) == undisturbed
     assert [worker.wait() for worker in workers] == [0, 0]
+    (folder,) = there.runs()
+    assert "plan.json" not in os.listdir(folder)  # that of a run that can be resumed there
 
 
 def test_over_a_redis_server_all_dial_out(workspace: Workspace, there: Workspace, undisturbed: dict[str, Any]) -> None:
