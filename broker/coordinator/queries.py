@@ -114,6 +114,8 @@ def _replacement(view: RunView, pending: Replacement) -> Facts:
         "stages": list(view.run.config.schedule.placement[pending.index]),
         "since": max(0.0, view.now - pending.since),  # seconds ago
         "why": pending.why,
+        "how": pending.how,
+        "left": max(0.0, view.run.config.patience - (view.now - pending.awaited)),  # seconds for another to join
         "given": pending.index in view.run.registry.members,
     }
 

@@ -8,7 +8,7 @@ For the script there are other rules: see script_place.py.
 
 from stageline.broker.control.messages import Exited, Goodbye
 from stageline.broker.diagnosis.explain import Diagnosis, diagnose
-from stageline.broker.diagnosis.failure_report import failure_report
+from stageline.broker.diagnosis.failure_report import failure_report, how_lost
 from stageline.broker.diagnosis.wait_graph import ClusterState
 from stageline.broker.membership.failure_detector import Standstill, WorkerLoss, describe_exit
 from stageline.broker.membership.member import Member, MemberStatus, worker_label
@@ -126,7 +126,9 @@ class Supervision:
             return why + self._times_replaced(member.index)
         self._run.registry.free(member)
         self._run.replacements.count(member.index)
-        self._run.replacements.pending[member.index] = Replacement(member.index, now, why, member.pid, now)
+        self._run.replacements.pending[member.index] = Replacement(
+            member.index, now, why, member.pid, now, how_lost(loss)
+        )
         self._run.add_lost_work([member], loss.why, now)
         self._run.go_back(member.stages)
         self._run.events.infos.append(f"{why}. Its replacement begins at step {self._run.checkpoints.complete}")

@@ -12,10 +12,16 @@ _OUT_OF_MEMORY = " (if not by you, then by the kernel's out-of-memory killer: se
 def failure_report(loss: WorkerLoss, ledger: Ledger, now: float) -> str:
     """Of a worker that was found to be lost at `now` (seconds since the epoch), without a full stop."""
     member = loss.member
-    end, exit = member.exited or (now, None)
-    hint = _OUT_OF_MEMORY if exit is not None and (exit.status, exit.detail) == (-signal.SIGKILL, "") else ""
+    end = member.exited[0] if member.exited is not None else now
     who = f"the script is gone: {member.process}" if member.is_script else f"{member.label}, {member.process},"
-    return f"{who} {loss.why}{hint}. It {_held(member, ledger.held(member.stages), end)}"
+    return f"{who} {how_lost(loss)}. It {_held(member, ledger.held(member.stages), end)}"
+
+
+def how_lost(loss: WorkerLoss) -> str:
+    """Continues a sentence about the worker: "was killed by SIGKILL (...)"."""
+    exit = loss.member.exited[1] if loss.member.exited is not None else None
+    killed = exit is not None and (exit.status, exit.detail) == (-signal.SIGKILL, "")
+    return f"{loss.why}{_OUT_OF_MEMORY if killed else ''}"
 
 
 def _held(member: Member, held: list[Held], now: float) -> str:

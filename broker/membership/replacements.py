@@ -17,6 +17,7 @@ class Replacement(msgspec.Struct):
     why: str
     pid: int
     awaited: float  # the deadline for a replacement to come counts from here
+    how: str = ""  # its end or its silence alone, continuing a sentence about it
 
 
 class Replacements:

@@ -1,4 +1,5 @@
-"""The progress of a script's run on stderr: a line that changes on a terminal, elsewhere a line every few seconds.
+"""The progress of a script's run on stderr: a line that changes on a terminal, elsewhere a line every few seconds; and
+what has happened to its workers, as plain lines.
 
 A thread draws from what the script has seen; the loop does not wait for it.
 """
@@ -8,7 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -28,8 +29,11 @@ class Surface(Protocol):
     def show(self, text: str, waits: str) -> None:
         """Called at every look. `waits`: what the run waits for, "" for nothing."""
 
+    def say(self, line: str) -> None:
+        """Writes what has happened, once."""
+
     def close(self, text: str) -> None:
-        """Shows it for the last time."""
+        """Shows `text` for the last time."""
 
 
 class OnTerminal:
@@ -49,6 +53,9 @@ class OnTerminal:
 
         self._live.update(Text(f"{text}\n  waits: {waits}" if waits else text), refresh=True)
 
+    def say(self, line: str) -> None:
+        self._live.console.print(f"stageline: {line}", markup=False, highlight=False, soft_wrap=True)
+
     def close(self, text: str) -> None:
         self.show(text, "")
         self._live.stop()
@@ -65,20 +72,43 @@ class InLines:
         if monotonic() - self._written >= INTERVAL:
             self.close(f"{text}; waits: {waits}" if waits else text)
 
+    def say(self, line: str) -> None:
+        print(f"stageline: {line}", file=self._stream, flush=True)
+
     def close(self, text: str) -> None:
         self._written = monotonic()
-        print(f"stageline: {text}", file=self._stream, flush=True)
+        self.say(text)
+
+
+class NewsAlone:
+    """Writes what has happened, and no progress."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def show(self, text: str, waits: str) -> None:
+        """Nothing."""
+
+    def say(self, line: str) -> None:
+        with suppress(OSError, ValueError):  # it may be closed
+            print(f"stageline: {line}", file=self._stream, flush=True)
+
+    def close(self, text: str) -> None:
+        """Nothing."""
 
 
 class Display(AbstractContextManager["Display"]):
     """Shows what was `seen` of the run `name` until it is closed; `waits_for` says what it waits for, "" for nothing,
-    and may take its time."""
+    and may take its time; `news` gives what has happened since it was called."""
 
-    def __init__(self, name: str, seen: Seen, waits_for: Callable[[], str], surface: Surface) -> None:
+    def __init__(
+        self, name: str, seen: Seen, waits_for: Callable[[], str], surface: Surface, news: Callable[[], list[str]]
+    ) -> None:
         self._name = name
         self._seen = seen
         self._waits_for = waits_for
         self._surface = surface
+        self._news = news
         self._history = deque([(monotonic(), seen.steps)])
         self._began = monotonic()
         self._over = threading.Event()
@@ -95,10 +125,12 @@ class Display(AbstractContextManager["Display"]):
             self._over.set()
             atexit.unregister(self.close)
             self._thread.join(PERIOD)  # it may wait for the broker; then it draws no more
+            self._tell()
             self._surface.close(self._text(self._seen.steps - self._seen.start, monotonic() - self._began))
 
     def _draw(self) -> None:
         while not self._over.wait(PERIOD):
+            self._tell()
             waits = self._waits_for()
             self._history.append((monotonic(), self._seen.steps))
             while self._history[-1][0] - self._history[1][0] > WINDOW:
@@ -108,6 +140,10 @@ class Display(AbstractContextManager["Display"]):
             if not self._over.is_set():
                 self._surface.show(text, waits)
 
+    def _tell(self) -> None:
+        for line in self._news():
+            self._surface.say(line)
+
     def _text(self, steps: int, seconds: float) -> str:
         """`line: 120 steps, loss 0.1234, 45.6 steps/s`; the rate is that of `steps` in `seconds`."""
         loss = "" if self._seen.loss is None else f", loss {self._seen.loss:.4g}"
@@ -115,12 +151,21 @@ class Display(AbstractContextManager["Display"]):
         return f"{self._name}: {self._seen.steps} steps{loss}{rate}"
 
 
-def display_of(name: str, seen: Seen, waits_for: Callable[[], str], progress: bool | None) -> Display | None:
-    """With `progress` None, progress is shown on a terminal alone, with True in any case, with False nowhere. A
-    terminal on which another bar is drawn, of another line or the script's own, is left to that."""
-    if progress is False or (progress is None and not _is_free_terminal()):
+def display_of(
+    name: str,
+    seen: Seen,
+    waits_for: Callable[[], str],
+    progress: bool | None,
+    news: Callable[[], list[str]] | None = None,
+) -> Display | None:
+    """With `progress` None, progress is shown on a terminal alone, elsewhere the `news` alone, if there can be any;
+    with True all is shown in any case, with False nothing. A terminal on which another bar is drawn, of another line or
+    the script's own, is left to that."""
+    if progress is False or sys.stderr is None:
         return None
-    return Display(name, seen, waits_for, _surface())
+    if progress or _is_free_terminal():
+        return Display(name, seen, waits_for, _surface(), news or list)
+    return None if news is None else Display(name, seen, lambda: "", NewsAlone(sys.stderr), news)
 
 
 def _surface() -> Surface:

@@ -38,6 +38,8 @@ class InlineRun:
     def __init__(
         self, segments: Sequence[Segment], schedule: Schedule, names: WeightNames, options: LineOptions
     ) -> None:
+        self.folder: Path | None = None
+        self.size = len(schedule.placement)
         self._names = names
         self._program = Program(schedule, ENDLESS, scripted=True)
         self._queues = MemoryQueues(RUN, schedule.microbatches)
@@ -74,6 +76,9 @@ class InlineRun:
 
     def waits_for(self) -> str:
         return ""
+
+    def news(self) -> list[str]:
+        return []
 
     def workers(self) -> list[str]:
         placement = enumerate(self._program.schedule.placement)

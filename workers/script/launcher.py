@@ -31,6 +31,8 @@ from stageline.workers.runs.owner import write_owner
 from stageline.workers.runs.result import Facts, LaunchOutcome
 
 from .forkable import gpu_obstacle
+from .joined import command_there
+from .losses import Losses
 
 PLAN = "script:plan"  # names the plan on the command lines of its processes
 
@@ -42,6 +44,12 @@ class LaunchStarted(msgspec.Struct, frozen=True, tag=True):
     sockets: str
 
 
+class LaunchNews(msgspec.Struct, frozen=True, tag=True):
+    """A line for people, of a worker that was lost."""
+
+    line: str
+
+
 class LaunchEnded(msgspec.Struct, frozen=True, tag=True):
     """How the run ended, as `LaunchOutcome` has it."""
 
@@ -50,18 +58,21 @@ class LaunchEnded(msgspec.Struct, frozen=True, tag=True):
     facts: Facts
 
 
+LaunchMessage = LaunchStarted | LaunchNews | LaunchEnded
+
+
 class LauncherReport:
     """What the launcher tells the script, in a file without a name that both have open."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._read = 0  # bytes
-        self._decoder = msgspec.json.Decoder(LaunchStarted | LaunchEnded)
+        self._decoder = msgspec.json.Decoder(LaunchMessage)
 
-    def write(self, message: LaunchStarted | LaunchEnded) -> None:
+    def write(self, message: LaunchMessage) -> None:
         os.write(self.fd, msgspec.json.encode(message) + b"\n")
 
-    def read(self) -> Iterator[LaunchStarted | LaunchEnded]:
+    def read(self) -> Iterator[LaunchMessage]:
         """What was written since the last call."""
         text = os.pread(self.fd, os.fstat(self.fd).st_size - self._read, self._read)
         whole = text[: text.rfind(b"\n") + 1]
@@ -107,10 +118,23 @@ def _outcome(task: LauncherTask, report: LauncherReport) -> LaunchOutcome:
             write_code(task.folder, task.code)
         local = local_run(task.plan, task.folder, [PLAN], template, task.resume, script=_script_of(task), joined=joined)
         report.write(LaunchStarted(local.broker or broker_url(template.sockets), str(template.sockets)))
-        outcome = supervise(local)
+        losses = Losses(_start_of(task))
+
+        def tell(facts: Facts) -> None:
+            for line in losses.lines(facts):
+                report.write(LaunchNews(line))
+
+        outcome = supervise(local, tell)
     if outcome.code == ExitCode.OK:
         keep_result(task.plan, task.folder, outcome.facts, monotonic() - started)
     return outcome
+
+
+def _start_of(task: LauncherTask) -> str:
+    """What to do about a worker that nothing has replaced."""
+    if task.code is None:
+        return f"Its process was started again; see its log in {task.folder}"
+    return f"On its machine, in the folder with your code: {command_there(task.plan.broker.url)}"
 
 
 def _script_of(task: LauncherTask) -> ScriptProcess | None:

@@ -108,7 +108,8 @@ class Line(AbstractContextManager["Line"]):
         self._name = name
         self._weights, self._run = begin_run(model, options, workers, resume)
         self._seen = Seen(self._run.position)
-        self._display = display_of(name, self._seen, self._run.waits_for, progress)  # its thread is in no fork
+        news = None if self._run.folder is None else self._run.news
+        self._display = display_of(name, self._seen, self._run.waits_for, progress, news)  # its thread is in no fork
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """After an error, the run ends as it is; its newest checkpoint stays."""
@@ -118,6 +119,16 @@ class Line(AbstractContextManager["Line"]):
             self._closed = f"{CLOSED}: {type(error).__name__} was raised"
             self._hide()
             self._run.abort(f"the script has raised {type(error).__name__}")
+
+    def __repr__(self) -> str:
+        where = "inline" if self.folder is None else f"run {self.folder}"
+        closed = f", {self._closed}" if self._closed else ""
+        return f"Line({where}, {self._run.size} workers, step {self.position}{closed})"
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the run's files are: snapshots, logs, and the weights at the end; None of an inline line."""
+        return self._run.folder
 
     @property
     def position(self) -> int:

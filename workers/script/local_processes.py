@@ -5,6 +5,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from collections import deque
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from stageline.workers.runs.owner import require_free
 from stageline.workers.runs.result import LaunchOutcome
 
 from .forkable import demand_forkable
-from .launcher import LaunchEnded, LauncherReport, LauncherTask, LaunchStarted, run_launcher
+from .launcher import LaunchEnded, LauncherReport, LauncherTask, LaunchNews, LaunchStarted, run_launcher
 
 LOG = "launcher.log"
 START_TIMEOUT = 30.0  # seconds for the launcher to start its first process, which takes it milliseconds
@@ -51,6 +52,7 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         self._launcher = launcher
         self._report = report
         self._lifeline = lifeline
+        self._news: deque[str] = deque()
         self._told: LaunchOutcome | None = None  # by the launcher
         self._outcome: LaunchOutcome | None = None  # once that has ended
         self._polling = threading.RLock()  # the script's thread and the control thread both look
@@ -75,6 +77,14 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
             if self._outcome is None:
                 self._look()
             return self._outcome
+
+    def news(self) -> list[str]:
+        """What has happened to the workers since the last call, as lines for people. For any thread."""
+        with self._polling:
+            self.poll()
+            lines = list(self._news)
+            self._news.clear()
+            return lines
 
     def wait(self, seconds: float) -> LaunchOutcome | None:
         """The same, once it has ended; None if it has not within `seconds`."""
@@ -124,6 +134,8 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
             match message:
                 case LaunchStarted():
                     self.broker, self.sockets = message.broker, Path(message.sockets)
+                case LaunchNews():
+                    self._news.append(message.line)
                 case LaunchEnded():
                     self._told = LaunchOutcome(message.code, message.reason, message.facts)
 

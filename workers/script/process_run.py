@@ -11,7 +11,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from math import inf
 from pathlib import Path
 
@@ -39,8 +39,10 @@ from stageline.workers.runtime.program import ENDLESS, Program
 from .batch_record import BatchRecord
 from .call_log import WeightNames
 from .driver import Driver
+from .early_end import early_end
 from .errors import RunFailed
 from .former import await_end_of_former
+from .joined import say
 from .local_processes import LauncherLifeline, LocalProcesses, start_processes
 from .questions import ask, waits_for, worker_lines
 from .saving import save_checkpoint
@@ -65,6 +67,8 @@ class ProcessRun:
 
     def __init__(self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None = None) -> None:
         self._plan = plan
+        self.size = len(schedule.placement)
+        self._finished = False
         self._names = names
         self._program = Program(schedule, ENDLESS, scripted=True)
         run = runs.name_of(plan, resume)
@@ -86,7 +90,9 @@ class ProcessRun:
             self._assigned = self._join()
             self._driver = self._drive(stack)
             self._await_workers()
-            self._stack = stack.pop_all()
+            self._stack = ExitStack()
+            self._stack.callback(self._tell_early_end)  # once the processes have ended
+            self._stack.push(stack.pop_all())
         self._open = watch_for_close(self, self.folder, self._driver.progress)
 
     @property
@@ -108,6 +114,7 @@ class ProcessRun:
                 raise self._failure(f"the run has not ended {FINISH_TIMEOUT:g} s after its last call", ExitCode.FAILED)
             self._driver.raise_failure()
             self._processes.wait(END_TIMEOUT)
+            self._finished = True
 
     def timetable(self) -> Timetable:
         """Asked of the broker; once that is gone, read from its records."""
@@ -122,6 +129,9 @@ class ProcessRun:
 
     def waits_for(self) -> str:
         return "" if self._driver.ended.is_set() else waits_for(self._driver.progress, self._processes.broker)
+
+    def news(self) -> list[str]:
+        return self._processes.news()
 
     def workers(self) -> list[str]:
         return [] if self._driver.ended.is_set() else worker_lines(self._processes.broker)
@@ -138,6 +148,11 @@ class ProcessRun:
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
         return start_processes(self._plan, run, resume=resume)
+
+    def _tell_early_end(self) -> None:
+        if not self._finished:
+            with suppress(OSError, ValueError):  # stderr may be closed
+                say(early_end(self.folder, self._plan.broker.store))
 
     def _await_workers(self) -> None:
         """Those on this machine were started: without them, the run ends by itself."""

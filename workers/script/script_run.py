@@ -18,6 +18,12 @@ Replies = Mapping[int, Tree]  # to one call, by worker
 class ScriptRun(Protocol):
     """A run that a script drives. Its methods are for the script's thread alone."""
 
+    size: int  # how many workers it has
+
+    @property
+    def folder(self) -> Path | None:
+        """Of its files; None if it has none."""
+
     @property
     def position(self) -> int:
         """The number of training steps that have been called."""
@@ -38,6 +44,9 @@ class ScriptRun(Protocol):
 
     def waits_for(self) -> str:
         """What the run has waited for longer than a moment; "" for nothing. For any thread; it may take seconds."""
+
+    def news(self) -> list[str]:
+        """What has happened to the workers since the last call, as lines for people. For any thread."""
 
     def workers(self) -> list[str]:
         """What each worker is and does, one line for each; none once they have ended."""

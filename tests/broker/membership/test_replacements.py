@@ -160,6 +160,10 @@ def test_status_names_the_missing_worker_since_when_and_why(talk: Conversation):
     (gap,) = talk.status()["recovering"]  # type: ignore[misc]
     assert gap.pop("why").startswith("worker 1 (stage 1), worker-1 (pid 101, host desk), was killed by SIGKILL")
     assert gap.pop("since") == pytest.approx(2.6, abs=0.1)
+    left = gap.pop("left")
+    talk.now += 1.0
+    assert talk.status()["recovering"][0]["left"] == pytest.approx(left - 1.0)  # type: ignore[index]
+    assert gap.pop("how").startswith("was killed by SIGKILL (")
     assert gap == {"index": 1, "pid": 101, "stages": [1], "given": False}
     talk.assigned(b"new", replacement(1, 201))
     assert talk.status()["recovering"][0]["given"] is True  # type: ignore[index]

@@ -65,6 +65,7 @@ def happen(line: Line, step: int) -> None:
             with open("gate") as gate:
                 gate.read()
         case ["raise", at] if step == int(at):
+            print(line, flush=True)
             raise ValueError("a mistake in the loop")
         case ["interrupt", at] if step == int(at):
             os.kill(os.getpid(), signal.SIGINT)

@@ -119,6 +119,25 @@ def test_a_pipe_gets_nothing_unless_it_is_asked_for_and_then_plain_lines(capfd: 
     assert last.startswith(f"stageline: small: 3 steps, loss {loss:.4g}, ")
 
 
+def test_what_has_happened_is_told_once_with_progress_or_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def show(progress: bool | None) -> None:
+        display = display_of("small", Seen(0), str, progress, lambda: [happened.pop()] if happened else [])
+        if display is not None:
+            display.close()
+
+    happened = ["worker [1] was lost"]
+    show(False)
+    assert capsys.readouterr().err == ""
+    show(None)
+    assert capsys.readouterr().err == "stageline: worker [1] was lost\n"
+    happened = ["worker [1] was lost"]
+    terminal = Terminal(monkeypatch)
+    show(None)
+    assert terminal.close().count("stageline: worker [1] was lost\r\n") == 1
+
+
 def test_what_a_run_waits_for_is_on_the_line(monkeypatch: pytest.MonkeyPatch):
     terminal = Terminal(monkeypatch)
     display = display_of("small", Seen(0), lambda: "worker 1, which was lost", None)

@@ -64,6 +64,7 @@ def test_workers_that_join_compute_what_the_script_does_inline_also_one_that_is_
     assert f":{port}" in until(script.stderr, "waiting for workers 0 and 1")
     until(script.stdout, "at step 12")
     workers.pop().kill()
+    assert "; its replacement begins at step " in until(script.stderr, "stageline: worker ")
     workers.append(there.start("worker", "--join", f"tcp://127.0.0.1:{port}"))
     (workspace.folder / "gate").write_text("")
     assert result(script) == undisturbed

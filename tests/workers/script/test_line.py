@@ -296,6 +296,10 @@ def test_the_position_counts_the_steps():
         line.step(x, y)
         line.predict(x)
     assert line.position == 3
+    assert line.folder is None
+    assert repr(line) == "Line(inline, 2 workers, step 3)"
+    line.close()
+    assert repr(line) == "Line(inline, 2 workers, step 3, finished)"
 
 
 def test_an_inline_line_saves_no_checkpoint_and_says_what_does(tmp_path):

@@ -1,6 +1,7 @@
 """A user's script whose model trains on processes forked from it, and what happens to them on the way."""
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Sequence
@@ -56,13 +57,27 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, fork_server: Any) -> d
 def test_a_script_on_processes_computes_what_it_does_inline(
     workspace: Workspace, undisturbed: dict[str, Any], happens: Sequence[str]
 ) -> None:
-    assert result(workspace, "processes", *happens) == undisturbed
+    """What has happened to its workers is all that it is told on a stderr that is no terminal."""
+    said, errors = start(workspace, "processes", *happens).communicate()
+    assert json.loads(said) == undisturbed, errors
+    told = [line for line in errors.splitlines() if line.startswith("stageline: ")]
+    assert len(told) == ("worker" in "".join(happens) or "validate" in happens)
+    assert all(
+        re.match(r"stageline: worker [01] \(stage [01]\) was killed by SIGKILL .*; its repl", line) for line in told
+    )
 
 
 def test_an_exception_in_the_loop_ends_the_processes_and_is_the_users(workspace: Workspace) -> None:
     script = start(workspace, "processes", "raise", "6")
-    _, errors = script.communicate()
+    said, errors = script.communicate()
     assert script.returncode == 1
+    folder = f"runs/{next((workspace.folder / 'runs').iterdir()).name}"
+    assert said == f"Line(run {folder}, 2 workers, step 6)\n"
+    (ended,) = (line for line in errors.splitlines() if line.startswith("stageline: "))
+    assert ended.startswith(
+        f"stageline: the run is in {folder}; go on with: Line(..., resume='{folder}') in the script"
+    )
+    assert re.search(r"[iI]t begins at step [05]\b", ended)
     assert errors.strip().endswith("ValueError: a mistake in the loop")
 
 
