@@ -80,6 +80,7 @@ class Driver:
         self.progress = Progress(complete=start.step, called_for=start.step, waits=False, said="has not called yet")
         self.log = CallLog(start)
         self.ended = threading.Event()  # the run is over, well or not
+        self.at_end: Callable[[], object] = lambda: None  # called by the thread when the run is over
         self._program = program
         self._names = names
         self._run = assigned.run
@@ -262,6 +263,7 @@ class Driver:
                 opened.done.set_exception(error)
         self._open.clear()
         self._submitted.clear()
+        self.at_end()
 
 
 def _gone(worker: int, call: Call) -> str:

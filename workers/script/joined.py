@@ -33,6 +33,14 @@ class JoinedTerms:
     code: ScriptCode
 
 
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """The workers that are missing, and why the broker did not answer when it was last asked, "" if it did."""
+
+    workers: list[int]
+    unreachable: str
+
+
 def joined_terms(model: Model, options: LineOptions, broker: str) -> JoinedTerms:
     """Of a run whose workers find the broker at `broker`. Raises `ModelRefused` for what has no name that can be sent,
     `ValueError` for an address that other machines cannot dial."""
@@ -86,19 +94,21 @@ def command_there(broker: str) -> str:
     return f"stageline worker --join {shown}"
 
 
-def await_workers(client: Client, patience: float, ended: threading.Event) -> list[int]:
-    """Returns once all workers are there, or the run has `ended`; else, after `patience` seconds, those missing."""
-    missing, deadline = [], monotonic() + patience
+def await_workers(client: Client, workers: int, patience: float, ended: threading.Event) -> Absence | None:
+    """Returns None once all `workers` are there, or the run has `ended`; else, after `patience` seconds, what is
+    missing: all of them until the broker has said otherwise."""
+    missing, unreachable, deadline = list(range(workers)), "", monotonic() + patience
     while not ended.is_set() and monotonic() < deadline:
         try:
             status = client.ask("status", timeout=ANSWER_TIMEOUT)
-        except BrokerUnreachable:  # it is started again
-            continue
-        if status["phase"] != RunPhase.WAITING:
-            return []
-        missing = status["missing"]
+        except BrokerUnreachable as error:  # it is started again
+            unreachable = str(error)
+        else:
+            if status["phase"] != RunPhase.WAITING:
+                return None
+            missing, unreachable = status["missing"], ""
         ended.wait(LOOK)
-    return [] if ended.is_set() else missing
+    return None if ended.is_set() else Absence(missing, unreachable)
 
 
 def say(*lines: str) -> None:

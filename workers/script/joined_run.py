@@ -6,6 +6,7 @@ and has the weights sent before the run ends.
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic, sleep
 from typing import cast
@@ -25,6 +26,7 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import CallKind, Position
 
 from .call_log import WeightNames
+from .driver import Driver
 from .joined import LOOK, await_workers, command_there, missing_line, say, workers_named
 from .local_processes import LocalProcesses, start_processes
 from .positions import PositionFile
@@ -51,6 +53,7 @@ class JoinedRun(ProcessRun):
         return super().submit(kind, inputs, targets, state)
 
     def close(self) -> None:
+        self._open.detach()
         try:
             replies = self.submit(CallKind.STATE).result()
         except BaseException:
@@ -70,8 +73,10 @@ class JoinedRun(ProcessRun):
         return dict(self._weights)
 
     def abort(self, reason: str) -> None:
-        self._positions.write()
-        super().abort(reason)
+        try:
+            self._positions.keep()
+        finally:
+            super().abort(reason)
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
         self._positions = PositionFile(self.folder, self._plan.recovery.snapshot_every)
@@ -91,17 +96,27 @@ class JoinedRun(ProcessRun):
         say(*(f"warning: {warning}" for warning in self._plan.warnings), missing_line(every, self._plan.broker.url))
         return super()._join()
 
+    def _drive(self, stack: ExitStack) -> Driver:
+        """However the run ends, it may be resumed at any step's end: also by the broker, while the script computes."""
+        driver = super()._drive(stack)
+        driver.at_end = self._positions.keep
+        stack.callback(self._positions.keep)
+        return driver
+
     def _await_workers(self) -> None:
         patience, broker = self._plan.broker.patience, self._plan.broker.url
         with Client(self._processes.broker, lambda: runs.read_control_secret(self.folder)) as client:
-            missing = await_workers(client, patience, self._driver.ended)
+            absence = await_workers(client, len(self._plan.workers), patience, self._driver.ended)
         self._driver.raise_failure()
-        if missing:
-            raise self._failure(
-                f"{workers_named(missing)} did not join within {patience:g} s (broker.patience). Start it on its "
-                f"machine, in the folder with your code: {command_there(broker)}",
-                ExitCode.NO_WORKER,
-            )
+        if absence is None:
+            return
+        said = f"{workers_named(absence.workers)} did not join within {patience:g} s (broker.patience)"
+        if absence.unreachable:
+            raise self._failure(f"{said}: {absence.unreachable}", ExitCode.NO_BROKER)
+        raise self._failure(
+            f"{said}. Start it on its machine, in the folder with your code: {command_there(broker)}",
+            ExitCode.NO_WORKER,
+        )
 
     def _position_of(self, assigned: Assigned) -> Position:
         return self._positions.read(assigned.step)

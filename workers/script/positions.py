@@ -3,13 +3,18 @@
 positions.json    {"20": [23, 2], ...}    after 20 steps, 23 calls and 2 evaluated batches were done
 """
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
-from stageline.workers.disk.atomic_file import persist_json
+from stageline.workers.disk.atomic_file import persist_json, write_json
 from stageline.workers.runtime.calls import Position
+
+log = structlog.get_logger()
 
 NAME = "positions.json"
 _CHECKPOINTS = 8  # newest, of which one is complete or none was long ago
@@ -17,23 +22,35 @@ _STEPS = 16  # newest: the run may be stopped after any of them
 
 
 class PositionFile:
-    """In the run's `folder`, which has snapshots of every `every` steps."""
+    """In the run's `folder`, which has snapshots of every `every` steps. One thread notes; any may write."""
 
     def __init__(self, folder: Path, every: int) -> None:
         self._file = folder / NAME
         self._every = every
-        self._kept = self._read()
+        self._kept = self._written = self._read()
+        self._writing = threading.Lock()
 
     def note(self, position: Position) -> None:
         """Comes before the call that leads to `position`. On the disk if a snapshot of it is due."""
-        self._kept = {step: each for step, each in self._kept.items() if self._may_matter(step, position.step)}
-        self._kept[position.step] = position
+        kept = {step: each for step, each in self._kept.items() if self._may_matter(step, position.step)}
+        self._kept = {**kept, position.step: position}
         if self._every and position.step % self._every == 0:
-            self.write()
+            self._write(persist_json)
 
-    def write(self) -> None:
-        """Writes all, on the disk."""
-        persist_json(self._file, {str(step): (each.calls, each.evaluations) for step, each in self._kept.items()})
+    def keep(self) -> None:
+        """Writes all, since the run ends and may be gone on from after any step. In one attempt: a disk that cannot be
+        written to is logged, and does not keep the run from ending."""
+        try:
+            self._write(write_json)
+        except OSError as error:
+            log.warning("positions not written", reason=f"the run cannot be resumed at its last steps: {error}")
+
+    def _write(self, write: Callable[[Path, object], None]) -> None:
+        with self._writing:
+            kept = self._kept
+            if kept != self._written:
+                write(self._file, {str(step): (each.calls, each.evaluations) for step, each in kept.items()})
+                self._written = kept
 
     def read(self, step: int) -> Position:
         """Of the checkpoint of `step`. Raises `SnapshotDamaged` if it is not known."""

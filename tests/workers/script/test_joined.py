@@ -1,10 +1,20 @@
 """Addresses at which workers join, and what the script says of them."""
 
 import socket
+import threading
+from unittest.mock import Mock
 
 import pytest
 
-from stageline.workers.script.joined import check_address, command_there, queues_beside, workers_named
+from stageline.workers.control.client import BrokerUnreachable
+from stageline.workers.script.joined import (
+    Absence,
+    await_workers,
+    check_address,
+    command_there,
+    queues_beside,
+    workers_named,
+)
 
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:7000", "tcp://[::1]:7000", "redis://host:6379/0", "unix:///r.sock"])
@@ -35,3 +45,17 @@ def test_workers_are_listed() -> None:
         "workers 0 and 1",
         "workers 0, 2 and 3",
     ]
+
+
+def test_as_long_as_the_broker_does_not_answer_all_workers_are_missing_and_it_is_not_asked_without_a_pause() -> None:
+    ended, client = Mock(**{"is_set.return_value": False}), Mock()
+    ended.wait.side_effect = threading.Event().wait
+    client.ask.side_effect = BrokerUnreachable("no broker answered")
+    assert await_workers(client, 2, 0.2, ended) == Absence([0, 1], "no broker answered")
+    assert client.ask.call_count == ended.wait.call_count
+    client.ask.side_effect = [BrokerUnreachable("no broker answered"), {"phase": "waiting", "missing": [1]}] * 99
+    absence = await_workers(client, 2, 0.2, ended)
+    assert absence is not None
+    assert 1 in absence.workers
+    client.ask.side_effect = [BrokerUnreachable("no broker answered"), {"phase": "running", "missing": []}]
+    assert await_workers(client, 2, 9, ended) is None

@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from stageline.workers.runtime.calls import Position
+from stageline.workers.script.errors import RunFailed
+from stageline.workers.script.joined_run import JoinedRun
+from stageline.workers.script.positions import PositionFile
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES, TESTS
 from support.redis_server import shared_server
@@ -117,6 +122,35 @@ def test_a_worker_with_other_code_says_which_and_the_script_which_worker_is_miss
     assert "net.py differs (SHA-256 e3b0c44298fc here, " in errors
     _, said = script.communicate()
     assert "RunFailed: workers 0 and 1 did not join within 3 s (broker.patience)" in said
+
+
+def ending_run(folder: Path, fail: RunFailed, ends: Mock) -> JoinedRun:
+    """A run whose calls fail, and whose positions cannot be written."""
+    (folder / "run").write_text("a file in place of the folder")
+    run = JoinedRun.__new__(JoinedRun)
+    run._positions = PositionFile(folder / "absent", every=5)
+    run._positions._file = folder / "run" / "positions.json"
+    run._positions.note(Position(1, 1, 0))
+    run._stack, run._open = ExitStack(), Mock()
+    run._stack.callback(ends)
+    run._control = run._assigned = run._processes = Mock()
+    run._driver = Mock(**{"submit.side_effect": fail})
+    run._batches = None
+    return run
+
+
+def test_a_run_whose_positions_cannot_be_written_and_one_that_fails_in_close_end_all_the_same(tmp_path: Path) -> None:
+    fail, ends = RunFailed("stopped with step 7 saved", 75, tmp_path), Mock()
+    aborted = ending_run(tmp_path, fail, ends)
+    aborted.abort("ValueError")  # the user's, which goes on afterwards
+    ends.assert_called_once()
+    assert aborted._open.detach.called
+    assert aborted._control.send.called  # type: ignore[attr-defined]
+    closed = ending_run(tmp_path, fail, ends)
+    with pytest.raises(RunFailed, match="step 7"):
+        closed.close()
+    assert ends.call_count == 2
+    assert closed._open.detach.called
 
 
 @pytest.mark.slow
