@@ -4,12 +4,13 @@
     plan.json                                   the run's plan
     checkpoints/stage-0/step-0000000120/        a snapshot, as in a run's folder, of a position without calls
 
-Each worker writes the snapshots of its stages into a draft of the folder, which the script completes and gives its
-name: a folder of that name is whole. A run that begins from it gets a copy.
+Each worker writes the snapshots of its stages into a draft of the folder, or why it could not (`stage-0.lacks`); the
+script completes the draft and gives it its name: a folder of that name is whole. A run that begins from it gets a copy.
 """
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from stageline.broker.control.messages import Assigned
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync, write_json
+from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync, write_file, write_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.progress import Progress
 
@@ -42,34 +43,48 @@ class SavedRun(msgspec.Struct, frozen=True):
 
 def save_stages(
     folder: Path, plan: Plan, assigned: Assigned, stages: Mapping[int, Stage], step: int, progress: Progress
-) -> str | None:
+) -> None:
     """Writes the stages' snapshots into the draft `folder`; they survive a power failure. If the draft is not there any
     more, this repeats a call that the script has an answer to, and nothing is written.
 
-    Returns why it could not: the run need not fail for that. `step` steps are done; `progress` has the losses.
+    A stage that cannot be written is lacking, and the folder has the reason if it takes that: the run need not fail
+    for it. `step` steps are done; `progress` has the losses.
     """
     progress.waits = progress.writes = True
     try:
-        return _write(folder, plan, assigned, stages, step, progress)
+        _write(folder, plan, assigned, stages, step, progress)
     finally:
         progress.writes = False
 
 
 def _write(
     folder: Path, plan: Plan, assigned: Assigned, stages: Mapping[int, Stage], step: int, progress: Progress
-) -> str | None:
+) -> None:
     if not folder.is_dir():
-        return None
+        return
     checkpoints = SnapshotDirectory(folder / FOLDER, Origin(assigned.run, plan.digest()))
     known = {**progress.losses, **dict([progress.newest] if progress.newest else [])}
     losses = {each: loss for each, loss in known.items() if each % plan.run.log_every == 0 or each == step - 1}
-    try:
-        for index, stage in stages.items():
-            of_stage = losses if index == progress.last else {}
+    for index, stage in stages.items():
+        of_stage = losses if index == progress.last else {}
+        try:
             checkpoints.write(Snapshot(index, step, assigned.incarnation, stage.snapshot(), of_stage))
-    except SnapshotFailed as error:
-        return str(error)
-    return None
+        except SnapshotFailed as error:
+            with suppress(OSError):  # on a full disk, there may be no room for the reason either
+                write_file(_reason_file(folder, index), str(error).encode())
+            return
+
+
+def _reason_file(draft: Path, stage: int) -> Path:
+    return draft / f"stage-{stage}.lacks"
+
+
+def _reason(draft: Path, stage: int) -> str:
+    """Why `stage` is lacking."""
+    try:
+        return _reason_file(draft, stage).read_text(errors="replace")
+    except OSError:
+        return f"stage {stage} has written none"
 
 
 def draft_folder(folder: Path) -> Path:
@@ -86,11 +101,15 @@ def draft_folder(folder: Path) -> Path:
 
 
 def complete_draft(draft: Path, folder: Path, plan: Plan, saved: SavedRun) -> None:
-    """All stages have written their snapshots; `folder` is the draft from now on. Raises `NotSaved`."""
+    """All workers have replied. If all stages are there, `folder` is the draft from now on. Raises `NotSaved`."""
     there = SnapshotDirectory(draft / FOLDER, Origin(saved.run, plan.digest()))
     try:
-        if lacking := {(stage, saved.step) for stage in range(saved.stages)} - {*there.present()}:
-            raise NotSaved(f"the checkpoint cannot be saved in {folder}: stage {min(lacking)[0]} has written none")
+        present = {*there.present()}
+        if lacking := [stage for stage in range(saved.stages) if (stage, saved.step) not in present]:
+            reasons = sorted(lacking, key=lambda stage: not _reason_file(draft, stage).exists())  # those told first
+            raise NotSaved(f"the checkpoint cannot be saved in {folder}: {_reason(draft, reasons[0])}")
+        for stage in range(saved.stages):  # of an attempt before the one that succeeded
+            _reason_file(draft, stage).unlink(missing_ok=True)
         write_json(draft / runs.PLAN, plan.as_mapping())
         write_json(draft / SAVED, saved)
         sync(draft / FOLDER)

@@ -230,10 +230,10 @@ class _Work:
         run, incarnation = self._assigned.run, self._assigned.incarnation
         return record_failure(self._job, self.executor, self.queues, error, run, incarnation)
 
-    def save_checkpoint(self, folder: Path, position: Position) -> str | None:
+    def save_checkpoint(self, folder: Path, position: Position) -> None:
         """A script calls for it."""
         plan, stages = self._job.plan, self.executor.stages
-        return save_stages(folder, plan, self._assigned, stages, position.step, self.loop.progress)
+        save_stages(folder, plan, self._assigned, stages, position.step, self.loop.progress)
 
     def save(self) -> dict[str, TensorDigest]:
         note = partial(self.loop.progress.note_fault, "weights")

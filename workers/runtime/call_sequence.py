@@ -17,7 +17,7 @@ from .calls import Call, CallFeed, CallKind, CallRefused, Position, decode_call
 from .executor import Executor, Sums
 from .program import Instruction, Program, call_key, reply_key
 
-SaveStages = Callable[[Path, Position], str | None]  # into a folder; why it could not be done
+SaveStages = Callable[[Path, Position], object]  # into a folder, which lacks a stage if that could not be done
 
 
 class CallSequence:
@@ -87,7 +87,7 @@ class CallSequence:
             case Call(CallKind.LOAD) as call:
                 self._load(call)
             case Call(CallKind.SAVE, inputs=str(folder)):
-                return self.save(Path(folder), self.position)
+                self.save(Path(folder), self.position)  # how that went is no reply: repeated, it may go otherwise
         return None
 
     def close(self) -> None:
@@ -119,5 +119,5 @@ class CallSequence:
                 raise CallRefused(f"the weights to load do not fit stage {stage.index}: {error}") from error
 
 
-def _cannot_save(folder: Path, position: Position) -> str:
-    return "this worker has no snapshots"
+def _cannot_save(folder: Path, position: Position) -> None:
+    """This worker has no snapshots."""

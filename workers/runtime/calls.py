@@ -12,7 +12,7 @@ the owner of stage 0, the targets to the owner of the last stage. A worker cuts 
     PREDICT    one batch forward                              a tuple: the microbatches' outputs    (last stage)
     STATE      nothing                                        the weights of the worker's stages
     LOAD       set the weights of their stages                None
-    SAVE       write snapshots into the folder `inputs`       None, or why it could not be done
+    SAVE       write snapshots into the folder `inputs`       None; a stage that could not is lacking there
     STOP       end: save the weights                          None
 
 A batch that was only run forward has changed nothing. Once the script has all replies to it, the call is *settled*: its

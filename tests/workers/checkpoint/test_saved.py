@@ -47,7 +47,7 @@ def saved(folder: str = "saved") -> Path:
     stage = Stage(nn.Sequential(nn.Linear(2, 2)), optimizer=torch.optim.AdamW, loss=nn.functional.mse_loss)
     progress = Progress(last=0, losses={0: 0.5, 3: 0.4, 4: 0.3}, newest=(6, 0.2))
     draft = draft_folder(Path(folder))
-    assert save_stages(draft, plan(), ASSIGNED, {0: stage}, 7, progress) is None
+    save_stages(draft, plan(), ASSIGNED, {0: stage}, 7, progress)
     complete_draft(draft, Path(folder), plan(), SavedRun("line-1", 7, 1))
     return Path(folder)
 
@@ -91,16 +91,20 @@ def test_a_worker_that_cannot_write_says_why_and_goes_on() -> None:
     draft, progress = draft_folder(Path("saved")), Progress(last=0)
     (draft / "checkpoints").write_text("in the way")
     stage = Stage(nn.Sequential(nn.Linear(2, 2)), optimizer=torch.optim.AdamW, loss=nn.functional.mse_loss)
-    said = save_stages(draft, plan(), ASSIGNED, {0: stage}, 7, progress)
-    assert said is not None
-    assert said.startswith("stage 0 could not write its snapshot of step 7 to ")
+    save_stages(draft, plan(), ASSIGNED, {0: stage}, 7, progress)
     assert not progress.writes
+    (draft / "checkpoints").unlink()
+    with pytest.raises(NotSaved, match=r"saved in saved: stage 0 could not write its snapshot of step 7 to "):
+        complete_draft(draft, Path("saved"), plan(), SavedRun("line-1", 7, 1))
+    save_stages(draft, plan(), ASSIGNED, {0: stage}, 7, progress)  # the worker was lost, and repeats the call
+    complete_draft(draft, Path("saved"), plan(), SavedRun("line-1", 7, 1))
+    assert sorted(each.name for each in Path("saved").iterdir()) == ["checkpoints", "plan.json", "saved.json"]
 
 
 def test_a_call_that_is_carried_out_once_more_makes_no_folder_again() -> None:
     draft = draft_folder(Path("saved"))
     draft.rmdir()  # the script has its checkpoint, or has given up
-    assert save_stages(draft, plan(), ASSIGNED, {}, 7, Progress()) is None
+    save_stages(draft, plan(), ASSIGNED, {}, 7, Progress())
     assert not draft.exists()
     with pytest.raises(NotSaved, match="stage 0 has written none"):
         complete_draft(draft, Path("saved"), plan(), SavedRun("line-1", 7, 1))

@@ -411,3 +411,13 @@ def test_each_step_of_a_run_has_one_position(make) -> None:
     assert [run.loops[0].progress.position(step) for step in (1, 2)] == [Position(1, 2, 1), Position(2, 5, 3)]
     assert run.retained(QueueKey(Flow.EVALUATION, 1)) == 3 * 3
     assert run.retained(QueueKey(Flow.FORWARD, 1)) == 2 * 3
+
+
+def test_the_reply_to_a_call_to_save_is_the_same_however_it_went(make) -> None:
+    run = make(placement=PLACEMENTS["alone"])
+    (loop,) = run.loops
+    found = []
+    for said in ("No space left on device", None):
+        loop.saves_with(lambda folder, position, said=said: said)
+        found.append(run.reply(run.put(CallKind.SAVE, "folder"), of_last_stage=True))
+    assert found == [None, None]

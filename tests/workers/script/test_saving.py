@@ -27,7 +27,8 @@ def plan(folder: str = "runs") -> Plan:
 
 def one_worker_fails(draft: str) -> Replies:
     (Path(draft) / "checkpoints").mkdir()
-    return {0: None, 1: "stage 1 could not write its snapshot: No space left on device"}
+    (Path(draft) / "stage-1.lacks").write_text("stage 1 could not write its snapshot: No space left on device")
+    return {0: None, 1: None}
 
 
 def run_fails(draft: str) -> Replies:
