@@ -17,6 +17,7 @@ from stageline.pipeline.stage.stage import Stage
 
 from .calls import CallFeed
 from .executor import Executor, Metric
+from .metric_names import numbered
 from .program import AHEAD, ENDLESS, Program
 from .skipping import SkipLog, SkippingExecutor
 
@@ -90,9 +91,10 @@ class Job:
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
+        """By the functions' names; a script numbers those that share one, wherever its workers are."""
         names = self.plan.model.metrics
         short = [name.replace(":", ".").rpartition(".")[2] for name in names]
-        titles = [name if short.count(title) > 1 else title for name, title in zip(names, short, strict=True)]
+        titles = numbered(short) if self.plan.scripted else _told_apart(names, short)
         folder = base_folder(self.plan)
         metrics = (load_function(name, folder, "model.metrics") for name in names)
         return dict(zip(titles, metrics, strict=True))
@@ -152,6 +154,11 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     )
     length = None if plan.run.steps is None or plan.model.metrics else RunLength(plan.run.steps, 0)
     return Job(plan, segments, schedule, check_schedule(schedule), length)
+
+
+def _told_apart(names: Sequence[str], short: Sequence[str]) -> list[str]:
+    """By the files that they are in, where functions share a name."""
+    return [name if short.count(title) > 1 else title for name, title in zip(names, short, strict=True)]
 
 
 def _reads_data(job: Job, worker: int | None) -> bool:

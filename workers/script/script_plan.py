@@ -7,6 +7,7 @@ forked from the script have them.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from stageline.pipeline.plan.models import SCRIPT_BATCHES
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
+from stageline.workers.runtime.metric_names import numbered
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
 Metric = Callable[[Any, Any], Any]
@@ -48,10 +50,16 @@ class LineOptions:
 
     @property
     def named_metrics(self) -> Mapping[str, Metric]:
-        """The metrics by their own names; a number tells those apart that have none, or the same."""
-        names = [getattr(metric, "__name__", type(metric).__name__).strip("<>") for metric in self.metrics]
-        titles = [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names)]
-        return dict(zip(titles, self.metrics, strict=True))
+        """The metrics by their own names; their places tell those apart that have none, or the same. Workers on other
+        machines have them by the same names."""
+        return dict(zip(numbered([_own_name(metric) for metric in self.metrics]), self.metrics, strict=True))
+
+
+def _own_name(metric: Metric) -> str:
+    """That of the function that a partial calls."""
+    while isinstance(metric, partial):
+        metric = metric.func
+    return str(getattr(metric, "__name__", type(metric).__name__)).strip("<>")
 
 
 def build_model(model: Model, seed: int) -> Any:

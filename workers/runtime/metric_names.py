@@ -1,0 +1,10 @@
+"""What metrics are called in what an evaluation gives."""
+
+from collections.abc import Sequence
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The functions' own `names`, each once: those that several have end with their place, "accuracy_1"."""
+    every = [f"{name}_{place}" for place, name in enumerate(names)]
+    own = [name if names.count(name) == 1 else longer for name, longer in zip(names, every, strict=True)]
+    return own if len(set(own)) == len(own) else every
