@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from stageline.workers.runtime.calls import Position
@@ -20,7 +21,7 @@ from support.fork_server import ForkServer
 from support.paths import EXAMPLES, TESTS
 from support.redis_server import shared_server
 from support.reference import reference_digest
-from support.workspace import Command, Workspace, free_port, until
+from support.workspace import Command, Workspace, free_port, until, wait_for
 
 SCRIPT = TESTS / "support" / "script"
 
@@ -108,6 +109,25 @@ def test_the_broker_is_killed_and_the_script_is_killed_and_resumed(
     assert resumed["losses"] == undisturbed["losses"][resumed["first"] :]
     assert resumed["weights"] == undisturbed["weights"]
     assert [worker.wait() for worker in workers] == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_while_the_script_computes_has_all_positions_on_the_disk(
+    workspace: Workspace, there: Workspace
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    os.mkfifo(workspace.folder / "gate")
+    workers = join(there, address)
+    script = start(workspace, address, "gate", "12", PATIENCE="20s")  # there are snapshots of every 5 steps
+    until(script.stdout, "at step 12")
+    (launcher,) = psutil.Process(script.pid).children()
+    launcher.terminate()
+    assert [worker.wait() for worker in workers] == [75, 75]
+    (folder,) = workspace.runs()
+    wait_for(lambda: "12" in json.loads((folder / "positions.json").read_text()))
+    script.kill()
+    script.communicate()
+    wait_for(lambda: not workspace.processes())
 
 
 def test_a_worker_with_other_code_says_which_and_the_script_which_worker_is_missing(
