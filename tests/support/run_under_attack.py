@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Mapping
+from time import monotonic, sleep
 
 import psutil
 
@@ -12,6 +13,7 @@ from support.proxy import Proxy
 from support.workspace import Command, Workspace, free_port, until
 
 STEPS = 60
+PATIENCE = 60.0  # seconds for its workers to join
 CALM = "calm"  # the file whose existence ends the slow part
 SLOW_MODEL = f"""
 import os
@@ -96,9 +98,11 @@ class RunUnderAttack:
             return client.ask("status", timeout=10.0)
 
     def wait_until_it_trains(self) -> None:
-        for _ in range(600):
+        deadline = monotonic() + PATIENCE
+        while monotonic() < deadline:
             if self.status()["phase"] == "running":
                 return
+            sleep(0.02)
         raise AssertionError(f"it does not train: {self.status()}")
 
     def _keep(self, passing: bytes) -> bytes:

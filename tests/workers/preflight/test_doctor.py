@@ -57,7 +57,7 @@ def test_data_that_depends_on_more_than_the_seed_is_found(workspace: Workspace, 
 
 
 def test_more_threads_than_cores_are_noted(findings: Examine) -> None:
-    found = findings("workers.0.stages=[0,1]", "workers.0.threads=4096", "model.factory=model.py:none")
+    found = findings("workers.0.stages=[0,1]", "workers.0.threads=1000", "model.factory=model.py:none")
     assert found["threads"].health is Health.NOTE
     assert found["plan"].health is Health.BAD  # and nothing after it is tried
     assert "determinism" not in found

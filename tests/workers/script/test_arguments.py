@@ -66,7 +66,7 @@ def test_a_value_of_another_kind_is_refused_with_its_argument_and_what_is_wanted
     assert not list(tmp_path.iterdir())
 
 
-WHOLE = "a whole number from 1 on is wanted"
+WHOLE = "a whole number from 1 to 1024 is wanted"
 
 
 @pytest.mark.parametrize(
