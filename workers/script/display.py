@@ -61,25 +61,6 @@ class OnTerminal:
         self._live.stop()
 
 
-class InLines:
-    """Writes a line every few seconds, without any control characters."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._written = monotonic()
-
-    def show(self, text: str, waits: str) -> None:
-        if monotonic() - self._written >= INTERVAL:
-            self.close(f"{text}; waits: {waits}" if waits else text)
-
-    def say(self, line: str) -> None:
-        print(f"stageline: {line}", file=self._stream, flush=True)
-
-    def close(self, text: str) -> None:
-        self._written = monotonic()
-        self.say(text)
-
-
 class NewsAlone:
     """Writes what has happened, and no progress."""
 
@@ -95,6 +76,22 @@ class NewsAlone:
 
     def close(self, text: str) -> None:
         """Nothing."""
+
+
+class InLines(NewsAlone):
+    """Writes a line of progress every few seconds, too, without any control characters."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._written = monotonic()
+
+    def show(self, text: str, waits: str) -> None:
+        if monotonic() - self._written >= INTERVAL:
+            self._written = monotonic()
+            self.say(f"{text}; waits: {waits}" if waits else text)
+
+    def close(self, text: str) -> None:
+        self.say(text)
 
 
 class Display(AbstractContextManager["Display"]):
