@@ -1,6 +1,6 @@
 """By which name an object can be found on another machine: a public one of torch, or one at the top of a module.
 
-    torch.optim.SGD         a class or function of one of `TORCH`, under the name that is in torch's documentation
+    torch.optim.SGD         a class or function of one of `TORCH`, under a name there that begins with no underscore
     model.build             a class or function that the module `model` defines under that name
 
 Both ends check with these: the one that sends a name, and the one that imports it.

@@ -55,7 +55,7 @@ class CallSequence:
         self.open = call
         return instructions
 
-    def settled(self) -> range:
+    def take_settled(self) -> range:
         """The evaluated batches that have been settled since the last time: a script is `AHEAD` calls ahead of the
         replies that it has, so all are from before the call before the open one."""
         before, self._emptied = self._emptied, self._settled

@@ -232,7 +232,7 @@ class WorkerLoop:
         if script.open is not None and script.open.kind is CallKind.TRAIN:
             after = script.position.after(CallKind.TRAIN)
             self.progress.positions[after.step] = after
-        for batch in script.settled():
+        for batch in script.take_settled():
             for key in self._evaluation:
                 self._outbound(key).empty(batch)
         self._machine.extend(instructions)
