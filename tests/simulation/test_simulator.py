@@ -296,7 +296,7 @@ def test_activations_that_are_forgotten_before_the_script_has_the_result_leave_i
     def forget_all_before_the_open_call(sequence: CallSequence) -> range:
         return range(sequence.start.evaluations, sequence.position.evaluations)
 
-    monkeypatch.setattr(CallSequence, "settled", forget_all_before_the_open_call)
+    monkeypatch.setattr(CallSequence, "take_settled", forget_all_before_the_open_call)
     assert re.search(r"the replies to call \d+ are|no end in sight|has failed", first_wrong(range(200), script=True))
 
 
