@@ -32,8 +32,8 @@ from stageline.broker.queues.zeromq.requests import CreditRequest, Requester
 from stageline.workers.checkpoint.snapshot import Snapshot
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.runtime.call_sequence import CallSequence
-from stageline.workers.script.call_log import CallLog
-from stageline.workers.script.driver import Driver
+from stageline.workers.script.calls.call_log import CallLog
+from stageline.workers.script.calls.driver import Driver
 from support.paths import importing_tests
 
 CHUNK = 100  # seeds

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from stageline.pipeline.timetable import draw_svg, draw_text
     from stageline.workers.checkpoint.saved import NotSaved
     from stageline.workers.checkpoint.weights import load_weights
+    from stageline.workers.errors import LineClosed, RunFailed
     from stageline.workers.runs.folder import NoSuchRun
     from stageline.workers.runs.result import Result
     from stageline.workers.runtime.executor import ComputeFailed
-    from stageline.workers.script.errors import LineClosed, RunFailed
-    from stageline.workers.script.forkable import CannotFork
+    from stageline.workers.script.display.timetable import Timetable
     from stageline.workers.script.line import Line
-    from stageline.workers.script.timetable import Timetable
+    from stageline.workers.script.processes.forkable import CannotFork
     from stageline.workers.script.train import Trained, train
 
 __all__ = [
@@ -101,9 +101,9 @@ _MODULES = {  # where each name is defined
     "workers.runs.result": ("Result",),
     "workers.runtime.executor": ("ComputeFailed",),
     "workers.script.line": ("Line",),
-    "workers.script.forkable": ("CannotFork",),
-    "workers.script.errors": ("LineClosed", "RunFailed"),
-    "workers.script.timetable": ("Timetable",),
+    "workers.script.processes.forkable": ("CannotFork",),
+    "workers.errors": ("LineClosed", "RunFailed"),
+    "workers.script.display.timetable": ("Timetable",),
     "workers.script.train": ("Trained", "train"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -156,13 +156,13 @@ def local_run(
     spares: int = 0,
     script: ScriptProcess | None = None,
     length: RunLength | None = None,
-    joined: bool = False,
+    remote: bool = False,
 ) -> LocalRun:
     """The run in `folder`, of which `template` starts the processes; `arguments` name the plan on command lines.
-    `joined`: workers come from other machines."""
+    `remote`: workers come from other machines."""
     return LocalRun(
         arguments,
-        0 if joined else len(plan.workers),
+        0 if remote else len(plan.workers),
         folder,
         template,
         template.sockets,
@@ -173,5 +173,5 @@ def local_run(
         gone=lambda: template.gone,
         script=script,
         length=length,
-        broker=dialled(plan.broker.url) if joined else "",
+        broker=dialled(plan.broker.url) if remote else "",
     )

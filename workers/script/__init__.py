@@ -1,4 +1,10 @@
 """stageline from a script: `Line` drives stages step by step, `train` runs a plan.
 
-May import every room but `cli`. Read `line.py` first.
+May import every room but `cli`. Read `line.py` first, then the walk of a call in ARCHITECTURE.md:
+
+    arguments     what Line is given: checked, and made into a plan
+    calls         what the script wants done, numbered, and what the workers reply
+    display       what people see of a run: progress, workers, timetable
+    processes     a run whose processes are forks of the script
+    remote        a run whose workers are on other machines
 """

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Literal
 from stageline.pipeline.model.cut import Segment, cut_model, first_trainable
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Placement, make_schedule
+from stageline.workers.script.arguments.checks import demand_usable
+from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
+from stageline.workers.script.arguments.plan_errors import in_arguments_words
+from stageline.workers.script.arguments.script_plan import LineOptions, Model, build_model, plan_of, registered
+from stageline.workers.script.calls.call_log import WeightNames
 
-from .argument_words import in_arguments_words
-from .arguments import demand_usable
-from .call_log import WeightNames
 from .inline_run import InlineRun
-from .model_weights import ModelWeights, weights_of
-from .script_plan import LineOptions, Model, build_model, plan_of, registered
 from .script_run import ScriptRun
 
 if TYPE_CHECKING:
-    from .joined import JoinedTerms
+    from stageline.workers.script.remote.remote_plan import RemotePlan
 
 Workers = Literal["processes", "inline"]
 
@@ -58,22 +58,23 @@ def _begin(model: Model, options: LineOptions, workers: Workers, resume: Path | 
     if workers == "inline":
         return weights, InlineRun(segments, schedule, names, options)
     if joined is not None:
-        from .joined_run import JoinedRun
-        from .saving import begun_run
+        from stageline.workers.script.processes.saving import begun_run
+        from stageline.workers.script.remote.remote_run import RemoteRun
 
         known = None if resume is None else begun_run(plan, resume)
-        return weights, JoinedRun(plan, schedule, names, known, joined.code)
-    from .process_run import ProcessRun  # sockets and processes, which an inline line does without
-    from .saving import run_to_resume
+        return weights, RemoteRun(plan, schedule, names, known, joined.code)
+    # Sockets and processes, which an inline line does without.
+    from stageline.workers.script.processes.process_run import ProcessRun
+    from stageline.workers.script.processes.saving import run_to_resume
 
     with registered(model, options):
         return weights, ProcessRun(plan, schedule, names, None if resume is None else run_to_resume(plan, resume))
 
 
-def _joined_terms(model: Model, options: LineOptions, broker: str) -> "JoinedTerms":
-    from .joined import joined_terms  # sockets, too
+def _joined_terms(model: Model, options: LineOptions, broker: str) -> "RemotePlan":
+    from stageline.workers.script.remote.remote_plan import remote_plan  # sockets, too
 
-    return joined_terms(model, options, broker)
+    return remote_plan(model, options, broker)
 
 
 def _weight_names(segments: Sequence[Segment], placement: Placement) -> WeightNames:

@@ -23,11 +23,10 @@ from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.loop import WorkerLoop, take_turns
 from stageline.workers.runtime.program import ENDLESS, Program, call_key, reply_key
-
-from .call_log import CallLog, WeightNames, messages
-from .script_plan import LineOptions
-from .script_run import Replies
-from .timetable import Timetable, planned
+from stageline.workers.script.arguments.script_plan import LineOptions
+from stageline.workers.script.calls.call_log import CallLog, WeightNames, messages
+from stageline.workers.script.calls.open_call import Replies
+from stageline.workers.script.display.timetable import Timetable, planned
 
 RUN = "line"
 
@@ -44,7 +43,7 @@ class InlineRun:
         self._program = Program(schedule, ENDLESS, scripted=True)
         self._queues = MemoryQueues(RUN, schedule.microbatches)
         self._threads, self._device = options.threads, torch.device(options.device)
-        self._log = CallLog(Position())
+        self._calls = CallLog(Position())
         self._broken = ""
         self._executors = [self._executor(owned, segments, options) for owned in schedule.placement]
         self._workers = [
@@ -54,7 +53,7 @@ class InlineRun:
 
     @property
     def position(self) -> int:
-        return self._log.position.step
+        return self._calls.position.step
 
     def submit(
         self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
@@ -63,7 +62,7 @@ class InlineRun:
             raise ComputeFailed(f"this line cannot go on: an earlier call failed ({self._broken}). Make a new one")
         try:
             with _threads(self._threads), generators_kept(self._device):
-                return self._carry_out(self._log.call(kind, inputs, targets, state))
+                return self._carry_out(self._calls.call(kind, inputs, targets, state))
         except BaseException as error:  # Ctrl-C too: messages of the call remain in the queues
             self._broken = str(error) or type(error).__name__
             raise
@@ -115,7 +114,7 @@ class InlineRun:
 
     def _forget(self) -> None:
         """Nothing before this call is needed again."""
-        position = self._log.position
+        position = self._calls.position
         for key in self._program.queues:
             self._queues.outbound(key).trim(position.of(key.flow))
         for worker in self._workers:

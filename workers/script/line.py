@@ -21,19 +21,19 @@ from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
+from stageline.workers.errors import LineClosed
 from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.program import AHEAD
+from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
+from stageline.workers.script.arguments.script_plan import LineOptions, Metric, Model
+from stageline.workers.script.calls.open_call import Replies
+from stageline.workers.script.calls.step_loss import StepLoss
+from stageline.workers.script.display.display import display_of
+from stageline.workers.script.display.page import page
+from stageline.workers.script.display.seen import Seen
+from stageline.workers.script.display.timetable import Timetable
 
-from .batch_shape import batches_of, demand_batch
 from .begin import Workers, begin_run
-from .display import display_of
-from .errors import LineClosed
-from .page import page
-from .script_plan import LineOptions, Metric, Model
-from .script_run import Replies
-from .seen import Seen
-from .step_loss import StepLoss
-from .timetable import Timetable
 
 CLOSED, FINISHED = "closed", "finished"
 

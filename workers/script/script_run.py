@@ -9,10 +9,8 @@ from torch import Tensor
 
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import CallKind
-
-from .timetable import Timetable
-
-Replies = Mapping[int, Tree]  # to one call, by worker
+from stageline.workers.script.calls.open_call import Replies
+from stageline.workers.script.display.timetable import Timetable
 
 
 class ScriptRun(Protocol):

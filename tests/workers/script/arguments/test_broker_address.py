@@ -1,0 +1,29 @@
+"""Addresses at which workers on other machines join, and what is said of them."""
+
+import socket
+
+import pytest
+
+from stageline.workers.script.arguments.broker_address import check_address, command_there, queues_beside
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:7000", "tcp://[::1]:7000", "redis://host:6379/0", "unix:///r.sock"])
+def test_an_address_for_other_machines_is_accepted(address: str) -> None:
+    check_address(address)
+
+
+@pytest.mark.parametrize("address", ["ipc:///tmp/x", "tcp://0.0.0.0:0", "tcp://*:*", "tcp://host", "7000", "redis://"])
+def test_another_is_refused_with_one_that_works(address: str) -> None:
+    with pytest.raises(ValueError, match=r"tcp://0\.0\.0\.0:7000"):
+        check_address(address)
+
+
+def test_the_scripts_queues_are_beside_the_broker() -> None:
+    assert queues_beside("tcp://10.0.0.4:7000") == "tcp://10.0.0.4:0"
+    assert queues_beside("redis://host/1#digits") == "redis://host/1"  # the name is that of the broker
+
+
+def test_the_command_for_the_other_machines_names_an_address_that_they_can_dial() -> None:
+    assert command_there("tcp://0.0.0.0:7000") == f"stageline worker --join tcp://{socket.gethostname()}:7000"
+    assert command_there("redis://host/1") == "stageline worker --join redis://host/1"
+    assert "secret" not in command_there("redis://:secret@host/1")

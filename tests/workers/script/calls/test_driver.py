@@ -1,0 +1,95 @@
+"""The script's end of its queues: what is put when, and what a reply comes to."""
+
+from collections import deque
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from stageline.broker.codec.emptied import emptied, is_emptied
+from stageline.broker.codec.message import Message
+from stageline.broker.control.messages import Assigned
+from stageline.broker.queues.memory import MemoryQueues
+from stageline.pipeline.schedule import make_schedule
+from stageline.pipeline.tree import Tree
+from stageline.workers.errors import RunFailed
+from stageline.workers.runtime.calls import CallKind, Position
+from stageline.workers.runtime.program import ENDLESS, Program, call_key, reply_key
+from stageline.workers.script.calls.driver import Driver
+
+RUN = "driven-run"
+
+
+class InterruptedQueues(MemoryQueues):
+    """The first `ring` is where Ctrl-C comes."""
+
+    rung = 1
+
+    def ring(self) -> None:
+        self.rung += 1
+        if self.rung == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def queues() -> InterruptedQueues:
+    return InterruptedQueues(RUN, 2)
+
+
+@pytest.fixture
+def driver(queues: InterruptedQueues) -> Driver:
+    program = Program(make_schedule("1f1b", ((0,), (1,)), 2), ENDLESS, scripted=True)
+    assigned = Assigned(RUN, 2, 1, 0, b"", b"")
+    names = [frozenset[str]()] * 2
+    fail = partial(RunFailed, folder=Path("runs/line-1"))
+    return Driver(program, names, assigned, Position(), queues, deque(), fail)  # type: ignore[arg-type]
+
+
+def reply(driver: Driver, queues: MemoryQueues, number: int, *payloads: Tree) -> None:
+    """Both workers'."""
+    for worker, payload in enumerate(payloads):
+        key = reply_key(worker)
+        queues.outbound(key).put(Message(RUN, key.flow, number, 0, worker, 1, number, payload))
+        driver._take_replies()
+
+
+def put(queues: MemoryQueues) -> list[int]:
+    """The numbers of the calls to worker 0."""
+    return [message.step for message in queues.outbound(call_key(0)).peek(9)]
+
+
+def test_ctrl_c_while_a_call_is_submitted_loses_no_number(driver: Driver, queues: InterruptedQueues) -> None:
+    queues.rung = 0
+    with pytest.raises(KeyboardInterrupt):
+        driver.submit(CallKind.TRAIN)
+    assert driver.position == Position(1, 1, 0)
+    driver.submit(CallKind.EVALUATE)
+    driver._put_calls()
+    assert put(queues) == [0, 1]
+    assert driver.position == Position(1, 2, 1)
+
+
+def test_a_third_call_waits_until_the_first_has_its_replies(driver: Driver, queues: InterruptedQueues) -> None:
+    done = [driver.submit(CallKind.EVALUATE) for _ in range(3)]
+    driver._put_calls()
+    assert put(queues) == [0, 1]
+    reply(driver, queues, 0, None, {"rows": 2})
+    driver._take_replies()
+    assert done[0].result(0) == {1: {"rows": 2}, 0: None}
+    driver._put_calls()
+    first, *others = queues.outbound(call_key(1)).peek(9)
+    assert [message.step for message in others] == [1, 2]
+    assert is_emptied(first.payload)  # it is settled
+    assert not any(is_emptied(other.payload) for other in others)
+
+
+def test_a_reply_that_is_gone_with_its_worker_fails_the_run_with_the_way_out(
+    driver: Driver, queues: InterruptedQueues
+) -> None:
+    done = driver.submit(CallKind.PREDICT)
+    driver._put_calls()
+    reply(driver, queues, 0, None, emptied())
+    with pytest.raises(RunFailed, match=r"the reply of worker 1 to call 0 \(predict\) .* Resume the run"):
+        done.result(0)
+    with pytest.raises(RunFailed):
+        driver.submit(CallKind.PREDICT)

@@ -1,0 +1,52 @@
+"""What a script is told of lost workers, status by status."""
+
+from typing import Any
+
+from stageline.workers.script.display.lost_workers import LostWorkers
+
+KILLED = "was killed by SIGKILL"
+
+
+def status(*recovering: dict[str, Any], checkpoint: int | None = 16) -> dict[str, Any]:
+    return {"recovering": list(recovering), "checkpoint": checkpoint}
+
+
+def lost(index: int, pid: int, since: float, given: bool = False) -> dict[str, Any]:
+    return {
+        "index": index,
+        "pid": pid,
+        "stages": [index],
+        "since": since,
+        "how": KILLED,
+        "left": 60 - since,
+        "given": given,
+    }
+
+
+def test_each_loss_is_told_once_and_once_more_if_no_process_takes_the_place():
+    workers = LostWorkers("Start it")
+    told = [
+        list(workers.lines(facts))
+        for facts in (
+            status(),
+            status(lost(1, 7, 0.1)),
+            status(lost(1, 7, 4.9)),
+            status(lost(1, 7, 5.1)),
+            status(lost(1, 7, 6.0), lost(0, 8, 0.2), checkpoint=None),
+            status(lost(1, 7, 9.0, given=True), lost(0, 8, 9.0, given=True)),
+            status(lost(0, 8, 9.0, given=True)),
+            status(lost(1, 7, 0.1)),  # in a container, it always has that pid
+        )
+    ]
+    loss = f"worker 1 (stage 1) {KILLED}; its replacement begins at step 16"
+    waits = (
+        "waiting for worker 1 (stage 1), lost 5 s ago. Start it. The run ends with its newest checkpoint if none joins "
+        "within 55 s"
+    )
+    other = f"worker 0 (stage 0) {KILLED}; its replacement begins at step 0"
+    assert told == [[], [loss], [], [waits], [other], [], [], [loss]]
+
+
+def test_what_a_worker_has_said_at_its_end_cannot_draw_on_the_terminal():
+    (line,) = LostWorkers("").lines(status({**lost(0, 1, 0.0), "how": "ended\x1b[2J\nstageline: all is well"}))
+    assert "ended\\x1b[2J\\nstageline" in line

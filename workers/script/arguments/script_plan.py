@@ -1,0 +1,131 @@
+"""A script's arguments as a plan: what `Line` is given goes the way of every run, and is refused by the same rules.
+
+Objects that have no name in a file, such as a module or a closure, are named "script:model": the processes that are
+forked from the script have them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.script_objects import OBJECTS
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.models import SCRIPT_BATCHES
+from stageline.pipeline.plan.reader import from_mapping
+from stageline.pipeline.stage.generators import generators_kept
+from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
+from stageline.workers.runtime.metric_names import numbered
+
+Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
+Metric = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineOptions:
+    """What `Line` was given. `docs/api.md` describes each."""
+
+    loss: Loss
+    optimizer: OptimizerFactory
+    lr_scheduler: LrSchedulerFactory | None = None
+    cut: Sequence[int | str] | None = None
+    stages: int | None = None
+    placement: Sequence[Sequence[int]] | None = None
+    schedule: str = "1f1b"
+    microbatches: int = 1
+    window: Sequence[int] | None = None
+    seed: int = 0
+    device: str | torch.device = "cpu"
+    threads: int = 1
+    metrics: Sequence[Metric] = ()
+    name: str = "line"
+    folder: str | Path = "runs"
+    settings: Mapping[str, object] = field(default_factory=dict)  # other keys of the plan: "recovery.lease"
+    broker: str | None = None  # where workers on other machines find the broker; None: there are none
+
+    @property
+    def named_metrics(self) -> Mapping[str, Metric]:
+        """The metrics by their own names; their places tell those apart that have none, or the same. Workers on other
+        machines have them by the same names."""
+        return dict(zip(numbered([_own_name(metric) for metric in self.metrics]), self.metrics, strict=True))
+
+
+def _own_name(metric: Metric) -> str:
+    """That of the function that a partial calls."""
+    while isinstance(metric, partial):
+        metric = metric.func
+    return str(getattr(metric, "__name__", type(metric).__name__)).strip("<>")
+
+
+def build_model(model: Model, seed: int) -> Any:
+    """The model; a factory is called under `seed`, and leaves the random state of this process as it was."""
+    with generators_kept(torch.device("cpu")):
+        torch.manual_seed(seed)
+        return factory_of(model)()
+
+
+def factory_of(model: Model) -> Callable[[], Any]:
+    """What makes the model: `model` itself if it is a factory."""
+    if isinstance(model, torch.nn.Module | Layers | list | tuple):
+        return lambda: model
+    return model  # type: ignore[return-value]  # a module is callable, too
+
+
+@contextmanager
+def registered(model: Model, options: LineOptions) -> Iterator[None]:
+    """A context in which the script's objects have the names that the plan calls them by. A process that is forked in
+    it keeps them; this one needs them no longer."""
+    objects = {
+        "model": factory_of(model),
+        "loss": options.loss,
+        "optimizer": options.optimizer,
+        "lr_scheduler": options.lr_scheduler,
+        **options.named_metrics,
+    }
+    OBJECTS.update(objects)
+    try:
+        yield
+    finally:
+        for name in objects:
+            OBJECTS.pop(name, None)
+
+
+def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str, object]] | None = None) -> Plan:
+    """The plan of a run of `stages` stages that a script drives; with `remote`, these keys are as given there. Raises
+    `PlanRefused`."""
+    placement = options.placement or [(stage,) for stage in range(stages)]
+    workers = {
+        str(index): {"stages": list(owned), "device": str(options.device), "threads": options.threads}
+        for index, owned in enumerate(placement)
+    }
+    tables: dict[str, Any] = {
+        "run": {"name": options.name, "seed": options.seed, "dir": str(options.folder)},
+        "model": {
+            "factory": "script:model",
+            "loss": "script:loss",
+            "metrics": [f"script:{name}" for name in options.named_metrics],
+            **({"cut": list(options.cut)} if options.cut is not None else {"stages": stages}),
+        },
+        "data": {"source": SCRIPT_BATCHES, "batch_size": options.microbatches},
+        "schedule": {"name": options.schedule, "microbatches": options.microbatches},
+        "optimizer": {"factory": "script:optimizer"},
+        "workers": workers,
+    }
+    if options.window is not None:
+        tables["schedule"]["window"] = list(options.window)
+    if options.lr_scheduler is not None:
+        tables["lr_scheduler"] = {"factory": "script:lr_scheduler"}
+    for table, keys in (remote or {}).items():
+        tables[table] = {**tables.get(table, {}), **keys}
+    sets = [f"{key}={_as_toml(value)}" for key, value in options.settings.items()]
+    return from_mapping(tables, sets=sets).resolved(stages)
+
+
+def _as_toml(value: object) -> object:
+    """Python's True and False have other names in a plan."""
+    return str(value).lower() if isinstance(value, bool) else value

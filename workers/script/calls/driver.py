@@ -1,0 +1,269 @@
+"""The script's end of its queues: one thread that puts the script's calls, takes the workers' replies, and obeys the
+broker.
+
+    script                   Driver                                  workers
+    submit(call) ── deque ──> put ── CALL (retained until trimmed) ──> carried out in order
+    Future       <─────────── take <─ REPLY, one from each worker ─────
+
+At most `AHEAD` calls are under way. A call that was only run forward, and has all its replies, is forgotten but for its
+number and its checksums: however much is evaluated between two checkpoints, its batches take no memory.
+
+The thread serves the queues also while the script reads data or computes: a worker that is replaced has its calls again
+at once.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import reduce
+from time import time
+
+import structlog
+from torch import Tensor
+
+from stageline.broker.codec.emptied import is_emptied
+from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim, Wait
+from stageline.broker.errors import BrokerError
+from stageline.broker.queues.base import WorkerQueues
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.tree import Tree
+from stageline.workers.control.session import Stopped
+from stageline.workers.errors import RunFailed
+from stageline.workers.runtime.calls import Call, CallKind, Position, settled_call
+from stageline.workers.runtime.program import AHEAD, Program, call_key, reply_key
+from stageline.workers.runtime.progress import Progress
+
+from .batch_record import BatchRecord
+from .call_log import CallLog, WeightNames, messages
+from .open_call import OpenCall, Replies
+
+log = structlog.get_logger()
+
+_UNNUMBERED = 0, 0, 0
+_NO_ROOM = "has no room to keep its next call until another checkpoint is complete"
+TURN = 0.25  # seconds that one wait lasts at most, before the broker's commands are carried out
+
+
+class Driver:
+    """Drives the workers of `program`, as the member that has been `assigned` the script's place. What it trains on is
+    noted in `batches`.
+
+    `commands` are the broker's, from the control thread. `fail` makes the error of a run that ended from its reason and
+    exit code. `attention` and `progress` are for the control thread.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        names: WeightNames,
+        assigned: Assigned,
+        start: Position,
+        queues: WorkerQueues,
+        commands: deque[FromBroker | Stopped],
+        fail: Callable[[str, int], RunFailed],
+        batches: BatchRecord | None = None,
+    ) -> None:
+        self.attention = True
+        self.progress = Progress(complete=start.step, called_for=start.step, waits=False, said="has not called yet")
+        self.calls = CallLog(start)
+        self.ended = threading.Event()  # the run is over, well or not
+        self.at_end: Callable[[], object] = lambda: None  # called by the thread when the run is over
+        self._program = program
+        self._names = names
+        self._run = assigned.run
+        self._incarnation = assigned.incarnation
+        self._start = start
+        self._queues = queues
+        self._commands = commands
+        self._fail = fail
+        self._batches = batches
+        self._error: RunFailed | None = None
+        self._closing = False
+        self._submitted: deque[OpenCall] = deque()  # not numbered yet
+        self._numbering = threading.Lock()
+        self._open: deque[OpenCall] = deque()
+        self._producers = program.producers(program.script)
+        self._order = _order_of_replies(program)
+        self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
+
+    def begin(self) -> None:
+        """From now on the thread owns the queues."""
+        self._thread.start()
+
+    def submit(
+        self,
+        kind: CallKind,
+        inputs: Tree = None,
+        targets: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+    ) -> "Future[Replies]":
+        """Puts the next call; the workers' replies to it. For the script's thread alone.
+
+        Raises `RunFailed` if the run is over.
+        """
+        self.raise_failure()
+        opened = OpenCall(Call(kind, *_UNNUMBERED, inputs, targets, state), deque(self._order))
+        self._submitted.append(opened)  # all at once, where Ctrl-C comes before or after: a number alone would be lost
+        self._queues.ring()
+        if self.ended.is_set():  # the thread may have ended before it saw the call
+            self.raise_failure()
+        return opened.done
+
+    @property
+    def position(self) -> Position:
+        """After all calls that were submitted. For any thread."""
+        with self._numbering:
+            submitted = self._submitted.copy()  # at once: the script's thread may append meanwhile
+            return reduce(Position.after, (each.call.kind for each in submitted), self.calls.position)
+
+    def close(self, timeout: float) -> None:
+        """Ends the thread and closes the queues."""
+        self._closing = True
+        self._queues.ring()
+        self._thread.join(timeout)
+
+    def lack_room(self, reason: str) -> None:
+        """A call cannot be put yet: `reason`. A trim makes room."""
+        if self.progress.said != _NO_ROOM:
+            log.warning("waiting", reason=reason)
+        self.progress.said, self.progress.waits, self.progress.wants = _NO_ROOM, False, None
+        self._obey()
+
+    def raise_failure(self) -> None:
+        """Raises the `RunFailed` that has ended the run, if one has."""
+        if self._error is not None:
+            raise self._error
+
+    def _serve(self) -> None:
+        try:
+            self._begin()
+            while not self._closing:
+                self._obey()
+                self._put_calls()
+                self._take_replies()
+        except (BrokerError, Stopped) as error:
+            self._end(str(error), getattr(error, "code", ExitCode.FAILED))
+        except Exception as bug:  # the script must not wait for a thread that is gone
+            log.exception("the thread that calls the workers failed")
+            self._end(f"a bug in stageline: {type(bug).__name__}: {bug}", ExitCode.FAILED)
+        finally:
+            self._queues.close()
+
+    def _begin(self) -> None:
+        for key in self._producers:
+            self._queues.inbound(key).rewind(self._start.calls)
+
+    def _obey(self) -> None:
+        """Carries out the broker's commands."""
+        self.attention = False
+        while self._commands:
+            match self._commands.popleft():
+                case Peers(workers):
+                    self._queues.connect({key: workers[index][1] for key, index in self._producers.items()})
+                case Trim(step):
+                    self._trim(step)
+                case Stop(reason, code) | Refused(reason, code):
+                    self._end(reason, code)
+                case Stopped() as stopped if not self.ended.is_set():  # the launcher ends after its run, too
+                    raise stopped
+
+    def _trim(self, step: int) -> None:
+        self.progress.complete = max(step, self.progress.complete)
+        if self._batches is not None:
+            self._batches.trim(step)
+        if (position := self.calls.trim(step)) is not None:
+            for worker in range(self._program.script):
+                self._queues.outbound(call_key(worker)).trim(position.calls)
+
+    def _put_calls(self) -> None:
+        while self._submitted and len(self._open) < AHEAD:
+            opened = self._number_next()
+            self._open.append(opened)
+            for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
+                self._queues.outbound(call_key(message.stage)).put(message)
+            if self._batches is not None and opened.call.kind is CallKind.TRAIN:
+                self._batches.note(opened.call.step, self._checksums(opened.call.number))
+            self._tell()
+
+    def _checksums(self, number: int) -> tuple[int, ...]:
+        """Of the inputs and the targets that call `number` brings."""
+        owners = [self._program.schedule.owner(stage) for stage in (0, self._program.last)]
+        keys = [call_key(worker) for worker in dict.fromkeys(owners)]
+        return tuple(crc for key in keys for crc in self._queues.outbound(key).checksums(number))
+
+    def _number_next(self) -> OpenCall:
+        with self._numbering:
+            opened = self._submitted.popleft()
+            call = opened.call
+            opened.call = self.calls.call(call.kind, call.inputs, call.targets, call.state)
+        return opened
+
+    def _take_replies(self) -> None:
+        """Waits for the next reply, or for something to do."""
+        if not self._open:
+            self._queues.pump(TURN)
+            return
+        opened = self._open[0]
+        worker = opened.missing[0]
+        reply = self._queues.inbound(reply_key(worker)).take(TURN)
+        if reply is None or self.ended.is_set():
+            return
+        if is_emptied(reply.payload):
+            self._end(_gone(worker, opened.call), ExitCode.SAVED)
+            return
+        opened.missing.popleft()
+        opened.replies[worker] = reply.payload
+        if not opened.missing:
+            self._open.popleft()
+            self._settle(opened)
+        self._tell()
+        if not opened.missing:
+            opened.done.set_result(opened.replies)
+
+    def _settle(self, opened: OpenCall) -> None:
+        """All replies are here: what was only run forward is not needed again, whichever worker is lost."""
+        call = opened.call
+        for worker in self._program.batch_owners if call.kind.runs_forward_only else ():
+            self._queues.outbound(call_key(worker)).empty(call.number, settled_call(call, opened.replies[worker]))
+
+    def _tell(self) -> None:
+        """Leaves what the script does for the reports."""
+        progress, position = self.progress, self.position
+        calls, progress.called_for = position.calls, position.step
+        oldest = next(iter(self._open), None)
+        progress.waits, progress.since, progress.actions = oldest is not None, time(), calls
+        if oldest is None:
+            progress.said, progress.wants = f"runs its own code after call {calls - 1}", None
+            return
+        number, queue = oldest.call.number, str(reply_key(oldest.missing[0]))
+        progress.wants = Wait(queue, number, f"call {number}", number, progress.since)
+        progress.said = f"{WAITS} for the replies to call {number}"
+
+    def _end(self, reason: str, code: int) -> None:
+        """The run is over: what the script waits for comes no more."""
+        if code and self._error is None:
+            self._error = self._fail(reason, code)
+        self.ended.set()
+        error = self._error or self._fail(f"the run is over: {reason}", code)
+        for opened in (*self._open, *self._submitted):
+            with suppress(Exception):  # it may be cancelled
+                opened.done.set_exception(error)
+        self._open.clear()
+        self._submitted.clear()
+        self.at_end()
+
+
+def _gone(worker: int, call: Call) -> str:
+    return (
+        f"the reply of worker {worker} to call {call.number} ({call.kind}) was taken by the process that called before "
+        "this one, and the worker that had kept it was lost since. Resume the run once its processes have ended: all "
+        "workers begin at its newest checkpoint then, and compute it again"
+    )
+
+
+def _order_of_replies(program: Program) -> Sequence[int]:
+    """The owner of the last stage first: it has what the script waits for."""
+    last = program.schedule.owner(program.last)
+    return [last, *(worker for worker in range(program.script) if worker != last)]

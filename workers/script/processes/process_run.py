@@ -1,0 +1,221 @@
+"""A script's run on local processes: its launcher starts broker and workers, and the script joins as their driver.
+
+ProcessRun(...)   launcher -> broker's address -> the script's place -> queues -> Driver
+close()           the call STOP -> the workers save their weights -> the run has finished -> the processes end
+abort(reason)     Goodbye: the run ends as it is, with its newest complete checkpoint
+"""
+
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from math import inf
+from pathlib import Path
+
+from torch import Tensor
+
+from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Goodbye, Hello
+from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.plan import Plan
+from stageline.pipeline.schedule import Schedule
+from stageline.pipeline.tree import Tree
+from stageline.workers.checkpoint.directory import FOLDER, SnapshotDirectory
+from stageline.workers.checkpoint.hooks import LocalSnapshots
+from stageline.workers.checkpoint.snapshot import Origin
+from stageline.workers.checkpoint.weights import load_weights
+from stageline.workers.control.client import BrokerUnreachable
+from stageline.workers.control.control_thread import ControlThread
+from stageline.workers.control.session import Stopped, WorkerIdentity
+from stageline.workers.errors import RunFailed
+from stageline.workers.process.open_queues import open_queues, reachable
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.store import measured_timetable
+from stageline.workers.runtime.calls import CallKind, Position
+from stageline.workers.runtime.program import ENDLESS, Program
+from stageline.workers.script.calls.batch_record import BatchRecord
+from stageline.workers.script.calls.call_log import WeightNames
+from stageline.workers.script.calls.driver import Driver
+from stageline.workers.script.calls.open_call import Replies
+from stageline.workers.script.display.early_end import early_end
+from stageline.workers.script.display.questions import ask, waits_for, worker_lines
+from stageline.workers.script.display.stderr import say
+from stageline.workers.script.display.timetable import Timetable, timed_in, timetable_of
+from stageline.workers.script.display.unclosed import watch_for_close
+
+from .former_processes import await_former_processes
+from .local_processes import LauncherLifeline, LocalProcesses, start_processes
+from .saving import save_checkpoint
+from .script_log import ScriptLog
+
+JOIN_TIMEOUT = 60.0  # seconds for the broker to answer
+FINISH_TIMEOUT = 60.0  # seconds for the workers of a run to save their weights
+END_TIMEOUT = 20.0  # seconds for the processes of a run that is over to end by themselves
+CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
+REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is taken
+
+
+class ProcessRun:
+    """Begins a run of `plan`, whose number of stages is known and whose schedule is `schedule`; or, with `resume`,
+    continues the run of that id. Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
+    """
+
+    _workers_timeout = inf  # seconds for the workers of a resumed run to come
+
+    def __init__(self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None = None) -> None:
+        self._plan = plan
+        self.size = len(schedule.placement)
+        self._finished = False
+        self._names = names
+        self._program = Program(schedule, ENDLESS, scripted=True)
+        run = runs.name_of(plan, resume)
+        self.folder = runs.folder(plan, run)
+        if resume is not None:
+            runs.require_same_plan(plan, self.folder)
+            await_former_processes(self.folder, plan.recovery.lease)
+        with ExitStack() as stack:  # whatever fails ends what was started, in reverse order
+            self._processes = stack.enter_context(self._start(run, resume=resume is not None))
+            stack.enter_context(ScriptLog(self.folder))
+            broker = self._processes.broker
+            self._control = ControlThread(
+                broker,
+                _identity(plan, self._program),
+                lifeline=LauncherLifeline(self._processes),
+                exit_process=lambda code: None,
+            )
+            stack.callback(self._control.close)
+            self._assigned = self._join()
+            self._driver = self._drive(stack)
+            self._await_workers()
+            self._stack = ExitStack()
+            self._stack.callback(self._tell_early_end)  # once the processes have ended
+            self._stack.push(stack.pop_all())
+        self._open = watch_for_close(self, self.folder, self._driver.progress)
+
+    @property
+    def position(self) -> int:
+        return self._driver.position.step
+
+    def submit(
+        self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
+    ) -> "Future[Replies]":
+        if kind is CallKind.TRAIN and self._batches is not None:
+            self._batches.check(self.position, inputs, targets)
+        return self._driver.submit(kind, inputs, targets, state)
+
+    def close(self) -> None:
+        self._open.detach()
+        with self._stack:
+            self._driver.submit(CallKind.STOP).result()
+            if not self._driver.ended.wait(FINISH_TIMEOUT):
+                raise self._failure(f"the run has not ended {FINISH_TIMEOUT:g} s after its last call", ExitCode.FAILED)
+            self._driver.raise_failure()
+            self._processes.wait(END_TIMEOUT)
+            self._finished = True
+
+    def timetable(self) -> Timetable:
+        """Asked of the broker; once that is gone, read from its records."""
+        schedule = self._program.schedule
+        facts = None if self._driver.ended.is_set() else ask(self._processes.broker, "timetable")
+        if facts is None:
+            return timetable_of(schedule, measured_timetable(self._plan, self.folder.name, schedule, self.position))
+        return timetable_of(schedule, timed_in(schedule, facts))
+
+    def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
+        save_checkpoint(folder, self._plan, self.folder.name, lambda: self.position, call)
+
+    def waits_for(self) -> str:
+        return "" if self._driver.ended.is_set() else waits_for(self._driver.progress, self._processes.broker)
+
+    def news(self) -> list[str]:
+        return self._processes.news()
+
+    def workers(self) -> list[str]:
+        return [] if self._driver.ended.is_set() else worker_lines(self._processes.broker)
+
+    def weights(self) -> dict[str, Tensor]:
+        return load_weights(self.folder)
+
+    def abort(self, reason: str) -> None:
+        self._open.detach()
+        with self._stack:
+            self._control.send(Goodbye(self._assigned.incarnation, reason))
+            self._driver.ended.wait(CLOSE_TIMEOUT)
+            self._processes.wait(END_TIMEOUT)
+
+    def _start(self, run: str, *, resume: bool) -> LocalProcesses:
+        return start_processes(self._plan, run, resume=resume)
+
+    def _tell_early_end(self) -> None:
+        if not self._finished:
+            with suppress(OSError, ValueError):  # stderr may be closed
+                say(early_end(self.folder, self._plan.broker.store))
+
+    def _await_workers(self) -> None:
+        """Those on this machine were started: without them, the run ends by itself."""
+
+    def _join(self) -> Assigned:
+        """Takes the script's place. Raises `RunFailed`."""
+        try:
+            return self._control.join(JOIN_TIMEOUT, workers_timeout=self._workers_timeout)
+        except (BrokerUnreachable, Stopped) as error:
+            raise self._failure(str(error), getattr(error, "code", ExitCode.NO_BROKER)) from error
+
+    def _drive(self, stack: ExitStack) -> Driver:
+        sockets = stack.enter_context(tempfile.TemporaryDirectory(dir=self._processes.sockets))
+        folder, assigned = Path(sockets), self._assigned
+        driver: Driver | None = None
+
+        def waiting(reason: str) -> None:
+            if driver is not None:
+                driver.lack_room(reason)
+
+        queues = open_queues(self._plan, self._program, self._windows(), assigned, folder, waiting)
+        start = self._position_of(assigned)
+        commands = self._control.commands
+        check, resumable = self._plan.data.check, self._plan.recovery.on
+        self._batches = BatchRecord(self.folder, start.step, compares=check) if resumable else None
+        driver = Driver(self._program, self._names, assigned, start, queues, commands, self._failure, self._batches)
+        here = self._reachable(queues.endpoint)
+        self._control.start(assigned, here, driver, steps=None, ring=queues.ring)
+        driver.begin()
+        stack.callback(driver.close, CLOSE_TIMEOUT)
+        return driver
+
+    def _position_of(self, assigned: Assigned) -> Position:
+        return position_of(self._plan, assigned.run, assigned.step)
+
+    def _reachable(self, endpoint: str) -> str:
+        return reachable(endpoint, self._processes.broker)
+
+    def _windows(self) -> dict[QueueKey, int]:
+        return dict.fromkeys(self._program.inbound(self._program.script), REPLIES_AHEAD)
+
+    def _failure(self, reason: str, code: int) -> RunFailed:
+        return RunFailed(reason, code, self.folder)
+
+
+def position_of(plan: Plan, run: str, step: int) -> Position:
+    """The position of the checkpoint of `step`, as one of its snapshots tells it. Raises `SnapshotDamaged`."""
+    if not step:
+        return Position()
+    checkpoints = SnapshotDirectory(runs.folder(plan, run) / FOLDER, Origin(run, plan.digest()))
+    return checkpoints.load(0, step).position
+
+
+def _identity(plan: Plan, program: Program) -> WorkerIdentity:
+    who = "script", socket.gethostname(), os.getpid(), ""
+    return WorkerIdentity(
+        Hello(
+            CONTROL_VERSION,
+            plan.digest(),
+            *who,
+            program.script,
+            settings=plan.as_mapping(),
+            token=secrets.token_hex(16),
+        ),
+        LocalSnapshots(plan) if plan.recovery.on else None,
+    )

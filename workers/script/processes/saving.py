@@ -1,0 +1,66 @@
+"""Saves a checkpoint of a script's run into a folder of the user's choice, and begins a run from one."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from stageline.pipeline.plan import Plan
+from stageline.workers.checkpoint.saved import (
+    NotSaved,
+    SavedRun,
+    begin_from_saved,
+    complete_draft,
+    draft_folder,
+    is_saved,
+)
+from stageline.workers.runs import folder as runs
+from stageline.workers.script.calls.open_call import Replies
+
+
+def save_checkpoint(
+    folder: Path, plan: Plan, run: str, position: Callable[[], int], call: Callable[[str], Replies]
+) -> None:
+    """Has all workers write their stages' snapshots, for which `call` gives them a folder. `position` counts the steps
+    that are then done. Raises `NotSaved`, after which nothing is left of it, and what `call` raises."""
+    if not position():
+        raise NotSaved("no step was trained yet, so there is nothing to go on from; state_dict() has the weights")
+    draft = draft_folder(folder.absolute())
+    try:
+        call(str(draft))
+        complete_draft(draft, folder.absolute(), plan, SavedRun(run, position(), sum(map(len, plan.placement))))
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # once complete, it has another name
+
+
+def run_to_resume(plan: Plan, folder: Path) -> str:
+    """The id of the run in `folder`; if a checkpoint was saved there, that of a new run which goes on from it. Raises
+    `NoSuchRun`, and what `begin_from_saved` does."""
+    return begin_from_saved(plan, folder) if is_saved(folder) else begun_run(plan, folder)
+
+
+def begun_run(plan: Plan, folder: Path) -> str:
+    """The id of the unfinished run in `folder`, which is one of the plan's folder of runs, or of the run with that
+    name there. Raises `NoSuchRun`."""
+    kept = runs.folder(plan, folder.name)
+    here = len(folder.parts) == 1 or folder.resolve() == kept.resolve()
+    if is_saved(folder):
+        raise runs.NoSuchRun(
+            f'resume = "{folder}": a checkpoint was saved there, which workers on other machines do not have. Leave '
+            "out broker= to go on from it with processes of this machine"
+        )
+    if not here and runs.is_run(folder):
+        raise runs.NoSuchRun(
+            f'resume = "{folder}": this line has its runs in folder = "{plan.run.dir}". Pass '
+            f'folder="{folder.parent}" to go on with that one'
+        )
+    if not here or not runs.is_run(kept):
+        raise runs.NoSuchRun(
+            f'resume = "{folder}": there is no run of that name in folder = "{plan.run.dir}", and no saved checkpoint. '
+            "Leave out resume= to begin a run"
+        )
+    if (kept / runs.RESULT).exists():
+        raise runs.NoSuchRun(
+            f'resume = "{folder}": that run has finished; load_weights("{kept}") has its weights. Leave out resume= to '
+            "begin another"
+        )
+    return folder.name
