@@ -26,6 +26,7 @@ LADDER = {
     "pipeline/stage": TENSORS,
     "pipeline/data": DOING,
     "pipeline/model/families": TENSORS,
+    "pipeline/model/weights": DOING,
     "pipeline/model": DOING,
     "broker": PURE,
     "broker/codec": TENSORS,

@@ -1,7 +1,7 @@
 """Makes the plan's model and cuts it into stages."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,8 @@ from .edges import Cut, edges_of
 from .families.known import FAMILIES, known_layers
 from .families.layers import Layers
 from .load import base_folder, call, load_function, load_object
+from .weights.stage_weights import StageWeights, twins_of, variables_of
+from .weights.unallocated import demand_known, made_without_memory
 
 _LR_SCHEDULER = ("step", "state_dict", "load_state_dict")  # what a stage uses of one
 _OPTIMIZER = (*_LR_SCHEDULER, "zero_grad", "param_groups")
@@ -26,12 +28,26 @@ _OPTIMIZER = (*_LR_SCHEDULER, "zero_grad", "param_groups")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One stage's part of the unsplit model: its layers, their names there, and the number of the first layer."""
+    """One stage's part of the unsplit model: its layers, their names there, and the number of the first layer.
+
+    If its weights are `stored` in files, its parameters have no memory before `load`.
+    """
 
     index: int
     first_layer: int
     names: tuple[str, ...]
     layers: tuple[torch.nn.Module, ...]
+    stored: StageWeights | None = None
+
+    def check(self) -> None:
+        """Raises `ModelRefused` if the files do not have the stage's weights. Reads no more than their headers."""
+        if self.stored is not None:
+            self.stored.check(self.parts)
+
+    def load(self) -> None:
+        """Reads the stage's weights, if they are in files. Raises `ModelRefused`."""
+        if self.stored is not None:
+            self.stored.load(self.parts)
 
     @property
     def trainable(self) -> bool:
@@ -50,7 +66,7 @@ class Segment:
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """The same, with their tensors."""
-        return {joined(name, key): tensor for name, part in self._parts for key, tensor in part.state_dict().items()}
+        return {joined(name, key): tensor for name, part in self.parts for key, tensor in part.state_dict().items()}
 
     @property
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -59,20 +75,53 @@ class Segment:
             yield from named_state(layer, name)
 
     @property
-    def _parts(self) -> list[tuple[str, torch.nn.Module]]:
+    def parts(self) -> list[tuple[str, torch.nn.Module]]:
+        """The modules of the unsplit model that have the stage's state, by their names there."""
         return [part for name, layer in zip(self.names, self.layers, strict=True) for part in parts_of(layer, name)]
 
 
 def build_segments(plan: Plan) -> list[Segment]:
-    """Makes the model with the plan's factory, under the plan's seed, and cuts it into stages.
+    """Makes the model with the plan's factory, under the plan's seed, and cuts it into stages. If the plan says where
+    weights are, they have no memory before `Segment.load`; no file is opened here.
 
     Raises `ModelRefused`: the factory is missing or fails, how to cut what it returns is not known, the cut does not
     fit it, or two stages would share a parameter.
     """
+    base = base_folder(plan).absolute()  # before user code may change the current folder
     factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
-    torch.manual_seed(plan.run.seed)
-    model = call(factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
-    return cut_model(model, plan.model.cut, plan.model.stages)
+    make = partial(call, factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
+    _, segments = make_segments(make, plan.run.seed, plan.model.cut, plan.model.stages, stored=plan.loads_weights)
+    return with_stored_weights(plan, segments, base)
+
+
+def make_segments(
+    make: Callable[[], Any], seed: int, cut: Cut = None, stages: int | None = None, *, stored: bool = False
+) -> tuple[Any, list[Segment]]:
+    """What `make` returns under `seed`, and its stages as `cut_model` cuts them. If its weights are `stored` in files,
+    its parameters have no memory. Raises `ModelRefused`."""
+    if not stored:
+        torch.manual_seed(seed)
+        model = make()
+        return model, cut_model(model, cut, stages)
+    model, again = made_without_memory(make, seed)
+    segments = cut_model(model, cut, stages)
+    demand_known(_parts_of_all(segments), [] if again is None else _parts_of_all(cut_model(again, cut, stages)))
+    return model, segments
+
+
+def with_stored_weights(plan: Plan, segments: Sequence[Segment], base: Path) -> list[Segment]:
+    """The stages, with where the plan says that their weights are; its paths begin at the folder `base`."""
+    if not plan.loads_weights:
+        return list(segments)
+    variables = variables_of(_parts_of_all(segments))
+    known, twins = frozenset(variables), twins_of(variables)
+    return [
+        replace(
+            part, stored=None if found is None else StageWeights(found[0], base / found[1], part.index, known, twins)
+        )
+        for part in segments
+        for found in [plan.weights_of(part.index)]
+    ]
 
 
 def cut_model(model: Any, cut: Cut = None, stages: int | None = None) -> list[Segment]:
@@ -109,12 +158,14 @@ def first_trainable(segments: Sequence[Segment]) -> int:
 
 
 def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool) -> Stage:
-    """Makes the stage that computes `part`, with the plan's optimizer, and the plan's loss if it is the last.
+    """Makes the stage that computes `part`, with the plan's optimizer, and the plan's loss if it is the last. Reads its
+    weights, if they are in files.
 
     Raises `ModelRefused`.
     """
     base, scheduler = base_folder(plan), plan.lr_scheduler
     _demand_device(device, part.index)
+    part.load()
     return Stage(
         layers=part.layers,
         index=part.index,
@@ -177,6 +228,10 @@ def _layers_of(model: Any) -> tuple[list[str], list[torch.nn.Module]]:
     if len(children) != len(model):  # named_children leaves out repetitions
         raise ModelRefused("the same module stands twice in the model: make two, or put both uses into one layer")
     return [name for name, _ in children], [child for _, child in children]
+
+
+def _parts_of_all(segments: Sequence[Segment]) -> list[tuple[str, torch.nn.Module]]:
+    return [part for segment in segments for part in segment.parts]
 
 
 def _refuse_shared_state(segments: Sequence[Segment]) -> None:

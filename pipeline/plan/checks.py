@@ -151,6 +151,17 @@ def _owner_names(plan: PlanTables, stage: int) -> str:
     return " and ".join(owners) or "no worker"
 
 
+def _weights(plan: PlanTables) -> Iterator[PlanError]:
+    if plan.model.weights is not None or not plan.loads_weights:
+        return
+    for index, worker in enumerate(plan.workers):
+        if worker.weights is None:
+            yield PlanError(
+                f"workers.{index}.weights",
+                "other workers read theirs from files; give this one a path too, or all of them model.weights",
+            )
+
+
 def _shape(plan: PlanTables) -> Iterator[PlanError]:
     known = plan.model.stages is not None and any(plan.placement)
     # What the checks above have refused already, the catalogue would refuse a second time.
@@ -179,5 +190,6 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
     (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),
     (("workers", *_STAGES), _owners),
+    (("workers", "model.weights"), _weights),
     (("workers", *_STAGES, *_SCHEDULE), _shape),
 )

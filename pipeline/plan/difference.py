@@ -1,5 +1,6 @@
 """In which keys two plans of one run disagree, and which keys may differ between its machines."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,9 @@ UNCOUNTED = frozenset(
 )
 
 
+_WEIGHTS = re.compile(r"(model|workers\.\d+)\.weights")
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A dotted key that two plans set differently; None where a plan does not set it."""
@@ -41,9 +45,19 @@ class Difference:
         return f"{self.key}: {here} here, {there} there"
 
 
+def counted(tables: Mapping[str, object]) -> dict[str, object]:
+    """What `Plan.digest` counts of a plan, given as `Plan.as_mapping`, by dotted key. Of paths of weights it counts
+    that there are any: each machine has its own."""
+    found = {key: value for key, value in flat(tables).items() if key not in UNCOUNTED}
+    paths = [key for key in found if _WEIGHTS.fullmatch(key)]
+    for key in paths:
+        del found[key]
+    return {**found, "model.weights": True} if paths else found
+
+
 def differences(here: Mapping[str, object], there: Mapping[str, object]) -> tuple[Difference, ...]:
     """What `Plan.digest` counts and two plans, given as `Plan.as_mapping`, set differently, in order of the keys."""
-    ours, theirs = flat(here), flat(there)
-    keys = sorted((ours.keys() | theirs.keys()) - UNCOUNTED)
+    ours, theirs = counted(here), counted(there)
+    keys = sorted(ours.keys() | theirs.keys())
     pairs = (Difference(key, ours.get(key), theirs.get(key)) for key in keys)
     return tuple(pair for pair in pairs if canonical(pair.here) != canonical(pair.there))

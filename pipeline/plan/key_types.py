@@ -196,6 +196,7 @@ Reference = Annotated[
 ]
 Device = Annotated[str, _matching(r"[a-z]+(:\d+)?", 'a device such as "cpu" or "cuda:0"')]
 Folder = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("a folder")]
+WeightsPath = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("the path of a file or folder of weights")]
 Truth = Annotated[bool, Field(strict=True), Accepts("true or false")]
 Size = Annotated[
     int,

@@ -24,6 +24,7 @@ from .key_types import (
     Target,
     Truth,
     Unset,
+    WeightsPath,
     address,
     one_of,
     whole,
@@ -97,6 +98,11 @@ class ModelPlan(Section):
     )
     options: Options = Field(
         default_factory=dict, description="Keyword arguments for the factory.", examples=[{"width": 128}]
+    )
+    weights: Unset[WeightsPath] = Field(
+        default=None,
+        description="The file or folder that each worker reads the weights of its stages from. Default: the factory's.",
+        examples=["/data/model", "model.safetensors"],
     )
     cut: Unset[Cut] = Field(
         default=None,
@@ -331,6 +337,11 @@ class WorkerPlan(Section):
     threads: Annotated[int, whole(1, _MOST_THREADS)] = Field(
         default=1, description="Threads that torch computes with. It is part of the result.", examples=[4]
     )
+    weights: Unset[WeightsPath] = Field(
+        default=None,
+        description="Where this worker reads the weights of its stages. Default: `model.weights`.",
+        examples=["/data/part-1.safetensors"],
+    )
 
 
 def by_number(tables: Mapping[str, object]) -> list[str]:
@@ -372,6 +383,18 @@ class PlanTables(Section):
     def placement(self) -> Placement:
         """The stages of each worker."""
         return tuple(worker.stages for worker in self.workers)
+
+    @property
+    def loads_weights(self) -> bool:
+        """Whether weights are read from files. Then those of all stages are."""
+        return self.model.weights is not None or any(worker.weights is not None for worker in self.workers)
+
+    def weights_of(self, stage: int) -> tuple[str, Path] | None:
+        """The key that says where the weights of `stage` are, and what it says; None if none does."""
+        for index, worker in enumerate(self.workers):
+            if stage in worker.stages and worker.weights is not None:
+                return f"workers.{index}.weights", worker.weights
+        return None if self.model.weights is None else ("model.weights", self.model.weights)
 
     def with_stages(self, stages: int) -> Self:
         """For a model of `stages` stages; where no worker is named, each stage has one. Nothing is checked."""

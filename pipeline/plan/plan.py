@@ -9,7 +9,7 @@ from pydantic import Field
 
 from .addresses import masked, open_to_others
 from .checks import problems
-from .difference import UNCOUNTED
+from .difference import counted
 from .errors import PlanError, PlanRefused, shown
 from .models import PlanTables
 from .tables import canonical, flat
@@ -69,16 +69,17 @@ class Plan(PlanTables):
         """
         tables = self.model_dump(mode="json", exclude_none=True, exclude={"file", "origins", "workers"})
         if self.workers:
-            tables["workers"] = {str(index): each.model_dump(mode="json") for index, each in enumerate(self.workers)}
+            tables["workers"] = {
+                str(index): each.model_dump(mode="json", exclude_none=True) for index, each in enumerate(self.workers)
+            }
         return tables
 
     def digest(self) -> str:
         """SHA-256 (hex) over what determines the computation and which worker does which part of it.
 
-        Names, folders, addresses and what is merely reported are left out: two machines may differ in them.
+        Names, folders, paths, addresses and what is merely reported are left out: two machines may differ in them.
         """
-        counted = {key: value for key, value in flat(self.as_mapping()).items() if key not in UNCOUNTED}
-        return sha256(canonical(counted).encode()).hexdigest()
+        return sha256(canonical(counted(self.as_mapping())).encode()).hexdigest()
 
     def _error(self, key: str, reason: str) -> PlanError:
         value = flat(self.as_mapping()).get(key)

@@ -1,0 +1,118 @@
+"""The weights of a stage, where they are and how they get into its modules.
+
+made without memory       [meta]  [meta]  [meta]
+check                     names, shapes and dtypes, of the headers of the files alone
+load                      memory of their own, filled from the files; then set by each module's load_state_dict
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.stage.layer import joined, state_of
+
+from .comparison import Twins, listed, misformed, misnamed, sources
+from .reading import read_into
+from .tensor_files import Form, forms_in
+from .unallocated import parameter_like
+from .weight_files import files_by_name
+
+Parts = Sequence[tuple[str, torch.nn.Module]]  # modules of the unsplit model, by their names there
+
+
+@dataclass(frozen=True, slots=True)
+class StageWeights:
+    """The files at `path`, which the plan's `key` names, for stage `index`. `known` are the names of all the model's
+    weights; `twins` those that share a parameter."""
+
+    key: str
+    path: Path
+    index: int
+    known: frozenset[str]
+    twins: Twins
+
+    def check(self, parts: Parts) -> None:
+        """Raises `ModelRefused` if what `parts` need is not there, or is of another form. Reads headers alone."""
+        self._located(variables_of(parts))
+
+    def load(self, parts: Parts) -> None:
+        """Reads what `parts` need, and sets it. Raises `ModelRefused`; then nothing is set."""
+        wanted = variables_of(parts)
+        located = self._located(wanted)
+        targets = {source: torch.empty_like(wanted[name].data, device="cpu") for name, (_, source) in located.items()}
+        try:
+            for file in dict.fromkeys(file for file, _ in located.values()):
+                read_into(file, {source: targets[source] for at, source in located.values() if at == file})
+        except ModelRefused as refused:
+            raise self._refused(str(refused)) from refused
+        set_state(parts, wanted, {name: targets[source] for name, (_, source) in located.items()})
+
+    def _located(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, tuple[Path, str]]:
+        """By name, the file and the name there. Raises `ModelRefused`."""
+        try:
+            files = files_by_name(self.path)
+            if faults := list(misnamed(wanted, files, self.twins, self.known)):
+                raise ModelRefused(listed(faults))
+            located = {name: (files[source], source) for name, source in sources(wanted, files, self.twins).items()}
+            self._demand_shards(located)
+            if faults := list(misformed(wanted, _forms(located))):
+                raise ModelRefused(listed(faults))
+        except ModelRefused as refused:
+            raise self._refused(str(refused)) from refused
+        return located
+
+    def _demand_shards(self, located: Mapping[str, tuple[Path, str]]) -> None:
+        """Those of other stages may be lacking."""
+        for name, (file, _) in located.items():
+            if not file.exists():
+                more = sum(other == file for other, _ in located.values()) - 1
+                raise ModelRefused(
+                    f"the shard {file.name} is not there, which has {name}{f' and {more} more' if more else ''}"
+                )
+
+    def _refused(self, reason: str) -> ModelRefused:
+        return ModelRefused(f'{self.key} = "{self.path}", for stage {self.index}: {reason}')
+
+
+def variables_of(parts: Parts) -> dict[str, torch.Tensor]:
+    """The entries of the state dict of `parts`, the parameters and buffers themselves. Raises `ModelRefused` for an
+    entry that is no tensor."""
+    found = {joined(name, key): value for name, part in parts for key, value in part.state_dict(keep_vars=True).items()}
+    for name, value in found.items():
+        if not isinstance(value, torch.Tensor):
+            raise ModelRefused(f"{name} is a {type(value).__name__}, not a tensor: files of weights have tensors alone")
+    return found
+
+
+def twins_of(variables: Mapping[str, torch.Tensor]) -> Twins:
+    """The names that share a parameter, in their order."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in variables.items():
+        names.setdefault(id(tensor), []).append(name)
+    return {name: shared for shared in names.values() if len(shared) > 1 for name in shared}
+
+
+def set_state(parts: Parts, former: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Puts `values` in the place of the parameters and buffers `former`. Names that share one go on sharing it."""
+    made: dict[int, torch.Tensor] = {}
+    for name, old in former.items():
+        if id(old) not in made:
+            made[id(old)] = parameter_like(old, values[name]) if isinstance(old, torch.nn.Parameter) else values[name]
+    state = {name: made[id(old)] for name, old in former.items()}
+    for name, part in parts:
+        part.load_state_dict(state_of(part, name, state), assign=True)
+
+
+def _forms(located: Mapping[str, tuple[Path, str]]) -> dict[str, Form]:
+    """Raises `ModelRefused` for a file that lacks what its index says that it has."""
+    found: dict[str, Form] = {}
+    for file in dict.fromkeys(file for file, _ in located.values()):
+        names = {name: source for name, (at, source) in located.items() if at == file}
+        forms = forms_in(file, set(names.values()))
+        if absent := [source for source in names.values() if source not in forms]:
+            raise ModelRefused(f"{file.name} has no {absent[0]}, which the index names there")
+        found |= {name: forms[source] for name, source in names.items()}
+    return found
