@@ -45,11 +45,16 @@ class Difference:
         return f"{self.key}: {here} here, {there} there"
 
 
+def is_weights_path(key: str) -> bool:
+    """Whether a dotted key says where weights are on this machine."""
+    return _WEIGHTS.fullmatch(key) is not None
+
+
 def counted(tables: Mapping[str, object]) -> dict[str, object]:
     """What `Plan.digest` counts of a plan, given as `Plan.as_mapping`, by dotted key. Of paths of weights it counts
     that there are any: each machine has its own."""
     found = {key: value for key, value in flat(tables).items() if key not in UNCOUNTED}
-    paths = [key for key in found if _WEIGHTS.fullmatch(key)]
+    paths = [key for key in found if is_weights_path(key)]
     for key in paths:
         del found[key]
     return {**found, "model.weights": True} if paths else found

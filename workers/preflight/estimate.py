@@ -163,6 +163,9 @@ class _DryRun:
         self._job = job
         self._watch = watch
         self._kept: list[int] = []  # by stage: bytes that autograd keeps
+        watch.doing("the weights")
+        for part in job.segments:
+            part.check()
         watch.doing("the loss, the metrics, the optimizer")
         by_worker = [_executor(job, worker) for worker in range(len(job.plan.workers))]
         self._executors = [by_worker[job.schedule.owner(index)] for index in range(job.schedule.stages)]

@@ -16,8 +16,10 @@ import structlog
 from stageline.broker.control.open import REDIS
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.pipeline.plan import Plan, from_mapping
+from stageline.pipeline.plan import Plan, PlanError, PlanRefused, from_mapping
 from stageline.pipeline.plan.addresses import masked
+from stageline.pipeline.plan.difference import is_weights_path
+from stageline.pipeline.plan.tables import dotted, leaves, nested
 from stageline.workers.control.client import BrokerUnreachable, Client, NoAnswer
 
 from .open_queues import address_towards
@@ -25,6 +27,10 @@ from .script_code import demand_same_code
 
 ATTEMPT = 1.0  # seconds for the broker to answer, before it is asked again
 PAUSE = 0.2  # seconds until an address is tried again that cannot be used
+_WEIGHTS_HERE = (
+    "the script's workers read their weights from files, each from its own: say where this machine has them, with "
+    "--set model.weights=PATH, or STAGELINE_MODEL__WEIGHTS in the environment"
+)
 RUNS = "runs"  # where the files of runs go, unless --set or the environment tells
 
 log = structlog.get_logger()
@@ -59,15 +65,19 @@ def joined_plan(broker: str, patience: float, sets: Sequence[str]) -> Plan:
 
 def plan_here(settings: Mapping[str, object], broker: str, sets: Sequence[str], environment: Mapping[str, str]) -> Plan:
     """The plan that `settings` are, with the addresses and folders of this machine, and as much memory for its queues
-    as it says itself. Raises `PlanRefused`."""
+    as it says itself. No other machine says which files of weights it opens. Raises `PlanRefused`."""
     url = broker.partition("#")[0] if broker.startswith(REDIS) else f"tcp://{address_towards(broker)}:0"
     own: dict[str, dict[str, object]] = {"run": {"dir": RUNS}, "queues": {"url": url}, "broker": {"url": broker}}
-    tables: dict[str, Any] = {**settings}
+    given = list(leaves(settings))
+    tables = nested((key, value) for key, value in given if not is_weights_path(dotted(key)))
     for table, keys in own.items():
-        given = tables.get(table)
-        tables[table] = {**(given if isinstance(given, Mapping) else {}), **keys}
+        there = tables.get(table)
+        tables[table] = {**(there if isinstance(there, Mapping) else {}), **keys}
     tables["queues"] = {key: value for key, value in tables["queues"].items() if key != "retain_bytes"}
-    return from_mapping(tables, sets=sets, environment=environment)
+    plan = from_mapping(tables, sets=sets, environment=environment)
+    if any(is_weights_path(dotted(key)) for key, _ in given) and not plan.loads_weights:
+        raise PlanRefused([PlanError("model.weights", _WEIGHTS_HERE)])
+    return plan
 
 
 def _ask(broker: str, patience: float) -> JoinAnswer:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from stageline.pipeline.model.cut import Segment, cut_model, first_trainable
+from stageline.pipeline.model.cut import Segment, first_trainable, with_stored_weights
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Placement, make_schedule
 from stageline.workers.script.arguments.checks import demand_usable
@@ -42,11 +42,14 @@ def begin_run(
 
 
 def _begin(model: Model, options: LineOptions, workers: Workers, resume: Path | None) -> tuple[ModelWeights, ScriptRun]:
-    whole = build_model(model, options.seed)
-    segments = cut_model(whole, options.cut, options.stages)
+    whole, segments = build_model(model, options)
     weights = weights_of(whole, segments)
     joined = None if options.broker is None else _joined_terms(model, options, options.broker)
     plan = plan_of(options, len(segments), None if joined is None else joined.tables)
+    segments = with_stored_weights(plan, segments, Path.cwd())
+    if joined is None:  # other machines have paths of their own
+        for part in segments:
+            part.check()
     schedule = make_schedule(
         options.schedule,
         plan.placement,

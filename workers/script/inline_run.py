@@ -126,7 +126,8 @@ class InlineRun:
         return Executor(stages, feed, self._program.last, options.named_metrics, evaluates_loss=True)
 
     def _stage(self, part: Segment, options: LineOptions) -> Stage:
-        """The stage that computes `part`; only the last stage has a loss."""
+        """The stage that computes `part`; only the last stage has a loss. Raises `ModelRefused` for its weights."""
+        part.load()
         return Stage(
             part.layers,
             index=part.index,

@@ -52,7 +52,8 @@ class Line(AbstractContextManager["Line"]):
     {"recovery.lease": "30s"}.
     `resume`: the folder of a run of processes that was begun with the same arguments, and is to go on from its newest
     complete checkpoint, or what `save` has saved; `position` tells where that is. `progress` is drawn on stderr: with
-    None if that is a terminal.
+    None if that is a terminal. `weights`: the file or folder that each worker reads those of its stages from; a
+    function that makes the model is then called without memory for parameters.
 
     Equal, bit for bit, to the unsplit model under the same microbatches, loss shares and layer seeding. Raises
     `ModelRefused`, `ScheduleRefused` or `PlanRefused` for what cannot work, `NoSuchRun` for what cannot be resumed,
@@ -83,6 +84,7 @@ class Line(AbstractContextManager["Line"]):
         settings: Mapping[str, object] | None = None,
         resume: str | Path | None = None,
         progress: bool | None = None,
+        weights: str | Path | None = None,
     ) -> None:
         options = LineOptions(
             loss=loss,
@@ -102,6 +104,7 @@ class Line(AbstractContextManager["Line"]):
             folder=folder,
             settings=settings or {},
             broker=broker,
+            weights=weights,
         )
         self._waiting: list[Future[Replies]] = []
         self._closed = ""

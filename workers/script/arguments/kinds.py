@@ -76,6 +76,10 @@ def _is_seed(value: object) -> bool:
     return _is_whole(value) and value in _SEEDS
 
 
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
 def _optional(accepts: Accepts) -> Accepts:
     return lambda value: value is None or accepts(value)
 
@@ -85,6 +89,7 @@ _KINDS: tuple[tuple[str, Accepts, str], ...] = (
     ("stages", _optional(_is_stages), "a whole number from 1 on"),
     ("placement", _optional(_is_placement), "a list with the stages of each worker, such as [[0, 2], [1, 3]]"),
     ("window", _optional(_is_list), "a list with one whole number for each stage, such as [4, 2]"),
+    ("weights", _optional(_is_path), "the path of a file or folder of weights"),
     ("seed", _is_seed, "a whole number from 0 on, of at most 64 bits"),
     ("metrics", _is_list, "a list of functions of (outputs, targets), such as [accuracy]"),
     (

@@ -20,6 +20,7 @@ _ARGUMENTS = {
     "model.loss": "loss",
     "model.metrics": "metrics",
     "model.stages": "stages",
+    "model.weights": "weights",
     "run.dir": "folder",
     "run.name": "name",
     "run.seed": "seed",
@@ -68,4 +69,4 @@ def _argument(key: str) -> str:
 
 
 def _with_arguments(text: str) -> str:
-    return re.sub(r"\bmodel\.(cut|stages)\b", r"\1", text)
+    return re.sub(r"\bmodel\.(cut|stages|weights)\b", r"\1", text)

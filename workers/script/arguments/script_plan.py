@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from stageline.pipeline.model.cut import Segment, make_segments
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.script_objects import OBJECTS
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.models import SCRIPT_BATCHES
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.generators import generators_kept
@@ -47,6 +49,12 @@ class LineOptions:
     folder: str | Path = "runs"
     settings: Mapping[str, object] = field(default_factory=dict)  # other keys of the plan: "recovery.lease"
     broker: str | None = None  # where workers on other machines find the broker; None: there are none
+    weights: str | Path | None = None  # where workers read their weights from; None: the model has them
+
+    @property
+    def loads_weights(self) -> bool:
+        """Whether weights are read from files."""
+        return self.weights is not None or any(map(is_weights_path, self.settings))
 
     @property
     def named_metrics(self) -> Mapping[str, Metric]:
@@ -62,11 +70,12 @@ def _own_name(metric: Metric) -> str:
     return str(getattr(metric, "__name__", type(metric).__name__)).strip("<>")
 
 
-def build_model(model: Model, seed: int) -> Any:
-    """The model; a factory is called under `seed`, and leaves the random state of this process as it was."""
+def build_model(model: Model, options: LineOptions) -> tuple[Any, list[Segment]]:
+    """The model and its stages; a factory is called under the seed, and leaves the random state of this process as it
+    was. Weights that are read from files are not there yet. Raises `ModelRefused`."""
+    make, cut, stages = factory_of(model), options.cut, options.stages
     with generators_kept(torch.device("cpu")):
-        torch.manual_seed(seed)
-        return factory_of(model)()
+        return make_segments(make, options.seed, cut, stages, stored=options.loads_weights)
 
 
 def factory_of(model: Model) -> Callable[[], Any]:
@@ -116,6 +125,8 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
         "optimizer": {"factory": "script:optimizer"},
         "workers": workers,
     }
+    if options.weights is not None:  # another machine has a path of its own
+        tables["model"]["weights"] = str(Path(options.weights).absolute())
     if options.window is not None:
         tables["schedule"]["window"] = list(options.window)
     if options.lr_scheduler is not None:
