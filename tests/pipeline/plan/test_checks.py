@@ -31,6 +31,11 @@ DISAGREEING = [
         "use recovery.restarts = 5 and snapshot_every = 20, or record",
     ),
     ({"recovery__record": "all", "queues__url": "memory://"}, "recovery.record", "nothing is recorded in passing; use"),
+    (
+        {"workers": {"0": {"stages": [0], "weights": "a.pt"}, "1": {"stages": [1]}}},
+        "workers.1.weights",
+        "other workers read theirs from files; give this one a path too, or all of them model.weights",
+    ),
     ({"workers__0__stages": [0]}, "workers", "stage 1 is owned by no worker; give it to exactly one worker"),
     ({"workers__0__stages": [0, 1, 1]}, "workers", "stage 1 is owned by worker 0 and worker 0"),
     (

@@ -56,6 +56,15 @@ def test_machines_may_not_differ_in_keys_that_it_counts(changes: dict[str, objec
     assert key in {each.key for each in differences(plan(**changes).as_mapping(), plan().as_mapping())}
 
 
+def test_machines_may_have_their_weights_at_other_paths_but_all_have_them_in_files() -> None:
+    here, there = plan(model__weights="/data/model"), plan(model__weights="model.safetensors")
+    own = {str(k): {"stages": [k], "weights": f"/data/part-{k}.pt"} for k in range(2)}
+    assert here.digest() == there.digest()
+    assert plan(workers=own).digest() == plan(workers=own, model__weights="/data/model").digest()
+    assert {each.key for each in differences(here.as_mapping(), plan().as_mapping())} == {"model.weights"}
+    assert here.digest() != plan().digest()
+
+
 def test_machines_may_draw_a_dataset_with_other_numbers_of_readers() -> None:
     here = plan(data__source=None, data__dataset="data.py:train")
     assert plan(data__source=None, data__dataset="data.py:train", data__num_workers=2).digest() == here.digest()

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.plan import PlanRefused, from_mapping
 from stageline.workers.process.join import plan_here
 from support.workspace import Workspace, free_port, until
 
@@ -22,6 +23,15 @@ def test_addresses_and_folders_are_those_of_this_machine() -> None:
     assert (plan.queues.url, plan.broker.url) == ("tcp://127.0.0.1:0", "tcp://127.0.0.1:7000")
     assert (str(plan.run.dir), plan.queues.retain_bytes) == ("runs", 2**30)
     assert plan.digest() == plan_here(SETTINGS, "redis://:secret@127.0.0.1/1", (), {}).digest()
+
+
+def test_no_other_machine_says_which_weights_are_opened_here() -> None:
+    settings = {**SETTINGS, "model": {**SETTINGS["model"], "weights": "/etc/passwd"}}
+    with pytest.raises(PlanRefused, match=r"model.weights: the script's workers read .* --set model.weights=PATH"):
+        plan_here(settings, "tcp://127.0.0.1:7000", (), {})
+    plan = plan_here(settings, "tcp://127.0.0.1:7000", ["model.weights=/data/model"], {})
+    assert str(plan.model.weights) == "/data/model"
+    assert plan.digest() == from_mapping({**SETTINGS, "model": settings["model"]}).digest()
 
 
 def test_what_the_machine_says_itself_comes_first() -> None:

@@ -1,0 +1,51 @@
+"""What a path of weights may be, and what is said of one that is something else."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.weights.weight_files import INDEX, files_by_name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("nothing.safetensors", None, "there is no such file; wanted is a .safetensors file"),
+        ("model.onnx", b"", "a .onnx file is not read; wanted is"),
+        ("model.safetensors", b"\x04\0\0\0", "model.safetensors cannot be read"),
+        ("model.pt", b"not a file of torch", "model.pt cannot be read"),
+        (INDEX, b"{}", "is no index of safetensors files: KeyError"),
+        (
+            INDEX,
+            b'{"weight_map": {"a": "../b.safetensors"}}',
+            "names '../b.safetensors'; wanted are .safetensors files",
+        ),
+        (INDEX, b'{"weight_map": {"a": "b.bin"}}', "names 'b.bin'"),
+    ],
+)
+def test_what_is_no_file_of_weights_is_refused(tmp_path: Path, name: str, content: bytes | None, told: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelRefused, match=told):
+        files_by_name(tmp_path / name)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=r"the folder holds neither model.safetensors.index.json nor model.safet"):
+        files_by_name(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [
+        ([torch.ones(1)], "holds a list, not a state dict"),
+        ({"model": {"a": torch.ones(1)}, "epoch": 3}, "'model' is a dict, not a tensor. Save model.state_dict.. alone"),
+        (torch.nn.Linear(1, 1), "cannot be read"),  # a class: nothing but tensors is unpickled
+    ],
+)
+def test_a_file_of_torch_holds_a_state_dict(tmp_path: Path, saved: object, told: str) -> None:
+    torch.save(saved, tmp_path / "model.pt")
+    with pytest.raises(ModelRefused, match=told):
+        files_by_name(tmp_path / "model.pt")
