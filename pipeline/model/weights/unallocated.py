@@ -5,7 +5,7 @@ rotary frequencies, position ids    their values: a buffer, or a tensor that a m
 a buffer computed of a parameter    on the meta device too: see `demand_known`
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from threading import get_ident
 from typing import TypeVar
@@ -62,7 +62,7 @@ def parameter_like(former: torch.nn.Parameter, data: torch.Tensor) -> torch.nn.P
 def _parameters_on_meta() -> Iterator[None]:
     """A context in which a parameter that a module of this thread gets is on the meta device."""
     thread = get_ident()
-    replaced: Mapping[torch.Tensor, torch.nn.Parameter] = WeakIdKeyDictionary()
+    replaced: MutableMapping[torch.Tensor, torch.nn.Parameter] = WeakIdKeyDictionary()
 
     def replacement(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> torch.nn.Parameter | None:
         if parameter.is_meta or is_lazy(parameter) or get_ident() != thread:

@@ -1,0 +1,129 @@
+"""How much memory a worker takes for its stage's weights: read from a file, or as part of the whole model.
+
+`python -m benchmarks.weights` makes a model of 1 GB on disk, four stages of equal size, and for each worker a process
+that prepares its job and makes its stages, as `stageline worker` does before its first step. What is reported is the
+most memory that the process ever had (VmHWM), files that it maps included. No optimizer has state yet.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import click
+
+from .finding import BenchmarkResult, Table
+from .machine import machine
+
+LAYERS, WIDTH, STAGES = 64, 2048, 4
+MB = 10**6
+ABOUT = f"""\
+A model of {LAYERS} layers of {WIDTH} x {WIDTH} float32 in one safetensors file, in {STAGES} stages. For each worker, a
+process that makes its stages; MB of memory at most (VmHWM), medians of the rounds. The bare process imports the same
+and makes nothing."""
+
+MODEL = f"""
+import torch
+from pathlib import Path
+from safetensors.torch import load_file
+from torch import nn
+
+FILE = Path(__file__).parent / "model.safetensors"
+
+def build(layers={LAYERS}, width={WIDTH}):
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+
+def whole():
+    model = build()
+    model.load_state_dict(load_file(FILE))
+    return model
+
+def batches(batch_size, seed):
+    from stageline import Rows
+    x = torch.zeros(8, {WIDTH})
+    return Rows(x, x, batch_size, seed)
+"""
+PLAN = f"""
+[run]
+steps = 1
+[model]
+factory = "model.py:build"
+stages = {STAGES}
+loss = "torch.nn.functional.mse_loss"
+[data]
+source = "model.py:batches"
+batch_size = 4
+[optimizer]
+factory = "torch.optim.SGD"
+lr = 0.1
+"""
+STORED, WHOLE, BARE = "model.weights=model.safetensors", "model.factory=model.py:whole", ""
+
+
+def measure(rounds: int) -> BenchmarkResult:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _write(folder)
+        taken = {
+            (setting, worker): median(_memory(folder, setting, worker) for _ in range(rounds))
+            for setting in (STORED, WHOLE)
+            for worker in range(STAGES)
+        }
+        bare = median(_memory(folder, BARE, 0) for _ in range(rounds))
+    own = LAYERS // STAGES * (WIDTH + 1) * WIDTH * 4
+    rows = [
+        (f"worker {worker}", f"{own / MB:.0f}", *(f"{taken[setting, worker] / MB:.0f}" for setting in (STORED, WHOLE)),
+         f"{(taken[STORED, worker] - bare) / own:.2f}")
+        for worker in range(STAGES)
+    ]  # fmt: skip
+    columns = ("", "its stage", "with `weights`", "built whole", "with `weights`, less bare, in stages")
+    table = Table(f"MB; a bare process has {bare / MB:.0f}", columns, tuple(rows))
+    facts = {
+        "bare": bare,
+        "own": own,
+        "taken": {f"{setting} {worker}": value for (setting, worker), value in taken.items()},
+    }
+    return BenchmarkResult("Weights of a stage", ABOUT, (table,), facts)
+
+
+def _write(folder: Path) -> None:
+    """In a process of its own, whose memory is given back."""
+    (folder / "model.py").write_text(MODEL)
+    (folder / "stageline.toml").write_text(PLAN)
+    code = "import model; from safetensors.torch import save_file; save_file(model.build().state_dict(), model.FILE)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=folder)
+
+
+def _memory(folder: Path, setting: str, worker: int) -> int:
+    """The most bytes that a worker's process had."""
+    command = [sys.executable, "-m", "benchmarks.weights", "--worker", str(worker), "--setting", setting, "--at"]
+    done = subprocess.run([*command, str(folder)], check=True, capture_output=True, text=True, env=dict(os.environ))
+    return int(done.stdout.split()[-1])
+
+
+def _work(folder: Path, setting: str, worker: int) -> int:
+    from stageline import read_plan
+    from stageline.workers.process import worker_process  # what a worker imports
+    from stageline.workers.runtime.job import prepare
+
+    assert worker_process
+    if setting:
+        prepare(read_plan(folder, sets=[setting]), worker=worker).executor([worker])
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+@click.command()
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1))
+@click.option("--worker", default=0, hidden=True)
+@click.option("--setting", default="", hidden=True)
+@click.option("--at", default=None, type=click.Path(path_type=Path), hidden=True)
+def main(rounds: int, worker: int, setting: str, at: Path | None) -> None:
+    """Measure, and print the table."""
+    click.echo(f"{measure(rounds)}\n\n{machine()}" if at is None else _work(at, setting, worker))
+
+
+if __name__ == "__main__":
+    main()
