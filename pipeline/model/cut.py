@@ -16,7 +16,7 @@ from stageline.pipeline.stage.layer import joined, named_state, parts_of
 from stageline.pipeline.stage.stage import Stage
 
 from .edges import Cut, edges_of
-from .families.known import FAMILIES, known_layers
+from .families.known import FAMILIES, known_layers, stored_names_of
 from .families.layers import Layers
 from .load import base_folder, call, load_function, load_object
 from .weights.stage_weights import StageWeights, twins_of, variables_of
@@ -90,8 +90,8 @@ def build_segments(plan: Plan) -> list[Segment]:
     base = base_folder(plan).absolute()  # before user code may change the current folder
     factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
     make = partial(call, factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
-    _, segments = make_segments(make, plan.run.seed, plan.model.cut, plan.model.stages, stored=plan.loads_weights)
-    return with_stored_weights(plan, segments, base)
+    model, segments = make_segments(make, plan.run.seed, plan.model.cut, plan.model.stages, stored=plan.loads_weights)
+    return with_stored_weights(plan, model, segments, base)
 
 
 def make_segments(
@@ -109,16 +109,14 @@ def make_segments(
     return model, segments
 
 
-def with_stored_weights(plan: Plan, segments: Sequence[Segment], base: Path) -> list[Segment]:
-    """The stages, with where the plan says that their weights are; its paths begin at the folder `base`."""
+def with_stored_weights(plan: Plan, model: Any, segments: Sequence[Segment], base: Path) -> list[Segment]:
+    """The stages of `model`, with where the plan says that their weights are; its paths begin at the folder `base`."""
     if not plan.loads_weights:
         return list(segments)
     variables = variables_of(_parts_of_all(segments))
-    known, twins = frozenset(variables), twins_of(variables)
+    known = frozenset(variables), twins_of(variables), stored_names_of(model)
     return [
-        replace(
-            part, stored=None if found is None else StageWeights(found[0], base / found[1], part.index, known, twins)
-        )
+        replace(part, stored=StageWeights(found[0], base / found[1], part.index, *known)) if found else part
         for part in segments
         for found in [plan.weights_of(part.index)]
     ]

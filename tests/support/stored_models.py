@@ -36,8 +36,8 @@ def stored_segments(
     weights: Path, make: Callable[[], Any] = model, cut: list[int | str] | list[int] = CUT
 ) -> list[Segment]:
     """The stages of a plan with `model.weights`, nothing of them loaded."""
-    _, segments = make_segments(make, 0, cut or None, stored=True)
-    return with_stored_weights(plan(model__weights=str(weights), model__cut=list(cut) or None), segments, Path())
+    made, segments = make_segments(make, 0, cut or None, stored=True)
+    return with_stored_weights(plan(model__weights=str(weights), model__cut=list(cut) or None), made, segments, Path())
 
 
 def allocated(segments: list[Segment]) -> int:

@@ -46,7 +46,7 @@ def _begin(model: Model, options: LineOptions, workers: Workers, resume: Path | 
     weights = weights_of(whole, segments)
     joined = None if options.broker is None else _joined_terms(model, options, options.broker)
     plan = plan_of(options, len(segments), None if joined is None else joined.tables)
-    segments = with_stored_weights(plan, segments, Path.cwd())
+    segments = with_stored_weights(plan, whole, segments, Path.cwd())
     if joined is None:  # other machines have paths of their own
         for part in segments:
             part.check()

@@ -18,6 +18,7 @@ from stageline.pipeline.tree import Tree
 
 from .family import Family, taken
 from .layers import Layer, Layers
+from .stored_names import LAYER_NORMS, POSITIONS, StoredNames
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
@@ -39,6 +40,7 @@ BERT = Family(
     "transformers.models.bert.modeling_bert",
     {"": "BertForSequenceClassification", "bert": "BertModel", "bert.encoder": "BertEncoder"},
     layers,
+    StoredNames(LAYER_NORMS, base="bert", unused=POSITIONS),
 )
 
 

@@ -12,6 +12,7 @@ from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.tree import Tree, describe
 
 from .layers import Layers
+from .stored_names import SAME, StoredNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,13 @@ class Family:
     """Models of one class of `module`, which is imported where there is such a model.
 
     `replaced` are the parts whose forward is not called, since `layers` does what it does: class names by the parts'
-    names; that of "" is the model's own.
+    names; that of "" is the model's own. `stored`: what files call the weights.
     """
 
     module: str
     replaced: Mapping[str, str]
     layers: Callable[[torch.nn.Module], Layers]
+    stored: StoredNames = SAME
 
     @property
     def class_name(self) -> str:

@@ -19,6 +19,7 @@ from stageline.pipeline.tree import Tree
 from .decoder import of_block, positions_of, with_mask
 from .family import Family, taken
 from .layers import Layer, Layers
+from .stored_names import StoredNames
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
@@ -40,7 +41,12 @@ def layers(model: Any) -> Layers:
     )
 
 
-GPT2 = Family("transformers.models.gpt2.modeling_gpt2", {"": "GPT2LMHeadModel", "transformer": "GPT2Model"}, layers)
+GPT2 = Family(
+    "transformers.models.gpt2.modeling_gpt2",
+    {"": "GPT2LMHeadModel", "transformer": "GPT2Model"},
+    layers,
+    StoredNames(base="transformer", unused=r"\.attn\.(masked_)?bias$"),
+)
 
 
 def _embed(transformer: Any, inputs: Tree, wte: nn.Module, wpe: nn.Module, drop: nn.Module) -> Tree:

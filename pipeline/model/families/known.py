@@ -9,6 +9,7 @@ from .layers import Layers
 from .layoutlm import LAYOUTLM
 from .llama import LLAMA
 from .resnet import RESNET
+from .stored_names import SAME, StoredNames
 from .vit import VIT
 
 FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, BERT, LAYOUTLM, VIT, RESNET)
@@ -16,5 +17,15 @@ FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, BERT, LAYOUTLM, VIT, RESNET)
 
 def known_layers(model: torch.nn.Module) -> Layers | None:
     """The layers of a model of a known family, None for another. Raises `ModelRefused` if it computes otherwise."""
-    family = next((each for each in FAMILIES if each.has(model)), None)
+    family = _family_of(model)
     return None if family is None else family.layers_of(model)
+
+
+def stored_names_of(model: object) -> StoredNames:
+    """What files call the weights of `model`."""
+    family = _family_of(model)
+    return SAME if family is None else family.stored
+
+
+def _family_of(model: object) -> Family | None:
+    return next((each for each in FAMILIES if each.has(model)), None)

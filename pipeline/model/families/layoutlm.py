@@ -17,6 +17,7 @@ from stageline.pipeline.tree import Tree
 
 from .family import Family, taken
 from .layers import Layer, Layers
+from .stored_names import LAYER_NORMS, POSITIONS, StoredNames
 
 _INPUTS = ("input_ids", "bbox", "attention_mask", "token_type_ids", "position_ids")
 
@@ -37,6 +38,7 @@ LAYOUTLM = Family(
     "transformers.models.layoutlm.modeling_layoutlm",
     {"": "LayoutLMForTokenClassification", "layoutlm": "LayoutLMModel", "layoutlm.encoder": "LayoutLMEncoder"},
     layers,
+    StoredNames(LAYER_NORMS, base="layoutlm", unused=POSITIONS),
 )
 
 

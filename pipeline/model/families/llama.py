@@ -20,6 +20,7 @@ from stageline.pipeline.tree import Tree
 from .decoder import of_block, positions_of, with_mask
 from .family import Family, taken
 from .layers import Layer, Layers
+from .stored_names import StoredNames
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 
@@ -40,7 +41,12 @@ def layers(model: Any) -> Layers:
     )
 
 
-LLAMA = Family("transformers.models.llama.modeling_llama", {"": "LlamaForCausalLM", "model": "LlamaModel"}, layers)
+LLAMA = Family(
+    "transformers.models.llama.modeling_llama",
+    {"": "LlamaForCausalLM", "model": "LlamaModel"},
+    layers,
+    StoredNames(base="model", unused=r"rotary_emb\.inv_freq$"),
+)
 
 
 def _embed(model: Any, inputs: Tree, embed_tokens: nn.Module, rotary: nn.Module) -> Tree:

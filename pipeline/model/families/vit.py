@@ -17,6 +17,7 @@ from stageline.pipeline.tree import Tree
 
 from .family import Family, library, taken
 from .layers import Layer, Layers
+from .stored_names import StoredNames
 
 _INPUTS = ("pixel_values", "interpolate_pos_encoding", "attention_mask")
 
@@ -34,7 +35,23 @@ def layers(model: Any) -> Layers:
     )
 
 
-VIT = Family("transformers.models.vit.modeling_vit", {"": "ViTForImageClassification", "vit": "ViTModel"}, layers)
+VIT = Family(
+    "transformers.models.vit.modeling_vit",
+    {"": "ViTForImageClassification", "vit": "ViTModel"},
+    layers,
+    StoredNames(
+        (
+            (r"encoder\.layer\.", "layers."),
+            (r"attention\.query\.", "q_proj."),
+            (r"attention\.key\.", "k_proj."),
+            (r"attention\.value\.", "v_proj."),
+            (r"attention\.output\.dense\.", "attention.o_proj."),
+            (r"intermediate\.dense\.", "mlp.fc1."),
+            (r"output\.dense\.", "mlp.fc2."),
+        ),
+        base="vit",
+    ),
+)
 
 
 def _embed(vit: Any, inputs: Tree, embeddings: Any) -> Tree:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.families.stored_names import StoredNames
 from stageline.pipeline.stage.layer import joined, state_of
 
 from .comparison import Twins, listed, misformed, misnamed, sources
@@ -26,13 +27,14 @@ Parts = Sequence[tuple[str, torch.nn.Module]]  # modules of the unsplit model, b
 @dataclass(frozen=True, slots=True)
 class StageWeights:
     """The files at `path`, which the plan's `key` names, for stage `index`. `known` are the names of all the model's
-    weights; `twins` those that share a parameter."""
+    weights, `twins` those that share a parameter; `names` says what files call them."""
 
     key: str
     path: Path
     index: int
     known: frozenset[str]
     twins: Twins
+    names: StoredNames
 
     def check(self, parts: Parts) -> None:
         """Raises `ModelRefused` if what `parts` need is not there, or is of another form. Reads headers alone."""
@@ -53,16 +55,27 @@ class StageWeights:
     def _located(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, tuple[Path, str]]:
         """By name, the file and the name there. Raises `ModelRefused`."""
         try:
-            files = files_by_name(self.path)
-            if faults := list(misnamed(wanted, files, self.twins, self.known)):
+            stored = self._stored()
+            if faults := list(misnamed(wanted, stored, self.twins, self.known)):
                 raise ModelRefused(listed(faults))
-            located = {name: (files[source], source) for name, source in sources(wanted, files, self.twins).items()}
+            located = {name: stored[source] for name, source in sources(wanted, stored, self.twins).items()}
             self._demand_shards(located)
             if faults := list(misformed(wanted, _forms(located))):
                 raise ModelRefused(listed(faults))
         except ModelRefused as refused:
             raise self._refused(str(refused)) from refused
         return located
+
+    def _stored(self) -> dict[str, tuple[Path, str]]:
+        """Each entry of the files, by its name in the model: its file, and its name there. Raises `ModelRefused`."""
+        found: dict[str, tuple[Path, str]] = {}
+        for source, file in files_by_name(self.path).items():
+            name = self.names.in_model(source, self.known)
+            if name in found:
+                raise ModelRefused(f"{found[name][1]} and {source} are both the model's {name}: leave one out")
+            if name is not None:
+                found[name] = file, source
+        return found
 
     def _demand_shards(self, located: Mapping[str, tuple[Path, str]]) -> None:
         """Those of other stages may be lacking."""

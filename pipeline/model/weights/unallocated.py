@@ -71,7 +71,7 @@ def _parameters_on_meta() -> Iterator[None]:
             replaced[parameter] = parameter_like(parameter, torch.empty_like(parameter.data, device="meta"))
         return replaced[parameter]
 
-    handle = register_module_parameter_registration_hook(replacement)
+    handle = register_module_parameter_registration_hook(replacement)  # type: ignore[arg-type]  # its type forgets the result
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.families.stored_names import StoredNames
 from support.stored_models import allocated, model, stored_segments, trained
 from support.whole_models import WHOLE_MODELS, gpt2
 
@@ -101,7 +103,7 @@ def test_what_no_file_has_is_what_the_factory_computes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "layoutlm"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "layoutlm", "vit"])
 def test_models_of_transformers_are_what_they_are_when_they_are_built_whole(tmp_path: Path, name: str) -> None:
     found = WHOLE_MODELS[name]
     source = found.made()
@@ -170,6 +172,15 @@ def test_what_does_not_fit_is_named(tmp_path: Path, change: Callable[[dict[str, 
         first.check()
     with pytest.raises(ModelRefused, match=told):
         first.load()
+
+
+def test_two_entries_that_are_one_weight_are_refused(tmp_path: Path) -> None:
+    torch.save({**trained(), "zero.bias": torch.ones(6)}, tmp_path / "m.pt")
+    first = stored_segments(tmp_path / "m.pt")[0]
+    assert first.stored is not None
+    first = replace(first, stored=replace(first.stored, names=StoredNames(((r"^zero\.", "0."),))))
+    with pytest.raises(ModelRefused, match=r"0.bias and zero.bias are both the model's 0.bias: leave one out"):
+        first.check()
 
 
 def test_a_shard_that_is_lacking_is_named_by_the_stages_that_need_it(tmp_path: Path) -> None:
