@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from . import data_ahead, python_cost, queue_speed, recovery_cost, redis_speed, script_speed, startup, throughput
-from .finding import BenchmarkResult
-from .machine import machine
+from .claims import data_ahead, python_cost, queue_speed, recovery_cost, redis_speed, script_speed, startup, throughput
+from .measuring.finding import BenchmarkResult
+from .measuring.machine import machine
 
 ROOT = Path(__file__).parent.parent
 

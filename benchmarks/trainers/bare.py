@@ -15,8 +15,8 @@ import zmq
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from ..processes import PATIENCE, together
-from ..workload import MICROBATCHES, Timing, Workload, batch, like, mean_loss, optimizer, share, stage
+from benchmarks.measuring.processes import PATIENCE, together
+from benchmarks.workload import MICROBATCHES, Timing, Workload, batch, like, mean_loss, optimizer, share, stage
 
 
 def train(workload: Workload) -> Timing:

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import mse_loss
 
-from ..processes import PATIENCE, together
-from ..workload import MICROBATCHES, STAGES, Timing, Workload, batch, mean_loss, optimizer, stage
+from benchmarks.measuring.processes import PATIENCE, together
+from benchmarks.workload import MICROBATCHES, STAGES, Timing, Workload, batch, mean_loss, optimizer, stage
 
 
 def train(workload: Workload) -> Timing:

@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.measuring import redis_server
+from benchmarks.workload import MICROBATCHES, Timing, Workload
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Schedule
@@ -16,9 +18,6 @@ from stageline.workers.launch.template import Template
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts
 from stageline.workers.runs.store import measured
-
-from .. import redis_server
-from ..workload import MICROBATCHES, Timing, Workload
 
 PLAN = Path(__file__).parent.parent / "stageline.toml"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from benchmarks.measuring.processes import together
+from benchmarks.workload import LEARNING_RATE, MICROBATCHES, SEED, STAGES, Timing, Workload, batch, build
 from stageline import Line, make_schedule
 from stageline.workers.runs.folder import newest_in
 
-from ..processes import together
-from ..workload import LEARNING_RATE, MICROBATCHES, SEED, STAGES, Timing, Workload, batch, build
 from .ours import TrainerFailed, ends_in
 
 SETTINGS = {"recovery.restarts": 0, "recovery.snapshot_every": 0}

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from ..processes import together
-from ..workload import MICROBATCHES, Timing, Workload, batch, layers, mean_loss, optimizer, share
+from benchmarks.measuring.processes import together
+from benchmarks.workload import MICROBATCHES, Timing, Workload, batch, layers, mean_loss, optimizer, share
 
 
 def train(workload: Workload, threads: int) -> Timing:

@@ -8,7 +8,7 @@ import torch
 import zmq
 from torch import Tensor
 
-from ..processes import PATIENCE
+from benchmarks.measuring.processes import PATIENCE
 
 IN_FLIGHT = 8  # messages either side may hold; as many tensors take turns receiving
 

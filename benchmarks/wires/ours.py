@@ -6,12 +6,11 @@ from typing import Self, cast
 
 from torch import Tensor
 
+from benchmarks.measuring.processes import PATIENCE
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-
-from ..processes import PATIENCE
 
 ROUND = 8  # messages after which those received are trimmed
 WINDOW = 16  # messages that may be on their way

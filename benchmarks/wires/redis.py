@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from zlib_ng.zlib_ng import crc32
 
+from benchmarks.measuring.processes import PATIENCE
 from stageline.broker.queues.redis.queues import RedisQueues
 
-from ..processes import PATIENCE
 from .ours import ROUND, TERMS, OurWire
 
 

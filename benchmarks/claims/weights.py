@@ -1,8 +1,8 @@
 """How much memory a worker takes for its stage's weights: read from a file, or as part of the whole model.
 
-`python -m benchmarks.weights` makes a model of 1 GB on disk, four stages of equal size, and for each worker a process
-that prepares its job and makes its stages, as `stageline worker` does before its first step. What is reported is the
-most memory that the process ever had (VmHWM), files that it maps included. No optimizer has state yet.
+`python -m benchmarks.claims.weights` makes a model of 1 GB on disk, four stages of equal size, and for each worker a
+process that prepares its job and makes its stages, as `stageline worker` does before its first step. What is reported
+is the most memory that the process ever had (VmHWM), files that it maps included. No optimizer has state yet.
 """
 
 import os
@@ -14,8 +14,8 @@ from statistics import median
 
 import click
 
-from .finding import BenchmarkResult, Table
-from .machine import machine
+from benchmarks.measuring.finding import BenchmarkResult, Table
+from benchmarks.measuring.machine import machine
 
 LAYERS, WIDTH, STAGES = 64, 2048, 4
 MB = 10**6
@@ -98,7 +98,7 @@ def _write(folder: Path) -> None:
 
 def _memory(folder: Path, setting: str, worker: int) -> int:
     """The most bytes that a worker's process had."""
-    command = [sys.executable, "-m", "benchmarks.weights", "--worker", str(worker), "--setting", setting, "--at"]
+    command = [sys.executable, "-m", "benchmarks.claims.weights", "--worker", str(worker), "--setting", setting, "--at"]
     done = subprocess.run([*command, str(folder)], check=True, capture_output=True, text=True, env=dict(os.environ))
     return int(done.stdout.split()[-1])
 

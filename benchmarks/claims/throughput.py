@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 
-from .finding import BenchmarkResult, Table
-from .rounds import Spread, alternate
-from .trainers import bare, gloo, ours, unsplit
-from .workload import WORKLOADS, Timing, Workload
+from benchmarks.measuring.finding import BenchmarkResult, Table
+from benchmarks.measuring.rounds import Spread, alternate
+from benchmarks.trainers import bare, gloo, ours, unsplit
+from benchmarks.workload import WORKLOADS, Timing, Workload
 
 OURS, TORCH, BARE = "stageline", "torch 1F1B, gloo", "bare ZeroMQ loop"
 EAGER = "stageline, eager-1f1b"  # twice the microbatches in flight: a message on its way is not waited for

@@ -17,6 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from benchmarks.measuring.finding import BenchmarkResult, Table
+from benchmarks.measuring.rounds import alternate
+from benchmarks.wires.ours import KEYS, ROUND, TERMS, OurWire
+from benchmarks.workload import MICROBATCHES, SEED, WORKLOADS, batch, share
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
@@ -26,11 +30,6 @@ from stageline.pipeline.stage.stage import Stage, layer_seed
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.program import Instruction, Program
-
-from .finding import BenchmarkResult, Table
-from .rounds import alternate
-from .wires.ours import KEYS, ROUND, TERMS, OurWire
-from .workload import MICROBATCHES, SEED, WORKLOADS, batch, share
 
 CALLS = 400
 

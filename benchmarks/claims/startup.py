@@ -1,8 +1,8 @@
 """Where the wall time of a short run goes: from the command to its first step, and from its last step to the prompt.
 
-`python -m benchmarks.startup` runs `stageline train examples/digits` for 72 steps, cold: no process of stageline is
-there before. What happened when is read from the files of the run's folder, so runs take the time that they take for a
-user. CPU seconds are those of all its processes.
+`python -m benchmarks.claims.startup` runs `stageline train examples/digits` for 72 steps, cold: no process of stageline
+is there before. What happened when is read from the files of the run's folder, so runs take the time that they take
+for a user. CPU seconds are those of all its processes.
 """
 
 import os
@@ -20,10 +20,10 @@ from time import time
 
 import click
 
-from .finding import BenchmarkResult, Table
-from .machine import machine
+from benchmarks.measuring.finding import BenchmarkResult, Table
+from benchmarks.measuring.machine import machine
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "digits"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 STEPS = 72
 COMMAND, BEGUN, TRIED, JOINED, FIRST, LAST, RESULT, PROMPT = (
     "the command",

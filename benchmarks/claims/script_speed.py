@@ -6,10 +6,10 @@ The plan's workers draw their batches themselves; the script sends each batch to
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from .finding import BenchmarkResult, Table
-from .rounds import Spread, alternate
-from .trainers import ours, script
-from .workload import WORKLOADS, Timing, Workload
+from benchmarks.measuring.finding import BenchmarkResult, Table
+from benchmarks.measuring.rounds import Spread, alternate
+from benchmarks.trainers import ours, script
+from benchmarks.workload import WORKLOADS, Timing, Workload
 
 PLAN, SCRIPT = "plan", "script"
 TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {PLAN: ours.train, SCRIPT: script.train}

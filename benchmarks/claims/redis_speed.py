@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from . import redis_server, trips
-from .finding import BenchmarkResult, Table
-from .rounds import Spread
-from .trips import Load, Opener, Speed, Speeds
-from .wires.redis import BareRedisWire, open_wire
+from benchmarks.measuring import redis_server, trips
+from benchmarks.measuring.finding import BenchmarkResult, Table
+from benchmarks.measuring.rounds import Spread
+from benchmarks.measuring.trips import Load, Opener, Speed, Speeds
+from benchmarks.wires.redis import BareRedisWire, open_wire
 
 LOADS = (
     Load("4 KB", 4 << 10, trips=1500, stream=4000),

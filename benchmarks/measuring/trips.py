@@ -12,9 +12,10 @@ from time import perf_counter
 
 import torch
 
+from benchmarks.wires.wire import Wire
+
 from .processes import together
 from .rounds import alternate
-from .wires.wire import Wire
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from functools import partial
 from operator import attrgetter
 from statistics import median
 
-from . import trips
-from .finding import BenchmarkResult, Table
-from .trips import Load, Opener, Speed, Speeds
-from .wires import bare, ours
+from benchmarks.measuring import trips
+from benchmarks.measuring.finding import BenchmarkResult, Table
+from benchmarks.measuring.trips import Load, Opener, Speed, Speeds
+from benchmarks.wires import bare, ours
 
 LOADS = (
     Load("4 KB", 4 << 10, trips=1000, stream=5000),

@@ -19,13 +19,12 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from benchmarks.measuring.finding import BenchmarkResult, Table
+from benchmarks.measuring.rounds import Spread, alternate
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.runs.store import measured, open_store
-
-from .finding import BenchmarkResult, Table
-from .rounds import Spread, alternate
 
 STEPS, WARM = 60, 20
 ROWS, MICROBATCHES = 16, 8

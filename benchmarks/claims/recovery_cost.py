@@ -8,13 +8,12 @@ import os
 from dataclasses import replace
 from functools import partial
 
+from benchmarks.measuring.finding import BenchmarkResult, Table
+from benchmarks.measuring.rounds import Spread, alternate
+from benchmarks.trainers import ours
+from benchmarks.workload import WORKLOADS, Workload
 from stageline.pipeline.plan import read_plan
 from stageline.workers.preflight.estimate import estimate
-
-from .finding import BenchmarkResult, Table
-from .rounds import Spread, alternate
-from .trainers import ours
-from .workload import WORKLOADS, Workload
 
 ON, OFF = "recovery on", "recovery off"
 RECOVERY = {ON: "recovery.restarts=5", OFF: "recovery.restarts=0"}
