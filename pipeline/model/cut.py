@@ -11,7 +11,7 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.plan.models import LrSchedulerPlan, OptimizerPlan
+from stageline.pipeline.plan.training import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.layer import joined, named_state, parts_of
 from stageline.pipeline.stage.stage import Stage
 

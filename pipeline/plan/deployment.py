@@ -1,0 +1,127 @@
+"""What a run is carried by: the tables of a plan that say which queues, broker and workers, and what follows a loss."""
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from . import addresses
+from .key_types import Accepts, Device, Seconds, Size, Unset, WeightsPath, address, one_of, whole
+from .section import Section
+from .training import MOST_STAGES
+
+BadMicrobatch = Literal["halt", "skip"]
+Recorded = Literal["none", "bad", "all"]
+
+_MOST_THREADS = 1024  # a typing error shall not make a billion
+
+
+class QueuesPlan(Section):
+    """What carries the messages, and how many bytes of them a producer retains."""
+
+    url: Annotated[str, address(addresses.QUEUES)] = Field(
+        default="ipc://",
+        description="What carries the messages between workers.",
+        examples=list(addresses.QUEUES.values()),
+    )
+    retain_bytes: Size = Field(
+        default=2**30,
+        description="How much a producer keeps in memory to deliver again; four times as much may lie on disk.",
+        examples=["256MiB"],
+    )
+
+
+class RecoveryPlan(Section):
+    """How the loss of a worker is noticed and repaired."""
+
+    lease: Seconds = Field(
+        default=10.0,
+        description="How long (seconds) a worker may be silent before it counts as lost.",
+        examples=["30s"],
+    )
+    action: Unset[Seconds] = Field(
+        default=None,
+        description="How long (seconds) one action, such as a microbatch's forward, may take before the worker counts "
+        "as lost. Default: `lease`.",
+        examples=["2min"],
+    )
+    loading: Seconds = Field(
+        default=300.0,
+        description="How long (seconds) loading model and data, and the trial of one microbatch, may take.",
+        examples=["30min"],
+    )
+    snapshot_every: Annotated[int, whole(0)] = Field(
+        default=20,
+        description="Steps between snapshots; work redone after a loss is bounded by it. 0: none are written.",
+        examples=[100],
+    )
+    restarts: Annotated[int, whole(0)] = Field(
+        default=5,
+        description="How many times in a row, without a newer complete checkpoint, a worker may be replaced before "
+        "the run is given up. 0: losing a worker ends the run.",
+        examples=[5],
+    )
+    on_bad_microbatch: Annotated[BadMicrobatch, one_of(get_args(BadMicrobatch))] = Field(
+        default="halt",
+        description="What happens when a microbatch's loss is not a finite number or the model raises: the run "
+        "stops and names it, or the microbatch is left out.",
+        examples=["skip"],
+    )
+    record: Annotated[Recorded, one_of(get_args(Recorded))] = Field(
+        default="bad",
+        description="What `stageline replay` can run again: nothing, the microbatch that stopped the run, or every "
+        "microbatch since the last but one complete checkpoint.",
+        examples=["all"],
+    )
+
+    @property
+    def longest_action(self) -> float:
+        """Seconds."""
+        return self.lease if self.action is None else self.action
+
+    @property
+    def on(self) -> bool:
+        """Whether stages write snapshots, and lost workers are replaced."""
+        return self.restarts > 0 and self.snapshot_every > 0
+
+
+class BrokerPlan(Section):
+    """Where workers and commands find the broker, and where it keeps its records."""
+
+    url: Annotated[str, address(addresses.BROKER)] = Field(
+        default=addresses.BROKER["tcp"],
+        description="Where `broker` listens, and where `worker` and `status` look for it. `train` takes a free "
+        "address of its own.",
+        examples=list(addresses.BROKER.values()),
+    )
+    store: Annotated[str, address(addresses.REDIS, "sqlite")] = Field(
+        default="sqlite",
+        description="Where the broker keeps its records: in a file of the run's folder, or at a Redis server.",
+        examples=["redis://host:6379/0"],
+    )
+    patience: Seconds = Field(
+        default=600.0,
+        description="How long (seconds) a script waits for its workers on other machines.",
+        examples=["1h"],
+    )
+
+
+class WorkerPlan(Section):
+    """One worker: the stages it owns, the device they live on, the threads it computes with."""
+
+    stages: Annotated[
+        tuple[Annotated[int, whole(0, MOST_STAGES - 1)], ...],
+        Field(min_length=1),
+        Accepts("a list of stages such as [0, 2]"),
+    ] = Field(
+        description="The stages that the worker owns; several for an interleaved or a U-shaped placement.",
+        examples=[[0, 2]],
+    )
+    device: Device = Field(default="cpu", description="Where the stages live.", examples=["cuda:0"])
+    threads: Annotated[int, whole(1, _MOST_THREADS)] = Field(
+        default=1, description="Threads that torch computes with. It is part of the result.", examples=[4]
+    )
+    weights: Unset[WeightsPath] = Field(
+        default=None,
+        description="Where this worker reads the weights of its stages. Default: `model.weights`.",
+        examples=["/data/part-1.safetensors"],
+    )

@@ -1,0 +1,201 @@
+"""What a run computes: the tables of a plan that say for how long, which model, on which data, in which order."""
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+from pydantic import Field
+
+from stageline.pipeline.schedule import Mode, schedule_names
+
+from .key_types import (
+    Accepts,
+    Cut,
+    Folder,
+    Name,
+    Options,
+    Reference,
+    Target,
+    Truth,
+    Unset,
+    WeightsPath,
+    one_of,
+    whole,
+)
+from .section import FactorySection, Section
+
+# A typing error shall not make a billion stages, nor a list of a billion actions.
+MOST_STAGES = 1024
+_MOST_MICROBATCHES = 65536
+
+
+class RunPlan(Section):
+    """How long the run is, and where it leaves its files. Exactly one of `steps` and `epochs` is given, but neither in
+    a scripted run: the script decides."""
+
+    name: Name = Field(
+        default="run",
+        description="Names the run in reports and its folder in `run.dir`. Default: the plan's folder.",
+        examples=["digits"],
+    )
+    seed: Annotated[int, whole(0)] = Field(
+        default=0,
+        description="Seeds the model's weights, the order of the data and every layer's random numbers.",
+        examples=[40],
+    )
+    steps: Unset[Annotated[int, whole(1)]] = Field(
+        default=None, description="How many steps to train; one step is one batch.", examples=[1000]
+    )
+    epochs: Unset[Annotated[int, whole(1)]] = Field(
+        default=None, description="How many passes over the data to train.", examples=[20]
+    )
+    dir: Folder = Field(
+        default=Path("runs"),
+        description="Where the run's folder is made, relative to where the command runs.",
+        examples=["/data/runs"],
+    )
+    log_every: Annotated[int, whole(1)] = Field(
+        default=10, description="The loss of every so many steps is kept in the results.", examples=[100]
+    )
+
+
+class ModelPlan(Section):
+    """What is trained and where it is cut. `stages` is None until the model is loaded, if only the model can tell."""
+
+    factory: Reference = Field(
+        description="Is called with `options` and returns the model; or a list of modules: the stages.",
+        examples=["model.py:build"],
+    )
+    options: Options = Field(
+        default_factory=dict, description="Keyword arguments for the factory.", examples=[{"width": 128}]
+    )
+    weights: Unset[WeightsPath] = Field(
+        default=None,
+        description="The file or folder that each worker reads the weights of its stages from. Default: the factory's.",
+        examples=["/data/model", "model.safetensors"],
+    )
+    cut: Unset[Cut] = Field(
+        default=None,
+        description='The layers with which stages 1, 2, ... begin, numbers or names; "auto" cuts into `stages` stages.',
+        examples=[[2, 4], ["encoder.layer.6"]],
+    )
+    stages: Unset[Annotated[int, whole(1, MOST_STAGES)]] = Field(
+        default=None, description='How many stages there are. Without `cut` it cuts as "auto" does.', examples=[4]
+    )
+    loss: Reference = Field(
+        description="A function of (outputs, targets), or a module class: the mean over the rows.",
+        examples=["torch.nn.functional.cross_entropy"],
+    )
+    metrics: Annotated[tuple[Reference, ...], Accepts('a list such as ["metrics.py:accuracy"]')] = Field(
+        default=(),
+        description="Functions of (outputs, targets) that measure the rows held out, after the last step.",
+        examples=[["model.py:accuracy"]],
+    )
+
+
+class DataPlan(Section):
+    """Where the batches come from. Exactly one of `source` and `dataset` is given; what follows goes with `dataset`."""
+
+    source: Unset[Reference] = Field(
+        default=None,
+        description="Is called with `batch_size`, `seed` and `options` and returns a source, such as stageline.Rows.",
+        examples=["data.py:batches"],
+    )
+    dataset: Unset[Reference] = Field(
+        default=None,
+        description="A map-style torch Dataset, or what returns one when it is called with `options`.",
+        examples=["data.py:train"],
+    )
+    held_out: Unset[Reference] = Field(
+        default=None,
+        description="The dataset whose rows the metrics measure after the last step; given as `dataset` is.",
+        examples=["data.py:test"],
+    )
+    target: Unset[Target] = Field(
+        default=None,
+        description="The name or place of the part of a sample that is its target, a list of them, or a function that "
+        "takes a batch and returns (inputs, targets). Default: samples are pairs.",
+        examples=["label", "data.py:split"],
+    )
+    collate: Unset[Reference] = Field(
+        default=None,
+        description="Makes a batch of a list of samples. Default: torch's default_collate.",
+        examples=["data.py:padded"],
+    )
+    shuffle: Unset[Truth] = Field(
+        default=None,
+        description="Whether each epoch has an order of its own. Default: true.",
+        examples=[False],
+    )
+    num_workers: Unset[Annotated[int, whole(0)]] = Field(
+        default=None,
+        description="Processes that draw ahead, at the first stage and at the last. Default: 0, the workers draw "
+        "themselves.",
+        examples=[2],
+    )
+    options: Options = Field(
+        default_factory=dict,
+        description="Keyword arguments for the source, or for the datasets.",
+        examples=[{"folder": "/data/digits"}],
+    )
+    batch_size: Annotated[int, whole(1)] = Field(
+        description="Rows in a batch; at least `schedule.microbatches`.", examples=[64]
+    )
+    check: Truth = Field(
+        default=True,
+        description="Before the run, two processes try the plan; where they draw or compute other values, it is "
+        "refused.",
+        examples=[False],
+    )
+
+    @property
+    def origin(self) -> str:
+        """Which key names the data, and what: `data.source = "data.py:batches"`."""
+        return f'data.source = "{self.source}"' if self.dataset is None else f'data.dataset = "{self.dataset}"'
+
+
+class SchedulePlan(Section):
+    """The order of the work."""
+
+    name: Annotated[str, one_of(schedule_names())] = Field(
+        default="1f1b", description="The order in which a stage runs forwards and backwards.", examples=["gpipe"]
+    )
+    microbatches: Annotated[int, whole(1, _MOST_MICROBATCHES)] = Field(
+        default=1,
+        description="Slices of a batch that are under way at a time; more of them keep the workers busier.",
+        examples=[8],
+    )
+    mode: Annotated[Mode, one_of(get_args(Mode))] = Field(
+        default="sync",
+        description='"sync" updates once per batch and computes what the uncut model would; "async" (PipeDream) '
+        "updates after every batch without waiting for the line to empty.",
+        examples=["async"],
+    )
+    window: Unset[
+        Annotated[
+            tuple[Annotated[int, whole(1)], ...],
+            Field(min_length=1),
+            Accepts("a list with one whole number from 1 on for each stage, such as [4, 2],"),
+        ]
+    ] = Field(
+        default=None,
+        description='For name = "window", and only there: how many microbatches each stage has in flight at most.',
+        examples=[[7, 4]],
+    )
+
+
+class OptimizerPlan(FactorySection):
+    """`factory` is called with a stage's parameters and the other keys."""
+
+    factory: Reference = Field(
+        description="Is called with a stage's parameters, once for each stage that has any.",
+        examples=["torch.optim.AdamW"],
+    )
+
+
+class LrSchedulerPlan(FactorySection):
+    """`factory` is called with a stage's optimizer and the other keys."""
+
+    factory: Reference = Field(
+        description="Is called with a stage's optimizer; steps once per step.",
+        examples=["torch.optim.lr_scheduler.StepLR"],
+    )
