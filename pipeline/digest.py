@@ -38,6 +38,19 @@ def weights_sha256(digests: Mapping[str, TensorDigest]) -> str:
     return whole.hexdigest()
 
 
+def differing_copies(digests: Mapping[str, TensorDigest], copies: Mapping[str, str]) -> str:
+    """Why the weights cannot be those of one model, "" if they can: `copies` are names of parameters of which several
+    stages have a copy, each with its name in the first of them."""
+    for name, first in copies.items():
+        if name in digests and first in digests and digests[name] != digests[first]:
+            return (
+                f"{name} and {first} are one parameter, of which two stages have a copy, and the copies have come to "
+                "differ: the optimizer computes a parameter from more than its own gradients and state, or the stages "
+                "are on unlike hardware. Use another optimizer, or cut so that one stage has all uses of it"
+            )
+    return ""
+
+
 def _tensor_digest(name: str, tensor: "Tensor") -> TensorDigest:
     import torch
 

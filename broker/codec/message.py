@@ -41,6 +41,8 @@ class Flow(StrEnum):
 
     FORWARD = "forward"  # activations, from stage k-1 to stage k
     BACKWARD = "backward"  # gradients with respect to those activations, from stage k+1 to stage k
+    TIED = "tied"  # gradients of parameters that two stages share, from the later one to stage k
+    TOTAL = "total"  # their sums over a step, from the earlier one to stage k
     EVALUATION = "evaluation"  # activations of evaluation for a script, from stage k-1 to stage k
     CALL = "call"  # what a script wants done, to worker k (in place of a stage)
     REPLY = "reply"  # what came of it, from worker k to the script
@@ -86,8 +88,8 @@ def message_number(step: int, microbatch: int, microbatches: int) -> int:
 
 def messages_per_step(flow: Flow, microbatches: int) -> int:
     """How many messages a step has in a queue of `flow`, in a run whose steps have `microbatches`: a step of CALL and
-    REPLY is a call, and has one; a step of EVALUATION is an evaluated batch."""
-    return 1 if flow in (Flow.CALL, Flow.REPLY) else microbatches
+    REPLY is a call, and has one; a step of EVALUATION is an evaluated batch. A step of TOTAL has one."""
+    return 1 if flow in (Flow.TOTAL, Flow.CALL, Flow.REPLY) else microbatches
 
 
 class Header(MessageInfo, frozen=True):

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-CONTROL_VERSION = 5
+CONTROL_VERSION = 6
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 LONGEST_NAME = 1_000  # characters of a name, an address, or of what a worker does
 LONGEST_TEXT = 100_000  # characters of a reason
@@ -122,7 +122,8 @@ class Event(_ControlMessage, frozen=True, tag="event"):
 class Wait(_ControlMessage, frozen=True, tag="wait"):
     """The compute loop lacks message `number` of `queue` ("forward-1") for `action` ("1F3") of `step`, `since` then.
 
-    With `room` it lacks the space to put that message, the result of `action`, into `queue`.
+    With `room` it lacks the space to put that message, the result of `action`, into `queue`. `source` is the stage that
+    puts it, where the queue's name does not tell: in those between stages that share parameters.
     """
 
     queue: Name
@@ -131,6 +132,7 @@ class Wait(_ControlMessage, frozen=True, tag="wait"):
     step: Count
     since: float
     room: bool = False
+    source: Count | None = None
 
 
 class Report(_ControlMessage, frozen=True, tag="report"):
@@ -188,12 +190,14 @@ class Failed(_ControlMessage, frozen=True, tag="failed"):
 
 class Finished(_ControlMessage, frozen=True, tag="finished"):
     """All steps are done. `digests` maps each state_dict name of the worker's stages to [dtype, shape, sha256 hex].
+    `copies` are names of parameters that stages share, each with its name in the first stage that has it.
 
     Others may still need its queues: the worker serves them until Stop with code 0 arrives, when all have finished.
     """
 
     incarnation: Count
     digests: dict[str, tuple[str, tuple[int, ...], Sha256]]
+    copies: dict[str, str] = {}
 
 
 class Goodbye(_ControlMessage, frozen=True, tag="goodbye"):

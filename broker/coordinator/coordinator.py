@@ -29,7 +29,7 @@ from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.stores.base import Store
-from stageline.pipeline.digest import weights_sha256
+from stageline.pipeline.digest import differing_copies, weights_sha256
 from stageline.pipeline.errors import ExitCode, failure_code
 
 from .authenticity import Authenticity, refusal_to
@@ -278,10 +278,16 @@ class Coordinator:
             self.run.events.count("illegal", f"{member.label} has no stages, and says that it has finished them")
             return
         member.status = MemberStatus.FINISHED
-        member.digests = finished.digests
-        parts = [each.digests for each in self.run.registry.members.values() if each.digests is not None]
+        member.digests, member.copies = finished.digests, finished.copies
+        members = self.run.registry.members.values()
+        parts = [each.digests for each in members if each.digests is not None]
         if len(parts) == len(self.run.config.schedule.placement):
-            digest = weights_sha256({name: digest for part in parts for name, digest in part.items()})
+            digests = {name: digest for part in parts for name, digest in part.items()}
+            copies = {name: first for each in members for name, first in each.copies.items()}
+            if why := differing_copies(digests, copies):
+                self.run.fail(why, ExitCode.FAILED)
+                return
+            digest = weights_sha256(digests)
             outcome = RunOutcome(RunPhase.FINISHED, "all steps are done", ExitCode.OK, digest)
             if self.run.config.scripted:  # the script has ended it here
                 self.run.training_steps = self.run.ledger.finished_floor

@@ -3,7 +3,10 @@
     forward-2       stage 1 -> stage 2          call-1      the script -> worker 1
     backward-2      stage 3 -> stage 2          reply-1     worker 1 -> the script
     evaluation-2    stage 1 -> stage 2
+    tied-0          a later stage that shares parameters with stage 0 -> stage 0
+    total-2         an earlier stage that shares parameters with stage 2 -> stage 2
 
+Which stages share parameters only the workers know: the one that waits says which stage puts the message.
 Calls, replies and evaluations are those of scripted runs.
 """
 
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from stageline.pipeline.schedule import Schedule
 
 CALL, REPLY, EVALUATION = "call", "reply", "evaluation"
+TIED, TOTAL = "tied", "total"
 _BEFORE = {"forward": -1, EVALUATION: -1, "backward": 1}  # from a stage to the one that puts into its queue
 
 
@@ -32,20 +36,22 @@ class QueueRoute:
     producer: RouteEnd | None
 
 
-def route_of(queue: str, schedule: Schedule, script: int | None) -> QueueRoute | None:
-    """None for the name of no queue of the run. `script`: the index of the script's place, if there is one."""
+def route_of(queue: str, schedule: Schedule, script: int | None, tied_source: int | None = None) -> QueueRoute | None:
+    """None for the name of no queue of the run. `script`: the index of the script's place, if there is one.
+    `tied_source`: the stage that puts into `queue`, if stages that share parameters are joined by it."""
     flow, _, number = queue.rpartition("-")
     if not (number.isascii() and number.isdigit() and len(number) < 9):
         return None
     if flow in _BEFORE:
-        return _between_stages(flow, int(number), schedule)
+        return _between_stages(flow, int(number), int(number) + _BEFORE[flow], schedule)
+    if flow in (TIED, TOTAL):
+        return None if tied_source is None else _between_stages(flow, int(number), tied_source, schedule)
     return None if script is None else _of_script(flow, int(number), script)
 
 
-def _between_stages(flow: str, stage: int, schedule: Schedule) -> QueueRoute | None:
+def _between_stages(flow: str, stage: int, source: int, schedule: Schedule) -> QueueRoute | None:
     if stage >= schedule.stages:
         return None
-    source = stage + _BEFORE[flow]
     producer = RouteEnd(schedule.owner(source), source) if 0 <= source < schedule.stages else None
     return QueueRoute(flow, RouteEnd(schedule.owner(stage), stage), producer)
 

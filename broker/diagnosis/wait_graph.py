@@ -14,7 +14,7 @@ from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.replacements import Replacement
 from stageline.pipeline.schedule import Placement, Schedule
 
-from .queue_routes import CALL, REPLY, RouteEnd, route_of
+from .queue_routes import CALL, REPLY, TIED, TOTAL, RouteEnd, route_of
 
 QUIET = 1.0  # seconds without a report after which a worker counts as silent; it reports ten times a second
 LATE = 1.0  # seconds that a message may take to arrive, or that two reports may be apart
@@ -22,6 +22,7 @@ LATE = 1.0  # seconds that a message may take to arrive, or that two reports may
 _SENT = {
     "forward": frozenset({MicrobatchState.STASHED, MicrobatchState.BACKWARD, MicrobatchState.DONE}),
     "backward": frozenset({MicrobatchState.DONE}),
+    TIED: frozenset({MicrobatchState.DONE}),
 }
 
 
@@ -166,14 +167,14 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
     if member is None or report is None or not report.waits:
         return None
     wait = report.waits[0]
-    route = route_of(wait.queue, cluster.schedule, cluster.script)
+    route = route_of(wait.queue, cluster.schedule, cluster.script, wait.source)
     if route is None or (wait.room and route.producer is None):  # no stage of the run fills this queue
         return None
     needs, gives = route.consumer, route.producer
     if wait.room and gives is not None:
         behind = _furthest_behind(cluster, needs.stage)
         needs, gives = gives, RouteEnd(cluster.schedule.owner(behind), behind)
-    whole = route.flow in (CALL, REPLY)
+    whole = route.flow in (TOTAL, CALL, REPLY)
     step, microbatch = (wait.number, 0) if whole else divmod(wait.number, cluster.ledger.microbatches)
     seconds = max(0.0, cluster.now - member.activity_since)
     source, on = (None, None) if gives is None else (gives.stage, gives.worker)
@@ -216,6 +217,8 @@ def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
     member = cluster.members.get(owner)
     if member is None or edge.room or is_silent(cluster, member):
         return False
+    if edge.flow == TOTAL and edge.source is not None:  # put by the update that ends the step there
+        return cluster.ledger.finished[edge.source] > edge.step
     if edge.flow == CALL:  # the script's actions: the number of its next call
         return member.report is not None and member.report.actions > edge.step
     if edge.flow == REPLY:  # the next call is taken once the reply was put

@@ -49,6 +49,7 @@ class Member:
     last_progress: float = 0.0  # when it last completed an action, or had none to compute
     activity_since: float = 0.0  # when its present activity was first reported
     digests: Mapping[str, TensorDigest] | None = None  # of its stages' weights, once it has finished
+    copies: Mapping[str, str] = field(default_factory=dict)  # names there of what stages share, with that in the first
     exited: tuple[float, Exited] | None = None  # when its process ended, and how
 
     @property

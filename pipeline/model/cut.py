@@ -1,7 +1,7 @@
 """Makes the plan's model and cuts it into stages."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,13 +12,14 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.training import LrSchedulerPlan, OptimizerPlan
-from stageline.pipeline.stage.layer import joined, named_state, parts_of
 from stageline.pipeline.stage.stage import Stage
 
 from .edges import Cut, edges_of
 from .families.known import FAMILIES, known_layers, stored_names_of
 from .families.layers import Layers
 from .load import base_folder, call, load_function, load_object
+from .segment import Segment
+from .ties import with_own_copies
 from .weights.stage_weights import StageWeights, twins_of, variables_of
 from .weights.unallocated import demand_known, made_without_memory
 
@@ -26,66 +27,12 @@ _LR_SCHEDULER = ("step", "state_dict", "load_state_dict")  # what a stage uses o
 _OPTIMIZER = (*_LR_SCHEDULER, "zero_grad", "param_groups")
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One stage's part of the unsplit model: its layers, their names there, and the number of the first layer.
-
-    If its weights are `stored` in files, its parameters have no memory before `load`.
-    """
-
-    index: int
-    first_layer: int
-    names: tuple[str, ...]
-    layers: tuple[torch.nn.Module, ...]
-    stored: StageWeights | None = None
-
-    def check(self) -> None:
-        """Raises `ModelRefused` if the files do not have the stage's weights. Reads no more than their headers."""
-        if self.stored is not None:
-            self.stored.check(self.parts)
-
-    def load(self) -> None:
-        """Reads the stage's weights, if they are in files. Raises `ModelRefused`."""
-        if self.stored is not None:
-            self.stored.load(self.parts)
-
-    @property
-    def trainable(self) -> bool:
-        return any(p.requires_grad for layer in self.layers for p in layer.parameters())
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers the stage can train; what two of its layers share counts once."""
-        return sum({id(p): p.numel() for layer in self.layers for p in layer.parameters()}.values())
-
-    @property
-    def weight_names(self) -> frozenset[str]:
-        """The entries of the unsplit model's `state_dict` that are the stage's."""
-        return frozenset(self.weights)
-
-    @property
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The same, with their tensors."""
-        return {joined(name, key): tensor for name, part in self.parts for key, tensor in part.state_dict().items()}
-
-    @property
-    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The parameters and buffers, by their names in the unsplit model; each layer's once."""
-        for name, layer in zip(self.names, self.layers, strict=True):
-            yield from named_state(layer, name)
-
-    @property
-    def parts(self) -> list[tuple[str, torch.nn.Module]]:
-        """The modules of the unsplit model that have the stage's state, by their names there."""
-        return [part for name, layer in zip(self.names, self.layers, strict=True) for part in parts_of(layer, name)]
-
-
 def build_segments(plan: Plan) -> list[Segment]:
     """Makes the model with the plan's factory, under the plan's seed, and cuts it into stages. If the plan says where
     weights are, they have no memory before `Segment.load`; no file is opened here.
 
     Raises `ModelRefused`: the factory is missing or fails, how to cut what it returns is not known, the cut does not
-    fit it, or two stages would share a parameter.
+    fit it, or two stages would share a buffer.
     """
     base = base_folder(plan).absolute()  # before user code may change the current folder
     factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
@@ -114,7 +61,8 @@ def with_stored_weights(plan: Plan, model: Any, segments: Sequence[Segment], bas
     if not plan.loads_weights:
         return list(segments)
     variables = variables_of(_parts_of_all(segments))
-    known = frozenset(variables), twins_of(variables), stored_names_of(model)
+    copies = {name: first for part in segments for name, first in part.copies.items()}
+    known = frozenset(variables), twins_of(variables, copies), stored_names_of(model)
     return [
         replace(part, stored=StageWeights(found[0], base / found[1], part.index, *known)) if found else part
         for part in segments
@@ -143,8 +91,8 @@ def cut_model(model: Any, cut: Cut = None, stages: int | None = None) -> list[Se
         Segment(k, low, tuple(names[low:high]), tuple(layers[low:high]))
         for k, (low, high) in enumerate(pairwise(edges))
     ]
-    _refuse_shared_state(segments)
-    return segments
+    _refuse_shared_buffers(segments)
+    return with_own_copies(segments)
 
 
 def first_trainable(segments: Sequence[Segment]) -> int:
@@ -164,11 +112,7 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
     base, scheduler = base_folder(plan), plan.lr_scheduler
     _demand_device(device, part.index)
     part.load()
-    return Stage(
-        layers=part.layers,
-        index=part.index,
-        first_layer=part.first_layer,
-        names=part.names,
+    return part.stage(
         seed=plan.run.seed,
         optimizer=_made(plan.optimizer, "optimizer", base, _OPTIMIZER),
         lr_scheduler=None if scheduler is None else _made(scheduler, "lr_scheduler", base, _LR_SCHEDULER),
@@ -232,13 +176,13 @@ def _parts_of_all(segments: Sequence[Segment]) -> list[tuple[str, torch.nn.Modul
     return [part for segment in segments for part in segment.parts]
 
 
-def _refuse_shared_state(segments: Sequence[Segment]) -> None:
+def _refuse_shared_buffers(segments: Sequence[Segment]) -> None:
     owners: dict[int, tuple[int, str]] = {}
     for part in segments:
         for key, state in part.state:
             owner, first = owners.setdefault(id(state), (part.index, key))
-            if owner != part.index:
+            if owner != part.index and not isinstance(state, torch.nn.Parameter):
                 raise ModelRefused(
-                    f"stages {owner} and {part.index} share one parameter or buffer "
-                    f"({first} is {key}): it lives on one stage. Cut elsewhere, or untie it (docs/models.md)."
+                    f"stages {owner} and {part.index} share one buffer ({first} is {key}): it lives on one stage. Cut "
+                    f"elsewhere, or give each a buffer of its own (docs/models.md)."
                 )

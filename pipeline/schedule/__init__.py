@@ -8,6 +8,7 @@ from .action import Action, Kind
 from .alternating import window_for
 from .catalogue import forward_only, make_schedule, schedule_names
 from .shape import Placement, ScheduleRefused
+from .ties import Ties
 from .value import Mode, Schedule
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Placement",
     "Schedule",
     "ScheduleRefused",
+    "Ties",
     "forward_only",
     "make_schedule",
     "schedule_names",

@@ -4,6 +4,11 @@ An action takes from a queue and puts into one. A queue is named by what it carr
 
     stage 1  --- forward-2 --->   stage 2
     stage 1  <-- backward-1 ---   stage 2
+
+Besides, two stages that share parameters are joined by queues of their own, which `Schedule` knows:
+
+    stage 0  <-- tied-0 -------   stage 2      put by 2T, taken by 0B
+    stage 0  --- total-2 ----->   stage 2      put by 0U, taken by 2U
 """
 
 from enum import StrEnum
@@ -17,6 +22,7 @@ class Kind(StrEnum):
     BACKWARD = "B"  # both gradients at once
     INPUT = "I"  # the gradient with respect to the stage's input; the stage before waits for it
     WEIGHT = "W"  # the gradient with respect to the weights; only the update waits for it
+    TIED = "T"  # sends the gradients of parameters that a stage before uses too; it waits for them
     UPDATE = "U"  # the optimizer; once per step, with no microbatch of its own
 
     __hash__ = str.__hash__  # Enum's own is slow Python code, and runs for every action of a program

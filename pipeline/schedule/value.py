@@ -9,9 +9,14 @@ from .action import Action, Kind
 from .alternating import alternate, one_f_one_b
 from .merge import merge
 from .shape import Placement
+from .ties import Ties, tied_queues
 
 Mode = Literal["sync", "async"]
 Lists = tuple[tuple[Action, ...], ...]  # the actions of each worker in one step
+
+# What an action takes of the stage that its own one shares parameters with: what it adds its own gradients to, or sets
+# them to.
+_TIED = {Kind.BACKWARD: "tied", Kind.WEIGHT: "tied", Kind.UPDATE: "total"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,7 @@ class Schedule:
     `workers[w]` is one step of worker w and ends each of its stages with the stage's `U`. Stages below
     `first_trainable` run forward only; their `U` marks the end of the step there.
     In asynchronous mode a step is one microbatch, and steps overlap as `program` orders them.
+    `ties` are pairs of stages that share parameters, the lower one first.
     """
 
     name: str
@@ -29,17 +35,35 @@ class Schedule:
     microbatches: int
     workers: Lists
     first_trainable: int = 0
+    ties: Ties = ()
 
     @property
     def stages(self) -> int:
         return sum(len(stages) for stages in self.placement)
 
     @property
-    def hops(self) -> dict[str, int]:
-        """Every queue between stages, with the hop that it crosses: hop h is between stages h and h + 1."""
-        forward = {f"forward-{stage}": stage - 1 for stage in range(1, self.stages)}
-        backward = {f"backward-{stage}": stage for stage in range(self.first_trainable, self.stages - 1)}
-        return forward | backward
+    def routes(self) -> dict[str, tuple[int, int]]:
+        """Every queue between stages: the stage that puts into it, and the one that takes from it."""
+        forward = {f"forward-{stage}": (stage - 1, stage) for stage in range(1, self.stages)}
+        backward = {f"backward-{stage}": (stage + 1, stage) for stage in range(self.first_trainable, self.stages - 1)}
+        return forward | backward | tied_queues(self.ties)
+
+    def takes(self, action: Action) -> tuple[str, ...]:
+        """The queues whose next messages `action` needs, in the order in which it takes them."""
+        names = (action.inbound, f"{_TIED[action.kind]}-{action.stage}") if action.kind in _TIED else (action.inbound,)
+        routes = self.routes
+        return tuple(name for name in names if name in routes)
+
+    def gives(self, action: Action) -> str | None:
+        """The queue that the result of `action` is put into."""
+        match action.kind:
+            case Kind.TIED:
+                names = [f"tied-{lower}" for lower, upper in self.ties if upper == action.stage]
+            case Kind.UPDATE:
+                names = [f"total-{upper}" for lower, upper in self.ties if lower == action.stage]
+            case _:
+                names = [action.outbound]
+        return next((name for name in names if name in self.routes), None)
 
     def owner(self, stage: int) -> int:
         """The worker that owns `stage`. Raises `ValueError` if no worker does."""

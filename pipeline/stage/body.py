@@ -52,6 +52,10 @@ class Body(torch.nn.ModuleList):
         for name, part in self._parts:
             part.load_state_dict(state_of(part, name, state))
 
+    def unsplit_parameters(self) -> dict[str, torch.Tensor]:
+        """The parameters by their names in the unsplit model; one that has several, by the first."""
+        return self.by_unsplit_names(dict(self.named_parameters()))
+
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that require a gradient, by their names in here."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}

@@ -84,6 +84,7 @@ class Stage:
         self._generators = default_generators(self.device)
         self._stash = Stash(index)
         self._versions = Versions(self._body) if stash_weights else None
+        self._roots: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights with gradients that the next backward adds
         self.at_layer = next(iter(self.names), LOSS)  # the layer or the like that ran last, for diagnosis
         self._forwarded = 0
 
@@ -157,6 +158,9 @@ class Stage:
             gradient = stashed.gradient_of_loss(self.index)
         gradient = map_tensors(self._here, gradient)
         outputs, gradients = matched(stashed.outputs, gradient, self.index)
+        if self._roots:
+            outputs, gradients = map(list, zip(*self._roots, *zip(outputs, gradients, strict=True), strict=True))
+            self._roots = []
         if outputs:
             torch.autograd.backward(outputs, gradients)
         if self._versions and stashed.version:

@@ -11,6 +11,7 @@ WORDS = {
     Kind.BACKWARD: "backward",
     Kind.INPUT: "input gradient",
     Kind.WEIGHT: "weight gradient",
+    Kind.TIED: "gradients of shared parameters",
     Kind.UPDATE: "update",
 }
 

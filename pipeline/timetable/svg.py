@@ -154,6 +154,7 @@ _LIGHT = _rules(
         Kind.BACKWARD: ("#f8b76f", "#fcd9b0", "#ee9a45", "#fdeada"),
         Kind.INPUT: ("#f49b8f", "#f9c8c1", "#e97767", "#fce3df"),
         Kind.WEIGHT: ("#c7b3f0", "#e0d5f8", "#a98de4", "#eee8fb"),
+        Kind.TIED: ("#8fd0c4", "#c6e8e1", "#5fb8a8", "#e0f3ef"),
         Kind.UPDATE: ("#aab4be", "#ccd3da", "#8b97a3", "#e1e5e9"),
     },
 )
@@ -170,6 +171,7 @@ _DARK = _rules(
         Kind.BACKWARD: ("#b4611c", "#824411", "#cf7a30", "#65340c"),
         Kind.INPUT: ("#b0433a", "#7d2d26", "#c95c52", "#60211c"),
         Kind.WEIGHT: ("#6f51b5", "#4d3785", "#896dcb", "#3a2966"),
+        Kind.TIED: ("#2b7a6d", "#1d544b", "#3f988a", "#163f38"),
         Kind.UPDATE: ("#5b6570", "#3f474f", "#737e89", "#30363d"),
     },
 )

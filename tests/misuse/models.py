@@ -97,11 +97,19 @@ ROWS = (
         "the same module stands twice in the model: make two",
     ),
     build(
-        "a parameter that two stages share",
+        "a buffer that two stages share",
+        "first, last = nn.BatchNorm1d(4), nn.BatchNorm1d(4)\nlast.running_mean = first.running_mean\n"
+        "return nn.Sequential(first, nn.Linear(4, 4), last)",
+        "stages 0 and 1 share one buffer (0.running_mean is 2.running_mean)",
+        "give each a buffer of its own",
+    ),
+    build(
+        "a parameter that two stages share, in asynchronous mode",
         "first, last = nn.Linear(4, 4), nn.Linear(4, 4)\nlast.weight = first.weight\n"
         "return nn.Sequential(first, nn.ReLU(), last)",
-        "stages 0 and 1 share one parameter or buffer (0.weight is 2.weight)",
-        "untie it",
+        "stages 0 and 1 share a parameter, 0.weight of layer 0 and 2.weight of layer 2, and in asynchronous mode",
+        'use schedule.mode = "sync", or cut so that both layers are in one stage',
+        sets=("schedule.mode=async", "schedule.microbatches=1"),
     ),
     model("nothing to train", f"{SEQUENTIAL}.requires_grad_(False)", "there is nothing to train"),
     model("no parameters", "nn.Sequential(nn.ReLU(), nn.ReLU(), nn.ReLU())", "there is nothing to train"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stageline.pipeline.digest import tensor_digests, weights_sha256
+from stageline.pipeline.digest import differing_copies, tensor_digests, weights_sha256
 
 
 def by_the_definition(state_dict: Mapping[str, Tensor]) -> str:
@@ -80,3 +80,9 @@ def test_combining_digests_needs_no_torch():
         "sys.exit('torch' in sys.modules)",
     ]
     assert subprocess.run([sys.executable, "-c", "\n".join(lines)], check=False).returncode == 0
+
+
+def test_copies_of_one_parameter_must_have_one_digest():
+    digests = tensor_digests({"embed": torch.ones(2), "head": torch.ones(2), "bias": torch.zeros(2)})
+    assert differing_copies(digests, {"head": "embed"}) == ""
+    assert differing_copies(digests, {"bias": "embed"}).startswith("bias and embed are one parameter")

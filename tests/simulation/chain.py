@@ -3,6 +3,7 @@
 forward    H(version, moving, place, input)          moving: like BatchNorm's, changed by every forward
 backward   H(version, moving, input, gradient)       version, moving: those that the forward has read
 update     weights = H(weights, gradients in order)
+shared     T = H(result of backward, the later stage's T); both update with all that the earlier one has of it
 evaluate   H(weights, moving, place, input), and nothing changes
 
 Where a script calls, inputs and targets are texts that it has put into its calls.
@@ -51,6 +52,8 @@ class Chain:
     frozen: bool
     state: State = field(default_factory=State)
     gradient: str = ""
+    totals: str = ""  # of the parameters that it shares with a later stage
+    leaving: str = ""  # the gradient of what it shares with an earlier stage
     stash: dict[Key, tuple[Read, str]] = field(default_factory=dict)
     again: dict[Key, Read] = field(default_factory=dict)
 
@@ -66,16 +69,20 @@ class Chain:
     def evaluate(self, key: Key, received: str) -> str:
         return mixed("E", self.index, self.state.weights, self.state.moving, key, received)
 
-    def backward(self, key: Key, gradient: str) -> str:
+    def backward(self, key: Key, gradient: str, *tied: str) -> str:
         read, received = self.stash.pop(key)
         result = mixed("B", self.index, read.weights, read.moving, received, gradient)
         self.gradient = mixed(self.gradient, result)
+        self.leaving = mixed("T", result, *tied)
+        self.totals = mixed(self.totals, self.leaving)
         return result
 
-    def update(self) -> None:
+    def update(self, *totals: str) -> str:
+        total = totals[0] if totals else self.totals
         if not self.frozen:
-            self.state = replace(self.state, weights=mixed("U", self.state.weights, self.gradient))
-        self.gradient = ""
+            self.state = replace(self.state, weights=mixed("U", self.state.weights, self.gradient, total))
+        self.gradient = self.totals = ""
+        return total
 
     def snapshot(self) -> State:
         in_flight = {key: read for key, (read, _) in self.stash.items()} | self.again
@@ -144,12 +151,13 @@ class ChainExecutor:
                 return result
             case Kind.BACKWARD:
                 wanted = mixed("loss", key) if call is None else mixed(call.targets, key)
-                return stage.backward(key, str(received[0]) if received else wanted)
+                return stage.backward(key, *(map(str, received) if received else [wanted]))
+            case Kind.TIED:
+                return stage.leaving
             case _:
                 if stage.index == self._last:
                     self.loss, self._sum = self._sum, 0.0
-                stage.update()
-                return ""
+                return stage.update(*map(str, received))
 
 
 @dataclass(frozen=True, slots=True)

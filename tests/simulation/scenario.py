@@ -5,9 +5,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
+from itertools import pairwise
 
 from simulation.network import Weather
-from stageline.pipeline.schedule import Placement, Schedule, ScheduleRefused, make_schedule
+from stageline.pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, Ties, make_schedule
 from stageline.workers.runtime.calls import CallKind
 
 PLACEMENTS: tuple[Placement, ...] = (
@@ -92,7 +93,8 @@ class Scenario:
 
     def __str__(self) -> str:
         s = self.schedule
-        shape = f"{s.mode} {s.name} {s.placement}, M {s.microbatches}, first trainable {s.first_trainable}"
+        ties = f", ties {s.ties}" if s.ties else ""
+        shape = f"{s.mode} {s.name} {s.placement}, M {s.microbatches}, first trainable {s.first_trainable}{ties}"
         injections = "; ".join(
             f"{b.fault} (action {b.after} + {b.delay:.2f} s, {b.seconds:.2f} s, {b.number})" for b in self.injections
         )
@@ -106,7 +108,7 @@ class Scenario:
 def drawn(seed: int) -> Scenario:
     """The scenario of `seed`."""
     rng = random.Random(seed)
-    schedule = _schedule(rng)
+    schedule = _tied(_schedule(rng), random.Random(seed + 3 * 10**9))
     steps = rng.randint(3, 8) if schedule.mode == "sync" else rng.randint(4, 14)
     lease = rng.choice([1.0, 2.0])
     actions = steps * sum(map(len, schedule.workers))
@@ -139,7 +141,7 @@ def drawn_script(seed: int) -> Scenario:
     """The scenario of `seed` in which a script calls the workers: the same faults, and some that befall the script."""
     found, rng = drawn(seed), random.Random(seed + 2 * 10**9)
     while found.schedule.mode != "sync":
-        found = replace(found, schedule=_schedule(rng))
+        found = replace(found, schedule=_tied(_schedule(rng), rng))
     kinds = [kind for _ in range(found.steps) for kind in (CallKind.TRAIN, *_between(rng))]
     strikes = [_strike_of_script(rng, found) for _ in range(rng.choice([0, 1, 1, 2, 3]))]
     return replace(found, calls=(*_between(rng), *kinds, CallKind.STOP), injections=(*found.injections, *strikes))
@@ -165,12 +167,28 @@ def _schedule(rng: random.Random) -> Schedule:
     return _made(rng.choice(NAMES), placement, rng.randint(1, 4), "sync", frozen)
 
 
+def _tied(schedule: Schedule, rng: random.Random) -> Schedule:
+    """The same, in some runs with stages that share parameters."""
+    trained = range(schedule.first_trainable, schedule.stages)
+    if schedule.mode == "async" or len(trained) < 2 or rng.random() < 0.6:
+        return schedule
+    sharing = sorted(rng.sample(trained, rng.randint(2, min(3, len(trained)))))
+    return _made(
+        schedule.name,
+        schedule.placement,
+        schedule.microbatches,
+        "sync",
+        schedule.first_trainable,
+        tuple(pairwise(sharing)),
+    )
+
+
 @cache
-def _made(name: str, placement: Placement, microbatches: int, mode: str, frozen: int) -> Schedule:
+def _made(name: str, placement: Placement, microbatches: int, mode: Mode, frozen: int, ties: Ties = ()) -> Schedule:
     try:
-        return make_schedule(name, placement, microbatches, mode=mode, first_trainable=frozen)  # type: ignore[arg-type]
+        return make_schedule(name, placement, microbatches, mode=mode, first_trainable=frozen, ties=ties)
     except ScheduleRefused:  # interleaving is not for every shape
-        return make_schedule("1f1b", placement, microbatches, first_trainable=frozen)
+        return make_schedule("1f1b", placement, microbatches, first_trainable=frozen, ties=ties)
 
 
 def _weather(rng: random.Random) -> Weather:

@@ -15,7 +15,7 @@ from simulation.network import Connection
 from simulation.process import SimulatedMember, VirtualWakeup
 from simulation.queues import SimulatedQueues
 from simulation.scenario import Scenario
-from stageline.broker.codec.message import Flow
+from stageline.broker.codec.message import Flow, messages_per_step
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, FromBroker, Hello, Refused
 from stageline.broker.control.protocol import encode
 from stageline.broker.errors import BrokerError
@@ -28,14 +28,14 @@ from stageline.workers.control.session import Stopped, WorkerIdentity
 from stageline.workers.process.worker_process import failures_reported
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program import ENDLESS, Instruction, Program, producer
+from stageline.workers.runtime.program import ENDLESS, Instruction, Program
 from stageline.workers.runtime.progress import Progress
 
 STARTING = 0.1  # seconds, on the average
 LOADING = 0.1  # likewise, the snapshots that a worker begins with
 ACTION = 0.02  # likewise, an action
 FOREVER = float("inf")
-_BOUNDED = (Flow.FORWARD, Flow.BACKWARD)
+_BOUNDED = (Flow.FORWARD, Flow.BACKWARD, Flow.TIED, Flow.TOTAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +190,11 @@ class CheckedHooks(SnapshotHooks):
         """A producer keeps its lead over the checkpoint it was told of, and without flush what is in flight."""
         schedule = self._program.schedule
         in_flight = schedule.stages - 1 if schedule.mode == "async" else 0
-        bound = (self._progress.finished[stage] - self._progress.complete) * schedule.microbatches + in_flight
+        lead = self._progress.finished[stage] - self._progress.complete
         for key in self._outbound:
+            bound = lead * messages_per_step(key.flow, schedule.microbatches) + in_flight
             retained = self._queues.outbound(key).depth().retained
-            if key.flow in _BOUNDED and producer(key) == stage and retained > bound:
+            if key.flow in _BOUNDED and self._program.source(key) == stage and retained > bound:
                 self._environment.report(f"{key} retains {retained} messages, and {bound} may still be needed")
 
 

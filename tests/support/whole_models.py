@@ -218,6 +218,7 @@ _GPT2 = (
 )
 WHOLE_MODELS = {
     "gpt2": WholeModel(partial(gpt2, tie_word_embeddings=False), _language, *_GPT2),
+    "gpt2 tied": WholeModel(gpt2, _language, *_GPT2),
     "gpt2 with padding": WholeModel(partial(gpt2, tie_word_embeddings=False), _padded_language, *_GPT2),
     "llama": WholeModel(
         llama,

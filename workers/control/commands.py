@@ -13,6 +13,7 @@ from stageline.broker.control.messages import Assigned, Finished, Peers, Refused
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
+from stageline.pipeline.stage.tied_stage import copies_in
 from stageline.workers.checkpoint.hooks import CheckpointHooks
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
@@ -62,7 +63,8 @@ class CommandHandler:
         digests = save()
         self._hooks.flush()
         self._finished = True
-        self._control.send(Finished(self._assigned.incarnation, digests))
+        copies = copies_in(self._loop.progress.stages.values())
+        self._control.send(Finished(self._assigned.incarnation, digests, copies))
         self._serve_until_stopped(lease)
 
     def handle(self) -> None:

@@ -122,7 +122,8 @@ class Reporter:
             return []
         instruction, since = lacking.instruction, progress.since if full is None else full
         place = instruction.number, instruction.name, instruction.step
-        return [Wait(str(lacking.key), *place, since, room=full is not None)]
+        source = progress.tied_sources.get(lacking.key)
+        return [Wait(str(lacking.key), *place, since, room=full is not None, source=source)]
 
     def _doing(self, trouble: Trouble | None, *, blocked: bool) -> str:
         """What the compute loop does now, in words. `blocked`: it waits for something else than messages."""

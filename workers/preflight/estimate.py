@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from stageline.broker.codec.message import Message, encode
+from stageline.broker.codec.message import Flow, Message, encode, messages_per_step
 from stageline.broker.errors import Unsendable
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import SPILL
@@ -20,14 +20,19 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree, tensors
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job, prepare
-from stageline.workers.runtime.program import producer
 
 from .trial_result import Estimate, QueueEstimate, StageEstimate
 
-_WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.UPDATE: "update"}
+_WORDS = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.TIED: "gradients of what stages share",
+    Kind.UPDATE: "update",
+}
 
 
 def _ignore(*_: object) -> None:
@@ -60,12 +65,12 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
     queues = [
         QueueEstimate(
             queue=str(key),
-            producer=producer(key),
+            producer=job.program.source(key),
             consumer=key.stage,
             message=message.bytes,
             passed_on=message.passed_on,
             in_flight=job.verdict.queue_bound[str(key)],
-            retained=message.bytes * job.schedule.microbatches * _steps_kept(job),
+            retained=message.bytes * messages_per_step(key.flow, job.schedule.microbatches) * _steps_kept(job),
         )
         for key, message in sorted(messages.items())
     ]
@@ -163,6 +168,7 @@ class _DryRun:
         self._job = job
         self._watch = watch
         self._kept: list[int] = []  # by stage: bytes that autograd keeps
+        self._tied: dict[Flow, Tree] = {}  # what was given last
         watch.doing("the weights")
         for part in job.segments:
             part.check()
@@ -195,9 +201,11 @@ class _DryRun:
     def backward(self) -> None:
         gradient: Tree = None
         for index, stage in reversed(list(enumerate(self._stages))):
-            if stage.in_flight:
+            if stage.in_flight or isinstance(stage, TiedStage):
                 received = [] if index == len(self._stages) - 1 else [gradient]
-                gradient = self._carry_out(Kind.BACKWARD, index, received)
+                gradient = self._carry_out(Kind.BACKWARD, index, received + self._of_neighbour(Flow.TIED, index))
+                if any(index == upper for _, upper in self._job.schedule.ties):
+                    self._tied[Flow.TIED] = self._carry_out(Kind.TIED, index, [])
 
     def update(self) -> list[StageEstimate]:
         """Each stage, with its optimizer's state."""
@@ -205,7 +213,9 @@ class _DryRun:
             for parameter in _trainable(stage):
                 if parameter.grad is None:  # this microbatch did not use it; others may
                     parameter.grad = torch.zeros_like(parameter)
-            self._carry_out(Kind.UPDATE, index, [])
+            given = self._carry_out(Kind.UPDATE, index, self._of_neighbour(Flow.TOTAL, index))
+            if given is not None:
+                self._tied[Flow.TOTAL] = given
             self._gave_weights(stage, "after the update")
         return [_estimate(self._job, stage, kept) for stage, kept in zip(self._stages, self._kept, strict=True)]
 
@@ -213,6 +223,10 @@ class _DryRun:
         output: Tree = None
         for index in range(len(self._executors) if self._job.evaluation else 0):
             output = self._carry_out(Kind.FORWARD, index, [output] if index else [], evaluates=True)
+
+    def _of_neighbour(self, flow: Flow, stage: int) -> list[Tree]:
+        """What `stage` is given by a stage that it shares parameters with: what the last of those gave."""
+        return [self._tied[flow]] if str(QueueKey(flow, stage)) in self._job.schedule.routes else []
 
     def _gave_weights(self, stage: Stage, when: str) -> None:
         for name, tensor in stage.state_dict().items():

@@ -23,6 +23,7 @@ from stageline.broker.queues.memory import MemoryQueues
 from stageline.broker.stores.base import Store
 from stageline.broker.stores.sqlite import SqliteStore
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.stage.tied_stage import copies_in
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.control.session import Stopped
@@ -118,7 +119,9 @@ class _Local:
 
     def finish(self, folder: Path) -> LaunchOutcome:
         for place in self._places:
-            finished = Finished(place.reporter.incarnation, save_weights(place.executor.stages, folder))
+            stages = place.executor.stages
+            digests, copies = save_weights(stages, folder), copies_in(stages.values())
+            finished = Finished(place.reporter.incarnation, digests, copies)
             self._coordinator.handle(place.sender, finished, time())
         facts = self.status()
         return LaunchOutcome(int(facts["code"] or 0), str(facts["reason"]), facts)

@@ -33,6 +33,8 @@ from stageline.workers.runtime.skipping import SkipLog
 from .recorder import result_queue
 from .records import MESSAGES, Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage, messages_in
 
+_NOT_REPLAYED = (Kind.TIED, Kind.UPDATE)  # they compute nothing of a microbatch
+
 
 class NoSuchMicrobatch(StagelineError):
     """The run has no such stage, step or microbatch."""
@@ -50,7 +52,7 @@ class ReplayTarget(NamedTuple):
     def is_of(self, instruction: Instruction) -> bool:
         """Whether `instruction` is a forward or a backward of it."""
         action = instruction.action
-        return (action.stage, instruction.step, action.microbatch) == self and action.kind is not Kind.UPDATE
+        return (action.stage, instruction.step, action.microbatch) == self and action.kind not in _NOT_REPLAYED
 
 
 @dataclass(frozen=True, slots=True)

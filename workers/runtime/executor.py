@@ -15,6 +15,7 @@ from stageline.pipeline.data import Microbatch
 from stageline.pipeline.errors import DataError, StagelineError, describe_error, raised_by_user_code
 from stageline.pipeline.schedule import Action, Kind
 from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree, map_tensors
 
 from .program import Instruction
@@ -92,9 +93,13 @@ class Executor:
                     return self._forward(stage, instruction, received)
                 case Kind.BACKWARD:
                     return self._backward(stage, instruction, received)
+                case Kind.TIED:
+                    return stage.leaving() if isinstance(stage, TiedStage) else None
                 case _:
                     if stage.index == self.last:
                         self.loss = self._step_loss(instruction.step)
+                    if isinstance(stage, TiedStage):
+                        return stage.exchange(*received)
                     stage.update()
                     return None
         except (ComputeFailed, DataError):
@@ -148,6 +153,9 @@ class Executor:
         step, number = instruction.step, instruction.action.microbatch
         if stage.index == self.last:
             return stage.backward(step=step, microbatch=number)
+        if isinstance(stage, TiedStage):
+            gradient, *tied = received
+            return stage.backward(gradient, step=step, microbatch=number, owned=True, tied=tied[0] if tied else None)
         return stage.backward(received[0], step=step, microbatch=number, owned=True)
 
     def _evaluate(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:

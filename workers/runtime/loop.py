@@ -63,6 +63,7 @@ class WorkerLoop:
     ) -> None:
         finished = dict.fromkeys(program.schedule.placement[worker], start)
         self.progress = Progress(clock.time(), complete=start, last=program.last, finished=finished)
+        self.progress.tied_sources = program.tied_sources
         self.program = program
         self.attention = True
         self._on_step: OnStep = lambda stage, step, loss: None

@@ -16,7 +16,8 @@ import msgspec
 
 from stageline.broker.codec.message import Flow, message_number
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.schedule import Action, Schedule, forward_only
+from stageline.pipeline.schedule import Action, Kind, Schedule, forward_only
+from stageline.pipeline.schedule.ties import tied_queues
 
 from .calls import Call, CallKind
 
@@ -77,7 +78,7 @@ class Program:
     @cached_property
     def queues(self) -> tuple[QueueKey, ...]:
         """Every queue between stages, and between script and workers."""
-        between_stages = tuple(map(queue_key, self.schedule.hops))
+        between_stages = tuple(map(queue_key, self.schedule.routes))
         if not self.scripted:
             return between_stages
         evaluation = [QueueKey(Flow.EVALUATION, stage) for stage in range(1, self.schedule.stages)]
@@ -111,11 +112,12 @@ class Program:
 
     def takes(self, action: Action) -> tuple[QueueKey, ...]:
         """The queues whose next messages `action` needs."""
-        return self._existing(action.inbound)
+        return tuple(map(queue_key, self.schedule.takes(action)))
 
     def gives(self, action: Action) -> QueueKey | None:
         """The queue that the result of `action` is put into."""
-        return next(iter(self._existing(action.outbound)), None)
+        name = self.schedule.gives(action)
+        return None if name is None else queue_key(name)
 
     def inbound(self, worker: int) -> list[QueueKey]:
         """The queues that `worker` takes from."""
@@ -151,17 +153,22 @@ class Program:
             case Flow.REPLY:
                 return key.stage
             case _:
-                return self.schedule.owner(producer(key))
+                return self.schedule.owner(self.source(key))
+
+    def source(self, key: QueueKey) -> int:
+        """The stage that puts into `key`, a queue between stages."""
+        return key.stage - 1 if key.flow is Flow.EVALUATION else self.schedule.routes[str(key)][0]
+
+    @cached_property
+    def tied_sources(self) -> dict[QueueKey, int]:
+        """The stages that put into the queues between stages that share parameters."""
+        return {queue_key(name): source for name, (source, _) in tied_queues(self.schedule.ties).items()}
 
     def steps_of(self, key: QueueKey) -> int:
         """The step from which on `key` carries nothing: evaluation has no gradients."""
         if self.scripted:
             return ENDLESS
         return self.steps + (len(self.evaluation) if key.flow is Flow.FORWARD else 0)
-
-    def _existing(self, name: str) -> tuple[QueueKey, ...]:
-        """The queue of that name, if the run has it."""
-        return (queue_key(name),) if name in self.schedule.hops else ()
 
     @cached_property
     def _forward_only(self) -> Schedule:
@@ -185,13 +192,14 @@ class Program:
         aside = evaluates and self.scripted
         of_every_step = self._in_evaluation if aside else self._in_training
         count, counted = self.schedule.microbatches, not aside
+        totals = bool(self.schedule.ties)  # an update's messages, of which a step has one, are numbered by the step
 
         def chunks() -> Iterator[list[Instruction]]:
             while chunk := [
                 Instruction(
                     step,
                     each,
-                    message_number(step, each.microbatch, count),
+                    step if totals and each.kind is Kind.UPDATE else message_number(step, each.microbatch, count),
                     *of_every_step(each),
                     evaluates,
                     counted,
@@ -217,11 +225,6 @@ def call_key(worker: int) -> QueueKey:
 def reply_key(worker: int) -> QueueKey:
     """The queue of the replies of `worker` to the script."""
     return QueueKey(Flow.REPLY, worker)
-
-
-def producer(key: QueueKey) -> int:
-    """The stage that puts into `key`, a queue between stages."""
-    return key.stage + 1 if key.flow is Flow.BACKWARD else key.stage - 1
 
 
 def _evaluating(key: QueueKey) -> QueueKey:

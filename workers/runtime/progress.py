@@ -66,6 +66,7 @@ class Progress:
     called_for: int = 0  # training steps, by a script
     said: str = ""  # what a script does, in words; "" for a worker
     wants: Wait | None = None  # the reply that a script waits for
+    tied_sources: Mapping[QueueKey, int] = field(default_factory=dict)  # stages, by queues of what is shared
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
 
     def computing(self, instruction: Instruction, now: float) -> None:

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from stageline.pipeline.model.cut import Segment, first_trainable, with_stored_weights
+from stageline.pipeline.model.cut import first_trainable, with_stored_weights
+from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Placement, make_schedule
 from stageline.workers.script.arguments.checks import demand_usable
@@ -56,6 +58,7 @@ def _begin(model: Model, options: LineOptions, workers: Workers, resume: Path | 
         options.microbatches,
         window=options.window,
         first_trainable=first_trainable(segments),
+        ties=ties_of(segments),
     )
     names = _weight_names(segments, schedule.placement)
     if workers == "inline":

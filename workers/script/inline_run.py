@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stageline.broker.queues.memory import MemoryQueues
-from stageline.pipeline.model.cut import Segment
+from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.stage import Stage
@@ -128,11 +128,7 @@ class InlineRun:
     def _stage(self, part: Segment, options: LineOptions) -> Stage:
         """The stage that computes `part`; only the last stage has a loss. Raises `ModelRefused` for its weights."""
         part.load()
-        return Stage(
-            part.layers,
-            index=part.index,
-            first_layer=part.first_layer,
-            names=part.names,
+        return part.stage(
             seed=options.seed,
             optimizer=options.optimizer,
             lr_scheduler=options.lr_scheduler,

@@ -100,11 +100,11 @@ def variables_of(parts: Parts) -> dict[str, torch.Tensor]:
     return found
 
 
-def twins_of(variables: Mapping[str, torch.Tensor]) -> Twins:
-    """The names that share a parameter, in their order."""
+def twins_of(variables: Mapping[str, torch.Tensor], copies: Mapping[str, str]) -> Twins:
+    """The names that share a parameter, in their order. `copies`: of a stage's copy, the name in the first stage."""
     names: dict[int, list[str]] = {}
-    for name, tensor in variables.items():
-        names.setdefault(id(tensor), []).append(name)
+    for name in variables:
+        names.setdefault(id(variables[copies.get(name, name)]), []).append(name)
     return {name: shared for shared in names.values() if len(shared) > 1 for name in shared}
 
 

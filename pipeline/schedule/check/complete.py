@@ -15,11 +15,17 @@ Program = Sequence[tuple[int, Action]]  # a worker's actions, each after its ste
 # numbered and gradients summed in microbatch order, and the action on the same microbatch that it builds on.
 _AFTER_PREVIOUS = {
     Kind.FORWARD: (Kind.FORWARD,),
-    Kind.BACKWARD: (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT),
+    Kind.BACKWARD: (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.TIED),
     Kind.INPUT: (Kind.BACKWARD, Kind.INPUT),
-    Kind.WEIGHT: (Kind.BACKWARD, Kind.WEIGHT),
+    Kind.WEIGHT: (Kind.BACKWARD, Kind.WEIGHT, Kind.TIED),
+    Kind.TIED: (Kind.TIED,),
 }
-_BUILDS_ON = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT: Kind.INPUT}
+_BUILDS_ON = {
+    Kind.BACKWARD: (Kind.FORWARD,),
+    Kind.INPUT: (Kind.FORWARD,),
+    Kind.WEIGHT: (Kind.INPUT,),
+    Kind.TIED: (Kind.BACKWARD, Kind.WEIGHT),
+}
 
 
 class UnsoundSchedule(StagelineError):
@@ -68,6 +74,8 @@ def _wanted(schedule: Schedule, stage: int) -> Iterator[Action]:
         yield Action(Kind.FORWARD, stage, microbatch)
         if stage >= schedule.first_trainable:
             yield Action(Kind.BACKWARD, stage, microbatch)
+        if any(stage == upper for _, upper in schedule.ties):
+            yield Action(Kind.TIED, stage, microbatch)
     # A step of forwards alone, as in evaluation, updates nothing.
     if any(action.kind is not Kind.FORWARD for actions in schedule.workers for action in actions):
         yield Action(Kind.UPDATE, stage)
@@ -92,7 +100,7 @@ def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[in
     previous = (step - 1, schedule.microbatches - 1) if first else (step, action.microbatch - 1)
     for kind in _AFTER_PREVIOUS[action.kind]:
         yield previous[0], Action(kind, action.stage, previous[1])
-    if action.kind in _BUILDS_ON:
-        yield step, Action(_BUILDS_ON[action.kind], action.stage, action.microbatch)
+    for kind in _BUILDS_ON.get(action.kind, ()):
+        yield step, Action(kind, action.stage, action.microbatch)
     if schedule.mode == "sync":
         yield step - 1, Action(Kind.UPDATE, action.stage)

@@ -7,6 +7,7 @@ window, for room in it. The result does not depend on the order in which the wor
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Self
 
 from stageline.pipeline.schedule import Action, Kind, Schedule
@@ -19,7 +20,8 @@ class Costs:
     """Times, all in one unit: of each stage's actions for one microbatch, and of a message over each hop.
 
     A backward takes as long as its two halves, `input` and `weight`. `latency[h]` is the one-way latency between stages
-    h and h+1; between two stages of one worker there is none, whatever its value.
+    h and h+1; between two stages of one worker there is none, whatever its value, and between two that share parameters
+    it is that of the slowest hop on the way. To send gradients of those takes a stage no time.
     """
 
     forward: tuple[float, ...]
@@ -63,6 +65,8 @@ class Costs:
                 return self.weight[action.stage]
             case Kind.UPDATE:
                 return self.update[action.stage]
+            case Kind.TIED:
+                return 0
 
 
 class Deadlock(UnsoundSchedule):
@@ -131,11 +135,12 @@ class _Pipeline:
             name: _TimedQueue(
                 number,
                 # A message within a worker takes no time.
-                latency=0 if schedule.owner(hop) == schedule.owner(hop + 1) else costs.latency[hop],
+                latency=0 if schedule.owner(source) == schedule.owner(to) else _latency(costs, source, to),
                 window=windows.get(name),
             )
-            for number, (name, hop) in enumerate(schedule.hops.items())
+            for number, (name, (source, to)) in enumerate(schedule.routes.items())
         }
+        self._takes, self._gives = cache(schedule.takes), cache(schedule.gives)
         self.timed: list[Timed] = []
 
     def run(self, steps: range) -> None:
@@ -156,27 +161,38 @@ class _Pipeline:
     def _run(self, worker: _Worker, steps: range) -> Iterator[_Wait]:
         """Runs the worker's list; yields whenever it has to wait."""
         for step, action in self._schedule.program(worker.number, steps):
-            source = self.queues.get(action.inbound)
-            while source and not _take(worker, source):
-                yield step, action, action.inbound
+            for wanted in self._takes(action):
+                while not _take(worker, self.queues[wanted]):
+                    yield step, action, wanted
             end = worker.time + self._costs.of(action)
             self.timed.append(Timed(worker.number, action, worker.time, end, step))
             worker.time = end
-            target = self.queues.get(action.outbound)
-            while target and not _put(worker, target):
-                yield step, action, action.outbound
+            target = self._gives(action)
+            while target and not _put(worker, self.queues[target]):
+                yield step, action, target
 
     def _described(self, worker: int, step: int, action: Action, queue: str) -> str:
-        ahead = 1 if action.kind is Kind.FORWARD else -1  # the next stage is the consumer, or the one before
+        source, consumer = self._schedule.routes[queue]
         at = f"worker {worker} waits at {action} of step {step}"
-        if queue == action.inbound:
-            what = "activation" if action.kind is Kind.FORWARD else "gradient"
-            return f"{at} for the {what} from {self._at(action.stage - ahead)}"
+        if queue in self._takes(action):
+            return f"{at} for the {_CARRIED[queue.partition('-')[0]]} from {self._at(source)}"
         taken = len(self.queues[queue].takes)
-        return f"{at} for room in {queue}, of which {self._at(action.stage + ahead)} has taken {taken} messages"
+        return f"{at} for room in {queue}, of which {self._at(consumer)} has taken {taken} messages"
 
     def _at(self, stage: int) -> str:
         return f"stage {stage} on worker {self._schedule.owner(stage)}"
+
+
+_CARRIED = {
+    "forward": "activation",
+    "backward": "gradient",
+    "tied": "gradient of shared parameters",
+    "total": "total gradient of shared parameters",
+}
+
+
+def _latency(costs: Costs, one: int, other: int) -> float:
+    return max(costs.latency[min(one, other) : max(one, other)])
 
 
 def _take(worker: _Worker, queue: _TimedQueue) -> bool:
@@ -205,7 +221,7 @@ def _check_fit(schedule: Schedule, costs: Costs, windows: Mapping[str, int]) -> 
     """Raises `ValueError` unless the costs are for the schedule's stages and the windows for its queues."""
     if costs.stages != schedule.stages:
         raise ValueError(f"schedule {schedule.name} has {schedule.stages} stages, and the costs are for {costs.stages}")
-    queues = schedule.hops
+    queues = schedule.routes
     for name, window in windows.items():
         if name not in queues:
             raise ValueError(f"there is a window for {name}, and the only queues are: {', '.join(queues) or 'none'}")

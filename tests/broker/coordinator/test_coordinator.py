@@ -9,6 +9,7 @@ from stageline.broker.control.messages import (
     Confirmed,
     Event,
     Exited,
+    Finished,
     Goodbye,
     Refused,
     Report,
@@ -84,6 +85,14 @@ def test_the_run_is_finished_when_all_workers_are(talk: Conversation):
     status = talk.status()
     assert (status["phase"], status["code"]) == ("finished", 0)
     assert status["weights_sha256"] == weights_sha256(dict(finished(0).digests) | dict(finished(1).digests))
+
+
+def test_a_run_whose_stages_have_different_copies_of_one_parameter_fails(talk: Conversation):
+    talk.send(name(0), finished(0))
+    (_, stop), _ = talk.send(name(1), Finished(2, finished(1).digests, {"1.weight": "0.weight"}))
+    assert isinstance(stop, Stop)
+    assert stop.code == 1
+    assert stop.reason.startswith("1.weight and 0.weight are one parameter, of which two stages have a copy")
 
 
 def test_a_worker_that_leaves_after_the_end_is_not_lost(talk: Conversation):

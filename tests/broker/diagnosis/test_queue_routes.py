@@ -34,3 +34,9 @@ def test_a_name_of_no_queue_has_none(queue: str):
 
 def test_a_run_without_a_script_has_no_calls():
     assert route_of("call-1", SCHEDULE, None) is None
+
+
+def test_a_queue_between_stages_that_share_parameters_has_the_producer_that_is_told():
+    assert route_of("tied-0", SCHEDULE, None, 2) == QueueRoute("tied", RouteEnd(0, 0), RouteEnd(0, 2))
+    assert route_of("total-1", SCHEDULE, None, 0) == QueueRoute("total", RouteEnd(1, 1), RouteEnd(0, 0))
+    assert route_of("tied-0", SCHEDULE, None) is None

@@ -38,6 +38,26 @@ def test_a_message_that_was_put_and_does_not_arrive_is_on_its_way(line: WorkerLi
     assert facts["root"]["cause"] == "on its way"  # type: ignore[index]
 
 
+def test_gradients_of_shared_parameters_are_waited_for_across_the_stages_between(line: WorkerLine):
+    wait = Wait("tied-0", 7 * M + 5, "0B5", 7, 0.0, source=3)
+    line.says(0, "waits for backward-0 and tied-0 to run 0B5 of step 7", wait)
+    line.says(3, "3B5 of step 7", events=(computing(3, 7, 5, "backward"),))
+    line.passes(2.0)
+    text = "stage 0 waits for the gradient of shared parameters of step 7 microbatch 5 from stage 3 (worker w3"
+    assert str(line.why(stage="0")["text"]).startswith(text)
+
+
+def test_the_total_of_shared_parameters_is_on_its_way_once_the_step_is_finished(line: WorkerLine):
+    line.has_finished(0, 0)
+    line.says(3, "waits for total-3 to run 3U of step 0", Wait("total-3", 0, "3U", 0, 0.0, source=0))
+    line.says(0, "0F0 of step 1")
+    line.passes(2.0)
+    facts = line.why(stage="3")
+    assert facts["root"]["cause"] == "on its way"  # type: ignore[index]
+    text = "stage 3 waits for the gradient of shared parameters of step 0 from stage 0 (worker w0"
+    assert str(facts["text"]).startswith(text)
+
+
 def test_what_a_dead_worker_had_put_it_has_to_put_again(line: WorkerLine):
     line.waits(1, "forward-1", 7, 5, action="1F5")
     line.says(0, "0F7 of step 7", events=(computing(0, 7, 5, "stashed"),))

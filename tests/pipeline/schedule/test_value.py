@@ -62,5 +62,10 @@ def test_a_stage_has_one_owner() -> None:
 
 
 def test_every_hop_has_a_queue_for_activations_and_one_for_gradients_that_are_wanted() -> None:
-    assert make_schedule("1f1b", line(3), 2).hops == {"forward-1": 0, "forward-2": 1, "backward-0": 0, "backward-1": 1}
-    assert "backward-0" not in make_schedule("1f1b", line(3), 2, first_trainable=1).hops
+    assert make_schedule("1f1b", line(3), 2).routes == {
+        "forward-1": (0, 1),
+        "forward-2": (1, 2),
+        "backward-0": (1, 0),
+        "backward-1": (2, 1),
+    }
+    assert "backward-0" not in make_schedule("1f1b", line(3), 2, first_trainable=1).routes

@@ -4,7 +4,7 @@ import pytest
 
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.calls import Call, CallKind
-from stageline.workers.runtime.program import Program, call_key, producer, queue_key, reply_key
+from stageline.workers.runtime.program import Program, call_key, queue_key, reply_key
 from support.shapes import line, looped
 
 
@@ -24,6 +24,22 @@ def test_an_instruction_names_its_queues_and_the_number_of_its_messages() -> Non
         "1B1 of step 1 #3 backward-1 -> backward-0",
         "1U of step 1 #2 - -> -",
     ]
+
+
+def test_gradients_of_what_stages_share_are_numbered_by_microbatch_and_their_totals_by_step() -> None:
+    program = Program(make_schedule("gpipe", line(2), 2, ties=((0, 1),)), 2)
+    assert written(program, 0, start=1)[2:] == [
+        "0B0 of step 1 #2 backward-0 tied-0 -> -",
+        "0B1 of step 1 #3 backward-0 tied-0 -> -",
+        "0U of step 1 #1 - -> total-1",
+    ]
+    assert written(program, 1, start=1)[4:] == [
+        "1B1 of step 1 #3 - -> backward-0",
+        "1T1 of step 1 #3 - -> tied-0",
+        "1U of step 1 #1 total-1 -> -",
+    ]
+    assert program.tied_sources == {queue_key("tied-0"): 1, queue_key("total-1"): 0}
+    assert program.producers(1) == {queue_key("forward-1"): 0, queue_key("total-1"): 0}
 
 
 def test_evaluation_runs_forward_only_after_the_last_step() -> None:
@@ -49,7 +65,7 @@ def test_a_worker_with_several_stages_has_queues_of_its_own() -> None:
 
 @pytest.mark.parametrize(("name", "stage"), [("forward-2", 1), ("backward-2", 3)])
 def test_a_queue_is_filled_by_the_neighbour_of_the_stage_that_takes_from_it(name: str, stage: int) -> None:
-    assert producer(queue_key(name)) == stage
+    assert Program(make_schedule("gpipe", line(4), 1), 1).source(queue_key(name)) == stage
     assert str(queue_key(name)) == name
 
 

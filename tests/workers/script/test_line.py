@@ -143,14 +143,10 @@ def test_a_line_that_was_interrupted_does_not_go_on_with_half_a_step(kind, told)
         line.step(torch.ones(4, 4), torch.zeros(4, 2))
 
 
-def test_state_that_two_stages_would_share_is_refused():
-    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
-    b.weight = a.weight
-    with pytest.raises(ModelRefused, match="share one parameter or buffer"):
-        Line(nn.Sequential(a, nn.ReLU(), b), cut=[2], loss=functional.mse_loss, optimizer=ADAM)
+def test_a_buffer_that_two_stages_would_share_is_refused():
     norm = nn.BatchNorm1d(4, affine=False)
-    with pytest.raises(ModelRefused, match="share one parameter or buffer"):
-        Line([nn.Sequential(a, norm), norm], loss=functional.mse_loss, optimizer=ADAM)
+    with pytest.raises(ModelRefused, match="share one buffer"):
+        Line([nn.Sequential(nn.Linear(4, 4), norm), norm], loss=functional.mse_loss, optimizer=ADAM)
 
 
 def test_a_batchnorm_that_its_user_froze_stays_frozen_after_an_evaluation():

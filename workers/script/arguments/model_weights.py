@@ -4,14 +4,14 @@ Weights that a script loads are checked here: a worker that cannot use them woul
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.cut import Segment
+from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan.key_types import nearest
 
 _SHOWN = 4  # faults that one error tells
@@ -19,9 +19,11 @@ _SHOWN = 4  # faults that one error tells
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """By name, in the order of the unsplit model's state dict."""
+    """By name, in the order of the unsplit model's state dict. `copies` are names of parameters that stages share, each
+    with its name in the first stage."""
 
     entries: Mapping[str, tuple[torch.Size, torch.dtype]]
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     def in_order(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`state` in the model's order."""
@@ -46,13 +48,21 @@ class ModelWeights:
                 yield f"{name} has shape {tuple(state[name].shape)}, wanted is {tuple(shape)}"
             elif state[name].dtype != dtype:
                 yield f"{name} has dtype {state[name].dtype}, wanted is {dtype}: pass it through .to({dtype})"
+        for name, first in self.copies.items():
+            if all(isinstance(state.get(each), Tensor) for each in (name, first)) and not _equal(state, name, first):
+                yield f"{name} and {first} differ, and are one parameter"
 
 
 def weights_of(model: Any, segments: Sequence[Segment]) -> ModelWeights:
     """Of `model` and its stages."""
     found = {name: (tensor.shape, tensor.dtype) for part in segments for name, tensor in part.weights.items()}
     order = model.state_dict() if isinstance(model, torch.nn.Module) else found
-    return ModelWeights({name: found[name] for name in (*order, *found) if name in found})
+    copies = {name: first for part in segments for name, first in part.copies.items() if name != first}
+    return ModelWeights({name: found[name] for name in (*order, *found) if name in found}, copies)
+
+
+def _equal(state: Mapping[str, Tensor], one: str, other: str) -> bool:
+    return state[one] is state[other] or torch.equal(state[one].cpu(), state[other].cpu())
 
 
 def _hint(name: str, names: Sequence[str]) -> str:

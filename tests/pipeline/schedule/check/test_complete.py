@@ -1,6 +1,7 @@
 """Lists that lack an action, have one too many, or have one before what it builds on."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -28,6 +29,7 @@ def test_halves_and_whole_backwards_may_be_mixed() -> None:
         (("0F0 0U",), "worker 0 never runs 0B0 of step 0"),
         (("0F0 0B0",), "worker 0 never runs 0U of step 0"),
         (("0F0 0I0 0U",), "worker 0 never runs 0W0 of step 0"),
+        (("0F0 0B0 0T0 0U",), "worker 0 runs 0T0 of step 0 though it is none of its actions"),
         (("0F0 0F0 0B0 0U",), "worker 0 runs 0F0 of step 0 more than once"),
         (("0F0 0B0 0I0 0W0 0U",), "worker 0 runs 0I0 of step 0 though it is none of its actions"),
         (("0F0 0F1 0B0 0U",), "worker 0 runs 0F1 of step 0 though it is none of its actions"),
@@ -65,3 +67,18 @@ def test_a_step_must_end_before_the_next_begins() -> None:
     overlapping = Overlapping(schedule.name, schedule.mode, schedule.placement, 1, schedule.workers)
     with pytest.raises(Disordered, match="0F0 of step 1 before 0U of step 0"):
         check_schedule(overlapping, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("last", "error", "reason"),
+    [
+        ("1F0 1B0 1F1 1B1 1T1 1U", Incomplete, "worker 1 never runs 1T0 of step 0"),
+        ("1F0 1T0 1B0 1F1 1B1 1T1 1U", Disordered, "1T0 of step 0 before 1B0"),
+        ("1F0 1B0 1F1 1B1 1T0 1T1 1U", Disordered, "1B1 of step 0 before 1T0"),  # a stage holds those of one backward
+        ("1F0 1B0 1T0 1F1 1B1 1U 1T1", Disordered, "1U of step 0 before 1T1"),
+    ],
+)
+def test_gradients_of_what_stages_share_are_sent_after_each_backward(last: str, error: type, reason: str) -> None:
+    schedule = replace(by_hand("0F0 0F1 0B0 0B1 0U", last, microbatches=2), ties=((0, 1),))
+    with pytest.raises(error, match=reason):
+        check_schedule(schedule)

@@ -35,3 +35,12 @@ def test_the_order_is_that_of_the_unsplit_model():
     shuffled = dict(sorted(MODEL.state_dict().items(), reverse=True))
     assert list(shuffled) != list(MODEL.state_dict())
     assert list(WEIGHTS.in_order(shuffled)) == list(MODEL.state_dict())
+
+
+def test_weights_that_are_one_parameter_must_be_equal():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    weights = weights_of(model, cut_model(model, [1], None))
+    weights.check(model.state_dict())
+    with pytest.raises(ModelRefused, match=r"1.weight and 0.weight differ, and are one parameter"):
+        weights.check({**model.state_dict(), "1.weight": torch.zeros(4, 4)})

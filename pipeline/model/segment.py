@@ -1,0 +1,95 @@
+"""A stage's part of the unsplit model, and the stage that computes it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from stageline.pipeline.stage.layer import joined, named_state, parts_of
+from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.stage.tied import SharedParameters
+from stageline.pipeline.stage.tied_stage import TiedStage
+
+from .weights.stage_weights import StageWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One stage's part of the unsplit model: its layers, their names there, and the number of the first layer.
+
+    If its weights are `stored` in files, its parameters have no memory before `load`. `shared` are parameters that are
+    trained and that other stages use too, with a copy each; `copies` are the names of what an earlier stage has, each
+    with that in the first stage.
+    """
+
+    index: int
+    first_layer: int
+    names: tuple[str, ...]
+    layers: tuple[torch.nn.Module, ...]
+    shared: SharedParameters = field(default_factory=SharedParameters)
+    copies: Mapping[str, str] = field(default_factory=dict)
+    stored: StageWeights | None = None
+
+    def check(self) -> None:
+        """Raises `ModelRefused` if the files do not have the stage's weights. Reads no more than their headers."""
+        if self.stored is not None:
+            self.stored.check(self.parts)
+
+    def load(self) -> None:
+        """Reads the stage's weights, if they are in files. Raises `ModelRefused`."""
+        if self.stored is not None:
+            self.stored.load(self.parts)
+
+    @property
+    def trainable(self) -> bool:
+        return any(p.requires_grad for layer in self.layers for p in layer.parameters())
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers its parameters have; what layers share counts once, for the first stage that uses it."""
+        own = {id(p): p.numel() for layer in self.layers for p in layer.parameters()}
+        weights = self.variables
+        return sum(own.values()) - sum({id(weights[name]): weights[name].numel() for name in self.copies}.values())
+
+    @property
+    def weight_names(self) -> frozenset[str]:
+        """The entries of the unsplit model's `state_dict` that are the stage's."""
+        return frozenset(self.weights)
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The same, with their tensors."""
+        return {joined(name, key): tensor for name, part in self.parts for key, tensor in part.state_dict().items()}
+
+    @property
+    def variables(self) -> dict[str, torch.Tensor]:
+        """The same, the parameters and buffers themselves."""
+        found = ((name, part.state_dict(keep_vars=True)) for name, part in self.parts)
+        return {joined(name, key): tensor for name, state in found for key, tensor in state.items()}
+
+    @property
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parameters and buffers, by their names in the unsplit model; each layer's once."""
+        for name, layer in zip(self.names, self.layers, strict=True):
+            yield from named_state(layer, name)
+
+    def layer_with(self, parameter: str) -> str:
+        """The name of the first layer that has what is called `parameter` in the unsplit model."""
+        return next(
+            name
+            for name, layer in zip(self.names, self.layers, strict=True)
+            if any(parameter == found for found, _ in named_state(layer, name))
+        )
+
+    def stage(self, **options: Any) -> Stage:
+        """The stage that computes it, with these `options` of a `Stage`."""
+        place: dict[str, Any] = {"index": self.index, "first_layer": self.first_layer, "names": self.names}
+        if self.shared:
+            return TiedStage(self.layers, shared=self.shared, **place, **options)
+        return Stage(self.layers, **place, **options)
+
+    @property
+    def parts(self) -> list[tuple[str, torch.nn.Module]]:
+        """The modules of the unsplit model that have the stage's state, by their names there."""
+        return [part for name, layer in zip(self.names, self.layers, strict=True) for part in parts_of(layer, name)]

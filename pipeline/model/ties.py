@@ -1,0 +1,135 @@
+"""Parameters that several stages use: gives each stage a copy of its own, and says what the stages share.
+
+The first stage that uses a parameter keeps it; the modules of later ones are copied as far as they have it, so that the
+user's own model stays as it is.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.schedule import Mode, Ties
+from stageline.pipeline.stage.memory import copied
+from stageline.pipeline.stage.tied import SharedParameters
+
+from .segment import Segment
+from .weights.unallocated import parameter_like
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A parameter and its first name in each stage that uses it, by stage, in ascending order."""
+
+    parameter: torch.nn.Parameter
+    names: Mapping[int, str]
+
+    @property
+    def title(self) -> str:
+        """What all stages call it."""
+        return next(iter(self.names.values()))
+
+    @property
+    def first(self) -> int:
+        return min(self.names)
+
+    @property
+    def last(self) -> int:
+        return max(self.names)
+
+
+def with_own_copies(segments: Sequence[Segment]) -> list[Segment]:
+    """The segments, each with parameters of its own. Raises `ModelRefused` for modules that cannot be copied."""
+    found = list(_shared(segments))
+    trained = [each for each in found if each.parameter.requires_grad]
+    users = {stage for each in trained for stage in each.names}
+    return [
+        _with_copies(
+            part,
+            {id(each.parameter): each for each in found if each.first < part.index in each.names},
+            _of_stage(part.index, trained) if part.index in users else SharedParameters(),
+        )
+        for part in segments
+    ]
+
+
+def ties_of(segments: Sequence[Segment], mode: Mode = "sync") -> Ties:
+    """The pairs of neighbours among the stages that share parameters. Raises `ModelRefused` if there are any in
+    asynchronous mode."""
+    sharing = [part for part in segments if part.shared]
+    ties = tuple((part, later) for part, later in pairwise(sharing) if part.shared.above)
+    if ties and mode == "async":
+        raise ModelRefused(_why_not_in_async(segments))
+    return tuple((part.index, later.index) for part, later in ties)
+
+
+def _why_not_in_async(segments: Sequence[Segment]) -> str:
+    later, title = next((part, title) for part in segments for title in sorted(part.shared.below & {*part.shared.own}))
+    first = next(part for part in segments if title in part.shared.own)
+    uses = [(part, part.shared.own[title]) for part in (first, later)]
+    told = " and ".join(f"{name} of layer {part.layer_with(name)}" for part, name in uses)
+    return (
+        f"stages {first.index} and {later.index} share a parameter, {told}, and in asynchronous mode each stage "
+        f'updates at a time of its own: use schedule.mode = "sync", or cut so that both layers are in one stage'
+    )
+
+
+def _shared(segments: Sequence[Segment]) -> Iterator[_Shared]:
+    users: dict[int, dict[int, str]] = {}
+    parameters: dict[int, torch.nn.Parameter] = {}
+    for part in segments:
+        for name, state in part.state:
+            if isinstance(state, torch.nn.Parameter):
+                parameters[id(state)] = state
+                users.setdefault(id(state), {}).setdefault(part.index, name)
+    return (_Shared(parameters[key], names) for key, names in users.items() if len(names) > 1)
+
+
+def _of_stage(stage: int, trained: Sequence[_Shared]) -> SharedParameters:
+    return SharedParameters(
+        own={each.title: each.names[stage] for each in trained if stage in each.names},
+        above=frozenset(each.title for each in trained if each.first <= stage < each.last),
+        below=frozenset(each.title for each in trained if each.first < stage <= each.last),
+    )
+
+
+def _with_copies(part: Segment, borrowed: Mapping[int, _Shared], shared: SharedParameters) -> Segment:
+    if not borrowed:
+        return replace(part, shared=shared)
+    own = {key: _copy_of(each.parameter) for key, each in borrowed.items()}
+    copies: dict[int, torch.nn.Module] = {}
+    return replace(
+        part,
+        layers=tuple(_with(own, layer, copies) for layer in part.layers),
+        shared=shared,
+        copies={name: borrowed[id(each)].title for name, each in part.variables.items() if id(each) in borrowed},
+    )
+
+
+def _copy_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    data = parameter.detach()
+    return parameter_like(parameter, torch.empty_like(data) if data.is_meta else copied(data))
+
+
+def _with(
+    own: Mapping[int, torch.nn.Parameter], module: torch.nn.Module, copies: dict[int, torch.nn.Module]
+) -> torch.nn.Module:
+    """`module` if it has none of the parameters; else a copy of it that has those of its `own`, and shares the rest.
+    One module has one copy."""
+    if id(module) in copies or not any(id(each) in own for each in module.parameters()):
+        return copies.get(id(module), module)
+    if "forward" in vars(module):
+        raise ModelRefused(
+            f"a parameter of this {type(module).__name__} belongs to an earlier stage too, so this stage needs a copy "
+            f"of it, and its forward was replaced: cut so that one stage has both, or replace it in its class"
+        )
+    made = copies[id(module)] = copy.copy(module)
+    made._parameters = {
+        key: None if each is None else own.get(id(each), each) for key, each in module._parameters.items()
+    }
+    made._buffers = dict(module._buffers)
+    made._modules = {key: None if each is None else _with(own, each, copies) for key, each in module._modules.items()}
+    return made

@@ -1,0 +1,64 @@
+"""A stage that shares parameters with others: each has a copy of its own, and they send each other its gradients.
+
+In a loop of your own, after the forwards, for two stages of which the first has what both use:
+
+    gradient = last.backward()
+    first.backward(gradient, tied=last.leaving())
+    last.exchange(first.exchange())                   in place of update()
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from stageline.pipeline.tree import Tree
+
+from .stage import NOT_GIVEN, Stage, _NotGiven
+from .tied import SharedParameters, TiedGradients
+
+
+class TiedStage(Stage):
+    """`shared` are the parameters; the other arguments are those of a `Stage`."""
+
+    def __init__(self, *args: Any, shared: SharedParameters, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.shared = shared
+        self._tied = TiedGradients(self.index, shared, self._body.unsplit_parameters())
+
+    def backward(
+        self,
+        gradient: "Tree | _NotGiven" = NOT_GIVEN,
+        *,
+        step: int | None = None,
+        microbatch: int | None = None,
+        owned: bool = False,
+        tied: Tree = None,
+    ) -> Tree:
+        """As that of any stage. `tied`: what the later stage's `leaving` gave after its own backward, to which autograd
+        adds this stage's gradients. Raises `GradientMismatch` for what is not of the parameters that they share."""
+        self._roots = self._tied.roots(tied)
+        result = super().backward(gradient, step=step, microbatch=microbatch, owned=owned)
+        if self._roots:  # the stage had nothing to run backward
+            torch.autograd.backward(*map(list, zip(*self._roots, strict=True)))
+            self._roots = []
+        self._tied.collect(tied)
+        return result
+
+    def leaving(self) -> Tree:
+        """The last backward's gradients with respect to the parameters that an earlier stage uses too, by their names
+        there; None for one that got none."""
+        return self._tied.leaving()
+
+    def exchange(self, totals: Tree = None) -> Tree:
+        """The stage's update. `totals`: what that of the earlier stage returned, the step's gradients of what both use.
+        Returns the same for a later stage; None if no later one uses this stage's parameters."""
+        given = self._tied.exchange(totals)
+        self.update()
+        return given
+
+
+def copies_in(stages: Iterable[Stage]) -> dict[str, str]:
+    """The parameters that `stages` share with an earlier one: their names here, each with that in the first stage."""
+    shared = (stage.shared.own for stage in stages if isinstance(stage, TiedStage))
+    return {here: first for own in shared for first, here in own.items() if here != first}

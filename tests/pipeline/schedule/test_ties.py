@@ -1,0 +1,87 @@
+"""Stages that share parameters: which actions and queues their gradients need, and that no worker waits for ever."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from stageline.pipeline.schedule import Action, Kind, Placement, ScheduleRefused, make_schedule, schedule_names
+from stageline.pipeline.schedule.check import Costs, check_schedule
+from stageline.pipeline.schedule.ties import with_gradients_sent
+from support.shapes import accepted, by_hand, line, looped, parsed, scattered, times
+
+SHAPES: list[Placement] = [line(2), line(4), looped(2, 2), ((0, 3), (1,), (2,)), scattered(5, 1)]
+
+
+def test_a_stage_sends_its_gradients_right_after_each_backward() -> None:
+    schedule = make_schedule("1f1b", line(3), 2, ties=((0, 2),))
+    assert " ".join(map(str, schedule.workers[2])) == "2F0 2B0 2T0 2F1 2B1 2T1 2U"
+    assert " ".join(map(str, schedule.workers[0])) == "0F0 0F1 0B0 0B1 0U"
+    assert schedule.routes["tied-0"] == (2, 0)
+    assert schedule.routes["total-2"] == (0, 2)
+
+
+def test_gradients_are_taken_by_the_earlier_stages_backward_and_totals_by_the_later_stages_update() -> None:
+    schedule = make_schedule("gpipe", line(4), 1, ties=((0, 2), (2, 3)))
+    found = {str(each): (schedule.takes(each), schedule.gives(each)) for each in sum(schedule.workers, ())}
+    assert found["0B0"] == (("backward-0", "tied-0"), None)
+    assert found["2B0"] == (("backward-2", "tied-2"), "backward-1")
+    assert [found[name] for name in ("3T0", "2T0")] == [((), "tied-2"), ((), "tied-0")]
+    assert [found[name] for name in ("0U", "1U", "2U", "3U")] == [
+        ((), "total-2"),
+        ((), None),
+        (("total-2",), "total-3"),
+        (("total-3",), None),
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in schedule_names() if name != "window"])
+@pytest.mark.parametrize("placement", SHAPES, ids=str)
+def test_no_schedule_deadlocks_over_what_stages_share(name: str, placement: Placement) -> None:
+    stages = range(sum(map(len, placement)))
+    for ties in {tuple(pairwise(sharing)) for sharing in ([0, stages[-1]], stages[-2:], stages)}:
+        for schedule in accepted(name, placement, 4, ties=ties):
+            verdict = check_schedule(schedule, steps=2)
+            lower, upper = ties[0]
+            assert 1 <= verdict.queue_bound[f"tied-{lower}"] <= schedule.microbatches
+            assert verdict.queue_bound[f"total-{upper}"] == 1
+            check_schedule(schedule, steps=2, windows=verdict.queue_bound)
+
+
+def test_where_a_backward_has_two_halves_gradients_are_sent_and_taken_by_that_of_the_weights() -> None:
+    last = with_gradients_sent(map(parsed, "1F0 1I0 1F1 1I1 1W0 1W1 1U".split()), {1})
+    assert (written := " ".join(map(str, last))) == "1F0 1I0 1F1 1I1 1W0 1T0 1W1 1T1 1U"
+    schedule = replace(by_hand("0F0 0F1 0I0 0I1 0W0 0W1 0U", written, microbatches=2), ties=((0, 1),))
+    assert schedule.takes(parsed("0W1")) == ("tied-0",)
+    check_schedule(schedule, steps=2)
+
+
+def test_an_update_waits_for_the_earlier_stages_over_the_slowest_hop_between_them() -> None:
+    schedule = make_schedule("1f1b", line(3), 1, ties=((0, 2),))
+    verdict = check_schedule(schedule, Costs((1,) * 3, (1,) * 3, (1,) * 3, (1,) * 3, (2, 5)))
+    _, updated = times(verdict, 0)["0U"]
+    assert times(verdict, 2)["2U"] == (updated + 5, updated + 6)
+
+
+def test_asynchronous_stages_cannot_share_a_parameter() -> None:
+    with pytest.raises(ScheduleRefused, match=r"stages 0 and 2 share a parameter, .*; use mode = \"sync\", or cut"):
+        make_schedule("1f1b", line(3), 1, mode="async", ties=((0, 2),))
+
+
+@pytest.mark.parametrize(
+    ("ties", "reason"),
+    [
+        (((0, 2),), "stages 0 and 2 cannot share a parameter that is trained: the stages that train are 1 to 2"),
+        (((2, 1),), "stages 2 and 1 cannot share"),
+        (((1, 3),), "stages 1 and 3 cannot share"),
+        (((1, 2), (1, 2)), "a stage has two neighbours on one side"),
+    ],
+)
+def test_ties_that_cannot_be_are_refused(ties: tuple[tuple[int, int], ...], reason: str) -> None:
+    with pytest.raises(ScheduleRefused, match=reason):
+        make_schedule("1f1b", line(3), 1, first_trainable=1, ties=ties)
+
+
+def test_a_stage_that_shares_nothing_with_an_earlier_one_sends_nothing() -> None:
+    assert all(each.kind is not Kind.TIED for each in sum(make_schedule("1f1b", line(3), 2).workers, ()))
+    assert str(Action(Kind.TIED, 2, 5)) == "2T5"

@@ -1,0 +1,150 @@
+"""Stages that share a parameter train it as if it were one, to the bit."""
+
+from functools import partial, reduce
+from operator import add
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stageline.pipeline.errors import GradientMismatch
+from stageline.pipeline.model.cut import cut_model
+from stageline.pipeline.model.ties import ties_of
+from stageline.pipeline.stage.tied_stage import TiedStage
+from stageline.pipeline.tree import Tree
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ADAM = partial(torch.optim.AdamW, lr=0.05)
+WORDS, WIDTH, M = 11, 6, 4
+TITLE = "0.weight"  # what the first stage calls the parameter
+
+
+class Embedding(nn.Module):
+    """Uses its weight twice."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return functional.embedding(ids, self.weight) * functional.embedding(ids.flip(1), self.weight).sigmoid()
+
+
+class Mixing(Embedding):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(x @ self.weight.T) @ self.weight
+
+
+class Head(Embedding):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight)
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(WORDS, WIDTH))
+    return nn.Sequential(Embedding(weight), nn.Linear(WIDTH, WIDTH), Mixing(weight), nn.GELU(), Head(weight))
+
+
+def batch(step: int) -> tuple[list[Tensor], list[Tensor]]:
+    ids = torch.randint(WORDS, (2 * M, 5), generator=torch.Generator().manual_seed(step))
+    return list(ids.tensor_split(M)), list(ids.roll(-1, 1).tensor_split(M))
+
+
+def loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def plain(steps: int) -> dict[str, Tensor]:
+    whole = model()
+    optimizer = ADAM(whole.parameters())
+    for step in range(steps):
+        for x, y in zip(*batch(step), strict=True):
+            (loss(whole(x), y) * (1 / M)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return whole.state_dict()
+
+
+def used_thrice(ids: Tensor, early: Tensor, middle: Tensor, late: Tensor) -> Tensor:
+    mixed = functional.linear(functional.embedding(ids, early), middle).tanh() @ torch.ones(WORDS, WIDTH).tril()
+    return functional.linear(mixed, late)
+
+
+def test_autograd_adds_a_later_use_to_an_earlier_one_in_each_microbatch_and_then_accumulates() -> None:
+    """The rule that the messages follow: docs/decisions/tied.md."""
+    one = nn.Parameter(torch.randn(WORDS, WIDTH, generator=torch.Generator().manual_seed(0)))
+    copies = [one.detach().clone().requires_grad_() for _ in range(3)]
+    found: list[tuple[Tensor, ...]] = []
+    for x, y in zip(*batch(0), strict=True):
+        loss(used_thrice(x, one, one, one), y).backward()
+        found.append(torch.autograd.grad(loss(used_thrice(x, *copies), y), copies))
+    ruled = reduce(add, [(late + middle) + early for early, middle, late in found])
+    early, middle, late = (reduce(add, each) for each in zip(*found, strict=True))
+    assert torch.equal(one.grad, ruled)
+    assert not torch.equal(one.grad, (late + middle) + early)
+
+
+@pytest.mark.parametrize("cut", [[1, 3], [1, 2, 3, 4], [4], [2]], ids=str)
+def test_stages_that_share_a_parameter_train_it_as_one(cut: list[int]) -> None:
+    steps, wanted = 3, plain(3)
+    parts = cut_model(model(), cut)
+    ties = ties_of(parts)
+    stages = [part.stage(optimizer=ADAM, loss=loss if part is parts[-1] else None) for part in parts]
+    for step in range(steps):
+        for number, (x, y) in enumerate(zip(*batch(step), strict=True)):
+            for stage in stages[:-1]:
+                x = stage.forward(x, step=step, microbatch=number)
+            stages[-1].forward(x, y, step=step, microbatch=number, share=1 / M)
+            gone: dict[int, Tree] = {}
+            gradient: tuple[Tree, ...] = ()
+            for stage in reversed(stages):
+                tied = next((gone[upper] for lower, upper in ties if lower == stage.index), None)
+                more = {"tied": tied} if isinstance(stage, TiedStage) else {}
+                gradient = (stage.backward(*gradient, step=step, microbatch=number, **more),)
+                gone[stage.index] = stage.leaving() if isinstance(stage, TiedStage) else None
+        given: dict[int, Tree] = {}
+        for stage in stages:
+            totals = [given[lower] for lower, upper in ties if upper == stage.index]
+            given[stage.index] = stage.exchange(*totals) if isinstance(stage, TiedStage) else stage.update()
+    found = {name: tensor for stage in stages for name, tensor in stage.state_dict().items()}
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def first_and_last() -> tuple[TiedStage, TiedStage]:
+    first, _, last = [part.stage(optimizer=ADAM, loss=loss) for part in cut_model(model(), [2, 4])]
+    assert isinstance(first, TiedStage)
+    assert isinstance(last, TiedStage)
+    return first, last
+
+
+def test_a_microbatch_that_is_left_out_has_no_gradient_to_send() -> None:
+    first, last = first_and_last()
+    last.backward(None, step=0, microbatch=0)
+    assert last.leaving() == {TITLE: None}
+    first.backward(None, step=0, microbatch=0, tied={TITLE: None})
+    assert first.exchange() == {TITLE: None}
+
+
+def test_a_gradient_counts_although_the_earlier_stage_has_none_of_its_own() -> None:
+    first, _ = first_and_last()
+    first.backward(None, step=0, microbatch=0, tied={TITLE: torch.ones(WORDS, WIDTH)})
+    assert torch.equal(first.exchange()[TITLE], torch.ones(WORDS, WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("tied", "told"),
+    [
+        (torch.ones(2), "got float32 [2] for the parameters that it shares; wanted is a dict of gradients, for"),
+        ({"1.bias": None}, "got {1.bias: None} for the parameters"),
+        ({TITLE: torch.ones(2)}, f"a gradient of float32 [2] for {TITLE}, which is float32 [{WORDS}, {WIDTH}]"),
+    ],
+)
+def test_gradients_of_something_else_are_refused(tied: object, told: str) -> None:
+    first, _ = first_and_last()
+    with pytest.raises(GradientMismatch) as refused:
+        first.backward(None, step=0, microbatch=0, tied=tied)
+    assert told in str(refused.value)
