@@ -5,7 +5,8 @@ Workers digest their own tensors (`tensor_digests`); the broker combines the dig
 
 import ctypes
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the broker combines digests without torch
@@ -38,15 +39,18 @@ def weights_sha256(digests: Mapping[str, TensorDigest]) -> str:
     return whole.hexdigest()
 
 
-def differing_copies(digests: Mapping[str, TensorDigest], copies: Mapping[str, str]) -> str:
-    """Why the weights cannot be those of one model, "" if they can: `copies` are names of parameters of which several
-    stages have a copy, each with its name in the first of them."""
-    for name, first in copies.items():
-        if name in digests and first in digests and digests[name] != digests[first]:
+def differing_copies(parts: Iterable[Mapping[str, TensorDigest]], copies: Mapping[str, str]) -> str:
+    """Why the weights of these `parts` cannot be those of one model, "" if they can. `copies` are names of parameters
+    that several stages have a copy of, each with its name in the first; one may have the same name in both."""
+    found: dict[str, TensorDigest] = {}
+    for name, digest in chain.from_iterable(part.items() for part in parts):
+        first = copies.get(name, name)
+        if found.setdefault(first, digest) != digest:
+            names = " and ".join(dict.fromkeys((name, first)))
             return (
-                f"{name} and {first} are one parameter, of which two stages have a copy, and the copies have come to "
-                "differ: the optimizer computes a parameter from more than its own gradients and state, or the stages "
-                "are on unlike hardware. Use another optimizer, or cut so that one stage has all uses of it"
+                f"{names}: two stages have a copy of this parameter, and the copies have come to differ. The optimizer "
+                "computes a parameter from more than its own gradients and state, or the stages are on unlike "
+                "hardware. Use another optimizer, or cut so that one stage has all uses of it"
             )
     return ""
 

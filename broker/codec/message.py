@@ -42,12 +42,16 @@ class Flow(StrEnum):
     FORWARD = "forward"  # activations, from stage k-1 to stage k
     BACKWARD = "backward"  # gradients with respect to those activations, from stage k+1 to stage k
     TIED = "tied"  # gradients of parameters that two stages share, from the later one to stage k
+    SUBTOTAL = "subtotal"  # the same, of a whole step
     TOTAL = "total"  # their sums over a step, from the earlier one to stage k
     EVALUATION = "evaluation"  # activations of evaluation for a script, from stage k-1 to stage k
     CALL = "call"  # what a script wants done, to worker k (in place of a stage)
     REPLY = "reply"  # what came of it, from worker k to the script
 
     __hash__ = str.__hash__  # an Enum's own is Python code, called for every look-up of a queue
+
+
+_ONE_PER_STEP = frozenset({Flow.SUBTOTAL, Flow.TOTAL, Flow.CALL, Flow.REPLY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,9 @@ def message_number(step: int, microbatch: int, microbatches: int) -> int:
 
 def messages_per_step(flow: Flow, microbatches: int) -> int:
     """How many messages a step has in a queue of `flow`, in a run whose steps have `microbatches`: a step of CALL and
-    REPLY is a call, and has one; a step of EVALUATION is an evaluated batch. A step of TOTAL has one."""
-    return 1 if flow in (Flow.TOTAL, Flow.CALL, Flow.REPLY) else microbatches
+    REPLY is a call, and has one; a step of EVALUATION is an evaluated batch. A step of SUBTOTAL and of TOTAL has
+    one."""
+    return 1 if flow in _ONE_PER_STEP else microbatches
 
 
 class Header(MessageInfo, frozen=True):

@@ -282,12 +282,11 @@ class Coordinator:
         members = self.run.registry.members.values()
         parts = [each.digests for each in members if each.digests is not None]
         if len(parts) == len(self.run.config.schedule.placement):
-            digests = {name: digest for part in parts for name, digest in part.items()}
             copies = {name: first for each in members for name, first in each.copies.items()}
-            if why := differing_copies(digests, copies):
+            if why := differing_copies(parts, copies):
                 self.run.fail(why, ExitCode.FAILED)
                 return
-            digest = weights_sha256(digests)
+            digest = weights_sha256({name: digest for part in parts for name, digest in part.items()})
             outcome = RunOutcome(RunPhase.FINISHED, "all steps are done", ExitCode.OK, digest)
             if self.run.config.scripted:  # the script has ended it here
                 self.run.training_steps = self.run.ledger.finished_floor

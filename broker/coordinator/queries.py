@@ -13,7 +13,7 @@ from stageline.broker.membership.replacements import Replacement
 from stageline.broker.membership.standby import Contact
 from stageline.broker.recovery.lost_work import attempts_on
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.schedule import ONCE_PER_STEP, Action
 
 from .records import RunRecords
 from .restart import Restart
@@ -203,7 +203,7 @@ def _at_stage(view: RunView, at: MicrobatchPosition) -> Facts:
     run, schedule = view.run, view.run.config.schedule
     entry, record = run.ledger.entry(at), run.store.record(at.stage, at.step)
     timed = timed_actions(schedule, record) if record else []
-    own = [each for each in timed if each[0].microbatch == at.microbatch or each[0].kind is Kind.UPDATE]
+    own = [each for each in timed if each[0].microbatch == at.microbatch or each[0].kind in ONCE_PER_STEP]
     holder = None
     if entry.holder is not None:
         owner = run.registry.current(entry.holder.incarnation)  # None for a stale incarnation

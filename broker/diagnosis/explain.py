@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stageline.broker.membership.failure_detector import describe_exit, silence_limit
 from stageline.broker.membership.member import SCRIPT, Member, stages_label, worker_label
 
-from .queue_routes import CALL, EVALUATION, REPLY, TIED, TOTAL
+from .queue_routes import CALL, EVALUATION, REPLY, SUBTOTAL, TIED, TOTAL
 from .wait_graph import (
     ClusterState,
     RootCause,
@@ -39,6 +39,7 @@ _MESSAGES = {  # by the flow of the edge that waits for it
     "forward": f"the activation {_OF_MICROBATCH}",
     "backward": f"the gradient {_OF_MICROBATCH}",
     TIED: f"the gradient of shared parameters {_OF_MICROBATCH}",
+    SUBTOTAL: "the gradient of shared parameters of step {edge.step}",
     TOTAL: "the gradient of shared parameters of step {edge.step}",
     EVALUATION: "the activation of evaluated batch {edge.step} microbatch {edge.microbatch}",
     CALL: "call {edge.step}",

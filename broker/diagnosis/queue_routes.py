@@ -3,7 +3,7 @@
     forward-2       stage 1 -> stage 2          call-1      the script -> worker 1
     backward-2      stage 3 -> stage 2          reply-1     worker 1 -> the script
     evaluation-2    stage 1 -> stage 2
-    tied-0          a later stage that shares parameters with stage 0 -> stage 0
+    tied-0          a later stage that shares parameters with stage 0 -> stage 0; or per step, subtotal-0
     total-2         an earlier stage that shares parameters with stage 2 -> stage 2
 
 Which stages share parameters only the workers know: the one that waits says which stage puts the message.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from stageline.pipeline.schedule import Schedule
 
 CALL, REPLY, EVALUATION = "call", "reply", "evaluation"
-TIED, TOTAL = "tied", "total"
+TIED, SUBTOTAL, TOTAL = "tied", "subtotal", "total"
 _BEFORE = {"forward": -1, EVALUATION: -1, "backward": 1}  # from a stage to the one that puts into its queue
 
 
@@ -44,7 +44,7 @@ def route_of(queue: str, schedule: Schedule, script: int | None, tied_source: in
         return None
     if flow in _BEFORE:
         return _between_stages(flow, int(number), int(number) + _BEFORE[flow], schedule)
-    if flow in (TIED, TOTAL):
+    if flow in (TIED, SUBTOTAL, TOTAL):
         return None if tied_source is None else _between_stages(flow, int(number), tied_source, schedule)
     return None if script is None else _of_script(flow, int(number), script)
 

@@ -14,7 +14,7 @@ from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.replacements import Replacement
 from stageline.pipeline.schedule import Placement, Schedule
 
-from .queue_routes import CALL, REPLY, TIED, TOTAL, RouteEnd, route_of
+from .queue_routes import CALL, REPLY, SUBTOTAL, TIED, TOTAL, RouteEnd, route_of
 
 QUIET = 1.0  # seconds without a report after which a worker counts as silent; it reports ten times a second
 LATE = 1.0  # seconds that a message may take to arrive, or that two reports may be apart
@@ -174,7 +174,7 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
     if wait.room and gives is not None:
         behind = _furthest_behind(cluster, needs.stage)
         needs, gives = gives, RouteEnd(cluster.schedule.owner(behind), behind)
-    whole = route.flow in (TOTAL, CALL, REPLY)
+    whole = route.flow in (SUBTOTAL, TOTAL, CALL, REPLY)
     step, microbatch = (wait.number, 0) if whole else divmod(wait.number, cluster.ledger.microbatches)
     seconds = max(0.0, cluster.now - member.activity_since)
     source, on = (None, None) if gives is None else (gives.stage, gives.worker)
@@ -217,7 +217,7 @@ def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
     member = cluster.members.get(owner)
     if member is None or edge.room or is_silent(cluster, member):
         return False
-    if edge.flow == TOTAL and edge.source is not None:  # put by the update that ends the step there
+    if edge.flow in (SUBTOTAL, TOTAL) and edge.source is not None:  # put at the end of the step there
         return cluster.ledger.finished[edge.source] > edge.step
     if edge.flow == CALL:  # the script's actions: the number of its next call
         return member.report is not None and member.report.actions > edge.step

@@ -8,14 +8,15 @@ records with the times of their actions.
 """
 
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
+from typing import get_args
 
 from stageline.broker.control.messages import Event, Report, StepRecord
 from stageline.broker.errors import BrokerError
-from stageline.pipeline.schedule import Action, Kind, Schedule
+from stageline.pipeline.schedule import Action, Kind, Schedule, Tied
 from stageline.pipeline.schedule.ties import with_gradients_sent
 
 ACTION_BYTES = 16  # of a step record's `times`: start and end of one action
@@ -266,14 +267,22 @@ def _check_owned(stage: int, stages: Collection[int]) -> None:
 def timed_actions(schedule: Schedule, record: StepRecord) -> list[TimedAction]:
     """Each action of a finished step at a stage, with its times; none if they were not measured.
 
-    Their number tells which list the stage ran: its step of the schedule, that of one that shares parameters with an
-    earlier stage, a frozen stage's, or evaluation's.
+    Their number tells which list the stage ran: its step of the schedule, that of one that shares parameters, a frozen
+    stage's, or evaluation's.
     """
     stage, times = record.stage, struct.unpack(f"<{len(record.times) // 8}d", record.times)
     training = [action for action in schedule.workers[schedule.owner(stage)] if action.stage == stage]
     evaluation = [Action(Kind.FORWARD, stage, microbatch) for microbatch in range(schedule.microbatches)]
     frozen = [*evaluation, Action(Kind.UPDATE, stage)]
-    tied = list(with_gradients_sent(training, {stage}))
-    by_length = {len(actions) * ACTION_BYTES: actions for actions in (tied, evaluation, frozen, training)}
+    by_length = {
+        len(actions) * ACTION_BYTES: actions for actions in (*_sharing(stage, training), evaluation, frozen, training)
+    }
     actions = by_length.get(len(record.times))
     return list(zip(actions, times[0::2], times[1::2], strict=True)) if actions else []
+
+
+def _sharing(stage: int, training: Sequence[Action]) -> Iterator[list[Action]]:
+    """The step of a stage that shares parameters: per step, and per microbatch. With one microbatch, that is one."""
+    *work, update = training
+    for tied in reversed(get_args(Tied)):
+        yield [*with_gradients_sent(work, ((stage - 1, stage),), tied), update]

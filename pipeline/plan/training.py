@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
-from stageline.pipeline.schedule import Mode, schedule_names
+from stageline.pipeline.schedule import Mode, Tied, schedule_names
 
 from .key_types import (
     Accepts,
@@ -169,6 +169,12 @@ class SchedulePlan(Section):
         description='"sync" updates once per batch and computes what the uncut model would; "async" (PipeDream) '
         "updates after every batch without waiting for the line to empty.",
         examples=["async"],
+    )
+    tied: Annotated[Tied, one_of(get_args(Tied))] = Field(
+        default="microbatch",
+        description="When stages that use one parameter send each other its gradients: after each microbatch, which "
+        "computes what the uncut model would, or once per step, in so many fewer bytes.",
+        examples=["step"],
     )
     window: Unset[
         Annotated[

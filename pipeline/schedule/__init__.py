@@ -4,20 +4,22 @@ Every schedule runs a stage's forwards, and its backwards, in ascending order of
 Read `value.py`, then `catalogue.py`; `check` proves what is true of a schedule.
 """
 
-from .action import Action, Kind
+from .action import ONCE_PER_STEP, Action, Kind
 from .alternating import window_for
 from .catalogue import forward_only, make_schedule, schedule_names
 from .shape import Placement, ScheduleRefused
-from .ties import Ties
+from .ties import Tied, Ties
 from .value import Mode, Schedule
 
 __all__ = [
+    "ONCE_PER_STEP",
     "Action",
     "Kind",
     "Mode",
     "Placement",
     "Schedule",
     "ScheduleRefused",
+    "Tied",
     "Ties",
     "forward_only",
     "make_schedule",

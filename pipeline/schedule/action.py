@@ -7,7 +7,8 @@ An action takes from a queue and puts into one. A queue is named by what it carr
 
 Besides, two stages that share parameters are joined by queues of their own, which `Schedule` knows:
 
-    stage 0  <-- tied-0 -------   stage 2      put by 2T, taken by 0B
+    stage 0  <-- tied-0 -------   stage 2      put by 2T, taken by 0B; or once per step:
+    stage 0  <-- subtotal-0 ---   stage 2      put by 2S, taken by 0S
     stage 0  --- total-2 ----->   stage 2      put by 0U, taken by 2U
 """
 
@@ -23,24 +24,28 @@ class Kind(StrEnum):
     INPUT = "I"  # the gradient with respect to the stage's input; the stage before waits for it
     WEIGHT = "W"  # the gradient with respect to the weights; only the update waits for it
     TIED = "T"  # sends the gradients of parameters that a stage before uses too; it waits for them
+    SUBTOTAL = "S"  # the same, once per step: adds up what the stages that share them have
     UPDATE = "U"  # the optimizer; once per step, with no microbatch of its own
 
     __hash__ = str.__hash__  # Enum's own is slow Python code, and runs for every action of a program
+
+
+ONCE_PER_STEP = frozenset({Kind.SUBTOTAL, Kind.UPDATE})  # with no microbatch of their own: theirs is 0
 
 
 _CARRIED = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "backward"}
 
 
 class Action(NamedTuple):
-    """One thing a worker does: `kind`, for `stage` and `microbatch`, both from 0. An update's microbatch is 0."""
+    """One thing a worker does: `kind`, for `stage` and `microbatch`, both from 0."""
 
     kind: Kind
     stage: int
     microbatch: int = 0
 
     def __str__(self) -> str:
-        if self.kind is Kind.UPDATE:
-            return f"{self.stage}U"
+        if self.kind in ONCE_PER_STEP:
+            return f"{self.stage}{self.kind}"
         return f"{self.stage}{self.kind}{self.microbatch}"
 
     @property

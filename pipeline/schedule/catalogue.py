@@ -8,7 +8,7 @@ from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b
 from .interleaved import interleaved
 from .merge import merge
 from .shape import Placement, ScheduleRefused, Shape
-from .ties import Ties, check_ties, with_gradients_sent
+from .ties import Tied, Ties, check_ties, with_gradients_sent
 from .value import Lists, Mode, Schedule
 
 _NAMES = ("gpipe", "1f1b", "eager-1f1b", "window", "interleaved-1f1b")
@@ -28,22 +28,24 @@ def make_schedule(
     window: Sequence[int] | None = None,
     first_trainable: int = 0,
     ties: Ties = (),
+    tied: Tied = "microbatch",
 ) -> Schedule:
     """Makes the schedule `name` for a placement, the stages of each worker, and the microbatches of a step.
 
     `window` is for the schedule of that name: how many microbatches each stage has in flight at most. Stages below
     `first_trainable` run no backward. Asynchronous mode is 1F1B without a flush; its steps are single microbatches.
-    `ties` are pairs of stages that share parameters which are trained; in synchronous mode only.
+    `ties` are pairs of stages that share parameters which are trained, in synchronous mode only; after each `tied` they
+    send each other gradients.
     Raises `ScheduleRefused`, whose text gives the reason and what would work.
     """
     _check_name(name)
     shape = Shape(name, _frozen(placement), microbatches, first_trainable)
     _check_mode(shape, mode)
-    check_ties(shape, mode, ties)
+    check_ties(shape, mode, ties, tied)
     if window is not None and name != "window":
         raise shape.refused('a window is for the schedule "window" alone; take it out, or use that schedule')
-    lists = _without_flush(shape) if mode == "async" else _with_updates(shape, _lists(shape, window), ties)
-    return Schedule(name, mode, shape.placement, microbatches, lists, first_trainable, ties)
+    lists = _without_flush(shape) if mode == "async" else _with_updates(shape, _lists(shape, window), ties, tied)
+    return Schedule(name, mode, shape.placement, microbatches, lists, first_trainable, ties, tied)
 
 
 def forward_only(placement: Sequence[Sequence[int]], microbatches: int) -> Schedule:
@@ -102,10 +104,9 @@ def _alternating(shape: Shape, warm_ups: Sequence[int]) -> Lists:
     return tuple(tuple(action for action in actions if action.stage in stages) for stages in shape.placement)
 
 
-def _with_updates(shape: Shape, lists: Lists, ties: Ties) -> Lists:
-    senders = {upper for _, upper in ties}
+def _with_updates(shape: Shape, lists: Lists, ties: Ties, tied: Tied) -> Lists:
     return tuple(
-        (*with_gradients_sent(actions, senders), *(Action(Kind.UPDATE, stage) for stage in sorted(stages)))
+        (*with_gradients_sent(actions, ties, tied), *(Action(Kind.UPDATE, stage) for stage in sorted(stages)))
         for actions, stages in zip(lists, shape.placement, strict=True)
     )
 

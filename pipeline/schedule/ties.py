@@ -6,26 +6,31 @@ another one, of stages 1 and 3       (0, 1), (1, 3) and (3, 5): gradients of the
 So a stage has at most one neighbour before it, and one after it. docs/decisions/tied.md says why.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Literal
 
 from .action import Action, Kind
 from .shape import Shape
 
 Ties = tuple[tuple[int, int], ...]  # pairs of stages, the lower one first
+Tied = Literal["microbatch", "step"]  # after what gradients are sent
 
 _OF_WEIGHTS = (Kind.BACKWARD, Kind.WEIGHT)  # what computes gradients of them
+_GRADIENTS = {"microbatch": "tied", "step": "subtotal"}
 
 
-def tied_queues(ties: Ties) -> dict[str, tuple[int, int]]:
+def tied_queues(ties: Ties, tied: Tied) -> dict[str, tuple[int, int]]:
     """The queues that join them: the stage that puts into each, and the one that takes from it."""
-    gradients = {f"tied-{lower}": (upper, lower) for lower, upper in ties}
+    gradients = {f"{_GRADIENTS[tied]}-{lower}": (upper, lower) for lower, upper in ties}
     totals = {f"total-{upper}": (lower, upper) for lower, upper in ties}
     return gradients | totals
 
 
-def check_ties(shape: Shape, mode: str, ties: Ties) -> None:
+def check_ties(shape: Shape, mode: str, ties: Ties, tied: str) -> None:
     """Raises `ScheduleRefused` for ties that cannot be, and in asynchronous mode for any."""
+    if tied not in _GRADIENTS:
+        raise shape.refused(f'stages cannot send what they share per {tied!r}; use tied = "microbatch" or "step"')
     for lower, upper in ties:
         if not shape.first_trainable <= lower < upper < shape.stages:
             raise shape.refused(
@@ -42,10 +47,17 @@ def check_ties(shape: Shape, mode: str, ties: Ties) -> None:
         )
 
 
-def with_gradients_sent(actions: Iterable[Action], senders: Collection[int]) -> Iterator[Action]:
-    """A worker's `actions`, with a `T` right after each of the `senders` that computes gradients of weights. The
-    `senders` are stages that have a neighbour before them."""
-    return chain.from_iterable(
-        (each, each._replace(kind=Kind.TIED)) if each.kind in _OF_WEIGHTS and each.stage in senders else (each,)
-        for each in actions
-    )
+def with_gradients_sent(actions: Iterable[Action], ties: Ties, tied: Tied) -> Sequence[Action]:
+    """A worker's `actions`, without updates, and those that send gradients of shared parameters. Per microbatch it is a
+    `T` right after each that computes gradients of weights, in stages that have a neighbour before them. Per step it is
+    an `S` of each stage that has a neighbour: at the end, the last stage first."""
+    if tied == "microbatch":
+        senders = {upper for _, upper in ties}
+        return tuple(chain.from_iterable(_with_sending(each, each.stage in senders) for each in actions))
+    listed, sharing = tuple(actions), {*chain.from_iterable(ties)}
+    stages = sorted({each.stage for each in listed} & sharing, reverse=True)
+    return (*listed, *(Action(Kind.SUBTOTAL, stage) for stage in stages))
+
+
+def _with_sending(action: Action, sends: bool) -> tuple[Action, ...]:
+    return (action, action._replace(kind=Kind.TIED)) if sends and action.kind in _OF_WEIGHTS else (action,)

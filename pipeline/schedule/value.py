@@ -9,14 +9,14 @@ from .action import Action, Kind
 from .alternating import alternate, one_f_one_b
 from .merge import merge
 from .shape import Placement
-from .ties import Ties, tied_queues
+from .ties import Tied, Ties, tied_queues
 
 Mode = Literal["sync", "async"]
 Lists = tuple[tuple[Action, ...], ...]  # the actions of each worker in one step
 
 # What an action takes of the stage that its own one shares parameters with: what it adds its own gradients to, or sets
 # them to.
-_TIED = {Kind.BACKWARD: "tied", Kind.WEIGHT: "tied", Kind.UPDATE: "total"}
+_TIED = {Kind.BACKWARD: "tied", Kind.WEIGHT: "tied", Kind.SUBTOTAL: "subtotal", Kind.UPDATE: "total"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Schedule:
     `workers[w]` is one step of worker w and ends each of its stages with the stage's `U`. Stages below
     `first_trainable` run forward only; their `U` marks the end of the step there.
     In asynchronous mode a step is one microbatch, and steps overlap as `program` orders them.
-    `ties` are pairs of stages that share parameters, the lower one first.
+    `ties` are pairs of stages that share parameters, the lower one first; `tied` says after what they send gradients.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Schedule:
     workers: Lists
     first_trainable: int = 0
     ties: Ties = ()
+    tied: Tied = "microbatch"
 
     @property
     def stages(self) -> int:
@@ -46,7 +47,7 @@ class Schedule:
         """Every queue between stages: the stage that puts into it, and the one that takes from it."""
         forward = {f"forward-{stage}": (stage - 1, stage) for stage in range(1, self.stages)}
         backward = {f"backward-{stage}": (stage + 1, stage) for stage in range(self.first_trainable, self.stages - 1)}
-        return forward | backward | tied_queues(self.ties)
+        return forward | backward | tied_queues(self.ties, self.tied)
 
     def takes(self, action: Action) -> tuple[str, ...]:
         """The queues whose next messages `action` needs, in the order in which it takes them."""
@@ -59,6 +60,8 @@ class Schedule:
         match action.kind:
             case Kind.TIED:
                 names = [f"tied-{lower}" for lower, upper in self.ties if upper == action.stage]
+            case Kind.SUBTOTAL:
+                names = [f"subtotal-{lower}" for lower, upper in self.ties if upper == action.stage]
             case Kind.UPDATE:
                 names = [f"total-{upper}" for lower, upper in self.ties if lower == action.stage]
             case _:

@@ -1,10 +1,11 @@
 """Gradients of parameters that stages share: they meet at the first stage that uses them, and come back as totals.
 
     stage 0 (owner)                                 stage 3
-    gradients that join its own  <-- tied ----      gradients of each backward
+    gradients that join its own  <-- leaving --     gradients of each backward
+    or, its sums of the step     <-- subtotal -     sums over the step
     their sums over the step     --- totals -->     gradients of the update
 
-The owner's `.grad` then is what autograd accumulates for one parameter. Why in this way: docs/decisions/tied.md.
+With `leaving` the owner's `.grad` is what autograd accumulates for one parameter. Why: docs/decisions/tied.md.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from stageline.pipeline.errors import GradientMismatch
 from stageline.pipeline.tree import Tree, describe
 
 from .memory import copied
+
+_Gradients = dict[str, torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +46,27 @@ class TiedGradients:
         self._above = sorted(shared.above)
         self._below = sorted(shared.below)
         self._own = {name: parameters[here] for name, here in shared.own.items()}
-        self._leaving: dict[str, Tree] = dict.fromkeys(self._below)
+        self._passing: _Gradients = {}
 
     def roots(self, received: Tree) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Parameters with the gradients that were `received` for them from a later stage: as roots of a backward, to
         which autograd adds this stage's own. Raises `GradientMismatch` for gradients that are not of them."""
-        given = self._named(received, self._above)
+        self._passing = given = self._named(received, self._above)
         return [(self._own[name], each) for name, each in given.items() if name in self._own and each is not None]
 
-    def collect(self, received: Tree) -> None:
-        """After a backward: keeps what goes to the earlier stage until it is `leaving`."""
-        passing = received if isinstance(received, dict) else {}
-        for name in self._below:
-            parameter = self._own.get(name)
-            if parameter is None:
-                self._leaving[name] = passing.get(name)
-            else:
-                self._leaving[name], parameter.grad = parameter.grad, None
-
     def leaving(self) -> Tree:
-        """The gradients of the last backward for the earlier stage, by name; None for one that got none."""
-        gone, self._leaving = self._leaving, dict.fromkeys(self._below)
-        return gone
+        """The gradients since the last call for the earlier stage, by name; None for one that got none."""
+        passing, self._passing = self._passing, {}
+        return {name: self._taken(name) if name in self._own else passing.get(name) for name in self._below}
+
+    def subtotal(self, received: Tree) -> Tree:
+        """The step's gradients for the earlier stage, those added that were `received` from a later one; None if there
+        is no earlier stage. Raises `GradientMismatch` as `roots` does."""
+        self._passing = given = self._named(received, self._above)
+        for name, later in given.items():
+            if name in self._own:
+                self._own[name].grad = _sum(later, self._own[name].grad)
+        return self.leaving() if self._below else None
 
     def exchange(self, totals: Tree) -> Tree:
         """Before an update: sets the gradients whose `totals` come from the earlier stage, and returns the totals for
@@ -77,12 +79,17 @@ class TiedGradients:
             return None
         return {name: self._total(name) if name in self._own else given.get(name) for name in self._above}
 
+    def _taken(self, name: str) -> torch.Tensor | None:
+        parameter = self._own[name]
+        gradient, parameter.grad = parameter.grad, None
+        return gradient
+
     def _total(self, name: str) -> torch.Tensor | None:
         """A copy: an optimizer may write to gradients."""
         gradient = self._own[name].grad
         return None if gradient is None else copied(gradient)
 
-    def _named(self, received: Tree, names: list[str]) -> dict[str, torch.Tensor | None]:
+    def _named(self, received: Tree, names: list[str]) -> _Gradients:
         """`received`, of exactly these `names`, on the parameters' devices; nothing if nothing was received."""
         if received is None:
             return {}
@@ -96,7 +103,7 @@ class TiedGradients:
     def _checked(self, name: str, gradient: Tree) -> torch.Tensor | None:
         parameter = self._own.get(name)
         if gradient is None or (parameter is None and isinstance(gradient, torch.Tensor)):
-            return gradient  # type: ignore[return-value]  # a tensor
+            return gradient
         if (
             isinstance(gradient, torch.Tensor)
             and parameter is not None
@@ -107,3 +114,7 @@ class TiedGradients:
             f"stage {self._stage} got a gradient of {describe(gradient)} for {name}, which is "
             f"{'not its own' if parameter is None else describe(parameter)}"
         )
+
+
+def _sum(later: torch.Tensor | None, earlier: torch.Tensor | None) -> torch.Tensor | None:
+    return later + earlier if later is not None and earlier is not None else earlier if later is None else later

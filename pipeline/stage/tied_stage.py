@@ -5,6 +5,12 @@ In a loop of your own, after the forwards, for two stages of which the first has
     gradient = last.backward()
     first.backward(gradient, tied=last.leaving())
     last.exchange(first.exchange())                   in place of update()
+
+Or, if gradients are to meet once per step only, with other bits:
+
+    first.backward(last.backward())                   for each microbatch
+    first.subtotal(last.subtotal())
+    last.exchange(first.exchange())
 """
 
 from collections.abc import Iterable
@@ -40,15 +46,20 @@ class TiedStage(Stage):
         self._roots = self._tied.roots(tied)
         result = super().backward(gradient, step=step, microbatch=microbatch, owned=owned)
         if self._roots:  # the stage had nothing to run backward
-            torch.autograd.backward(*map(list, zip(*self._roots, strict=True)))
+            parameters, gradients = zip(*self._roots, strict=True)
+            torch.autograd.backward(parameters, gradients)
             self._roots = []
-        self._tied.collect(tied)
         return result
 
     def leaving(self) -> Tree:
-        """The last backward's gradients with respect to the parameters that an earlier stage uses too, by their names
-        there; None for one that got none."""
+        """After each backward: its gradients with respect to the parameters that an earlier stage uses too, by their
+        names there; None for one that got none."""
         return self._tied.leaving()
+
+    def subtotal(self, received: Tree = None) -> Tree:
+        """In place of `leaving`, once after all backwards of a step: the same, of the step. `received`: what that of
+        the later stage returned, to which this stage's are added. None if no earlier stage uses its parameters."""
+        return self._tied.subtotal(received)
 
     def exchange(self, totals: Tree = None) -> Tree:
         """The stage's update. `totals`: what that of the earlier stage returned, the step's gradients of what both use.

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from stageline.pipeline.schedule import Kind
+from stageline.pipeline.schedule import ONCE_PER_STEP, Kind
 from stageline.pipeline.schedule.check import Timed
 
 WORDS = {
@@ -12,6 +12,7 @@ WORDS = {
     Kind.INPUT: "input gradient",
     Kind.WEIGHT: "weight gradient",
     Kind.TIED: "gradients of shared parameters",
+    Kind.SUBTOTAL: "sum of gradients of shared parameters",
     Kind.UPDATE: "update",
 }
 
@@ -43,7 +44,7 @@ class Sheet:
     def label(self, each: Timed) -> str:
         """`F3`, or `2F3` where a worker has more than one stage; the number is the step's where each has but one."""
         stage = str(each.action.stage) if self._several_stages else ""
-        number = "" if each.action.kind is Kind.UPDATE else str(self.number(each))
+        number = "" if each.action.kind in ONCE_PER_STEP else str(self.number(each))
         return f"{stage}{each.action.kind}{number}"
 
     def number(self, each: Timed) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from stageline.pipeline.schedule import Kind
+from stageline.pipeline.schedule import ONCE_PER_STEP, Kind
 from stageline.pipeline.schedule.check import Timed
 
 from .sheet import WORDS, Sheet
@@ -107,7 +107,7 @@ class _Drawing:
 
     def _details(self, each: Timed) -> str:
         start, end = (self._sheet.time(time - self._sheet.start) for time in (each.start, each.end))
-        of = "" if each.action.kind is Kind.UPDATE else f" of microbatch {each.action.microbatch}"
+        of = "" if each.action.kind in ONCE_PER_STEP else f" of microbatch {each.action.microbatch}"
         return (
             f"{each.action}: {WORDS[each.action.kind]}{of} at stage {each.action.stage}, step {each.step}&#10;"
             f"worker {each.worker}, {start} to {end}"
@@ -155,6 +155,7 @@ _LIGHT = _rules(
         Kind.INPUT: ("#f49b8f", "#f9c8c1", "#e97767", "#fce3df"),
         Kind.WEIGHT: ("#c7b3f0", "#e0d5f8", "#a98de4", "#eee8fb"),
         Kind.TIED: ("#8fd0c4", "#c6e8e1", "#5fb8a8", "#e0f3ef"),
+        Kind.SUBTOTAL: ("#8fd0c4", "#c6e8e1", "#5fb8a8", "#e0f3ef"),
         Kind.UPDATE: ("#aab4be", "#ccd3da", "#8b97a3", "#e1e5e9"),
     },
 )
@@ -172,6 +173,7 @@ _DARK = _rules(
         Kind.INPUT: ("#b0433a", "#7d2d26", "#c95c52", "#60211c"),
         Kind.WEIGHT: ("#6f51b5", "#4d3785", "#896dcb", "#3a2966"),
         Kind.TIED: ("#2b7a6d", "#1d544b", "#3f988a", "#163f38"),
+        Kind.SUBTOTAL: ("#2b7a6d", "#1d544b", "#3f988a", "#163f38"),
         Kind.UPDATE: ("#5b6570", "#3f474f", "#737e89", "#30363d"),
     },
 )

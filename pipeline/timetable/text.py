@@ -15,8 +15,24 @@ from .sheet import WORDS, Sheet
 
 _WIDEST = 400  # columns, where no width is given: wider ones cannot be read
 
-_ASCII = {Kind.FORWARD: "-", Kind.BACKWARD: "=", Kind.INPUT: "~", Kind.WEIGHT: "+", Kind.TIED: "t", Kind.UPDATE: "u"}
-_UNICODE = {Kind.FORWARD: "░", Kind.BACKWARD: "█", Kind.INPUT: "▓", Kind.WEIGHT: "▒", Kind.TIED: "▀", Kind.UPDATE: "▄"}
+_ASCII = {
+    Kind.FORWARD: "-",
+    Kind.BACKWARD: "=",
+    Kind.INPUT: "~",
+    Kind.WEIGHT: "+",
+    Kind.TIED: "t",
+    Kind.SUBTOTAL: "s",
+    Kind.UPDATE: "u",
+}
+_UNICODE = {
+    Kind.FORWARD: "░",
+    Kind.BACKWARD: "█",
+    Kind.INPUT: "▓",
+    Kind.WEIGHT: "▒",
+    Kind.TIED: "▀",
+    Kind.SUBTOTAL: "▚",
+    Kind.UPDATE: "▄",
+}
 
 
 def draw_text(

@@ -67,6 +67,15 @@ def test_a_model_trains_as_it_does_unsplit(
 
 
 @pytest.mark.slow
+def test_a_folder_that_save_pretrained_wrote_has_the_tied_matrix_once_and_both_stages_find_it(tmp_path: Path) -> None:
+    whole = WHOLE_MODELS["gpt2 tied"]
+    whole.made().save_pretrained(tmp_path)
+    options = {"cut": [2], "loss": mean_loss, "optimizer": ADAM, "microbatches": MICROBATCHES, "workers": "inline"}
+    with Line(gpt2, weights=tmp_path, **options) as line:
+        assert [line.step(x, y).item() for x, y in whole.batches(STEPS)] == reference("gpt2 tied")[1]
+
+
+@pytest.mark.slow
 def test_blocks_whose_activations_are_computed_twice_give_the_same_bits() -> None:
     """Also what they draw: dropout is the same the second time. Such blocks have no cache."""
 

@@ -84,5 +84,7 @@ def test_combining_digests_needs_no_torch():
 
 def test_copies_of_one_parameter_must_have_one_digest():
     digests = tensor_digests({"embed": torch.ones(2), "head": torch.ones(2), "bias": torch.zeros(2)})
-    assert differing_copies(digests, {"head": "embed"}) == ""
-    assert differing_copies(digests, {"bias": "embed"}).startswith("bias and embed are one parameter")
+    assert differing_copies([digests], {"head": "embed"}) == ""
+    assert differing_copies([digests], {"bias": "embed"}).startswith("bias and embed: two stages have a copy")
+    other = tensor_digests({"embed": torch.zeros(2)})
+    assert differing_copies([digests, other], {}).startswith("embed: two stages have a copy")

@@ -4,6 +4,7 @@ forward    H(version, moving, place, input)          moving: like BatchNorm's, c
 backward   H(version, moving, input, gradient)       version, moving: those that the forward has read
 update     weights = H(weights, gradients in order)
 shared     T = H(result of backward, the later stage's T); both update with all that the earlier one has of it
+           or, per step, H(all that it has, the later stage's)
 evaluate   H(weights, moving, place, input), and nothing changes
 
 Where a script calls, inputs and targets are texts that it has put into its calls.
@@ -76,6 +77,10 @@ class Chain:
         self.leaving = mixed("T", result, *tied)
         self.totals = mixed(self.totals, self.leaving)
         return result
+
+    def subtotal(self, *later: str) -> str:
+        self.totals = mixed("S", self.totals, *later)
+        return self.totals
 
     def update(self, *totals: str) -> str:
         total = totals[0] if totals else self.totals
@@ -154,6 +159,8 @@ class ChainExecutor:
                 return stage.backward(key, *(map(str, received) if received else [wanted]))
             case Kind.TIED:
                 return stage.leaving
+            case Kind.SUBTOTAL:
+                return stage.subtotal(*map(str, received))
             case _:
                 if stage.index == self._last:
                     self.loss, self._sum = self._sum, 0.0

@@ -4,11 +4,12 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
+from typing import get_args
 
 from simulation.network import Weather
-from stageline.pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, Ties, make_schedule
+from stageline.pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, Tied, Ties, make_schedule
 from stageline.workers.runtime.calls import CallKind
 
 PLACEMENTS: tuple[Placement, ...] = (
@@ -93,7 +94,7 @@ class Scenario:
 
     def __str__(self) -> str:
         s = self.schedule
-        ties = f", ties {s.ties}" if s.ties else ""
+        ties = f", ties {s.ties} per {s.tied}" if s.ties else ""
         shape = f"{s.mode} {s.name} {s.placement}, M {s.microbatches}, first trainable {s.first_trainable}{ties}"
         injections = "; ".join(
             f"{b.fault} (action {b.after} + {b.delay:.2f} s, {b.seconds:.2f} s, {b.number})" for b in self.injections
@@ -180,15 +181,25 @@ def _tied(schedule: Schedule, rng: random.Random) -> Schedule:
         "sync",
         schedule.first_trainable,
         tuple(pairwise(sharing)),
+        rng.choice(get_args(Tied)),
     )
 
 
 @cache
-def _made(name: str, placement: Placement, microbatches: int, mode: Mode, frozen: int, ties: Ties = ()) -> Schedule:
+def _made(
+    name: str,
+    placement: Placement,
+    microbatches: int,
+    mode: Mode,
+    frozen: int,
+    ties: Ties = (),
+    tied: Tied = "microbatch",
+) -> Schedule:
+    made = partial(make_schedule, placement=placement, microbatches=microbatches, first_trainable=frozen)
     try:
-        return make_schedule(name, placement, microbatches, mode=mode, first_trainable=frozen, ties=ties)
+        return made(name, mode=mode, ties=ties, tied=tied)
     except ScheduleRefused:  # interleaving is not for every shape
-        return make_schedule("1f1b", placement, microbatches, first_trainable=frozen, ties=ties)
+        return made("1f1b", ties=ties, tied=tied)
 
 
 def _weather(rng: random.Random) -> Weather:

@@ -31,8 +31,10 @@ _WORDS = {
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward",
     Kind.TIED: "gradients of what stages share",
+    Kind.SUBTOTAL: "sums of gradients of what stages share",
     Kind.UPDATE: "update",
 }
+_FLOWS = {Kind.TIED: Flow.TIED, Kind.SUBTOTAL: Flow.SUBTOTAL}
 
 
 def _ignore(*_: object) -> None:
@@ -204,8 +206,9 @@ class _DryRun:
             if stage.in_flight or isinstance(stage, TiedStage):
                 received = [] if index == len(self._stages) - 1 else [gradient]
                 gradient = self._carry_out(Kind.BACKWARD, index, received + self._of_neighbour(Flow.TIED, index))
-                if any(index == upper for _, upper in self._job.schedule.ties):
-                    self._tied[Flow.TIED] = self._carry_out(Kind.TIED, index, [])
+                self._send(Kind.TIED, index, [])
+        for index in reversed(range(len(self._stages))):
+            self._send(Kind.SUBTOTAL, index, self._of_neighbour(Flow.SUBTOTAL, index))
 
     def update(self) -> list[StageEstimate]:
         """Each stage, with its optimizer's state."""
@@ -227,6 +230,12 @@ class _DryRun:
     def _of_neighbour(self, flow: Flow, stage: int) -> list[Tree]:
         """What `stage` is given by a stage that it shares parameters with: what the last of those gave."""
         return [self._tied[flow]] if str(QueueKey(flow, stage)) in self._job.schedule.routes else []
+
+    def _send(self, kind: Kind, stage: int, received: Sequence[Tree]) -> None:
+        """Gradients of what `stage` shares with an earlier one, if its schedule has that."""
+        schedule, action = self._job.schedule, Action(kind, stage)
+        if action in schedule.workers[schedule.owner(stage)]:
+            self._tied[_FLOWS[kind]] = self._carry_out(kind, stage, received)
 
     def _gave_weights(self, stage: Stage, when: str) -> None:
         for name, tensor in stage.state_dict().items():

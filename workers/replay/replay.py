@@ -19,7 +19,7 @@ from stageline.broker.codec.message import Message, encode, fingerprint, read_he
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, from_mapping
-from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind
 from stageline.pipeline.stage.state import StageState
 from stageline.pipeline.tree import Tree, describe
 from stageline.workers.checkpoint.directory import FOLDER as CHECKPOINTS
@@ -33,7 +33,7 @@ from stageline.workers.runtime.skipping import SkipLog
 from .recorder import result_queue
 from .records import MESSAGES, Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage, messages_in
 
-_NOT_REPLAYED = (Kind.TIED, Kind.UPDATE)  # they compute nothing of a microbatch
+_NOT_REPLAYED = {Kind.TIED, *ONCE_PER_STEP}  # they compute nothing of a microbatch
 
 
 class NoSuchMicrobatch(StagelineError):

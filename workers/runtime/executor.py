@@ -13,7 +13,7 @@ from torch import Tensor
 from stageline.broker.codec.emptied import emptied, is_emptied
 from stageline.pipeline.data import Microbatch
 from stageline.pipeline.errors import DataError, StagelineError, describe_error, raised_by_user_code
-from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree, map_tensors
@@ -93,8 +93,8 @@ class Executor:
                     return self._forward(stage, instruction, received)
                 case Kind.BACKWARD:
                     return self._backward(stage, instruction, received)
-                case Kind.TIED:
-                    return stage.leaving() if isinstance(stage, TiedStage) else None
+                case Kind.TIED | Kind.SUBTOTAL:
+                    return _sent(stage, kind, received)
                 case _:
                     if stage.index == self.last:
                         self.loss = self._step_loss(instruction.step)
@@ -107,9 +107,10 @@ class Executor:
         except BaseException as error:  # user code may raise anything; the cause is handed on
             if not raised_by_user_code(error):
                 raise
+            alone = not instruction.evaluates and kind not in ONCE_PER_STEP  # can be run again, without others
             raise ComputeFailed(
                 f"stage {stage.index} failed in {instruction}, {stage.where}: {describe_error(error)}",
-                None if instruction.evaluates or kind is Kind.UPDATE else Culprit(instruction.step, instruction.action),
+                Culprit(instruction.step, instruction.action) if alone else None,
             ) from error
 
     def _step_loss(self, step: int) -> float | None:
@@ -188,3 +189,10 @@ class Executor:
                     Culprit(step, Action(Kind.FORWARD, self.last, number), loss),
                 )
         raise BadMicrobatch(f"the loss of step {step} is not finite although each microbatch's is: they overflow")
+
+
+def _sent(stage: Stage, kind: Kind, received: Sequence[Tree]) -> Tree:
+    """What an earlier stage is sent of the gradients of parameters that both use: of a microbatch, or of the step."""
+    if not isinstance(stage, TiedStage):
+        return None
+    return stage.leaving() if kind is Kind.TIED else stage.subtotal(*received)

@@ -154,6 +154,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
         window=choice.window,
         first_trainable=first_trainable(segments),
         ties=ties_of(segments, choice.mode),
+        tied=choice.tied,
     )
     length = None if plan.run.steps is None or plan.model.metrics else RunLength(plan.run.steps, 0)
     return Job(plan, segments, schedule, check_schedule(schedule), length)

@@ -16,7 +16,7 @@ import msgspec
 
 from stageline.broker.codec.message import Flow, message_number
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.schedule import Action, Kind, Schedule, forward_only
+from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Schedule, forward_only
 from stageline.pipeline.schedule.ties import tied_queues
 
 from .calls import Call, CallKind
@@ -162,7 +162,8 @@ class Program:
     @cached_property
     def tied_sources(self) -> dict[QueueKey, int]:
         """The stages that put into the queues between stages that share parameters."""
-        return {queue_key(name): source for name, (source, _) in tied_queues(self.schedule.ties).items()}
+        queues = tied_queues(self.schedule.ties, self.schedule.tied)
+        return {queue_key(name): source for name, (source, _) in queues.items()}
 
     def steps_of(self, key: QueueKey) -> int:
         """The step from which on `key` carries nothing: evaluation has no gradients."""
@@ -192,14 +193,14 @@ class Program:
         aside = evaluates and self.scripted
         of_every_step = self._in_evaluation if aside else self._in_training
         count, counted = self.schedule.microbatches, not aside
-        totals = bool(self.schedule.ties)  # an update's messages, of which a step has one, are numbered by the step
+        shares = bool(self.schedule.ties)  # messages of which a step has one are numbered by the step
 
         def chunks() -> Iterator[list[Instruction]]:
             while chunk := [
                 Instruction(
                     step,
                     each,
-                    step if totals and each.kind is Kind.UPDATE else message_number(step, each.microbatch, count),
+                    step if shares and each.kind in ONCE_PER_STEP else message_number(step, each.microbatch, count),
                     *of_every_step(each),
                     evaluates,
                     counted,

@@ -59,6 +59,7 @@ def _begin(model: Model, options: LineOptions, workers: Workers, resume: Path | 
         window=options.window,
         first_trainable=first_trainable(segments),
         ties=ties_of(segments),
+        tied=plan.schedule.tied,
     )
     names = _weight_names(segments, schedule.placement)
     if workers == "inline":

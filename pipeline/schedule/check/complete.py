@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.schedule import Action, Kind, Schedule
+from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule
 
 Program = Sequence[tuple[int, Action]]  # a worker's actions, each after its step
 
@@ -74,8 +74,10 @@ def _wanted(schedule: Schedule, stage: int) -> Iterator[Action]:
         yield Action(Kind.FORWARD, stage, microbatch)
         if stage >= schedule.first_trainable:
             yield Action(Kind.BACKWARD, stage, microbatch)
-        if any(stage == upper for _, upper in schedule.ties):
+        if schedule.tied == "microbatch" and any(stage == upper for _, upper in schedule.ties):
             yield Action(Kind.TIED, stage, microbatch)
+    if schedule.tied == "step" and any(stage in pair for pair in schedule.ties):
+        yield Action(Kind.SUBTOTAL, stage)
     # A step of forwards alone, as in evaluation, updates nothing.
     if any(action.kind is not Kind.FORWARD for actions in schedule.workers for action in actions):
         yield Action(Kind.UPDATE, stage)
@@ -91,10 +93,12 @@ def _halve(wanted: Counter[tuple[int, Action]], found: Counter[tuple[int, Action
 
 
 def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[int, Action]]:
-    if action.kind is Kind.UPDATE:
+    if action.kind in ONCE_PER_STEP:
         yield step - 1, action
         for kind in _AFTER_PREVIOUS:
             yield step, Action(kind, action.stage, schedule.microbatches - 1)
+        if action.kind is Kind.UPDATE:
+            yield step, action._replace(kind=Kind.SUBTOTAL)
         return
     first = action.microbatch == 0
     previous = (step - 1, schedule.microbatches - 1) if first else (step, action.microbatch - 1)

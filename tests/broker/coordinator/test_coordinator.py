@@ -92,7 +92,7 @@ def test_a_run_whose_stages_have_different_copies_of_one_parameter_fails(talk: C
     (_, stop), _ = talk.send(name(1), Finished(2, finished(1).digests, {"1.weight": "0.weight"}))
     assert isinstance(stop, Stop)
     assert stop.code == 1
-    assert stop.reason.startswith("1.weight and 0.weight are one parameter, of which two stages have a copy")
+    assert stop.reason.startswith("1.weight and 0.weight: two stages have a copy of this parameter, and the copies")
 
 
 def test_a_worker_that_leaves_after_the_end_is_not_lost(talk: Conversation):

@@ -27,3 +27,8 @@ def test_evaluation_has_forwards_only_and_a_frozen_stage_an_update_too():
 
 def test_a_step_that_was_not_measured_has_no_actions():
     assert actions_of(0, 0) == []
+
+
+def test_a_stage_that_shares_parameters_sends_gradients_after_each_backward_or_once():
+    assert actions_of(1, 7) == ["1F0", "1B0", "1T0", "1F1", "1B1", "1T1", "1U"]
+    assert actions_of(1, 6) == ["1F0", "1B0", "1F1", "1B1", "1S", "1U"]

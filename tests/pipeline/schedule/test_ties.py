@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from stageline.pipeline.schedule import Action, Kind, Placement, ScheduleRefused, make_schedule, schedule_names
+from stageline.pipeline.schedule import Action, Kind, Placement, ScheduleRefused, Tied, make_schedule, schedule_names
 from stageline.pipeline.schedule.check import Costs, check_schedule
 from stageline.pipeline.schedule.ties import with_gradients_sent
 from support.shapes import accepted, by_hand, line, looped, parsed, scattered, times
@@ -35,23 +35,39 @@ def test_gradients_are_taken_by_the_earlier_stages_backward_and_totals_by_the_la
     ]
 
 
+def test_once_per_step_every_stage_that_shares_something_adds_up_the_last_stage_first() -> None:
+    schedule = make_schedule("gpipe", ((0, 2), (1,), (3,)), 2, ties=((0, 2), (2, 3)), tied="step")
+    assert [" ".join(map(str, actions)).partition("0B1")[2] for actions in schedule.workers[:1]] == [" 2S 0S 0U 2U"]
+    found = {str(each): (schedule.takes(each), schedule.gives(each)) for each in sum(schedule.workers, ())}
+    assert found["0B1"] == (("backward-0",), None)
+    assert [found[name] for name in ("3S", "2S", "0S")] == [
+        ((), "subtotal-2"),
+        (("subtotal-2",), "subtotal-0"),
+        (("subtotal-0",), None),
+    ]
+    assert [found[name] for name in ("0U", "2U")] == [((), "total-2"), (("total-2",), "total-3")]
+
+
+@pytest.mark.parametrize("tied", ["microbatch", "step"])
 @pytest.mark.parametrize("name", [name for name in schedule_names() if name != "window"])
 @pytest.mark.parametrize("placement", SHAPES, ids=str)
-def test_no_schedule_deadlocks_over_what_stages_share(name: str, placement: Placement) -> None:
+def test_no_schedule_deadlocks_over_what_stages_share(name: str, placement: Placement, tied: Tied) -> None:
     stages = range(sum(map(len, placement)))
     for ties in {tuple(pairwise(sharing)) for sharing in ([0, stages[-1]], stages[-2:], stages)}:
-        for schedule in accepted(name, placement, 4, ties=ties):
+        for schedule in accepted(name, placement, 4, ties=ties, tied=tied):
             verdict = check_schedule(schedule, steps=2)
             lower, upper = ties[0]
-            assert 1 <= verdict.queue_bound[f"tied-{lower}"] <= schedule.microbatches
+            assert {f"total-{upper}", f"{'tied' if tied == 'microbatch' else 'subtotal'}-{lower}"} <= {*schedule.routes}
             assert verdict.queue_bound[f"total-{upper}"] == 1
             check_schedule(schedule, steps=2, windows=verdict.queue_bound)
 
 
 def test_where_a_backward_has_two_halves_gradients_are_sent_and_taken_by_that_of_the_weights() -> None:
-    last = with_gradients_sent(map(parsed, "1F0 1I0 1F1 1I1 1W0 1W1 1U".split()), {1})
-    assert (written := " ".join(map(str, last))) == "1F0 1I0 1F1 1I1 1W0 1T0 1W1 1T1 1U"
-    schedule = replace(by_hand("0F0 0F1 0I0 0I1 0W0 0W1 0U", written, microbatches=2), ties=((0, 1),))
+    last = with_gradients_sent(map(parsed, ["1F0", "1I0", "1F1", "1I1", "1W0", "1W1"]), ((0, 1),), "microbatch")
+    written = " ".join(map(str, last))
+    assert written == "1F0 1I0 1F1 1I1 1W0 1T0 1W1 1T1"
+    made = by_hand("0F0 0F1 0I0 0I1 0W0 0W1 0U", f"{written} 1U", microbatches=2)
+    schedule = replace(made, ties=((0, 1),))
     assert schedule.takes(parsed("0W1")) == ("tied-0",)
     check_schedule(schedule, steps=2)
 
@@ -85,3 +101,8 @@ def test_ties_that_cannot_be_are_refused(ties: tuple[tuple[int, int], ...], reas
 def test_a_stage_that_shares_nothing_with_an_earlier_one_sends_nothing() -> None:
     assert all(each.kind is not Kind.TIED for each in sum(make_schedule("1f1b", line(3), 2).workers, ()))
     assert str(Action(Kind.TIED, 2, 5)) == "2T5"
+
+
+def test_another_time_to_send_them_is_refused() -> None:
+    with pytest.raises(ScheduleRefused, match="cannot send what they share per 'epoch'; use tied = \"microbatch\" or"):
+        make_schedule("1f1b", line(3), 1, ties=((0, 2),), tied="epoch")  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Stages that share a parameter train it as if it were one, to the bit."""
 
 from functools import partial, reduce
+from itertools import pairwise
 from operator import add
 
 import pytest
@@ -11,35 +12,18 @@ from torch.nn import functional
 from stageline.pipeline.errors import GradientMismatch
 from stageline.pipeline.model.cut import cut_model
 from stageline.pipeline.model.ties import ties_of
+from stageline.pipeline.schedule import Tied
+from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.tied_stage import TiedStage
 from stageline.pipeline.tree import Tree
+from support.tied.model import WIDTH, WORDS, Embedding, Head, Mixing, loss
+from support.tied_per_step import OwnWeights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ADAM = partial(torch.optim.AdamW, lr=0.05)
-WORDS, WIDTH, M = 11, 6, 4
+M, STEPS = 4, 3
 TITLE = "0.weight"  # what the first stage calls the parameter
-
-
-class Embedding(nn.Module):
-    """Uses its weight twice."""
-
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return functional.embedding(ids, self.weight) * functional.embedding(ids.flip(1), self.weight).sigmoid()
-
-
-class Mixing(Embedding):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(x @ self.weight.T) @ self.weight
-
-
-class Head(Embedding):
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight)
 
 
 def model() -> nn.Sequential:
@@ -53,16 +37,18 @@ def batch(step: int) -> tuple[list[Tensor], list[Tensor]]:
     return list(ids.tensor_split(M)), list(ids.roll(-1, 1).tensor_split(M))
 
 
-def loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def plain(steps: int) -> dict[str, Tensor]:
+def plain(tied: Tied, cut: list[int]) -> dict[str, Tensor]:
     whole = model()
+    if tied == "step":
+        stages = pairwise([0, *cut, len(whole)])
+        uses = [[layer for layer in whole[low:high] if isinstance(layer, Embedding)] for low, high in stages]
+        own = OwnWeights([each for each in uses if each])
     optimizer = ADAM(whole.parameters())
-    for step in range(steps):
+    for step in range(STEPS):
         for x, y in zip(*batch(step), strict=True):
             (loss(whole(x), y) * (1 / M)).backward()
+        if tied == "step":
+            own.add_up()
         optimizer.step()
         optimizer.zero_grad()
     return whole.state_dict()
@@ -70,7 +56,7 @@ def plain(steps: int) -> dict[str, Tensor]:
 
 def used_thrice(ids: Tensor, early: Tensor, middle: Tensor, late: Tensor) -> Tensor:
     mixed = functional.linear(functional.embedding(ids, early), middle).tanh() @ torch.ones(WORDS, WIDTH).tril()
-    return functional.linear(mixed, late)
+    return functional.linear(mixed, late).transpose(1, 2)
 
 
 def test_autograd_adds_a_later_use_to_an_earlier_one_in_each_microbatch_and_then_accumulates() -> None:
@@ -87,13 +73,14 @@ def test_autograd_adds_a_later_use_to_an_earlier_one_in_each_microbatch_and_then
     assert not torch.equal(one.grad, (late + middle) + early)
 
 
+@pytest.mark.parametrize("tied", ["microbatch", "step"])
 @pytest.mark.parametrize("cut", [[1, 3], [1, 2, 3, 4], [4], [2]], ids=str)
-def test_stages_that_share_a_parameter_train_it_as_one(cut: list[int]) -> None:
-    steps, wanted = 3, plain(3)
+def test_stages_that_share_a_parameter_train_it_as_one(cut: list[int], tied: Tied) -> None:
+    wanted = plain(tied, cut)
     parts = cut_model(model(), cut)
     ties = ties_of(parts)
     stages = [part.stage(optimizer=ADAM, loss=loss if part is parts[-1] else None) for part in parts]
-    for step in range(steps):
+    for step in range(STEPS):
         for number, (x, y) in enumerate(zip(*batch(step), strict=True)):
             for stage in stages[:-1]:
                 x = stage.forward(x, step=step, microbatch=number)
@@ -101,10 +88,13 @@ def test_stages_that_share_a_parameter_train_it_as_one(cut: list[int]) -> None:
             gone: dict[int, Tree] = {}
             gradient: tuple[Tree, ...] = ()
             for stage in reversed(stages):
-                tied = next((gone[upper] for lower, upper in ties if lower == stage.index), None)
-                more = {"tied": tied} if isinstance(stage, TiedStage) else {}
+                sent = isinstance(stage, TiedStage) and tied == "microbatch"
+                more = {"tied": of_later(gone, stage, ties)} if sent else {}
                 gradient = (stage.backward(*gradient, step=step, microbatch=number, **more),)
-                gone[stage.index] = stage.leaving() if isinstance(stage, TiedStage) else None
+                gone[stage.index] = stage.leaving() if sent else None
+        for stage in reversed(stages) if tied == "step" else ():
+            if isinstance(stage, TiedStage):
+                gone[stage.index] = stage.subtotal(of_later(gone, stage, ties))
         given: dict[int, Tree] = {}
         for stage in stages:
             totals = [given[lower] for lower, upper in ties if upper == stage.index]
@@ -112,6 +102,11 @@ def test_stages_that_share_a_parameter_train_it_as_one(cut: list[int]) -> None:
     found = {name: tensor for stage in stages for name, tensor in stage.state_dict().items()}
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def of_later(gone: dict[int, Tree], stage: Stage, ties: tuple[tuple[int, int], ...]) -> Tree:
+    """What the neighbour after `stage` has sent."""
+    return next((gone[upper] for lower, upper in ties if lower == stage.index), None)
 
 
 def first_and_last() -> tuple[TiedStage, TiedStage]:

@@ -26,7 +26,7 @@ def test_an_instruction_names_its_queues_and_the_number_of_its_messages() -> Non
     ]
 
 
-def test_gradients_of_what_stages_share_are_numbered_by_microbatch_and_their_totals_by_step() -> None:
+def test_gradients_of_what_stages_share_are_numbered_by_microbatch_and_sums_by_step() -> None:
     program = Program(make_schedule("gpipe", line(2), 2, ties=((0, 1),)), 2)
     assert written(program, 0, start=1)[2:] == [
         "0B0 of step 1 #2 backward-0 tied-0 -> -",
@@ -40,6 +40,11 @@ def test_gradients_of_what_stages_share_are_numbered_by_microbatch_and_their_tot
     ]
     assert program.tied_sources == {queue_key("tied-0"): 1, queue_key("total-1"): 0}
     assert program.producers(1) == {queue_key("forward-1"): 0, queue_key("total-1"): 0}
+    program = Program(make_schedule("gpipe", line(2), 2, ties=((0, 1),), tied="step"), 2)
+    assert [written(program, worker, start=1)[-2:] for worker in (0, 1)] == [
+        ["0S of step 1 #1 subtotal-0 -> -", "0U of step 1 #1 - -> total-1"],
+        ["1S of step 1 #1 - -> subtotal-0", "1U of step 1 #1 total-1 -> -"],
+    ]
 
 
 def test_evaluation_runs_forward_only_after_the_last_step() -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from stageline.pipeline.model.cut import Segment, make_segments
+from stageline.pipeline.model.cut import make_segments
 from stageline.pipeline.model.families.layers import Layers
 from stageline.pipeline.model.script_objects import OBJECTS
+from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.models import SCRIPT_BATCHES

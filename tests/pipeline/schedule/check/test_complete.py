@@ -82,3 +82,19 @@ def test_gradients_of_what_stages_share_are_sent_after_each_backward(last: str, 
     schedule = replace(by_hand("0F0 0F1 0B0 0B1 0U", last, microbatches=2), ties=((0, 1),))
     with pytest.raises(error, match=reason):
         check_schedule(schedule)
+
+
+@pytest.mark.parametrize(
+    ("first", "error", "reason"),
+    [
+        ("0F0 0B0 0U", Incomplete, "worker 0 never runs 0S of step 0"),
+        ("0F0 0S 0B0 0U", Disordered, "0S of step 0 before 0B0"),
+        ("0F0 0B0 0U 0S", Disordered, "0U of step 0 before 0S"),
+    ],
+)
+def test_the_sums_of_a_step_are_sent_after_its_backwards_and_before_its_update(
+    first: str, error: type, reason: str
+) -> None:
+    schedule = replace(by_hand(first, "1F0 1B0 1S 1U"), ties=((0, 1),), tied="step")
+    with pytest.raises(error, match=reason):
+        check_schedule(schedule)

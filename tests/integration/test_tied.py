@@ -1,0 +1,180 @@
+"""A parameter that three stages use trains as one, to the bit, whatever is killed, left out, evaluated or run again."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stageline import Line, ModelRefused
+from stageline.pipeline.plan import read_plan
+from stageline.pipeline.schedule import Tied
+from stageline.workers.process.in_process import run_memory
+from stageline.workers.replay.replay import ReplayTarget, replay
+from stageline.workers.runtime.job import prepare
+from support import reference
+from support.fork_server import ForkServer
+from support.redis_server import RedisServer
+from support.tied.model import build, is_bad, loss
+from support.tied_per_step import OwnWeights
+from support.workspace import Workspace
+
+FOLDER = Path(reference.__file__).parent / "tied"
+CONFIG = FOLDER / "stageline.toml"
+STEPS, MICROBATCHES, EVERY = 8, 4, 2
+LOOPED = ("workers.0.stages=[0, 2]", "workers.1.stages=[1, 3]")
+ADAM = partial(torch.optim.AdamW, lr=0.05)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@cache
+def plain(tied: Tied = "microbatch", *, picky: bool = False) -> reference.ReferenceResult:
+    """Of the unsplit model; per step, of one with a parameter for each stage. `picky` leaves bad microbatches out."""
+    recipe = reference.recipe(FOLDER, steps=STEPS)
+    if picky:
+        recipe = replace(recipe, loss=_loss_of_the_good)
+    return reference.train(recipe if tied == "microbatch" else _per_step(recipe))
+
+
+def _loss_of_the_good(outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.zeros((), requires_grad=True) if is_bad(targets) else loss(outputs, targets)
+
+
+def _per_step(recipe: reference.Recipe) -> reference.Recipe:
+    own: list[OwnWeights] = []
+
+    class AddingUp(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            own[0].add_up()
+            return super().step(closure)
+
+    def made() -> Any:
+        model = recipe.build()
+        own.append(OwnWeights([[model[0]], [model[3]], [model[5]]]))
+        return model
+
+    return replace(recipe, build=made, optimizer=partial(AddingUp, lr=0.05))
+
+
+@pytest.mark.parametrize("tied", ["microbatch", "step"])
+@pytest.mark.parametrize(
+    "sets",
+    [(), ("schedule.name=interleaved-1f1b", *LOOPED), ("schedule.name=gpipe", *LOOPED)],
+    ids=["1f1b", "interleaved", "gpipe"],
+)
+def test_stages_that_share_a_parameter_train_as_the_plain_loop_does(
+    tied: Tied, sets: tuple[str, ...], tmp_path: Path
+) -> None:
+    plan = read_plan(CONFIG, sets=[f"run.steps={STEPS}", f"schedule.tied={tied}", *sets], environment={})
+    outcome = run_memory(prepare(plan), "tied", tmp_path / "run")
+    assert outcome.facts["weights_sha256"] == plain(tied).weights_sha256
+    assert plain("microbatch").weights_sha256 != plain("step").weights_sha256
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("tied", "over_redis"),
+    [
+        ("microbatch", False),
+        pytest.param("step", False, marks=pytest.mark.slow),
+        pytest.param("microbatch", True, marks=pytest.mark.slow),
+        pytest.param("step", True, marks=pytest.mark.slow),
+    ],
+)
+def test_the_owner_the_last_user_both_and_the_broker_are_killed_in_the_middle_of_a_step(
+    tied: Tied, over_redis: bool, fork_server: ForkServer, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    queues = [f"queues.url={request.getfixturevalue('redis').url}"] if over_redis else []
+    outcome = fork_server.train(
+        CONFIG,
+        *queues,
+        f"run.steps={STEPS}",
+        f"run.dir={tmp_path}",
+        f"schedule.tied={tied}",
+        folder=tmp_path / "run",
+        kills=[("worker-0", 16), ("worker-3", 34), ("broker", 60), ("worker-0", 31), ("worker-3", 30)],
+    )
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert outcome["facts"]["weights_sha256"] == plain(tied).weights_sha256
+
+
+@pytest.mark.parametrize("tied", ["microbatch", pytest.param("step", marks=pytest.mark.slow)])
+def test_a_microbatch_that_is_left_out_has_no_part_in_it_and_the_others_can_be_run_again(
+    tied: Tied, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    outcome = fork_server.train(
+        CONFIG,
+        f"run.steps={STEPS}",
+        f"run.dir={tmp_path}",
+        f"schedule.tied={tied}",
+        f"recovery.snapshot_every={EVERY}",
+        "recovery.record=all",
+        "recovery.on_bad_microbatch=skip",
+        "model.loss=model.py:picky",
+        *LOOPED,
+        folder=tmp_path / "run",
+    )
+    assert outcome["facts"]["weights_sha256"] == plain(tied, picky=True).weights_sha256
+    skipped = {path.name for path in (tmp_path / "run" / "skipped" / "stage-3").iterdir()}
+    assert skipped
+    for stage in (0, 2, 3):
+        for step in (STEPS - EVERY, STEPS - 1):
+            for microbatch in range(MICROBATCHES):
+                replayed = replay(tmp_path / "run", ReplayTarget(stage, step, microbatch))
+                assert replayed.reproduced
+                if f"{step}-{microbatch}" not in skipped:
+                    assert [outcome.same for outcome in replayed.outcomes] == [True, True if stage else None]
+
+
+def test_weights_that_a_file_has_under_one_name_are_found_by_all_stages_that_use_them(tmp_path: Path) -> None:
+    """As `save_pretrained` writes them."""
+    whole, batch = build(), reference.recipe(FOLDER).batch
+    once = {name: tensor for name, tensor in whole.state_dict().items() if name not in ("0.weight", "3.weight")}
+    save_file(once, tmp_path / "model.safetensors")
+    options = {"cut": [1, 3, 5], "loss": loss, "optimizer": ADAM, "microbatches": MICROBATCHES, "workers": "inline"}
+    with Line(whole, **options) as line, Line(build, weights=tmp_path, **options) as read:
+        assert [line.step(*batch(step)).item() for step in range(3)] == [
+            read.step(*batch(step)).item() for step in range(3)
+        ]
+    found, wanted = read.state_dict(), line.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def test_a_script_evaluates_predicts_loads_saves_and_goes_on(workspace: Workspace) -> None:
+    batch, wanted, folder = reference.recipe(FOLDER).batch, plain().state, workspace.folder
+
+    def line(**options: Any) -> Line:
+        options |= {"cut": [1, 3, 5], "loss": loss, "optimizer": ADAM, "microbatches": MICROBATCHES}
+        return Line(build, folder=folder / "runs", settings={"recovery.snapshot_every": EVERY}, **options)
+
+    with contextlib.chdir(folder), line() as first:
+        for step in range(STEPS // 2):
+            first.step(*batch(step))
+        state, scores = first.state_dict(), first.predict(batch(STEPS)[0])
+        assert first.evaluate([batch(STEPS)])["loss"] == pytest.approx(loss(scores, batch(STEPS)[1]).item())
+        assert all(torch.equal(state[name], state["0.weight"]) for name in ("3.weight", "5.weight"))
+        with pytest.raises(ModelRefused, match=r"3.weight and 0.weight differ, and are one parameter"):
+            first.load_state_dict({**state, "3.weight": torch.zeros_like(state["3.weight"])})
+        first.load_state_dict(state)
+        first.save(folder / "saved")
+    with contextlib.chdir(folder), line(resume=folder / "saved") as again:
+        assert torch.equal(again.predict(batch(STEPS)[0]), scores)
+        for step in range(again.position, STEPS):
+            again.step(*batch(step))
+    found = again.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
