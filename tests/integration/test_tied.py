@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from stageline import Line, ModelRefused
+from stageline import Layer, Layers, Line, ModelRefused
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Tied
 from stageline.workers.process.in_process import run_memory
@@ -78,6 +78,62 @@ def test_stages_that_share_a_parameter_train_as_the_plain_loop_does(
     assert plain("microbatch").weights_sha256 != plain("step").weights_sha256
 
 
+def test_a_script_says_that_once_per_step_is_enough() -> None:
+    with _line(workers="inline", settings={"schedule.tied": "step"}) as line:
+        for step in range(STEPS):
+            line.step(*_batch(step))
+    assert _same(line.state_dict(), plain("step").state)
+
+
+class Wordy(nn.Module):
+    """Two layers of it name one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.between = nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return _head(self.between(self.embed(ids)), self.norm, self.embed)
+
+
+def wordy() -> Wordy:
+    torch.manual_seed(0)
+    return Wordy()
+
+
+def _head(x: Tensor, norm: nn.Module, embed: nn.Module) -> Tensor:
+    return (norm(x) @ embed.weight.T).transpose(1, 2)
+
+
+def test_a_module_that_layers_of_two_stages_name_is_a_shared_one() -> None:
+    model, trained = wordy(), wordy()
+    layers = Layers(trained, [Layer("embed"), Layer("between"), Layer(("norm", "embed"), _head)])
+    with _line(layers, cut=["norm"], workers="inline") as line:
+        for step in range(3):
+            line.step(*_batch(step))
+    optimizer = ADAM(model.parameters())
+    for step in range(3):
+        for x, y in zip(*(each.tensor_split(MICROBATCHES) for each in _batch(step)), strict=True):
+            (loss(model(x), y) * (1 / MICROBATCHES)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert _same(line.state_dict(), model.state_dict())
+
+
+def _line(model: Any = build, **options: Any) -> Line:
+    return Line(model, **{"cut": [1, 3, 5], "loss": loss, "optimizer": ADAM, "microbatches": MICROBATCHES, **options})
+
+
+def _batch(step: int) -> tuple[Tensor, Tensor]:
+    return reference.recipe(FOLDER).batch(step)
+
+
+def _same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+    return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
     with RedisServer() as server:
@@ -141,40 +197,31 @@ def test_a_microbatch_that_is_left_out_has_no_part_in_it_and_the_others_can_be_r
 
 def test_weights_that_a_file_has_under_one_name_are_found_by_all_stages_that_use_them(tmp_path: Path) -> None:
     """As `save_pretrained` writes them."""
-    whole, batch = build(), reference.recipe(FOLDER).batch
+    whole = build()
     once = {name: tensor for name, tensor in whole.state_dict().items() if name not in ("0.weight", "3.weight")}
     save_file(once, tmp_path / "model.safetensors")
-    options = {"cut": [1, 3, 5], "loss": loss, "optimizer": ADAM, "microbatches": MICROBATCHES, "workers": "inline"}
-    with Line(whole, **options) as line, Line(build, weights=tmp_path, **options) as read:
-        assert [line.step(*batch(step)).item() for step in range(3)] == [
-            read.step(*batch(step)).item() for step in range(3)
-        ]
-    found, wanted = read.state_dict(), line.state_dict()
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    with _line(whole, workers="inline") as line, _line(weights=tmp_path, workers="inline") as read:
+        for step in range(3):
+            assert line.step(*_batch(step)).item() == read.step(*_batch(step)).item()
+    assert _same(read.state_dict(), line.state_dict())
 
 
 def test_a_script_evaluates_predicts_loads_saves_and_goes_on(workspace: Workspace) -> None:
-    batch, wanted, folder = reference.recipe(FOLDER).batch, plain().state, workspace.folder
-
-    def line(**options: Any) -> Line:
-        options |= {"cut": [1, 3, 5], "loss": loss, "optimizer": ADAM, "microbatches": MICROBATCHES}
-        return Line(build, folder=folder / "runs", settings={"recovery.snapshot_every": EVERY}, **options)
-
-    with contextlib.chdir(folder), line() as first:
+    folder = workspace.folder
+    options = {"folder": folder / "runs", "settings": {"recovery.snapshot_every": EVERY}}
+    x, y = _batch(STEPS)
+    with contextlib.chdir(folder), _line(**options) as first:
         for step in range(STEPS // 2):
-            first.step(*batch(step))
-        state, scores = first.state_dict(), first.predict(batch(STEPS)[0])
-        assert first.evaluate([batch(STEPS)])["loss"] == pytest.approx(loss(scores, batch(STEPS)[1]).item())
+            first.step(*_batch(step))
+        state, scores = first.state_dict(), first.predict(x)
+        assert first.evaluate([(x, y)])["loss"] == pytest.approx(loss(scores, y).item())
         assert all(torch.equal(state[name], state["0.weight"]) for name in ("3.weight", "5.weight"))
         with pytest.raises(ModelRefused, match=r"3.weight and 0.weight differ, and are one parameter"):
             first.load_state_dict({**state, "3.weight": torch.zeros_like(state["3.weight"])})
         first.load_state_dict(state)
         first.save(folder / "saved")
-    with contextlib.chdir(folder), line(resume=folder / "saved") as again:
-        assert torch.equal(again.predict(batch(STEPS)[0]), scores)
+    with contextlib.chdir(folder), _line(resume=folder / "saved", **options) as again:
+        assert torch.equal(again.predict(x), scores)
         for step in range(again.position, STEPS):
-            again.step(*batch(step))
-    found = again.state_dict()
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+            again.step(*_batch(step))
+    assert _same(again.state_dict(), plain().state)
