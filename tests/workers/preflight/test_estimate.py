@@ -1,5 +1,7 @@
 """What a plan comes to before it runs, by one microbatch through all stages; and what cannot be trained."""
 
+from pathlib import Path
+
 import pytest
 
 from stageline.broker.queues.base import QueueKey
@@ -7,7 +9,10 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import PlanRefused, read_plan
 from stageline.workers.preflight.estimate import Carried, StageEstimate, dry_run, estimate
 from stageline.workers.runtime.job import prepare
+from support import reference
 from support.workspace import DATA, MODEL, Workspace
+
+TIED = Path(reference.__file__).parent / "tied"
 
 
 def test_a_plan_comes_to_stages_queues_and_idle_workers(workspace: Workspace) -> None:
@@ -48,6 +53,20 @@ def test_it_measures_what_each_stage_holds_and_what_each_queue_carries(workspace
     assert all(stage.bytes["activations"] > 0 for stage in stages)
     assert {key.flow for key in messages} == {"forward", "backward"}
     assert all(message.bytes > 2 * 8 * 4 for message in messages.values())  # 2 rows of 8 float32, and a header
+
+
+@pytest.mark.parametrize("tied", ["microbatch", "step"])
+def test_what_stages_share_counts_once_and_its_gradients_are_messages(tied: str) -> None:
+    """Retained are those of three steps of four microbatches: a checkpoint is complete every two."""
+    found = estimate(read_plan(TIED, sets=[f"schedule.tied={tied}"]))
+    assert [stage.parameters for stage in found.stages] == [66, 42, 0, 0]
+    assert [stage.bytes["weights"] for stage in found.stages] == [264, 168, 264, 264]
+    messages = {queue.queue: queue for queue in found.queues if queue.queue.startswith(("tied", "subtotal", "total"))}
+    upward = "tied" if tied == "microbatch" else "subtotal"
+    ends = {name: (queue.producer, queue.consumer) for name, queue in messages.items()}
+    assert ends == {f"{upward}-0": (2, 0), f"{upward}-2": (3, 2), "total-2": (0, 2), "total-3": (2, 3)}
+    assert all(264 < queue.message < 364 for queue in messages.values())
+    assert messages[f"{upward}-0"].retained == messages[f"{upward}-0"].message * 3 * (4 if tied == "microbatch" else 1)
 
 
 SKIP = """
