@@ -46,6 +46,7 @@ LADDER = {
     "workers/runs": DOING,
     "workers/runtime": DOING,
     "workers/checkpoint": DOING,
+    "workers/exchange": DOING,
     "workers/replay": DOING,
     "workers/control": DOING,
     "workers/process": DOING,
@@ -80,6 +81,7 @@ DECIDING = {
     "pipeline/data/order.py": TENSORS,
     "pipeline/data/parts.py": TENSORS,
     "pipeline/data/source.py": TENSORS,
+    "workers/checkpoint/regroup.py": TENSORS,
     "workers/control/session.py": PURE,
     "workers/runtime/machine.py": PURE,
 }

@@ -16,6 +16,8 @@ from stageline.pipeline.model.layout import layouts_of
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.state import StageState
+from stageline.pipeline.stage.tied_stage import TiedStage
+from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.regroup import Contents, faults_of, regrouped, shares_of
 from support.states import difference
 from support.training_stages import Counting
@@ -41,8 +43,9 @@ def decayed(parameters: Any) -> torch.optim.Optimizer:
 def model() -> nn.Sequential:
     torch.manual_seed(0)
     frozen = nn.Linear(6, 6).requires_grad_(False)
-    norm = nn.BatchNorm1d(6)
-    layers = [Counting(), nn.Linear(6, 6), nn.Dropout(0.3), norm, frozen, nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)]
+    first, norm, later = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)
+    later.weight = first.weight  # in one stage or in two
+    layers = [Counting(), first, nn.Dropout(0.3), norm, frozen, later, nn.ReLU(), nn.Linear(6, 3)]
     return nn.Sequential(*layers)
 
 
@@ -50,32 +53,38 @@ def trained(cut: Sequence[int], optimizer: Any) -> tuple[list[StageState], list[
     """The stages' states after some steps, and their layouts before the first."""
     segments = cut_model(model(), list(cut)) if cut else cut_model(model(), stages=1)
     layouts = layouts_of(segments, optimizer)
+    cross_entropy = nn.functional.cross_entropy
     stages = [
-        Stage(
-            part.layers,
-            index=part.index,
-            first_layer=part.first_layer,
-            names=part.names,
-            optimizer=optimizer,
-            lr_scheduler=STEP_LR,
-            loss=nn.functional.cross_entropy if part is segments[-1] else None,
-        )
+        part.stage(optimizer=optimizer, lr_scheduler=STEP_LR, loss=cross_entropy if part is segments[-1] else None)
         for part in segments
     ]
     for step in range(STEPS):
         for microbatch in range(2):
-            generator = torch.Generator().manual_seed(10 * step + microbatch)
-            x, target = torch.randn(4, 6, generator=generator), torch.randint(0, 3, (4,), generator=generator)
-            at = {"step": step, "microbatch": microbatch}
-            for stage in stages[:-1]:
-                x = stage.forward(x, **at)
-            stages[-1].forward(x, target, share=0.5, **at)
-            gradient = stages[-1].backward(**at)
-            for stage in stages[-2::-1]:
-                gradient = stage.backward(gradient, **at)
+            _run(stages, {"step": step, "microbatch": microbatch})
+        totals: Tree = None
         for stage in stages:
-            stage.update()
+            if isinstance(stage, TiedStage):
+                totals = stage.exchange(totals)
+            else:
+                stage.update()
     return [stage.snapshot() for stage in stages], layouts
+
+
+def _run(stages: Sequence[Stage], at: dict[str, int]) -> None:
+    """One microbatch through all stages and back."""
+    generator = torch.Generator().manual_seed(10 * at["step"] + at["microbatch"])
+    x, target = torch.randn(4, 6, generator=generator), torch.randint(0, 3, (4,), generator=generator)
+    for stage in stages[:-1]:
+        x = stage.forward(x, **at)
+    stages[-1].forward(x, target, share=0.5, **at)
+    given: tuple[Any, ...] = ()
+    tied: Tree = None
+    for stage in stages[::-1]:
+        if isinstance(stage, TiedStage):
+            given = (stage.backward(*given, tied=tied, **at),)
+            tied = stage.leaving()
+        else:
+            given = (stage.backward(*given, **at),)
 
 
 def contents(states: Sequence[StageState]) -> dict[int, Contents]:
