@@ -27,6 +27,7 @@ LADDER = {
     "pipeline/data": DOING,
     "pipeline/model/families": TENSORS,
     "pipeline/model/weights": DOING,
+    "pipeline/model/traced": TENSORS,
     "pipeline/model": DOING,
     "broker": PURE,
     "broker/codec": TENSORS,
@@ -46,7 +47,6 @@ LADDER = {
     "workers/runs": DOING,
     "workers/runtime": DOING,
     "workers/checkpoint": DOING,
-    "workers/exchange": DOING,
     "workers/replay": DOING,
     "workers/control": DOING,
     "workers/process": DOING,
@@ -81,7 +81,6 @@ DECIDING = {
     "pipeline/data/order.py": TENSORS,
     "pipeline/data/parts.py": TENSORS,
     "pipeline/data/source.py": TENSORS,
-    "workers/checkpoint/regroup.py": TENSORS,
     "workers/control/session.py": PURE,
     "workers/runtime/machine.py": PURE,
 }

@@ -12,7 +12,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.training import LrSchedulerPlan, OptimizerPlan
-from stageline.pipeline.stage.stage import OptimizerFactory, Stage
+from stageline.pipeline.stage.stage import Stage
 
 from .edges import Cut, edges_of
 from .families.known import FAMILIES, known_layers, stored_names_of
@@ -78,7 +78,7 @@ def cut_model(model: Any, cut: Cut = None, stages: int | None = None) -> list[Se
     `ModelRefused`.
     """
     ready = isinstance(model, list | tuple)
-    names, layers = (list(map(str, range(len(model)))), list(model)) if ready else _layers_of(model)
+    names, layers = (list(map(str, range(len(model)))), list(model)) if ready else _layers_of(model, cut)
     if ready and (cut not in (None, "auto") or stages not in (None, len(layers))):
         raise ModelRefused(
             f"the model is given as {len(layers)} ready stages: leave model.cut and model.stages out, "
@@ -114,17 +114,12 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
     part.load()
     return part.stage(
         seed=plan.run.seed,
-        optimizer=optimizer_of(plan),
+        optimizer=_made(plan.optimizer, "optimizer", base, _OPTIMIZER),
         lr_scheduler=None if scheduler is None else _made(scheduler, "lr_scheduler", base, _LR_SCHEDULER),
         loss=load_function(plan.model.loss, base, "model.loss") if last else None,
         device=device,
         stash_weights=stash_weights,
     )
-
-
-def optimizer_of(plan: Plan) -> OptimizerFactory:
-    """Makes the plan's optimizer of a stage's parameters. Raises `ModelRefused`, as does what it returns."""
-    return _made(plan.optimizer, "optimizer", base_folder(plan), _OPTIMIZER)
 
 
 def _demand_device(device: str, stage: int) -> None:
@@ -156,16 +151,18 @@ def _made(
     return make
 
 
-def _layers_of(model: Any) -> tuple[list[str], list[torch.nn.Module]]:
+def _layers_of(model: Any, cut: Cut) -> tuple[list[str], list[torch.nn.Module]]:
     if not isinstance(model, torch.nn.Sequential) or type(model).forward is not torch.nn.Sequential.forward:
         listed = model if isinstance(model, Layers) else known_layers(model)
         if listed is None:
             families = ", ".join(family.class_name for family in FAMILIES)
             raise ModelRefused(
                 f"the model is a {type(model).__name__}; wanted is an nn.Sequential, a model of a known family "
-                f"({families}), stageline.Layers, which say where another can be cut (docs/models.md), or a list with "
-                f"one module for each stage"
+                f"({families}), stageline.Layers, which say where another can be cut, stageline.traced, which finds "
+                f"that out (docs/models.md), or a list with one module for each stage"
             )
+        if cut is not None and not isinstance(cut, str):
+            listed.check_cut(cut)
         return listed.names, list(listed.bound)
     if own := [name for name, _ in (*model.named_parameters(recurse=False), *model.named_buffers(recurse=False))]:
         raise ModelRefused(

@@ -29,20 +29,6 @@ class Body(torch.nn.ModuleList):
     def forward(self, run: Callable[[], Tree]) -> Tree:
         return run()
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """A context in which all layers are in evaluation mode. At its end each module is in the mode that it had, such
-        as a BatchNorm that its user has frozen with `eval()`."""
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
-            yield
-        finally:
-            self.train()
-            for module, training in modes:  # the outer ones first, since `train` sets the inner ones too
-                if module.training is not training:
-                    module.train(training)
-
     def weights(self) -> dict[str, torch.Tensor]:
         """The layers' state dicts as one, by unsplit names. The tensors are the layers' own, not copies."""
         return {joined(name, key): value for name, part in self._parts for key, value in part.state_dict().items()}
@@ -96,3 +82,18 @@ class Body(torch.nn.ModuleList):
     def _unsplit(self, name: str) -> str:
         position, _, rest = name.partition(".")
         return unsplit_name(self[int(position)], self.names[int(position)], rest)
+
+
+@contextmanager
+def evaluating(module: torch.nn.Module) -> Iterator[None]:
+    """A context in which `module` and all in it are in evaluation mode. At its end each is in the mode it had, such as
+    a BatchNorm that its user has frozen with `eval()`."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train()
+        for part, training in modes:  # the outer ones first, since `train` sets the inner ones too
+            if part.training is not training:
+                part.train(training)

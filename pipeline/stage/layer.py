@@ -5,6 +5,7 @@ several modules and a function of them             each of them, also tensors th
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -26,7 +27,11 @@ class BoundLayer(torch.nn.Module):
         self.names = [name.rpartition(".")[0] if isinstance(part, HeldTensor) else name for name, part in parts.items()]
 
     def forward(self, x: Tree) -> Tree:
-        return self._function(x, *[part() if isinstance(part, HeldTensor) else part for part in self.parts])
+        return self._function(x, *self.arguments())
+
+    def arguments(self) -> list[Any]:
+        """The parts as its function is given them: modules and tensors."""
+        return [part() if isinstance(part, HeldTensor) else part for part in self.parts]
 
 
 class HeldTensor(torch.nn.Module):

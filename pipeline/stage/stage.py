@@ -24,7 +24,7 @@ import torch
 from stageline.pipeline.errors import ForeignState, LossNotScalar, StageError
 from stageline.pipeline.tree import Tree, describe, map_tensors
 
-from .body import Body, Weights
+from .body import Body, Weights, evaluating
 from .generators import default_generators
 from .memory import OutputGuard, copied
 from .stash import InputNodes, Stash, matched
@@ -185,7 +185,7 @@ class Stage:
     def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False) -> Tree:
         """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`. The
         layers' modes are afterwards what they were before."""
-        with torch.no_grad(), self._body.evaluating():
+        with torch.no_grad(), evaluating(self._body):
             inputs = map_tensors(partial(self._own, owned), x)
             return self._output_guard.sendable(self._run(inputs, (step, microbatch), None), None if owned else x)
 

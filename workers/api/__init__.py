@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         StagelineError,
     )
     from stageline.pipeline.model.families.layers import Layer, Layers
+    from stageline.pipeline.model.traced.traced_layers import traced
     from stageline.pipeline.plan import Plan, PlanRefused, read_plan
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
     from stageline.pipeline.schedule.check import Costs, UnsoundSchedule, Verdict, check_schedule
@@ -75,6 +76,7 @@ __all__ = [
     "read_plan",
     "schedule_names",
     "split_batch",
+    "traced",
     "train",
     "window_for",
 ]
@@ -90,6 +92,7 @@ _MODULES = {  # where each name is defined
         "StagelineError",
     ),
     "pipeline.model.families.layers": ("Layer", "Layers"),
+    "pipeline.model.traced.traced_layers": ("traced",),
     "pipeline.plan": ("Plan", "PlanRefused", "read_plan"),
     "pipeline.schedule": ("Schedule", "ScheduleRefused", "make_schedule", "schedule_names", "window_for"),
     "pipeline.schedule.check": ("Costs", "UnsoundSchedule", "Verdict", "check_schedule"),

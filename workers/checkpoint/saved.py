@@ -130,7 +130,7 @@ def begin_from_saved(plan: Plan, folder: Path) -> str:
     `FolderUnusable`, or `OSError`.
     """
     runs.require_same_plan(plan, folder)
-    saved = read_saved(folder)
+    saved = _read(folder)
     run = runs.new_id(plan)
     made = runs.make_folder(plan, run)
     try:
@@ -143,8 +143,7 @@ def begin_from_saved(plan: Plan, folder: Path) -> str:
     return run
 
 
-def read_saved(folder: Path) -> SavedRun:
-    """What is saved in `folder`. Raises `SnapshotDamaged`."""
+def _read(folder: Path) -> SavedRun:
     try:
         return msgspec.json.decode((folder / SAVED).read_bytes(), type=SavedRun)
     except msgspec.MsgspecError as error:

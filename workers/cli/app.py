@@ -26,7 +26,6 @@ COMMANDS = {  # the file in commands/ that each is in
     "replay": "replay",
     "queue": "queries",
     "run": "run",
-    "checkpoint": "checkpoint",
     "schedule": "schedule",
     "plan": "plan",
     "doctor": "doctor",

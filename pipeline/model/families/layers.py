@@ -11,7 +11,7 @@ What a layer returns goes to the next one, in the same stage or across a cut.
 """
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -42,6 +42,10 @@ class Layer:
             )
         self.function = function or _call
 
+    def bind(self, parts: Mapping[str, torch.nn.Module]) -> BoundLayer:
+        """The module that computes the layer, of `parts` of the model by their names."""
+        return BoundLayer(self.function, parts)
+
     def __repr__(self) -> str:
         return f"Layer({self.names if len(self.names) > 1 else self.names[0]!r})"
 
@@ -57,13 +61,16 @@ class Layers:
         self.names = [layer.names[0] for layer in layers]
         if twice := [name for name in self.names if self.names.count(name) > 1]:
             raise ModelRefused(f"two layers are called {twice[0]}, which their first names must tell apart")
-        self.bound = [BoundLayer(each.function, {name: _part(model, name) for name in each.names}) for each in layers]
+        self.bound = [each.bind({name: _part(model, name) for name in each.names}) for each in layers]
         if left := list(_in_none(model, [name for layer in layers for name in layer.names])):
             more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
             raise ModelRefused(
                 f"{', '.join(left[:_SHOWN])}{more} of the {type(model).__name__} would be in no stage: name them, or "
                 f"the modules they belong to, in a Layer"
             )
+
+    def check_cut(self, cut: Sequence[int | str]) -> None:
+        """Raises `ModelRefused` for a name in `cut` of which it is known why no layer begins there."""
 
 
 _SHOWN = 4  # names in an error

@@ -1,0 +1,181 @@
+"""Traces a model's forward with torch.export: a graph of torch's operators, with a marker before each module's call.
+
+    marker                        here begins the call of conv1
+    x1 = conv2d(x, conv1_weight)
+    marker                        here begins the call of bn1
+    x2 = batch_norm(x1, ...)
+
+The markers are those of torch.distributed.pipelining; forward pre-hooks put them there.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from functools import partial
+from io import StringIO
+from typing import Any
+
+import torch
+from torch.distributed.pipelining import pipe_split
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule
+
+from stageline.pipeline.errors import ModelRefused, describe_error, raised_by_user_code
+from stageline.pipeline.stage.layer import joined
+from stageline.pipeline.tree import Tree, leaves, map_leaves
+
+from .example import Example
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A model's forward in one mode.
+
+    `graph` has a marker for each of `calls`, in order; those of calls in an inner graph are in that graph. Its
+    placeholders are `state` (with the names of parameters and buffers), `constants` and `inputs`. It returns the
+    leaves of `output` that are `COMPUTED`.
+    """
+
+    graph: GraphModule
+    calls: tuple[str, ...]
+    state: Mapping[str, str]
+    constants: Mapping[str, torch.Tensor]
+    inputs: tuple[str, ...]
+    output: Tree
+
+
+COMPUTED: Any = object()  # stands for a leaf of the output that differs from microbatch to microbatch
+
+
+def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str]) -> Forward:
+    """The forward of `model`, its modules in the modes that they are in, with markers before the calls of `names`.
+
+    The number of rows may be another when the graph runs; all other shapes are those of the example. Raises
+    `ModelRefused` with torch.export's reason.
+    """
+    called = _Called(model, example)
+    shapes = ({0: Dim("rows")},) * len(example.tensors)
+    with _marked(model, names, called.record.calls), _with_memory(model), torch.enable_grad():
+        try:
+            with redirect_stderr(StringIO()) as said:  # torch.export prints the graph of what it refuses
+                program = torch.export.export(called, example.tensors, dynamic_shapes=(shapes,), strict=False)
+            sys.stderr.write(said.getvalue())
+        except Exception as error:
+            if isinstance(error, ModelRefused) or not raised_by_user_code(error):
+                raise
+            raise _refused(model, error) from error
+    return _forward(program, called.record)
+
+
+class _Record:
+    """What a forward did while it was traced."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.output: Tree = None
+
+
+class _Called(torch.nn.Module):
+    """`model` as a function of the example's tensors, which returns the computed leaves of what the model returns."""
+
+    def __init__(self, model: torch.nn.Module, example: Example) -> None:
+        super().__init__()
+        self.model = model
+        self.example = example
+        self.record = _Record()
+
+    def forward(self, *given: torch.Tensor) -> tuple[Any, ...]:
+        self.record.calls.clear()  # torch.export may call more than once
+        output = _plain(self.example.call(self.model, given), "")
+        self.record.output = map_leaves(lambda leaf: COMPUTED if isinstance(leaf, _COMPUTED) else leaf, output)
+        return tuple(leaf for _, leaf in leaves(output) if isinstance(leaf, _COMPUTED))
+
+
+_COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _plain(value: Any, path: str) -> Tree:
+    """A model's output as a tree: with a dict for every mapping, such as transformers' outputs are."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, joined(path, str(key))) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        kind = tuple if isinstance(value, tuple) else list
+        return kind(_plain(each, joined(path, str(place))) for place, each in enumerate(value))
+    if value is None or isinstance(value, (*_COMPUTED, bool, int, float, str)):
+        return value  # type: ignore[return-value]  # numbers of torch's become numbers
+    raise ModelRefused(
+        f"the model returns an object of {type(value).__name__}{f' as its {path}' if path else ''}; wanted are "
+        f"tensors, None, numbers and texts, in tuples, lists and dicts. Let its forward return what the loss needs"
+    )
+
+
+def _forward(program: ExportedProgram, record: _Record) -> Forward:
+    state: dict[str, str] = {}
+    constants: dict[str, torch.Tensor] = {}
+    inputs = []
+    for each in program.graph_signature.input_specs:
+        name, target = str(getattr(each.arg, "name", "")), each.target or ""
+        if each.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            state[name] = target.removeprefix("model.")
+        elif each.kind is InputKind.USER_INPUT:
+            inputs.append(name)
+        elif isinstance(constant := program.constants.get(target), torch.Tensor):
+            constants[name] = constant
+        else:
+            raise ModelRefused(f"the model's forward needs {target}, which is no tensor: torch.export keeps it apart")
+    return Forward(program.graph_module, tuple(record.calls), state, constants, tuple(inputs), record.output)
+
+
+@contextmanager
+def _marked(model: torch.nn.Module, names: Sequence[str], calls: list[str]) -> Iterator[None]:
+    """A context in which the modules `names` of `model`, when they are called, add their names to `calls`, and a marker
+    to the graph that is traced."""
+    hooks = [model.get_submodule(name).register_forward_pre_hook(partial(_mark, calls, name)) for name in names]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _mark(calls: list[str], name: str, *_: object) -> None:
+    calls.append(name)
+    pipe_split()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _with_memory(model: torch.nn.Module) -> Iterator[None]:
+    """A context in which parameters and buffers that are on the meta device are on the CPU instead. They are not
+    written to, so the system gives them no memory."""
+    tables: list[dict[str, Any]] = [
+        table for module in model.modules() for table in (module._parameters, module._buffers)
+    ]
+    former = [(table, key, tensor) for table in tables for key, tensor in table.items() if tensor is not None]
+    unallocated = {id(tensor): tensor for _, _, tensor in former if tensor.is_meta}
+    made = {number: _on_cpu(tensor) for number, tensor in unallocated.items()}
+    try:
+        for table, key, tensor in former:
+            table[key] = made.get(id(tensor), tensor)
+        yield
+    finally:
+        for table, key, tensor in former:
+            if id(tensor) in made:
+                table[key] = tensor
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_like(tensor, device="cpu")
+    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+
+
+def _refused(model: torch.nn.Module, error: Exception) -> ModelRefused:
+    text = describe_error(error)
+    reason = " ".join(text.split("\n\n")[0].split()).rstrip(".")
+    if "Constraints violated (rows)" in text:
+        reason = f"its forward decides by the number of rows, or needs one: {reason.partition('Suggested fixes: ')[2]}"
+    return ModelRefused(
+        f"torch.export cannot trace the {type(model).__name__}: {reason}. Change its forward, or list its layers "
+        f"yourself: stageline.Layers (docs/models.md)"
+    )

@@ -1,0 +1,124 @@
+"""Splits a traced forward before the calls of its layers: into pieces, each a function of what travels to it.
+
+    forward    x -> [conv1] -> a -> [layer1] -> b, m -> [layer2] -> c -> [fc] -> y       fc needs m, too
+    travels    x            a               b, m             m, c
+
+torch.fx splits the graph; what a part of it needs of parts before the last one travels along.
+"""
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.split_module import split_module
+
+from .export import Forward
+from .piece import TracedPiece
+
+Value = TypeVar("Value")
+
+
+def outer_calls(forward: Forward) -> list[str]:
+    """The names of the modules that are called, in order, without those called in an inner graph (of torch.no_grad)."""
+    return [name for _, name, outer in _calls(forward) if outer]
+
+
+def pieces_of(forward: Forward, names: Sequence[str]) -> list[TracedPiece]:
+    """What the layers called `names` compute, in that order. Takes the markers out of the graph."""
+    numbers = _numbers(forward, {name: number for number, name in enumerate(names)})
+    _remove_markers(forward.graph)
+    split = split_module(
+        forward.graph, forward.graph, numbers.__getitem__, keep_original_order=True, keep_original_node_name=True
+    )
+    returned: Any = split.graph.output_node().args[0]
+    ends = [node.name for node in returned]
+    parts = {int(str(part.target).rpartition("_")[2]): part for part in split.graph.nodes if part.op == "call_module"}
+    pieces = [_piece(split, parts.get(number)) for number in range(len(names))]
+    travels = travelling([(piece.arguments, piece.computed) for piece in pieces], forward.inputs, ends)
+    return [
+        replace(
+            piece,
+            received=travels[number],
+            results=travels[number + 1],
+            state=_needed(forward.state, piece, travels[number + 1]),
+            constants=_needed(forward.constants, piece, travels[number + 1]),
+        )
+        for number, piece in enumerate(pieces)
+    ]
+
+
+def travelling(
+    pieces: Sequence[tuple[Sequence[str], Sequence[str]]], given: Sequence[str], ends: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """What each of the `pieces` (arguments, computed) receives, of what is `given` and what those before it computed;
+    and in the end what the last one gives, the `ends`."""
+    found, there = [tuple(given)], list(given)
+    for number, (_, computed) in enumerate(pieces[:-1], 1):
+        there += computed
+        needed = {*ends, *(name for arguments, _ in pieces[number:] for name in arguments)}
+        found.append(tuple(name for name in there if name in needed))
+    return [*found, tuple(ends)]
+
+
+def _needed(table: Mapping[str, Value], piece: TracedPiece, results: Sequence[str]) -> dict[str, Value]:
+    return {name: value for name, value in table.items() if name in piece.arguments or name in results}
+
+
+def _numbers(forward: Forward, places: Mapping[str, int]) -> dict[Node, int]:
+    """The number of the layer that computes each node: the last that was called before it, or the first."""
+    found, here, calls = {}, 0, list(_calls(forward))
+    for node in forward.graph.graph.nodes:
+        while calls and calls[0][0] is node:
+            here = places.get(calls.pop(0)[1], here)
+        found[node] = here
+    return found
+
+
+def _calls(forward: Forward) -> Iterator[tuple[Node, str, bool]]:
+    """The modules' calls: the node that each is in, the name, and whether the node is its marker: no inner graph."""
+    names = iter(forward.calls)
+    for node in forward.graph.graph.nodes:
+        for marker in _markers(forward.graph, node):
+            yield node, next(names), marker is node
+
+
+def _markers(graph: GraphModule, node: Node) -> Iterator[Node]:
+    if _is_marker(node):
+        yield node
+    for inner in _inner_graphs(graph, node):
+        for each in inner.graph.nodes:
+            yield from _markers(inner, each)
+
+
+def _inner_graphs(graph: GraphModule, node: Node) -> Iterator[GraphModule]:
+    """The graphs that `node` runs."""
+    for given in node.all_input_nodes:
+        inner = getattr(graph, str(given.target), None) if given.op == "get_attr" else None
+        if isinstance(inner, GraphModule):
+            yield inner
+
+
+def _is_marker(node: Node) -> bool:
+    return node.op == "call_function" and node.target is torch.ops.pippy._pipe_split.default
+
+
+def _remove_markers(graph: GraphModule) -> None:
+    for part in graph.modules():
+        if isinstance(part, GraphModule):
+            for node in filter(_is_marker, list(part.graph.nodes)):
+                part.graph.erase_node(node)
+            part.recompile()
+
+
+def _piece(split: GraphModule, part: Node | None) -> TracedPiece:
+    """What a part of the split graph computes, before it is known what travels. There is no part where nothing is
+    computed."""
+    if part is None:
+        return TracedPiece(None, (), ())
+    taken: dict[Any, str] = {user.args[1]: user.name for user in part.users if user.target is operator.getitem}
+    computed = tuple(taken[place] for place in sorted(taken)) if taken else (part.name,) if part.users else ()
+    graph: Any = split.get_submodule(str(part.target))
+    return TracedPiece(graph, tuple(given.name for given in part.all_input_nodes), computed)

@@ -1,0 +1,124 @@
+"""The layers of a model that torch.export has traced.
+
+    forward, training   ─┐
+                         ├─ the layers that both have ─> pieces of each ─> layers
+    forward, evaluation ─┘
+
+A module is a layer if its place in the model makes it one (`layer_names.py`) and the forward calls it once. What is
+computed between two calls belongs to the layer that was called before it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.stage.body import evaluating
+from stageline.pipeline.tree import Tree, map_leaves
+
+from ..families.layers import Layers, near
+from .example import Example
+from .export import COMPUTED, Forward, traced_forward
+from .layer import TracedFunction, TwoModes
+from .layer_names import layer_names
+from .parts import LayerParts, parts_of_layers
+from .piece import TracedPiece, Values
+from .pieces import outer_calls, pieces_of
+
+
+def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) -> Layers:
+    """The layers of `model`, found by torch.export: for a model of no known family, instead of writing `Layers`.
+
+    `example` is a batch's inputs: a tensor, a dict of what the model is called with, or a tuple of it; tensors of any
+    dtype, of shape [rows, ...]. Other batches may have another number of rows. In place of the modules called `within`,
+    the modules in them are layers. All modules go on in the modes, training or not, that they are in now.
+    Raises `ModelRefused`, with torch.export's reason.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ModelRefused(f"traced() was given a {type(model).__name__}; wanted is a torch module")
+    inputs, candidates = Example(example), layer_names(model, within)
+    training = traced_forward(model, inputs, candidates)
+    with evaluating(model):
+        evaluation = traced_forward(model, inputs, candidates)
+    return TracedLayers(model, inputs, candidates, training, evaluation)
+
+
+class TracedLayers(Layers):
+    """Of the modules `candidates` of `model`, those that its forwards, traced with `inputs`, call once."""
+
+    def __init__(
+        self, model: torch.nn.Module, inputs: Example, candidates: Sequence[str], training: Forward, evaluation: Forward
+    ) -> None:
+        self._candidates, self._calls = candidates, training.calls
+        names = _called_once(model, training, evaluation)
+        modes = [pieces_of(forward, names) for forward in (training, evaluation)]
+        needed = [
+            frozenset(name for piece in pieces for name in piece.state.values()) for pieces in zip(*modes, strict=True)
+        ]
+        parts = parts_of_layers(model, names, needed)
+        functions = [
+            _functions(pieces, parts, inputs, forward.output)
+            for pieces, forward in zip(modes, (training, evaluation), strict=True)
+        ]
+        super().__init__(model, [TwoModes(each.names, *both) for each, *both in zip(parts, *functions, strict=True)])
+
+    def check_cut(self, cut: Sequence[int | str]) -> None:
+        """Raises `ModelRefused` if the model has a module of such a name at which no layer begins."""
+        for name in (each for each in cut if isinstance(each, str) and each not in self.names):
+            around = next((each for each in self._candidates if f"{name}.".startswith(f"{each}.")), None)
+            if around is not None:
+                raise ModelRefused(
+                    f"model.cut = {list(cut)}: {self._reason(around, name)}. Near it the model can be cut at "
+                    f"{near(name, self.names)}"
+                )
+
+    def _reason(self, around: str, name: str) -> str:
+        """Why no layer begins with the module `name`, which is `around` or in it."""
+        times = self._calls.count(around)
+        if around in self.names:
+            return f'{name} is in the layer {around}; traced(..., within=["{around}"]) makes layers of what is in it'
+        if times == 1:
+            return f"the forward calls {around} in a context of its own, such as torch.no_grad()"
+        return (
+            f"the forward calls {around} {times} times, and a layer once"
+            if times
+            else f"the forward never calls {around}"
+        )
+
+
+def _called_once(model: torch.nn.Module, training: Forward, evaluation: Forward) -> list[str]:
+    """The modules that are layers, in order: those that the forward in training mode calls once, and the other one too,
+    or not at all. Raises `ModelRefused` if there is none, or the other has another order."""
+    other = [name for name in outer_calls(evaluation) if evaluation.calls.count(name) == 1]
+    names = [
+        name
+        for name in outer_calls(training)
+        if training.calls.count(name) == 1 and (name in other or name not in evaluation.calls)
+    ]
+    if not names:
+        raise ModelRefused(
+            f"the forward of the {type(model).__name__} calls none of its modules exactly once: there is no layer to "
+            f"cut at. Say where with stageline.Layers (docs/models.md)"
+        )
+    if [name for name in names if name in other] != [name for name in other if name in names]:
+        raise ModelRefused(
+            f"the {type(model).__name__} calls its modules in one order in training mode and in another in evaluation "
+            f"mode. List its layers yourself: stageline.Layers (docs/models.md)"
+        )
+    return names
+
+
+def _functions(
+    pieces: Sequence[TracedPiece], parts: Sequence[LayerParts], inputs: Example, output: Tree
+) -> list[TracedFunction]:
+    """Those of all layers in one mode. The first takes a batch's inputs, and the last gives the model's `output`."""
+
+    def put(values: Values) -> Tree:
+        found = iter(values)
+        return map_leaves(lambda leaf: next(found) if leaf is COMPUTED else leaf, output)
+
+    last = len(pieces) - 1
+    return [
+        TracedFunction(piece, has.places, inputs.taken if number == 0 else tuple, put if number == last else tuple)
+        for number, (piece, has) in enumerate(zip(pieces, parts, strict=True))
+    ]
