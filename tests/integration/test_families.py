@@ -158,7 +158,7 @@ def test_a_worker_that_is_killed_changes_no_bit(name: str, workspace: Workspace)
             found.append(line.step(x, y))
             if step == 3:
                 found[-1].item()
-                os.kill(worker(workspace, 1), signal.SIGKILL)
+                os.kill(workspace.worker(1), signal.SIGKILL)
         scores = line.predict(x)
     trained = line.state_dict()
     assert [loss.item() for loss in found] == losses
@@ -173,12 +173,6 @@ def evaluated(whole: WholeModel, state: dict[str, torch.Tensor], inputs: Any) ->
     model.load_state_dict(state)
     with torch.no_grad():
         return torch.cat([logits_of(model, part) for part in split(inputs, MICROBATCHES)])
-
-
-def worker(workspace: Workspace, index: int) -> int:
-    """Its pid."""
-    logs = {pid: (Path("/proc") / str(pid) / "fd" / "2").readlink().name for pid in workspace.processes()}
-    return next(pid for pid, log in logs.items() if log == f"worker-{index}.log")
 
 
 def test_dropout_moves_the_bits_of_the_reference() -> None:

@@ -43,8 +43,9 @@ class WholeModel:
         return [self.batch(torch.Generator().manual_seed(step)) for step in range(steps)]
 
 
-def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def mean_loss(logits: Any, targets: Tensor) -> Tensor:
     """A mean over rows; the logits' dimension of labels is the last one, or, in images, the second."""
+    logits = logits["logits"] if isinstance(logits, dict) else logits
     scores = logits.movedim(1, -1) if logits.dim() == 4 else logits
     return functional.cross_entropy(scores.flatten(0, -2), targets.flatten())
 

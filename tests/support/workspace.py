@@ -148,6 +148,11 @@ class Workspace:
         """All processes that were started here, also by those started here: their working directory is the folder."""
         return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and self._is_ours(path)]
 
+    def worker(self, index: int) -> int:
+        """The pid of a worker, which its log is named after."""
+        logs = {pid: (Path("/proc") / str(pid) / "fd" / "2").readlink().name for pid in self.processes()}
+        return next(pid for pid, log in logs.items() if log == f"worker-{index}.log")
+
     def kill(self) -> dict[int, str]:
         """Ends them with SIGKILL; returns their command lines, by pid."""
         found = {pid: _command_line(pid) for pid in self.processes()}

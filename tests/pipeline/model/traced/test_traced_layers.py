@@ -1,0 +1,137 @@
+"""torch.export finds the layers of any model that it can trace; tests/integration/test_traced.py has whole ones."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stageline import DataError, Line, ModelRefused, traced
+from stageline.pipeline.model.cut import cut_model
+from stageline.pipeline.model.families.layers import Layers
+from support.whole_models import ADAM, WholeModel, mean_loss, train_whole
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Tangled(nn.Module):
+    """Calls a module twice and another never, has state of its own, writes in place, and evaluates otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3))
+        self.first = nn.Parameter(torch.randn(1, 8))
+        self.register_buffer("scale", torch.full((8,), 1.5), persistent=False)
+        self.drop, self.nothing = nn.Dropout(0.2), nn.Identity()
+        self.one = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True))
+        self.frozen = nn.BatchNorm1d(8).eval()
+        self.unused = nn.Linear(3, 3)
+        self.helper, self.head = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            kept = self.fixed(x)
+        x = self.nothing(self.drop(kept) * self.scale + x + self.first)
+        skipped = self.one(x)
+        x = self.frozen(self.drop(skipped)) + torch.arange(8, device=x.device)
+        x = functional.linear(x, self.one[0].weight) + skipped
+        return self.head(x) + self.helper(x) if self.training else self.head(x)
+
+
+WHOLE = WholeModel(
+    Tangled,
+    lambda generator: (torch.randn(9, 8, generator=generator), torch.randint(3, (9,), generator=generator)),
+    ("", "one.0", "one.1", "one.2", "frozen", "head", "helper"),  # the first begins with the model
+    {},
+)
+
+
+@cache
+def model_and_layers() -> tuple[Tangled, Layers]:
+    model = WHOLE.made()
+    return model, traced(model, torch.ones(1, 8))
+
+
+def test_a_traced_model_trains_as_it_does_unsplit():
+    """Its graphs do in training what it does there: a frozen BatchNorm is frozen, and in evaluation all are. Stages
+    0 and 1 share a parameter."""
+    (model, layers), (state, losses) = model_and_layers(), train_whole(WHOLE, 2, 4)
+    untrained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with Line(layers, cut=["frozen", "head"], loss=mean_loss, optimizer=ADAM, microbatches=4, workers="inline") as line:
+        assert [line.step(x, y).item() for x, y in WHOLE.batches(2)] == losses
+        scores = line.predict(torch.ones(4, 8))
+    trained = line.state_dict()
+    assert trained.keys() == state.keys()
+    assert all(torch.equal(trained[key], value) for key, value in state.items())
+    assert not torch.equal(untrained["one.1.running_mean"], state["one.1.running_mean"])
+    assert torch.equal(untrained["frozen.running_mean"], state["frozen.running_mean"])
+    plain = WHOLE.made().eval()
+    plain.load_state_dict(state)
+    with torch.no_grad():
+        assert torch.equal(scores, torch.cat([plain(row) for row in torch.ones(4, 1, 8)]))
+
+
+def test_the_layers_have_the_models_state_under_its_names():
+    model, layers = model_and_layers()
+    assert layers.names == ["nothing", "one.0", "one.1", "one.2", "frozen", "head", "helper"]
+    (whole,) = cut_model(layers)
+    assert whole.weight_names == model.state_dict().keys()
+    assert {name for name, _ in whole.state} - model.state_dict().keys() == {"scale"}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("drop", "the forward calls drop 2 times"),
+        ("fixed.1", r"the forward calls fixed.1 in a context of its own, such as torch.no_grad\(\)"),
+        ("unused", "the forward never calls unused"),
+        ("head.weight", r'head.weight is in the layer head; traced\(..., within=\["head"\]\)'),
+        ("hed", "no layer is called hed; near it are head"),
+    ],
+)
+def test_a_cut_where_no_layer_begins_is_refused_with_the_reason(name, reason):
+    with pytest.raises(ModelRefused, match=reason):
+        cut_model(model_and_layers()[1], [name])
+
+
+def test_a_batch_of_another_shape_is_refused_before_the_first_layer():
+    with pytest.raises(DataError, match="the input has 7 in dimension 1"):
+        model_and_layers()[1].bound[0](torch.ones(2, 7))
+
+
+class Deciding(nn.Module):
+    """`odd` is what torch.export cannot have: a function of what the first layer gives."""
+
+    def __init__(self, odd: object) -> None:
+        super().__init__()
+        self.first, self.last, self.odd = nn.Linear(2, 2), nn.Linear(2, 2), odd
+
+    def forward(self, x: Tensor) -> object:
+        return self.odd(self.last(self.first(x)))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        (lambda x: x if x.sum() > 0 else -x, "cannot trace the Deciding: .*data-dependent.*stageline.Layers"),
+        (lambda x: x if x.shape[0] < 5 else -x, "decides by the number of rows, or needs one: rows = .*max=4"),
+        (lambda x: x.missing, r"AttributeError: .*missing.* \(/.*test_traced_layers.py, line \d+, in <lambda>\)"),
+        (lambda x: {"x": [object()]}, "returns an object of object as its x.0; wanted are tensors"),
+    ],
+    ids=range(4),
+)
+def test_a_model_that_cannot_be_traced_is_refused_with_the_reason(odd, reason, capfd):
+    model = Deciding(odd)
+    with pytest.raises(ModelRefused, match=reason):
+        traced(model, torch.ones(2, 2))
+    assert model.training
+    assert not model.first._forward_pre_hooks
+    assert "def forward" not in "".join(capfd.readouterr())
+
+
+def test_a_model_without_a_module_that_is_called_once_has_no_layers():
+    with pytest.raises(ModelRefused, match="calls none of its modules exactly once"):
+        traced(nn.Flatten(), torch.ones(2, 2))
+    with pytest.raises(ModelRefused, match="given a int; wanted is a torch module"):
+        traced(3, torch.ones(2, 2))  # type: ignore[arg-type]
