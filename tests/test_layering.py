@@ -47,6 +47,7 @@ LADDER = {
     "workers/runs": DOING,
     "workers/runtime": DOING,
     "workers/checkpoint": DOING,
+    "workers/exchange": DOING,
     "workers/replay": DOING,
     "workers/control": DOING,
     "workers/process": DOING,
@@ -81,6 +82,7 @@ DECIDING = {
     "pipeline/data/order.py": TENSORS,
     "pipeline/data/parts.py": TENSORS,
     "pipeline/data/source.py": TENSORS,
+    "workers/checkpoint/regroup.py": TENSORS,
     "workers/control/session.py": PURE,
     "workers/runtime/machine.py": PURE,
 }

@@ -12,7 +12,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.training import LrSchedulerPlan, OptimizerPlan
-from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.stage.stage import OptimizerFactory, Stage
 
 from .edges import Cut, edges_of
 from .families.known import FAMILIES, known_layers, stored_names_of
@@ -114,12 +114,17 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
     part.load()
     return part.stage(
         seed=plan.run.seed,
-        optimizer=_made(plan.optimizer, "optimizer", base, _OPTIMIZER),
+        optimizer=optimizer_of(plan),
         lr_scheduler=None if scheduler is None else _made(scheduler, "lr_scheduler", base, _LR_SCHEDULER),
         loss=load_function(plan.model.loss, base, "model.loss") if last else None,
         device=device,
         stash_weights=stash_weights,
     )
+
+
+def optimizer_of(plan: Plan) -> OptimizerFactory:
+    """Makes the plan's optimizer of a stage's parameters. Raises `ModelRefused`, as does what it returns."""
+    return _made(plan.optimizer, "optimizer", base_folder(plan), _OPTIMIZER)
 
 
 def _demand_device(device: str, stage: int) -> None:

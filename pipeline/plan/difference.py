@@ -1,4 +1,4 @@
-"""In which keys two plans of one run disagree, and which keys may differ between its machines."""
+"""In which keys two plans of one run disagree, which keys may differ between its machines, and which keep the bits."""
 
 import re
 from collections.abc import Mapping
@@ -28,6 +28,12 @@ UNCOUNTED = frozenset(
     }
 )
 
+# Which worker does which part of it, in which order and when it is saved: another synchronous run has the same bits.
+LAYOUT_KEYS = "model.cut, model.stages, workers, schedule.name, schedule.window and recovery.snapshot_every"
+_LAYOUT = re.compile(
+    r"model\.(cut|stages)|workers\.\d+\.(stages|device|threads)|schedule\.(name|window)|recovery\.snapshot_every"
+)
+
 
 _WEIGHTS = re.compile(r"(model|workers\.\d+)\.weights")
 
@@ -39,6 +45,11 @@ class Difference:
     key: str
     here: object
     there: object
+
+    @property
+    def of_layout(self) -> bool:
+        """Whether it is in how the work is laid out, and not in what is computed."""
+        return _LAYOUT.fullmatch(self.key) is not None
 
     def __str__(self) -> str:
         here, there = ("not set" if value is None else shown(value) for value in (self.here, self.there))

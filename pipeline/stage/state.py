@@ -37,6 +37,7 @@ class StageState:
 
     `weights` is the stage's `state_dict()`; `buffers` are the buffers that it leaves out (`persistent=False`).
     `gradients` are gradients that no update has cleared; torch's optimizers leave none between two steps.
+    `parameters` are the names of those that `optimizer` has by number: by these, other stages can go on from the state.
     `in_flight` is in the order of the forwards, and empty in synchronous mode.
     """
 
@@ -44,6 +45,7 @@ class StageState:
     buffers: Weights = field(default_factory=dict)
     gradients: Weights = field(default_factory=dict)
     optimizer: Settings | None = None
+    parameters: tuple[str, ...] = ()
     lr_scheduler: Settings | None = None
     in_flight: tuple[InFlight, ...] = ()
 
@@ -59,6 +61,7 @@ def capture_state(
         buffers=on_host({name: buffer for name, buffer in body.unsplit_buffers().items() if name not in weights}),
         gradients=on_host(body.by_unsplit_names(gradients)),
         optimizer=None if optimizer is None else on_host(optimizer.state_dict()),
+        parameters=() if optimizer is None else _numbered(body, optimizer),
         lr_scheduler=None if lr_scheduler is None else on_host(lr_scheduler.state_dict()),
         in_flight=in_flight,
     )
@@ -99,6 +102,14 @@ def on_host(value: Any) -> Any:
             return tuple(on_host(each) for each in value)
         case _:
             return value
+
+
+def _numbered(body: Body, optimizer: Optimizer) -> tuple[str, ...]:
+    """The names of the optimizer's parameters, in the order by which its `state_dict` numbers them; "" for one that is
+    not the stage's."""
+    own = body.by_unsplit_names(dict(body.named_parameters()))
+    names = {id(parameter): name for name, parameter in own.items()}
+    return tuple(names.get(id(each), "") for group in optimizer.param_groups for each in group["params"])
 
 
 def _require_same_form(saved: Weights, mine: Weights) -> None:

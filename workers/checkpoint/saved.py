@@ -130,7 +130,7 @@ def begin_from_saved(plan: Plan, folder: Path) -> str:
     `FolderUnusable`, or `OSError`.
     """
     runs.require_same_plan(plan, folder)
-    saved = _read(folder)
+    saved = read_saved(folder)
     run = runs.new_id(plan)
     made = runs.make_folder(plan, run)
     try:
@@ -143,7 +143,8 @@ def begin_from_saved(plan: Plan, folder: Path) -> str:
     return run
 
 
-def _read(folder: Path) -> SavedRun:
+def read_saved(folder: Path) -> SavedRun:
+    """What is saved in `folder`. Raises `SnapshotDamaged`."""
     try:
         return msgspec.json.decode((folder / SAVED).read_bytes(), type=SavedRun)
     except msgspec.MsgspecError as error:

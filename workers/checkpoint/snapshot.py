@@ -25,7 +25,8 @@ from stageline.workers.runtime.calls import Position
 
 from .state_tree import BadStateTree, Json, decode_state, encode_state
 
-FORMAT = "snapshot/3"
+FORMAT = "snapshot/4"
+READABLE = ("snapshot/3", FORMAT)  # the older lacks the names of the optimizer's parameters
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 TRAINING = "training.safetensors"
@@ -181,8 +182,10 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of the snapshot in `folder`. Raises `SnapshotDamaged`, `OSError` for a fault that may pass."""
     try:
         data = (folder / MANIFEST).read_bytes()
-        if (found := msgspec.json.decode(data, type=_Format).format) != FORMAT:
-            raise SnapshotDamaged(folder, [f"it is of format {found!r}, this stageline reads {FORMAT!r}"])
+        if (found := msgspec.json.decode(data, type=_Format).format) not in READABLE:
+            raise SnapshotDamaged(
+                folder, [f"it is of format {found!r}, this stageline reads {FORMAT!r}: install the one that wrote it"]
+            )
         manifest = msgspec.json.decode(data, type=Manifest)
     except FileNotFoundError as error:
         raise SnapshotDamaged(folder, [f"{MANIFEST} is missing"]) from error
@@ -201,6 +204,7 @@ def read_manifest(folder: Path) -> Manifest:
 def _training(state: StageState) -> dict[str, Any]:
     return {
         "optimizer": state.optimizer,
+        "parameters": state.parameters,
         "lr_scheduler": state.lr_scheduler,
         "buffers": dict(state.buffers),
         "gradients": dict(state.gradients),

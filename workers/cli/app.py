@@ -26,6 +26,7 @@ COMMANDS = {  # the file in commands/ that each is in
     "replay": "replay",
     "queue": "queries",
     "run": "run",
+    "checkpoint": "checkpoint",
     "schedule": "schedule",
     "plan": "plan",
     "doctor": "doctor",

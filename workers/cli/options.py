@@ -30,6 +30,23 @@ _VISIBLE = (
 )
 
 
+class Bytes(click.ParamType[int]):
+    """A size as plans have it: 1048576 or "512MiB"."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from pydantic import TypeAdapter, ValidationError
+
+        from stageline.pipeline.plan.key_types import Size
+
+        try:
+            found: int = TypeAdapter(Size).validate_python(int(value) if str(value).isdecimal() else value)
+            return found
+        except ValidationError:
+            self.fail(f'{value!r} is not a size in bytes, such as 1048576 or "512MiB"', param, ctx)
+
+
 class Finite(click.FloatRange):
     """A number within bounds; refuses "nan" and what is too large for a float."""
 
@@ -108,6 +125,20 @@ def plan_of(config: str, sets: Sequence[str]) -> "plans.Plan":
     plan = plans.read_plan(config, sets=sets, environment=os.environ)
     warn(plan.warnings)
     return plan
+
+
+def plan_of_run(folder: Path, config: str | None, sets: Sequence[str]) -> "plans.Plan":
+    """The plan in `config`, or without it that of the command that has begun the run in `folder`, with its --set; then
+    `sets`. Raises `CommandFailed` if it is not there."""
+    from stageline.workers.runs.owner import read_owner
+
+    if config is not None:
+        return plan_of(config, sets)
+    owner = read_owner(folder)
+    if owner is None or not owner.plan or not Path(owner.plan).exists():
+        known = "" if owner is None or not owner.plan else f", which was {owner.plan}"
+        raise CommandFailed(f"the plan of run {folder.name} is not here{known}: name it with --plan", ExitCode.USAGE)
+    return plan_of(owner.plan, [*owner.sets, *sets])
 
 
 def warn(warnings: Sequence[str]) -> None:

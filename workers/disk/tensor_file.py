@@ -6,7 +6,7 @@ so the notes, JSON in the file's metadata, hold those. Complex numbers are store
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,15 +57,27 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     _require_equal(path, stored)
 
 
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file, in memory of their own. Raises `OSError`, `ValueError`, `MemoryError`."""
+def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of a file, or those of `names`, in memory of their own. Raises `OSError`, `ValueError`,
+    `MemoryError`."""
     try:
         with _opened(path) as file:
-            notes = msgspec.json.decode((file.metadata() or {}).get(_METADATA, "{}"), type=dict[str, Note])
-            return {name: _restored(file.get_tensor(name), notes.get(name, Note())) for name in file.keys()}  # noqa: SIM118  # no mapping
+            notes = _notes(file)
+            wanted = [name for name in file.keys() if names is None or name in names]  # noqa: SIM118  # no mapping
+            return {name: _restored(file.get_tensor(name), notes.get(name, Note())) for name in wanted}
     except (SafetensorError, RuntimeError) as error:
         if lacks_memory(error):
             raise MemoryError(str(error)) from error
+        raise ValueError(str(error)) from error
+
+
+def forms_in(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape of each tensor of a file, without reading their values. Raises `OSError`, `ValueError`."""
+    try:
+        with _opened(path) as file:
+            notes = _notes(file)
+            return {name: _form(file, name, notes.get(name, Note())) for name in file.keys()}  # noqa: SIM118  # no mapping
+    except (SafetensorError, RuntimeError) as error:
         raise ValueError(str(error)) from error
 
 
@@ -77,6 +89,17 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except RuntimeError as error:  # torch opens the file a second time
         raise (_system_error(error) if _NUMBER.search(str(error)) else error) from error.__cause__
+
+
+def _notes(file: Any) -> dict[str, Note]:
+    return msgspec.json.decode((file.metadata() or {}).get(_METADATA, "{}"), type=dict[str, Note])
+
+
+def _form(file: Any, name: str, note: Note) -> tuple[torch.dtype, tuple[int, ...]]:
+    stored = file.get_slice(name)
+    shape = tuple(stored.get_shape())
+    dtype = (stored[:0] if shape else file.get_tensor(name)).dtype
+    return (dtype.to_complex(), shape[:-1]) if note.complex else (dtype, shape)
 
 
 def _system_error(error: Exception) -> OSError:

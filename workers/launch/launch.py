@@ -6,6 +6,7 @@ from pathlib import Path
 from time import monotonic
 
 from stageline.broker.control.messages import RunLength
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import dialled
 from stageline.pipeline.schedule import Schedule, make_schedule
@@ -72,23 +73,37 @@ def prepare_launch(
     `arguments` name the plan on a command line.
     `resume`: the id of the run to continue, "" for the plan's newest, None for a new one. `spares`: the number of spare
     workers. `run`: the run's id, if a `StartingRun` has named it.
-    Raises `PlanRefused`, `ModelRefused`, `DataError`, `NoSuchRun`, `FolderUnusable` or `TooDeep`.
+    A run to continue whose plan lays the work out in another way goes on as a run of its own.
+    Raises `PlanRefused`, `ModelRefused`, `DataError`, `NoSuchRun`, `NoCheckpoint`, `SnapshotDamaged`, `FolderUnusable`
+    or `TooDeep`.
     """
     if plan.queues.url != IN_MEMORY:
         demand_short_socket_paths()
     name = run or runs.name_of(plan, resume)
-    tried = try_plan(plan, arguments, spawn)
+    tried = try_plan(plan, arguments, spawn, layouts=resume is not None)
     expected = tried.estimate
     plan = plan.resolved(len(expected.stages))
+    warnings = [*expected.warnings]
     if resume is not None:
-        runs.require_same_plan(plan, runs.folder(plan, name))
+        name = _resumed(plan, name, tried.layouts, warnings.append)
     if plan.queues.url == IN_MEMORY:
         import stageline.workers.process.in_process  # noqa: F401  # loads torch, before progress is drawn
     folder = runs.make_folder(plan, name)
     if resume is None:  # a resumed run has its own plan there
         persist_json(folder / runs.PLAN, plan.as_mapping())
     schedule = _schedule_of(plan, tried.first_trainable)
-    return Launch(plan, schedule, name, folder, tried.length, expected.warnings, resume is not None, spares)
+    return Launch(plan, schedule, name, folder, tried.length, tuple(warnings), resume is not None, spares)
+
+
+def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callable[[str], None]) -> str:
+    """The id of the run that goes on: `run`, or if `plan` lays it out in another way a run of its own."""
+    if not runs.has_other_plan(plan, runs.folder(plan, run)):
+        return run
+    from stageline.workers.checkpoint.recut import continued, needs_recut  # load torch
+    from stageline.workers.checkpoint.source import source_in
+
+    source = source_in(runs.folder(plan, run))
+    return continued(plan, source, layouts, tell) if needs_recut(plan, source) else run
 
 
 def _schedule_of(plan: Plan, first_trainable: int) -> Schedule:

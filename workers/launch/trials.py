@@ -40,17 +40,23 @@ class TrialFailed(ModelRefused):
 
 
 def try_plan(
-    plan: Plan, arguments: Sequence[str], spawn: Spawn, *, tell: Callable[[str], None] | None = None
+    plan: Plan,
+    arguments: Sequence[str],
+    spawn: Spawn,
+    *,
+    tell: Callable[[str], None] | None = None,
+    layouts: bool = False,
 ) -> TriedPlan:
     """Tries the plan that `arguments` name on a command line, in processes that `spawn` starts.
 
     What the user's code prints goes to stderr. Where two trials differ, the plan is refused; with `tell` that is called
     with the difference instead ("" if there is none), and the trials are compared even if `data.check` is false.
+    `layouts`: the result has those of the stages.
     SIGINT and SIGTERM end the trials; then they do what they did before. Raises `PlanRefused`, `ModelRefused` or
     `DataError`.
     """
     compared = plan.data.check or tell is not None
-    found = _carried_out(plan, arguments, spawn, 2 if compared else 1)
+    found = _carried_out(plan, [*arguments, *(["--layouts"] if layouts else [])], spawn, 2 if compared else 1)
     difference = (repeats(found[0].transcript) or agrees(found[0].transcript, found[1].transcript)) if compared else ""
     if tell is not None:
         tell(difference)

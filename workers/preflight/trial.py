@@ -17,6 +17,8 @@ import msgspec
 import torch
 
 from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.model.cut import optimizer_of
+from stageline.pipeline.model.layout import layouts_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import Job, prepare
@@ -48,15 +50,15 @@ class TrialWriter:
             line = line[os.write(sys.stderr.fileno(), line) :]
 
 
-def carry_out_trial(plan: Plan, writer: TrialWriter) -> None:
-    """Writes the result; whatever the user's code raises is one."""
+def carry_out_trial(plan: Plan, writer: TrialWriter, *, layouts: bool = False) -> None:
+    """Writes the result, with `layouts` those of the stages; whatever the user's code raises is one."""
     try:
-        writer.result(_tried(plan, writer))
+        writer.result(_tried(plan, writer, layouts))
     except StagelineError as error:
         writer.result(TrialRefusal.of(error))
 
 
-def _tried(plan: Plan, writer: TrialWriter) -> TriedPlan:
+def _tried(plan: Plan, writer: TrialWriter, layouts: bool) -> TriedPlan:
     computed: list[LeafRecord] = []
 
     def gave(name: str, tree: Tree) -> None:
@@ -64,6 +66,7 @@ def _tried(plan: Plan, writer: TrialWriter) -> TriedPlan:
 
     job = prepare(plan, writer.doing)
     torch.set_num_threads(job.plan.workers[0].threads)
+    of_stages = tuple(layouts_of(job.segments, optimizer_of(job.plan))) if layouts else ()
     first = _batch(job, writer)
     held_out = job.feed.held_out_sample
     kept = () if held_out is None else _record_batch(held_out)
@@ -71,7 +74,7 @@ def _tried(plan: Plan, writer: TrialWriter) -> TriedPlan:
     second = _batch(job, writer)
     trained = job.schedule.first_trainable
     found = Transcript(first, second, kept, tuple(computed), plan.data.dataset is not None)
-    return TriedPlan(estimate, job.known_length, trained, found)
+    return TriedPlan(estimate, job.known_length, trained, found, of_stages)
 
 
 def _batch(job: Job, writer: TrialWriter) -> tuple[LeafRecord, ...]:

@@ -7,6 +7,7 @@ import msgspec
 
 from stageline.broker.control.messages import RunLength
 from stageline.pipeline.errors import DataError, ModelRefused, StagelineError
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import PlanError, PlanRefused
 
 from .transcript import Transcript
@@ -53,12 +54,14 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
-    """One microbatch was trained. `length` is the run's; `first_trainable`: stages below it run forward only."""
+    """One microbatch was trained. `length` is the run's; `first_trainable`: stages below it run forward only. `layouts`
+    are the stages', if they were asked for."""
 
     estimate: Estimate
     length: RunLength
     first_trainable: int
     transcript: Transcript
+    layouts: tuple[StageLayout, ...] = ()
 
 
 class TrialRefusal(msgspec.Struct, frozen=True, tag="refusal"):

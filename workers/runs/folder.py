@@ -2,8 +2,10 @@
 
 import os
 import secrets
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +14,9 @@ from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.workers.disk.atomic_file import write_file
 
 from .result import Result
+
+if TYPE_CHECKING:
+    from stageline.pipeline.plan.difference import Difference
 
 STORE = "broker.sqlite"
 IN_FOLDER = "sqlite"  # of `broker.store`: the records are in that file
@@ -64,11 +69,7 @@ def require_same_plan(plan: "plans.Plan", folder: Path) -> None:
 
     `plan` has its stages and workers filled in. Without a readable plan there, only the broker can compare.
     """
-    try:
-        kept = msgspec.json.decode((folder / PLAN).read_bytes(), type=dict[str, object])
-    except (OSError, msgspec.MsgspecError):
-        return
-    if found := "; ".join(map(str, plans.differences(plan.as_mapping(), kept))):
+    if found := "; ".join(map(str, _differences(plan, folder))):
         raise plans.PlanRefused(
             [
                 plans.PlanError(
@@ -78,6 +79,19 @@ def require_same_plan(plan: "plans.Plan", folder: Path) -> None:
                 )
             ]
         )
+
+
+def has_other_plan(plan: "plans.Plan", folder: Path) -> bool:
+    """Whether the run in `folder` was begun with another plan, as far as that can be read there."""
+    return bool(_differences(plan, folder))
+
+
+def _differences(plan: "plans.Plan", folder: Path) -> "Sequence[Difference]":
+    try:
+        kept = msgspec.json.decode((folder / PLAN).read_bytes(), type=dict[str, object])
+    except (OSError, msgspec.MsgspecError):
+        return ()
+    return plans.differences(plan.as_mapping(), kept)
 
 
 def newest(plan: "plans.Plan") -> Path:

@@ -110,11 +110,23 @@ class StartingRun(AbstractContextManager["StartingRun"]):
         require_free(self._folder)
         file = self._folder / OWNER
         self._before = file.read_bytes() if file.exists() else None
+        self._plan = plan
         write_owner(self._folder, plan, "train")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is not None:
             self.abandon()
+
+    def move_to(self, run: str) -> None:
+        """What is prepared goes on as `run`, whose folder is there. Raises `RunGoesOn`."""
+        if run == self.id:
+            return
+        folder = self._folder.with_name(run)
+        require_free(folder)
+        self.abandon()
+        file = folder / OWNER
+        self.id, self._folder, self._before = run, folder, file.read_bytes() if file.exists() else None
+        write_owner(folder, self._plan, "train")
 
     def abandon(self) -> None:
         """As if the run had not been named; a folder with other files in it stays."""

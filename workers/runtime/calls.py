@@ -57,6 +57,9 @@ class CallKind(StrEnum):
         return self in (CallKind.EVALUATE, CallKind.PREDICT)
 
 
+_KINDS = frozenset(CallKind)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """Call `number` of a script. `step` training steps and `evaluation` evaluated batches came before it.
@@ -130,10 +133,10 @@ def settled_call(call: Call, reply: Tree) -> Tree:
 def decode_call(payload: Tree) -> Call:
     """The call that a CALL queue brought. Raises `CallRefused` for another payload."""
     match rest_of(payload) if is_emptied(payload) else payload:
-        case (str(kind), int(number), int(step), int(evaluation), reply) if kind in list(CallKind):
+        case (str(kind), int(number), int(step), int(evaluation), reply) if kind in _KINDS:
             return Call(CallKind(kind), number, step, evaluation, settled=True, reply=reply)
         case (str(kind), int(number), int(step), int(evaluation), inputs, targets, dict() | None as state) if (
-            kind in list(CallKind) and all(isinstance(each, Tensor) for each in (state or {}).values())
+            kind in _KINDS and all(isinstance(each, Tensor) for each in (state or {}).values())
         ):
             return Call(CallKind(kind), number, step, evaluation, inputs, targets, state)
         case _:

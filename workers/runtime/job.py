@@ -117,7 +117,7 @@ class Job:
         microbatches = self.schedule.microbatches
         match key.flow:
             case Flow.CALL | Flow.REPLY:
-                return AHEAD
+                return 3 * AHEAD  # `AHEAD` bounds how many are under way: the rest spares credits
             case Flow.EVALUATION:  # nothing bounds how far a stage is ahead but the calls
                 return 2 * microbatches + 2
             case _:

@@ -219,8 +219,10 @@ class WorkerLoop:
         message = Message(self._run, key.flow, number, 0, key.stage, self._incarnation, number, script.reply())
         self._outbound(key).put(message)
         self.progress.full = None
+        trained = script.open is not None and script.open.kind is CallKind.TRAIN
         script.close()
-        self._queues.pump(0)
+        if not trained:  # the end of a training step has just done so
+            self._queues.pump(0)
 
     def _take_call(self, script: CallSequence, timeout: float) -> bool:
         self.note_answered()

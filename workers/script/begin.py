@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from stageline.pipeline.model.cut import first_trainable, with_stored_weights
+from stageline.pipeline.model.layout import layouts_of
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan.addresses import masked
@@ -75,7 +76,10 @@ def _begin(model: Model, options: LineOptions, workers: Workers, resume: Path | 
     from stageline.workers.script.processes.saving import run_to_resume
 
     with registered(model, options):
-        return weights, ProcessRun(plan, schedule, names, None if resume is None else run_to_resume(plan, resume))
+        known = None
+        if resume is not None:
+            known = run_to_resume(plan, resume, lambda: layouts_of(segments, options.optimizer))
+        return weights, ProcessRun(plan, schedule, names, known)
 
 
 def _joined_terms(model: Model, options: LineOptions, broker: str) -> "RemotePlan":

@@ -4,6 +4,7 @@ train.py inline                      all in this process
 train.py processes kill worker-1 7   that process is killed once step 7 has been called
 train.py processes resume            goes on with the newest run in ./runs
 train.py processes save 13           saves a checkpoint in ./saved before that step, and kills a worker
+CUT=[1,4] train.py processes resume  the same with other stages
 train.py tcp://127.0.0.1:7000 gate 7 with workers that join there; before step 7 it waits for the file ./gate
 """
 
@@ -107,7 +108,7 @@ def main() -> None:
     joins = "://" in WORKERS
     with Line(
         net.build if joins else build(),
-        cut=[3],
+        cut=json.loads(os.environ.get("CUT", "[3]")),
         loss=nn.functional.cross_entropy,
         optimizer=(lambda parameters: 3) if HAPPENS == ["optimizer"] else partial(torch.optim.AdamW, lr=0.01),  # type: ignore[arg-type]
         lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.9),

@@ -20,11 +20,16 @@ def output_of(capsys, *arguments):
     return captured.out
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "queue ls", "run ls", "schedule list", "schedule show"])
+_OF_CHECKPOINTS = [f"checkpoint {name}" for name in ("ls", "verify", "split", "merge", "export", "import")]
+
+
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, "queue ls", "run ls", "schedule list", "schedule show", *_OF_CHECKPOINTS]
+)
 def test_help_of_every_command_shows_an_example(command, capsys):
     said = output_of(capsys, *command.split(), "--help")
     assert said.startswith(f"Usage: stageline {command}")
-    if command not in ("queue", "run", "schedule"):  # these only hold commands
+    if command not in ("checkpoint", "queue", "run", "schedule"):  # these only hold commands
         assert f"Example: stageline {command}" in " ".join(said.split())
 
 

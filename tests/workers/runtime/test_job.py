@@ -63,10 +63,10 @@ def test_a_scripted_run_loads_no_data_and_has_no_length(monkeypatch: pytest.Monk
         "forward-1": 4,
         "backward-0": 4,
         "evaluation-1": 4,
-        "call-0": 2,
-        "reply-0": 2,
-        "call-1": 2,
-        "reply-1": 2,
+        "call-0": 6,
+        "reply-0": 6,
+        "call-1": 6,
+        "reply-1": 6,
     }
     executor = prepared.executor([0])
     assert isinstance(executor.feed, CallFeed)

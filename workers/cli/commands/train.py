@@ -34,7 +34,7 @@ WIDE = 160  # columns of a timetable that is not printed on a terminal
     is_flag=False,
     flag_value="",
     callback=options.run_id,
-    help="Continue a stopped run. Default: the plan's newest.",
+    help="Continue a stopped run, also with another cut, schedule or workers. Default: the plan's newest.",
 )
 @click.option(
     "--spares", type=click.IntRange(min=0), default=0, help="Number of spare workers, each ready to replace a lost one."
@@ -85,6 +85,9 @@ def _train(
         from stageline.workers.launch.launch import prepare_launch, run_launch
 
         launch = prepare_launch(plan, arguments, processes, resume, spares, starting.id)
+        if launch.run != starting.id:
+            say(f"stageline: run {starting.id} goes on in another layout, as {launch.run}", err=True)
+            starting.move_to(launch.run)
     options.warn(launch.warnings[len(plan.warnings) :])
     workers = counted(len(launch.plan.workers), "worker")
     say(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)

@@ -1,10 +1,14 @@
 """Saves a checkpoint of a script's run into a folder of the user's choice, and begins a run from one."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import structlog
+
+from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
+from stageline.workers.checkpoint.recut import continued, needs_recut
 from stageline.workers.checkpoint.saved import (
     NotSaved,
     SavedRun,
@@ -13,8 +17,14 @@ from stageline.workers.checkpoint.saved import (
     draft_folder,
     is_saved,
 )
+from stageline.workers.checkpoint.source import source_in
 from stageline.workers.runs import folder as runs
+from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.open_call import Replies
+
+from .former_processes import await_former_processes
+
+log = structlog.get_logger()
 
 
 def save_checkpoint(
@@ -32,10 +42,32 @@ def save_checkpoint(
         shutil.rmtree(draft, ignore_errors=True)  # once complete, it has another name
 
 
-def run_to_resume(plan: Plan, folder: Path) -> str:
-    """The id of the run in `folder`; if a checkpoint was saved there, that of a new run which goes on from it. Raises
-    `NoSuchRun`, and what `begin_from_saved` does."""
-    return begin_from_saved(plan, folder) if is_saved(folder) else begun_run(plan, folder)
+def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[StageLayout]]) -> str:
+    """The id of the run in `folder`; if a checkpoint was saved there, or if `plan` lays the run out in another way, as
+    `layouts` have it, that of a new run which goes on from it. Raises `NoSuchRun`, and what `begin_from_saved` and
+    `continued` do."""
+    saved = is_saved(folder)
+    kept = folder if saved else runs.folder(plan, begun_run(plan, folder))
+    if not runs.has_other_plan(plan, kept):
+        return begin_from_saved(plan, folder) if saved else kept.name
+    source = source_in(kept)
+    if not needs_recut(plan, source):
+        return kept.name
+    if not saved:
+        await_former_processes(kept, plan.recovery.lease)
+    run = continued(plan, source, layouts(), _warn, runs.new_id(plan) if saved else "")
+    _keep_batches(kept, runs.folder(plan, run))
+    return run
+
+
+def _warn(damage: str) -> None:
+    log.warning("a newer checkpoint is not used", reason=damage)
+
+
+def _keep_batches(before: Path, now: Path) -> None:
+    """What the run was trained on is still compared with what it is given."""
+    if (before / BATCHES).exists() and not (now / BATCHES).exists():
+        shutil.copyfile(before / BATCHES, now / BATCHES)
 
 
 def begun_run(plan: Plan, folder: Path) -> str:

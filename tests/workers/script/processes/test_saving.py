@@ -8,6 +8,7 @@ import pytest
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.workers.checkpoint.saved import NotSaved
+from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.errors import RunFailed
 from stageline.workers.runs.folder import PLAN, RESULT, NoSuchRun
 from stageline.workers.script.calls.open_call import Replies
@@ -56,13 +57,13 @@ def test_a_run_that_cannot_be_resumed_is_told_in_the_scripts_words(tmp_path: Pat
     runs = tmp_path / "runs"
     here = plan(str(runs))
     with pytest.raises(NoSuchRun, match=r"there is no run of that name in folder = .*Leave out resume= to begin a run"):
-        run_to_resume(here, runs / "line-1")
+        run_to_resume(here, runs / "line-1", list)
     (runs / "line-1").mkdir(parents=True)
-    (runs / "line-1" / PLAN).write_text("{}")
-    assert run_to_resume(here, runs / "line-1") == "line-1"
+    write_json(runs / "line-1" / PLAN, here.as_mapping())
+    assert run_to_resume(here, runs / "line-1", list) == "line-1"
     (runs / "line-1" / RESULT).write_text("{}")
     with pytest.raises(NoSuchRun, match=r"has finished; load_weights.* has its weights. Leave out resume= to begin"):
-        run_to_resume(here, runs / "line-1")
+        run_to_resume(here, runs / "line-1", list)
 
 
 @pytest.mark.parametrize("resume", ["elsewhere/line-1", ".", ""])
@@ -73,7 +74,7 @@ def test_only_a_run_of_the_lines_own_folder_is_resumed(
     monkeypatch.chdir(tmp_path)
     for parent in ("runs", "elsewhere"):
         (tmp_path / parent / "line-1").mkdir(parents=True)
-        (tmp_path / parent / "line-1" / PLAN).write_text("{}")
-    assert run_to_resume(plan(), Path("line-1")) == "line-1"
+        write_json(tmp_path / parent / "line-1" / PLAN, plan().as_mapping())
+    assert run_to_resume(plan(), Path("line-1"), list) == "line-1"
     with pytest.raises(NoSuchRun, match='Pass folder="elsewhere"' if resume[1:] else "no run of that name"):
-        run_to_resume(plan(), Path(resume))
+        run_to_resume(plan(), Path(resume), list)

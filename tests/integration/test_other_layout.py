@@ -1,0 +1,123 @@
+"""A run that is stopped goes on with other stages, workers and transport, to the bits of never having stopped."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from support import reference
+from support.redis_server import RedisServer
+from support.workspace import Workspace, until, wait_for
+
+MODEL = """
+from time import sleep
+
+from torch import nn
+
+
+class Slow(nn.Module):
+    seconds = 0.002
+
+    def forward(self, x):
+        sleep(self.seconds)
+        return x
+
+
+def build():
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.Dropout(0.2), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Tanh(), Slow(),
+        nn.Linear(8, 8), nn.Linear(8, 2)
+    )
+
+
+def other():
+    return nn.Sequential(*build()[:-1], nn.Linear(8, 3))
+
+
+def accuracy(outputs, targets):
+    return (outputs.argmax(1) == targets).float().mean()
+"""
+PLAN = """
+[run]
+name = "small"
+seed = 3
+steps = {steps}
+log_every = 50
+
+[model]
+factory = "model.py:build"
+loss = "torch.nn.functional.cross_entropy"
+metrics = ["model.py:accuracy"]
+
+[data]
+source = "data.py:batches"
+batch_size = 8
+check = false
+
+[schedule]
+microbatches = 3
+
+[optimizer]
+factory = "torch.optim.AdamW"
+lr = 0.01
+
+[lr_scheduler]
+factory = "torch.optim.lr_scheduler.StepLR"
+step_size = 40
+
+[recovery]
+snapshot_every = 10
+"""
+FOUR = ("--set", "model.cut=[1, 3, 6]", "--set", "workers.0.stages=[0, 2]", "--set", "workers.1.stages=[1, 3]")
+TWO, ONE = ("--set", "model.stages=2", "--set", "schedule.name=gpipe"), ("--set", "model.stages=1")
+
+
+@pytest.fixture
+def here(workspace: Workspace) -> Workspace:
+    workspace.write("model.py", MODEL)
+    workspace.write("stageline.toml", PLAN.format(steps=150))
+    return workspace
+
+
+def stopped(workspace: Workspace, *arguments: str) -> tuple[Path, str]:
+    """The folder of the run, and what was printed: it is stopped after some more steps than it began with."""
+    train = workspace.start("train", ".", "--json", *arguments)
+    _, printed = until(train.stderr, "logs in"), ""
+    folder = max(workspace.runs(), key=lambda each: (each / "process.json").stat().st_mtime)
+    before = {path.name for path in folder.glob("checkpoints/stage-0/step-*")}
+    wait_for(lambda: {path.name for path in folder.glob("checkpoints/stage-0/step-*")} - before)
+    train.send_signal(signal.SIGTERM)
+    _, printed = train.communicate()
+    assert train.returncode == 75, printed
+    return folder, printed
+
+
+@pytest.mark.slow
+def test_four_stages_over_zeromq_go_on_as_two_over_redis_and_then_as_one(here: Workspace) -> None:
+    first, _ = stopped(here, *FOUR, "--set", "schedule.name=interleaved-1f1b")
+    with RedisServer() as server:
+        second, printed = stopped(here, "--resume", first.name, *TWO, "--set", f"queues.url={server.url}")
+        assert second.name.startswith(f"{first.name}-at")
+        assert f"--resume {second.name}" in printed
+    last = here.command("train", ".", "--json", "--resume", second.name, *ONE)
+    assert last.returncode == 0, last.stderr
+    found = json.loads(last.stdout)
+    recipe = reference.recipe(here.folder, steps=150)
+    expected = reference.train(recipe)
+    assert found["weights_sha256"] == expected.weights_sha256
+    assert found["losses"].keys() == {"0", "50", "100"}
+    folder = here.folder / "runs" / found["run"]
+    assert here.here("checkpoint", "merge", str(folder), "whole.safetensors") == 0
+    model = recipe.build()
+    model.load_state_dict(load_file(here.folder / "whole.safetensors"), strict=True)
+    x, y = reference._load(here.folder, "data.py:batches")(batch_size=8, seed=0).held_out()
+    model.eval()
+    with torch.no_grad():
+        parts = [
+            (model(rows).argmax(1) == targets).float().mean().item() * len(rows)
+            for rows, targets in zip(x.tensor_split(3), y.tensor_split(3), strict=True)  # its microbatches
+        ]
+    assert found["metrics"] == {"accuracy": sum(parts) / len(x)}

@@ -1,0 +1,108 @@
+"""`stageline checkpoint` on the folder of a run that was stopped, and of one that goes on from it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stageline.pipeline.plan import read_plan
+from stageline.workers.checkpoint.directory import SnapshotDirectory
+from stageline.workers.checkpoint.snapshot import Origin
+from support.workspace import MODEL, Workspace
+
+LAYOUT = ("--set", "model.cut=[1]")
+
+
+@pytest.fixture
+def run(workspace: Workspace) -> Path:
+    """One that has finished all its steps; as if it had been stopped: without its result."""
+    train = workspace.command("train", ".", "--set", "recovery.snapshot_every=2", "--set", "data.check=false")
+    assert train.returncode == 0, train.stderr
+    (folder,) = workspace.runs()
+    return folder
+
+
+def answer(workspace: Workspace, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    capsys.readouterr()
+    assert workspace.here("checkpoint", *arguments, "--json") == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def error(workspace: Workspace, capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    capsys.readouterr()
+    assert workspace.here(*arguments) == code
+    return capsys.readouterr().err
+
+
+def test_checkpoints_are_listed_verified_split_and_converted(workspace, run, capsys):
+    name = str(run)
+    listed = answer(workspace, capsys, "ls", name)
+    assert listed["schema"] == "checkpoint-ls/1"
+    assert [(row["step"], row["stages"], row["complete"]) for row in listed["checkpoints"]] == [
+        (step, [0, 1], True) for step in (4, 6)
+    ] or [row["step"] for row in listed["checkpoints"]] == [2, 4, 6]
+    assert len(answer(workspace, capsys, "verify", name, "--step", "6")["snapshots"]) == 2
+
+    assert workspace.here("checkpoint", "merge", name, "whole.safetensors") == 0
+    assert workspace.here("checkpoint", "export", name, "parts", "--format", "stages", "--step", "6") == 0
+    assert workspace.here("checkpoint", "import", "parts", "again.safetensors") == 0
+    whole, again = (load_file(workspace.folder / f"{name}.safetensors") for name in ("whole", "again"))
+    assert whole.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"} == again.keys()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert workspace.here("checkpoint", "import", "again.safetensors", "cut", "--plan", ".", *LAYOUT) == 0
+    assert load_file(workspace.folder / "cut/stage-1.safetensors").keys() == {"2.weight", "2.bias"}
+    config = workspace.folder / "config.json"
+    config.write_text('{"model_type": "mine"}')
+    export = ("checkpoint", "export", name, "hub", "--format", "transformers")
+    assert "without a config of transformers" in error(workspace, capsys, 2, *export)
+    assert workspace.here(*export, "--config", "config.json") == 0
+    assert "is not overwritten" in error(workspace, capsys, 2, *export, "--config", "config.json")
+
+    shown = answer(workspace, capsys, "split", name, *LAYOUT)
+    assert [(row["stage"], row["old_stages"], row["absent"]) for row in shown["stages"]] == [(0, [0], []), (1, [1], [])]
+    elsewhere = workspace.folder / "elsewhere" / run.name
+    for part in ("plan.json", "process.json", "checkpoints/stage-1"):
+        source, target = run / part, elsewhere / part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    half = ("split", str(elsewhere), *LAYOUT, "--step", "6")
+    lacking = answer(workspace, capsys, *half)
+    assert [len(row["absent"]) for row in lacking["stages"]] == [1, 0]
+    assert lacking["new_run"] == shown["new_run"]
+    refused = error(workspace, capsys, 2, "checkpoint", *half, "--write")
+    assert "stage-0/step-0000000006 is not there, with the layers 0. Copy it from the machine" in refused
+    assert answer(workspace, capsys, *half, "--worker", "1", "--write")["written"]
+    made = read_plan(str(workspace.folder), sets=[*LAYOUT[1:], "recovery.snapshot_every=2"]).resolved(2)
+    origin = Origin(shown["new_run"], made.digest())
+    assert SnapshotDirectory(elsewhere.with_name(shown["new_run"]) / "checkpoints", origin).verify(1, 6) == []
+
+
+def test_what_would_change_the_bits_or_is_damaged_is_refused_before_anything_runs(workspace, run, capsys):
+    (run / "result.json").unlink()
+    resume = ("train", ".", "--resume", run.name, "--set", "recovery.snapshot_every=2", "--set", "data.check=false")
+    for odd, named in (
+        ("optimizer.factory=torch.optim.AdamW", "optimizer.factory"),
+        ("schedule.microbatches=2", "schedule.microbatches: 2 here, 3 there"),
+        ("data.batch_size=12", "data.batch_size"),
+        ("recovery.on_bad_microbatch=skip", "recovery.on_bad_microbatch"),
+    ):
+        assert named in error(workspace, capsys, 78, *resume, *LAYOUT, "--set", odd)
+    threads = ("--set", "workers.0.stages=[0, 1]", "--set", "workers.0.threads=2")
+    assert "with 2 threads, and its layers did on cpu with 1 thread" in error(workspace, capsys, 78, *resume, *threads)
+    assert "does not read" in error(workspace, capsys, 78, *resume, *LAYOUT, "--set", "queues.url=memory://")
+    workspace.write("model.py", MODEL.replace("nn.Linear(8, 2)", "nn.Linear(8, 3)"))
+    assert "2.weight is float32 [2, 8] there, the model wants float32 [3, 8]" in error(
+        workspace, capsys, 78, *resume, *LAYOUT
+    )
+    for file in run.glob("checkpoints/stage-1/step-*/weights.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    workspace.write("model.py", MODEL)
+    damaged = error(workspace, capsys, 1, *resume, *LAYOUT)
+    assert "weights.safetensors" in damaged
+    assert "damaged" in error(workspace, capsys, 1, "checkpoint", "verify", str(run))
+    shutil.rmtree(run / "checkpoints" / "stage-1")
+    assert "stage-1/step-0000000006 is not there, with the layers 2" in error(workspace, capsys, 2, *resume, *LAYOUT)
+    assert workspace.runs() == [run]

@@ -1,0 +1,107 @@
+"""Weights of other programs are read from files that execute nothing, and come back as they were."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+from stageline.workers.exchange.export import export_dcp, export_file, export_transformers, shards_of
+from stageline.workers.exchange.foreign import foreign_weights
+from stageline.workers.exchange.stored_weights import StoredWeights, WeightsUnusable
+
+WEIGHTS = {
+    "a.weight": torch.arange(12.0).reshape(4, 3).T.contiguous(),
+    "a.count": torch.tensor(2**53 + 1),
+    "b.weight": torch.linspace(-1, 1, 8).bfloat16(),
+}
+
+
+def alike(found: Mapping[str, Tensor]) -> bool:
+    same = (torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in WEIGHTS.items())
+    return found.keys() == WEIGHTS.keys() and all(same)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> StoredWeights:
+    """In two files."""
+    names = list(WEIGHTS)
+    files = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    for file, part in zip(files, (names[:2], names[2:]), strict=True):
+        save_file({name: WEIGHTS[name] for name in part}, file)
+    return StoredWeights("the weights", files)
+
+
+def test_what_is_exported_is_imported_again_and_nothing_is_overwritten(stored: StoredWeights, tmp_path: Path) -> None:
+    export_file(stored, tmp_path / "whole.safetensors")
+    export_transformers(stored, tmp_path / "hub", {"model_type": "x"}, most=60)
+    shards = {path.name for path in (tmp_path / "hub").iterdir()}
+    assert {"config.json", "model.safetensors.index.json", "model-00002-of-00002.safetensors"} <= shards
+    torch.save(WEIGHTS, tmp_path / "state.pt")
+    for name in ("whole.safetensors", "hub", "hub/model.safetensors.index.json", "state.pt"):
+        found = foreign_weights(tmp_path / name)
+        assert alike(found.read(list(WEIGHTS))), name
+    with pytest.raises(WeightsUnusable, match="is there already, and is not overwritten"):
+        export_file(stored, tmp_path / "whole.safetensors")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+    assert shards_of({"a": 5, "b": 5, "c": 9, "d": 1}, 10) == [["a", "b"], ["c", "d"]]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_distributed_checkpoint_reads_the_export_and_its_safetensors_form_is_imported(
+    stored: StoredWeights, tmp_path: Path
+) -> None:
+    export_dcp(stored, tmp_path / "dcp")
+    loaded = {name: torch.empty_like(value) for name, value in WEIGHTS.items()}
+    dcp.load(loaded, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    assert alike(loaded)
+    with pytest.raises(WeightsUnusable, match=r"\.metadata\) is a pickle.*HuggingFaceStorageWriter"):
+        foreign_weights(tmp_path / "dcp")
+    dcp.save(dict(WEIGHTS), storage_writer=HuggingFaceStorageWriter(path=str(tmp_path / "hf")), no_dist=True)
+    assert alike(foreign_weights(tmp_path / "hf").read(list(WEIGHTS)))
+
+
+def test_shards_that_have_slices_are_put_together_and_a_missing_one_is_found(tmp_path: Path) -> None:
+    """As each process of a distributed run writes them."""
+    whole = WEIGHTS["a.weight"]
+    for number, (low, high) in enumerate(((0, 2), (2, 3)), 1):
+        info = {"a.weight": {"saved_offsets": [low, 0]}}
+        file = tmp_path / f"shard-{number:05d}-model-00001-of-00001.safetensors"
+        save_file({"a.weight": whole[low:high].contiguous()}, file, {"DCP_SHARDING_INFO": json.dumps(info)})
+    assert torch.equal(foreign_weights(tmp_path).read(["a.weight"])["a.weight"], whole)
+    (tmp_path / "shard-00001-model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(WeightsUnusable, match=r"have not all of a\.weight: a shard is missing"):
+        _ = foreign_weights(tmp_path).forms
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": {"a": "gone.safetensors"}}',
+            "names gone.safetensors",
+        ),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "../x.safetensors"}}', "files beside it"),
+        ("model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00no header at all", "cannot be read"),
+        ("model.pt", b"\x80\x04cposix\nsystem\n.", "cannot be read"),
+        ("notes.txt", b"", "a .txt file is not read"),
+    ],
+)
+def test_what_cannot_be_used_is_named(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(WeightsUnusable, match=reason):
+        _ = foreign_weights(tmp_path / name).forms
+
+
+def test_a_name_that_two_files_have_is_refused(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        save_file({"a": torch.zeros(1)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(WeightsUnusable, match=r"a is in .*one\.safetensors and in .*two\.safetensors"):
+        foreign_weights(tmp_path)
+    assert load_file(tmp_path / "one.safetensors")

@@ -1,0 +1,59 @@
+"""Lists the checkpoints in a folder, and what is wrong with their snapshots."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from .snapshot import SnapshotDamaged, read_manifest
+from .source import CheckpointSource
+
+
+class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint of schema checkpoint-ls/1: of `step`, with snapshots of `stages` here; `complete` if these are
+    all. `bytes` are those of its tensors, `written` when the last of it was, in seconds since the epoch. `damages` are
+    those of the manifests: no other file is read."""
+
+    step: int
+    stages: tuple[int, ...]
+    complete: bool
+    bytes: int
+    written: float | None
+    damages: tuple[str, ...] = ()
+
+
+class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
+    """One snapshot of schema checkpoint-verify/1, every byte of which was read."""
+
+    stage: int
+    step: int
+    folder: str
+    damages: tuple[str, ...]
+
+
+def checkpoint_rows(source: CheckpointSource) -> list[CheckpointRow]:
+    """All that are here, the oldest first. Raises `OSError`."""
+    return [_row(source, step, sorted(stages)) for step, stages in source.present.items()]
+
+
+def snapshot_states(source: CheckpointSource, step: int | None) -> Iterator[SnapshotState]:
+    """Of all snapshots here, or of those of `step`. Raises `OSError`."""
+    for each, stages in source.present.items():
+        for stage in sorted(stages) if step in (None, each) else ():
+            wrong = tuple(source.snapshots.verify(stage, each))
+            yield SnapshotState(stage=stage, step=each, folder=str(source.snapshots.path(stage, each)), damages=wrong)
+
+
+def _row(source: CheckpointSource, step: int, stages: list[int]) -> CheckpointRow:
+    size, written, damages = 0, None, []
+    for stage in stages:
+        try:
+            manifest = read_manifest(source.snapshots.path(stage, step))
+        except SnapshotDamaged as damage:
+            damages.append(str(damage))
+            continue
+        size += sum(file.bytes for file in manifest.files.values())
+        written = max(written or 0.0, manifest.written)
+    complete = len(stages) == source.stages and not damages
+    return CheckpointRow(
+        step=step, stages=tuple(stages), complete=complete, bytes=size, written=written, damages=tuple(damages)
+    )

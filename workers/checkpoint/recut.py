@@ -1,0 +1,238 @@
+"""Goes on with a checkpoint on other stages, workers, schedule or transport: writes the snapshots that these begin at.
+
+runs/digits-...-1f0c/            stopped: 4 stages. Nothing in it changes
+runs/digits-...-1f0c-at120-5e1d/ the same after 120 steps as 2 stages: a run of its own, resumed like any other
+    recut.json                   which run, and which step of it
+    checkpoints/stage-0/...      made of the old stages' snapshots of its layers
+
+A run of its own, so that no election ever sees snapshots of two layouts. Its id follows from the old run, the step and
+the new plan: machines that write their workers' snapshots each for itself give it the same.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from stageline.pipeline.errors import ForeignState, ModelRefused
+from stageline.pipeline.model.stage_layout import StageLayout
+from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
+from stageline.pipeline.plan.difference import LAYOUT_KEYS
+from stageline.workers.disk.atomic_file import write_json
+from stageline.workers.disk.tensor_file import forms_in
+from stageline.workers.runs import folder as runs
+
+from .directory import FOLDER, SnapshotDirectory
+from .regroup import Contents, Share, faults_of, listed, regrouped, shares_of
+from .snapshot import WEIGHTS, Origin, Snapshot, SnapshotDamaged, read_manifest
+from .source import CheckpointSource, NoCheckpoint
+
+NOTE = "recut.json"
+_SUFFIX = re.compile(r"-at\d+-[0-9a-f]{6}$")
+
+
+class RecutNote(msgspec.Struct, frozen=True):
+    """Of which run, and after how many of its steps, a run goes on in another layout."""
+
+    run: str
+    step: int
+
+
+def read_note(folder: Path) -> RecutNote | None:
+    """That of the run in `folder`; None without one, or with one that cannot be read."""
+    try:
+        return msgspec.json.decode((folder / NOTE).read_bytes(), type=RecutNote)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
+    """Whether `plan`, which has its stages and workers filled in, lays the work of the run in `source` out in another
+    way. Raises `PlanRefused` if it also computes something else, or if the run cannot go on in another layout."""
+    found = differences(plan.as_mapping(), source.plan.as_mapping())
+    if not found:
+        return False
+    if others := [each for each in found if not each.of_layout]:
+        raise _refused(
+            f"run {source.run} was begun with another plan: {'; '.join(map(str, others))} (here: this plan, there: the "
+            f"run's). Resume it with the plan that it began with, but for {LAYOUT_KEYS}, or leave out --resume to "
+            "begin another run"
+        )
+    if plan.schedule.mode != "sync":
+        raise _refused(
+            f"run {source.run} is asynchronous, and this plan lays it out in another way: "
+            f"{'; '.join(map(str, found))}. Which weights a microbatch reads follows from the stages, so it goes on "
+            "with the plan that it began with only"
+        )
+    if not plan.recovery.on or plan.queues.url == "memory://":
+        raise _refused(
+            f"run {source.run} goes on in another layout from a checkpoint, which this plan does not read: it needs "
+            "recovery.restarts and recovery.snapshot_every above 0, and queues.url other than memory://"
+        )
+    return True
+
+
+def _refused(reason: str) -> PlanRefused:
+    return PlanRefused([PlanError("", reason)])
+
+
+def recut_id(source: CheckpointSource, step: int, plan: Plan) -> str:
+    """The id of the run that goes on from the checkpoint of `step` as `plan` has it."""
+    identity = sha256(f"{source.run}/{step}/{plan.digest()}".encode()).hexdigest()
+    return f"{_SUFFIX.sub('', source.run)}-at{step}-{identity[:6]}"
+
+
+def continued(
+    plan: Plan, source: CheckpointSource, layouts: Sequence[StageLayout], tell: Callable[[str], None], run: str = ""
+) -> str:
+    """The id of the run that goes on as `plan` has it, from the newest checkpoint in `source` that is whole: a run that
+    is there already, or one that is made now, `run` if that is given. `tell` gets what is damaged in newer ones.
+
+    Raises `NoCheckpoint`, `SnapshotDamaged`, `ModelRefused`, `PlanRefused`, `NoSuchRun` for one that has finished, or
+    `OSError`.
+    """
+    damages: list[SnapshotDamaged] = []
+    for step in source.complete or [source.step_of([*source.present][-1] if source.present else None)]:
+        recut = Recut(source, step, plan, layouts, run or recut_id(source, step, plan))
+        if runs.is_run(runs.folder(plan, recut.run)):
+            return runs.run_to_resume(plan, recut.run)
+        try:
+            recut.check()
+        except SnapshotDamaged as damage:
+            damages.append(damage)
+            tell(str(damage))
+            continue
+        recut.write(runs.make_folder(plan, recut.run))
+        return recut.run
+    raise SnapshotDamaged(source.snapshots.folder, [problem for damage in damages for problem in damage.problems])
+
+
+@dataclass(frozen=True)
+class Recut:
+    """The checkpoint of `step` in `source`, for the stages `layouts` of `plan`, which is the run `run` from then on.
+
+    `absent` are the contents of stages whose snapshots are on other machines, as far as they are known.
+    """
+
+    source: CheckpointSource
+    step: int
+    plan: Plan
+    layouts: Sequence[StageLayout]
+    run: str
+    absent: Mapping[int, Contents] = field(default_factory=dict)
+
+    @cached_property
+    def shares(self) -> list[Share]:
+        """What each new stage takes, as far as the contents are known. Raises `SnapshotDamaged`."""
+        return shares_of(self.layouts, self._contents, self.source.stages)
+
+    @cached_property
+    def present(self) -> frozenset[int]:
+        """The old stages whose snapshots are here."""
+        return self.source.present.get(self.step, frozenset())
+
+    def check(self, stages: Iterable[int] | None = None) -> None:
+        """Raises `NoCheckpoint`, `SnapshotDamaged`, `ModelRefused` or `PlanRefused` if the new `stages`, by default
+        all, cannot be made of what is here. Reads every byte that they need."""
+        wanted = self._wanted(stages)
+        self._demand_known(wanted)
+        if lacking := sorted({old for share in wanted for old in share.sources} - self.present):
+            raise NoCheckpoint(self._absence(wanted, lacking))
+        self._demand_same_kind(wanted)
+        for old in sorted({old for share in wanted for old in share.sources}):
+            if found := self.source.snapshots.verify(old, self.step):
+                raise SnapshotDamaged(self.source.snapshots.path(old, self.step), found)
+
+    def write(self, folder: Path, stages: Iterable[int] | None = None) -> None:
+        """Writes the snapshots of the new `stages`, by default of all, into `folder`, the new run's; and then the run's
+        plan. What is there already has the same bits and stays.
+
+        Raises `ModelRefused` if they cannot be made, `SnapshotFailed`, `SnapshotDamaged`, or `OSError`.
+        """
+        target = SnapshotDirectory(folder / FOLDER, Origin(self.run, self.plan.digest()))
+        load = lru_cache(maxsize=2)(lambda old: self.source.snapshots.load(old, self.step))
+        for share in self._wanted(stages):
+            target.write(self._snapshot(share, load))
+        write_json(folder / NOTE, RecutNote(self.source.run, self.step))
+        if not (folder / runs.PLAN).exists():  # from here on it is a run
+            write_json(folder / runs.PLAN, self.plan.as_mapping())
+
+    def _snapshot(self, share: Share, load: Callable[[int], Snapshot]) -> Snapshot:
+        parts = [load(old) for old in share.sources]
+        losses = {step: loss for part in parts for step, loss in part.losses.items()}
+        last = share.layout is self.layouts[-1]
+        try:
+            state = regrouped(share, [part.state for part in parts])
+        except ForeignState as error:
+            raise ModelRefused(str(error)) from error
+        return Snapshot(share.layout.stage, self.step, 0, state, losses if last else {})
+
+    def _wanted(self, stages: Iterable[int] | None) -> list[Share]:
+        chosen = None if stages is None else set(stages)
+        return [share for share in self.shares if chosen is None or share.layout.stage in chosen]
+
+    @cached_property
+    def _contents(self) -> dict[int, Contents]:
+        here = {stage: _contents_of(self.source.snapshots.path(stage, self.step)) for stage in sorted(self.present)}
+        return {**self.absent, **here}
+
+    def _demand_known(self, wanted: Sequence[Share]) -> None:
+        """That there is what the model has, and nothing else."""
+        unknown = sorted(set(range(self.source.stages)) - self._contents.keys())
+        if unknown and any(share.missing for share in wanted):
+            raise NoCheckpoint(self._absence(wanted, unknown))
+        if not unknown and (faults := faults_of(self.shares, self._contents)):
+            raise ModelRefused(
+                f"the checkpoint of step {self.step} in {self.source.folder} is not of this model: {listed(faults)}"
+            )
+
+    def _absence(self, wanted: Sequence[Share], lacking: Sequence[int]) -> str:
+        """Which snapshots are `lacking`, and which layers are in them."""
+        names = {name for old in lacking if old in self.absent for name in self.absent[old].weights}
+        lost = [(share.layout, [*share.missing, *filter(names.__contains__, share.names)]) for share in wanted]
+        layers = [layer for layout, missing in lost if missing for layer in layout.layers_of(missing)]
+        files = [str(self.source.snapshots.path(stage, self.step)) for stage in lacking]
+        return (
+            f"the checkpoint of step {self.step} is not complete in {self.source.folder}: {', '.join(files)} "
+            f"{'is' if len(files) == 1 else 'are'} not there, with the layers {', '.join(dict.fromkeys(layers))}. Copy "
+            f"{'it' if len(files) == 1 else 'them'} from the machine whose worker had "
+            f"{'that stage' if len(files) == 1 else 'those stages'}"
+        )
+
+    def _demand_same_kind(self, wanted: Sequence[Share]) -> None:
+        """Another kind of device, or number of threads, may give other bits. Raises `PlanRefused`."""
+        before, now = _kinds(self.source.plan), _kinds(self.plan)
+        for share in wanted:
+            if odd := [old for old in share.sources if before[old] != now[share.layout.stage]]:
+                (device, threads), (other, more) = before[odd[0]], now[share.layout.stage]
+                raise _refused(
+                    f"stage {share.layout.stage} would compute on {other} with {_threads(more)}, and its layers did on "
+                    f"{device} with {_threads(threads)}: that may give other bits. Set workers.N.device and "
+                    "workers.N.threads as they were"
+                )
+
+
+def _kinds(plan: Plan) -> dict[int, tuple[str, int]]:
+    """The kind of device, and the number of threads, of each stage."""
+    return {
+        stage: (worker.device.partition(":")[0], worker.threads) for worker in plan.workers for stage in worker.stages
+    }
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def _contents_of(snapshot: Path) -> Contents:
+    """Raises `SnapshotDamaged`."""
+    buffers = read_manifest(snapshot).training.get("buffers")
+    try:
+        forms = forms_in(snapshot / WEIGHTS)
+    except (OSError, ValueError) as error:
+        raise SnapshotDamaged(snapshot, [f"{WEIGHTS} cannot be read: {error}"]) from error
+    weights = {name: (str(dtype).removeprefix("torch."), shape) for name, (dtype, shape) in forms.items()}
+    return Contents(weights, frozenset(buffers if isinstance(buffers, dict) else ()))

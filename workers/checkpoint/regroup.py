@@ -1,0 +1,203 @@
+"""Decides which stages of a checkpoint have what other stages need, and makes these stages' states of theirs.
+
+old stage 0   0.weight 0.bias                  new stage 0   of old stages 0 and 1
+old stage 1   2.weight 2.bias
+old stage 2   4.weight 4.bias                  new stage 1   of old stage 2
+
+What a stage keeps goes by names: weights and buffers, and the optimizer's state of each parameter. What it keeps once,
+the learning rate scheduler's state and the settings of the optimizer's groups, has to be the same in all stages that
+become one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stageline.pipeline.errors import ForeignState
+from stageline.pipeline.model.stage_layout import Form, StageLayout
+from stageline.pipeline.plan.key_types import nearest
+from stageline.pipeline.stage.state import Settings, StageState
+
+_SHOWN = 4  # faults that one error tells
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a stage of a checkpoint has, by name: `weights` with their forms, and the `buffers` beside them."""
+
+    weights: Mapping[str, Form]
+    buffers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A new stage, which takes the `names` from the old stages `sources`; `missing` are those that none has."""
+
+    layout: StageLayout
+    names: tuple[str, ...]
+    sources: tuple[int, ...]
+    missing: tuple[str, ...]
+
+
+def shares_of(layouts: Sequence[StageLayout], contents: Mapping[int, Contents], stages: int) -> list[Share]:
+    """What each new stage takes of a checkpoint of `stages` stages, of which those in `contents` are known."""
+    owners = {name: stage for stage, of in contents.items() for name in (*of.weights, *of.buffers)}
+    every = {name for layout in layouts for name in (*layout.entries, *layout.buffers)}
+    later: dict[int, list[str]] = {layout.stage: [] for layout in layouts}  # which the layers have made while training
+    for name in owners.keys() - every:
+        if (deepest := max(layouts, key=lambda layout: layout.depth(name))).depth(name):
+            later[deepest.stage].append(name)
+    return [_share(layout, later[layout.stage], owners, stages, last=layout is layouts[-1]) for layout in layouts]
+
+
+def _share(layout: StageLayout, later: list[str], owners: Mapping[str, int], stages: int, *, last: bool) -> Share:
+    wanted = (*layout.entries, *layout.buffers, *sorted(later))
+    missing = tuple(name for name in layout.entries if name not in owners)
+    sources = {owners[name] for name in wanted if name in owners}
+    if last:  # the losses are there
+        sources.add(stages - 1)
+    return Share(layout, tuple(name for name in wanted if name in owners), tuple(sorted(sources)), missing)
+
+
+def faults_of(shares: Sequence[Share], contents: Mapping[int, Contents]) -> list[str]:
+    """How the model differs from the checkpoint's, of which all stages are known: names, shapes and dtypes."""
+    stored = {name: form for of in contents.values() for name, form in of.weights.items()}
+    missing = [name for share in shares for name in share.missing]
+    taken = {name for share in shares for name in share.names}
+    strange = [name for name in stored if name not in taken]
+    forms = {name: form for share in shares for name, form in share.layout.forms.items()}
+    return [
+        *(f"{name} is missing{_near(name, strange)}" for name in missing),
+        *(f"{name} is not the model's{_near(name, missing)}" for name in strange),
+        *(
+            f"{name} is {_shown(stored[name])} there, the model wants {_shown(form)}"
+            for name, form in forms.items()
+            if name in stored and stored[name] != form
+        ),
+    ]
+
+
+def listed(faults: Sequence[str]) -> str:
+    """The first faults, and how many more there are."""
+    more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+    return "; ".join(faults[:_SHOWN]) + more
+
+
+def regrouped(share: Share, states: Sequence[StageState]) -> StageState:
+    """The state of a new stage, from those of its sources, in their order. Raises `ForeignState` if they disagree about
+    what one stage has once."""
+    layout, names = share.layout, set(share.names)
+    if any(state.in_flight for state in states):
+        raise ForeignState("microbatches were in flight, as in asynchronous mode: no other stages can go on with them")
+    groups = None if layout.groups is None else _Groups(layout, states)
+    return StageState(
+        weights=_picked(names, [state.weights for state in states]),
+        buffers=_picked(names, [state.buffers for state in states]),
+        gradients=_picked(set(layout.forms), [state.gradients for state in states]),
+        optimizer=None if groups is None else groups.settings(),
+        parameters=() if layout.groups is None else tuple(name for group in layout.groups for name in group),
+        lr_scheduler=None if groups is None else _lr_scheduler(layout, states),
+    )
+
+
+class _Groups:
+    """The optimizer of a stage from the optimizers of others."""
+
+    def __init__(self, layout: StageLayout, states: Sequence[StageState]) -> None:
+        self._layout = layout
+        self._state: dict[str, Any] = {}
+        self._options: dict[str, Settings] = {}
+        self._first: list[Settings] = []  # the options of the first optimizer's groups
+        for state in states:
+            if state.optimizer is not None:
+                self._add(state.optimizer, state.parameters)
+
+    def settings(self) -> Settings:
+        """As torch's `state_dict` numbers them."""
+        names = [name for group in self._layout.groups or () for name in group]
+        found = [self._stored(name) for name in names]
+        state = {number: self._state[name] for number, name in enumerate(found) if name in self._state}
+        return {"state": state, "param_groups": list(self._groups())}
+
+    def _add(self, optimizer: Settings, names: Sequence[str]) -> None:
+        if not names or not {"state", "param_groups"} <= optimizer.keys():
+            raise ForeignState(
+                "the snapshots do not tell which parameters the optimizer's state is of, as those of an older "
+                "stageline do not: resume the run with its own cut, and stop it at a later step"
+            )
+        for group in optimizer["param_groups"]:
+            options = {key: value for key, value in group.items() if key != "params"}
+            if len(self._first) < len(optimizer["param_groups"]):
+                self._first.append(options)
+            for number in group["params"]:
+                self._options[names[number]] = options
+                if number in optimizer["state"]:
+                    self._state[names[number]] = optimizer["state"][number]
+
+    def _groups(self) -> Iterator[Settings]:
+        number = 0
+        for place, group in enumerate(self._layout.groups or ()):
+            yield {**self._options_of(place, group), "params": list(range(number, number + len(group)))}
+            number += len(group)
+
+    def _options_of(self, place: int, group: Sequence[str]) -> Settings:
+        given = [self._options[self._stored(name)] for name in group] or self._first[place : place + 1]
+        if not given:
+            raise self._refused(f"no optimizer of the checkpoint has a group {place}")
+        if odd := next((each for each in given if not _same(each, given[0])), None):
+            keys = ", ".join(str(key) for key in given[0] if not _same(given[0][key], odd.get(key)))
+            raise self._refused(f"parameters that come into one group have different {keys}")
+        return given[0]
+
+    def _stored(self, name: str) -> str:
+        """By which name the checkpoint's optimizers know a parameter. Raises `ForeignState`."""
+        found = next((each for each in self._layout.named(name) if each in self._options), None)
+        if found is None:
+            raise self._refused(f"no optimizer of the checkpoint has {name}")
+        return found
+
+    def _refused(self, reason: str) -> ForeignState:
+        return ForeignState(f"the optimizer of stage {self._layout.stage} cannot go on: {reason}. Cut elsewhere")
+
+
+def _lr_scheduler(layout: StageLayout, states: Sequence[StageState]) -> Settings | None:
+    found = [state for state in states if state.lr_scheduler is not None]
+    if not found:
+        return None
+    groups = {len(state.optimizer["param_groups"]) for state in found if state.optimizer}
+    alike = all(_same(each.lr_scheduler, found[0].lr_scheduler) for each in found)
+    if not alike or groups != {len(layout.groups or ())}:
+        raise ForeignState(
+            f"the learning rate scheduler of stage {layout.stage} cannot go on: it has another state in each of the "
+            "stages that become one. Cut elsewhere"
+        )
+    return found[0].lr_scheduler
+
+
+def _picked(names: set[str], states: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: tensor for state in states for name, tensor in state.items() if name in names}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two settings are equal, tensors bit by bit."""
+    match one, other:
+        case torch.Tensor(), torch.Tensor():
+            return one.dtype == other.dtype and torch.equal(one, other)
+        case dict(), dict():
+            return one.keys() == other.keys() and all(_same(each, other[key]) for key, each in one.items())
+        case (list(), list()) | (tuple(), tuple()):
+            return len(one) == len(other) and all(map(_same, one, other))
+        case _:
+            return type(one) is type(other) and bool(one == other)
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    near = nearest(name, names[:1000])
+    return f" ({near})" if near else ""
+
+
+def _shown(form: Form) -> str:
+    dtype, shape = form
+    return f"{dtype} {list(shape)}"

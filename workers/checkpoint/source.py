@@ -1,0 +1,111 @@
+"""The checkpoints that a folder holds: those of a run, or the one that a script has saved there.
+
+runs/digits-20260131-235959-1f0c/plan.json          which plan, and so how many stages
+                                 checkpoints/...     their snapshots; on several machines some stages' only
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
+from stageline.workers.runs import folder as runs
+
+from .directory import FOLDER, SnapshotDirectory
+from .saved import is_saved, read_saved
+from .snapshot import Origin, SnapshotDamaged
+
+
+class NoCheckpoint(StagelineError):
+    """The folder has no such checkpoint, or not all of it."""
+
+    exit_code = ExitCode.USAGE
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """The checkpoints of the run `run` in `folder`, which were made under `plan`."""
+
+    folder: Path
+    run: str
+    plan: Plan
+
+    @cached_property
+    def snapshots(self) -> SnapshotDirectory:
+        return SnapshotDirectory(self.folder / FOLDER, Origin(self.run, self.plan.digest()))
+
+    @property
+    def stages(self) -> int:
+        """How many stages the run has, on whatever machines."""
+        return sum(map(len, self.plan.placement))
+
+    @cached_property
+    def present(self) -> Mapping[int, frozenset[int]]:
+        """The stages that have a snapshot here, by step, ascending. They may be damaged. Raises `OSError`."""
+        found: dict[int, set[int]] = {}
+        for stage, step in self.snapshots.present():
+            found.setdefault(step, set()).add(stage)
+        return {step: frozenset(found[step]) for step in sorted(found)}
+
+    @property
+    def complete(self) -> list[int]:
+        """The steps of which all stages' snapshots are here, the newest first."""
+        every = set(range(self.stages))
+        return [step for step, stages in self.present.items() if stages >= every][::-1]
+
+    def step_of(self, wanted: int | None) -> int:
+        """`wanted`, of which there must be a snapshot, or without it the newest step that all stages have. Raises
+        `NoCheckpoint`."""
+        if wanted is not None and wanted in self.present:
+            return wanted
+        if wanted is None and self.complete:
+            return self.complete[0]
+        raise NoCheckpoint(self._absence(wanted))
+
+    def demand_all(self, step: int) -> None:
+        """Raises `NoCheckpoint`, which names the folders, if a stage has no snapshot of `step` here."""
+        lacking = sorted(set(range(self.stages)) - self.present.get(step, frozenset()))
+        if lacking:
+            raise NoCheckpoint(
+                f"the checkpoint of step {step} in {self.folder} lacks "
+                f"{', '.join(str(self.snapshots.path(stage, step)) for stage in lacking)}: copy it from the machine "
+                f"whose worker had that stage"
+            )
+
+    def _absence(self, step: int | None) -> str:
+        if not self.present:
+            return f"{self.snapshots.folder} holds no snapshot; recovery.snapshot_every says when they are written"
+        there = "; ".join(f"step {each}: {_stages(found)}" for each, found in [*self.present.items()][-3:])
+        if step is not None:
+            return f"there is no snapshot of step {step} in {self.snapshots.folder}; the newest there are {there}"
+        return (
+            f"{self.snapshots.folder} has no step of which all {self.stages} stages have a snapshot; the newest there "
+            f"are {there}. Copy the others from the machines of their workers, or name the step with --step"
+        )
+
+
+def source_in(folder: Path) -> CheckpointSource:
+    """Of the run in `folder`, or of the checkpoint that was saved there. Raises `NoCheckpoint`, or `SnapshotDamaged`
+    for a plan that cannot be read."""
+    if not runs.is_run(folder):
+        if (folder / FOLDER).exists():
+            raise NoCheckpoint(
+                f"{folder} has no {runs.PLAN}: copy that of the run's folder on the broker's machine there"
+            )
+        raise NoCheckpoint(
+            f"{folder} is not the folder of a run: it has no {runs.PLAN}. `stageline run ls` lists those in ./runs"
+        )
+    run = read_saved(folder).run if is_saved(folder) else folder.resolve().name
+    try:
+        plan = from_mapping(msgspec.json.decode((folder / runs.PLAN).read_bytes(), type=dict[str, object]))
+    except (msgspec.MsgspecError, UnicodeDecodeError, PlanRefused) as error:
+        raise SnapshotDamaged(folder, [f"{runs.PLAN} is damaged: {error}"]) from error
+    return CheckpointSource(folder, run, plan)
+
+
+def _stages(found: frozenset[int]) -> str:
+    return f"stage{'s' if len(found) > 1 else ''} {', '.join(map(str, sorted(found)))}"

@@ -1,0 +1,209 @@
+"""`stageline checkpoint`: lists, verifies and converts checkpoints, and lays them out for other stages."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from stageline.pipeline.errors import ExitCode
+from stageline.workers.cli import options
+from stageline.workers.cli.asking import RUNS
+from stageline.workers.cli.display.output import say
+from stageline.workers.cli.display.tables import counted, show, size
+from stageline.workers.cli.errors import CommandFailed
+from stageline.workers.runs import folder as runs
+
+from .checkpoint_split import split
+
+if TYPE_CHECKING:  # they load torch
+    from stageline.workers.checkpoint.listing import CheckpointRow, SnapshotState
+    from stageline.workers.checkpoint.source import CheckpointSource
+
+FORMATS = ("safetensors", "stages", "transformers", "dcp")
+_SHARD = "5GiB"
+
+_run = click.argument("run", metavar="RUN", type=click.Path())
+_newest = click.argument("run", metavar="[RUN]", type=click.Path(), required=False)
+_step = click.option(
+    "--step", type=click.IntRange(min=1), help="The checkpoint of this step. Default: the newest that all stages have."
+)
+
+
+@click.group()
+def checkpoint() -> None:
+    """List, verify and convert checkpoints, and lay them out for other stages.
+
+    RUN is the folder of a run, or of what Line.save has saved.
+    """
+
+
+checkpoint.add_command(split)
+
+
+@checkpoint.command(epilog="Example: stageline checkpoint ls runs/digits-20260131-101500-1f0c")
+@_newest
+@options.as_json
+def ls(run: str | None, as_json: bool) -> None:
+    """List the checkpoints of RUN (default: the newest in ./runs), and which stages have a snapshot here."""
+    from stageline.workers.checkpoint.listing import checkpoint_rows
+    from stageline.workers.checkpoint.recut import read_note
+
+    source = _source(run)
+    rows, note = checkpoint_rows(source), read_note(source.folder)
+    if as_json:
+        facts = {"run": source.run, "folder": str(source.folder), "stages": source.stages, "goes_on_from": note}
+        click.echo(msgspec.json.encode({"schema": "checkpoint-ls/1", **facts, "checkpoints": rows}))
+        return
+    title = f"checkpoints of run {source.run}, of {counted(source.stages, 'stage')}"
+    if note is not None:
+        title += f", which goes on from step {note.step} of {note.run}"
+    show(title, ("step", "stages", "is", "size", "written"), [_row(source, each) for each in rows])
+    for row in rows:
+        for damage in row.damages:
+            say(f"stageline: {damage}", err=True)
+
+
+@checkpoint.command(epilog="Example: stageline checkpoint verify runs/digits-20260131-101500-1f0c --step 120")
+@_newest
+@click.option(
+    "--step", type=click.IntRange(min=1), help="Only the checkpoint of this step, which all stages must have."
+)
+@options.as_json
+def verify(run: str | None, step: int | None, as_json: bool) -> None:
+    """Read every byte of the snapshots of RUN (default: the newest in ./runs); exit code 1 if one is damaged."""
+    from stageline.workers.checkpoint.listing import snapshot_states
+
+    source = _source(run)
+    found = list(snapshot_states(source, None if step is None else source.step_of(step)))
+    if as_json:
+        facts = {"run": source.run, "folder": str(source.folder), "step": step}
+        click.echo(msgspec.json.encode({"schema": "checkpoint-verify/1", **facts, "snapshots": found}))
+    else:
+        for each in found:
+            say(_verdict(each))
+    damaged = [each for each in found if each.damages]
+    if damaged or not found:
+        what = f"{counted(len(damaged), 'snapshot is', 'snapshots are')} damaged" if damaged else "there is no snapshot"
+        raise CommandFailed(f"{what} in {source.folder}", ExitCode.FAILED, answered=True)
+    if step is not None:
+        source.demand_all(step)
+
+
+@checkpoint.command(epilog="Example: stageline checkpoint merge runs/digits-20260131-101500-1f0c digits.safetensors")
+@_run
+@click.argument("file", type=click.Path())
+@_step
+def merge(run: str, file: str, step: int | None) -> None:
+    """Write the weights of RUN into one safetensors FILE, under the unsplit model's names."""
+    from stageline.workers.exchange.export import export_file
+    from stageline.workers.exchange.stored_weights import weights_in
+
+    weights = weights_in(Path(run), step)
+    export_file(weights, Path(file))
+    say(f"{weights.title} are in {file}")
+
+
+@checkpoint.command(epilog="Example: stageline checkpoint export runs/gpt2-... out --format transformers")
+@_run
+@click.argument("out", type=click.Path())
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    required=True,
+    help="One file; a file for each stage; for from_pretrained; for torch.distributed.checkpoint.load.",
+)
+@_step
+@click.option(
+    "--config",
+    type=click.Path(),
+    help="For transformers: config.json, or a folder with it. Default: that of what the plan's factory returns.",
+)
+@click.option(
+    "--max-shard-size",
+    "most",
+    type=options.Bytes(),
+    default=_SHARD,
+    show_default=True,
+    help="For transformers: the most that a file may have, such as 500MiB.",
+)
+@click.option("--plan", type=click.Path(), help="For transformers, without --config: the plan. Default: the run's.")
+def export(run: str, out: str, form: str, step: int | None, config: str | None, most: int, plan: str | None) -> None:
+    """Write the weights of RUN to OUT, which must not exist, in the form of another program."""
+    from stageline.workers.exchange import export as forms
+    from stageline.workers.exchange.stored_weights import weights_in
+
+    weights, target = weights_in(Path(run), step), Path(out)
+    match form:
+        case "safetensors":
+            forms.export_file(weights, target)
+        case "stages":
+            forms.export_stages(weights, target)
+        case "dcp":
+            forms.export_dcp(weights, target)
+        case _:
+            forms.export_transformers(weights, target, _configuration(Path(run), config, plan), most)
+    say(f"{weights.title} are in {out}")
+
+
+@checkpoint.command("import", epilog="Example: stageline checkpoint import /data/gpt2 parts --plan examples/gpt2")
+@click.argument("source", type=click.Path())
+@click.argument("out", type=click.Path())
+@click.option("--plan", "config", type=click.Path(), help="Compare with this plan's model, and write a file per stage.")
+@options.sets
+def import_(source: str, out: str, config: str | None, sets: tuple[str, ...]) -> None:
+    """Write the weights in SOURCE to OUT, which must not exist: one safetensors file, or with --plan a folder with a
+    file for each stage, which model.weights can name.
+
+    SOURCE is a safetensors file, an index of several, a folder with them (as transformers or HuggingFaceStorageWriter
+    write it), or the .pt file of a state dict.
+    """
+    from stageline.workers.exchange.foreign import foreign_weights
+
+    weights = foreign_weights(Path(source))
+    if config is None:
+        if sets:
+            raise click.UsageError("--set goes with --plan")
+        from stageline.workers.exchange.export import export_file
+
+        export_file(weights, Path(out))
+    else:
+        from stageline.workers.exchange.import_stages import import_stages
+
+        plan = options.plan_of(config, sets)
+        with options.user_prints_to_stderr():
+            import_stages(weights, Path(source), plan, Path(out))
+    say(f"{weights.title} are in {out}")
+
+
+def _configuration(run: Path, config: str | None, plan: str | None) -> Mapping[str, object]:
+    from stageline.workers.exchange.configuration import planned_configuration, read_configuration
+
+    if config is not None:
+        return read_configuration(Path(config))
+    with options.user_prints_to_stderr():
+        return planned_configuration(options.plan_of_run(run, plan, ()))
+
+
+def _source(run: str | None) -> "CheckpointSource":
+    from stageline.workers.checkpoint.source import source_in
+
+    folder = Path(run) if run is not None else runs.newest_in(RUNS)
+    if folder is None:
+        raise CommandFailed("no run is in ./runs: name the folder of a run", ExitCode.USAGE)
+    return source_in(folder)
+
+
+def _row(source: "CheckpointSource", row: "CheckpointRow") -> tuple[object, ...]:
+    lacking = sorted(set(range(source.stages)) - set(row.stages))
+    state = "damaged" if row.damages else f"lacks stage {', '.join(map(str, lacking))}" if lacking else "complete"
+    written = "-" if row.written is None else f"{datetime.fromtimestamp(row.written):%F %T}"
+    return row.step, ", ".join(map(str, row.stages)), state, size(row.bytes), written
+
+
+def _verdict(state: "SnapshotState") -> str:
+    found = f"damaged: {'; '.join(state.damages)}" if state.damages else "whole"
+    return f"stage {state.stage}, step {state.step}: {found}"

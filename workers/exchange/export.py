@@ -1,0 +1,135 @@
+"""Writes weights in the forms that other programs read. What is written is there whole or not at all.
+
+safetensors     one file
+stages          stage-N.safetensors, and an index of them: each machine needs the index and its own stages' files
+transformers    config.json and model.safetensors, or shards and their index: what from_pretrained reads
+dcp             what torch.distributed.checkpoint.load reads
+"""
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from stageline.pipeline.model.weights.weight_files import INDEX, WHOLE
+from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync, write_file
+
+from .stored_weights import StoredWeights, WeightsUnusable
+
+CONFIG = "config.json"
+_FORMAT = {"format": "pt"}  # transformers asks for it
+
+
+def export_file(weights: StoredWeights, target: Path) -> None:
+    """One safetensors file with all entries. Raises `WeightsUnusable`, `OSError`."""
+    _require_absent(target)
+    make_folder(target.parent)
+    draft = draft_of(target)
+    try:
+        write_tensors(draft, weights.read(weights.places))
+        publish(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def export_stages(weights: StoredWeights, target: Path) -> None:
+    """A folder with a file for each stage. Raises `WeightsUnusable`, `OSError`."""
+    shards = [[name for name, file in weights.places.items() if file == part] for part in weights.files]
+    named = {f"stage-{stage}.safetensors": names for stage, names in enumerate(shards)}
+    export_folder(target, lambda draft: write_shards(draft, weights, named))
+
+
+def export_transformers(weights: StoredWeights, target: Path, config: Mapping[str, object], most: int) -> None:
+    """A folder for `from_pretrained`, with shards of at most `most` bytes, or of one entry. Raises `WeightsUnusable`,
+    `OSError`."""
+
+    def write(draft: Path) -> None:
+        shards = shards_of({name: weights.size(name) for name in weights.places}, most)
+        if len(shards) == 1:
+            write_tensors(draft / WHOLE, weights.read(weights.places))
+        else:
+            names = (f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1))
+            write_shards(draft, weights, dict(zip(names, shards, strict=True)))
+        write_file(draft / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
+
+    export_folder(target, write)
+
+
+def export_dcp(weights: StoredWeights, target: Path) -> None:
+    """A folder for `torch.distributed.checkpoint.load`. Its metadata is a pickle, as torch writes it. Raises
+    `WeightsUnusable`, `OSError`."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter  # slow to import
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    def write(draft: Path) -> None:
+        tensors, writer = weights.read(weights.places), FileSystemWriter(str(draft), sync_files=True)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # that only this process saves
+            save(tensors, storage_writer=writer, no_dist=True)
+
+    export_folder(target, write)
+
+
+def export_folder(target: Path, write: Callable[[Path], None]) -> None:
+    """Has a draft of the folder `target` written; then that is its name. Raises `WeightsUnusable` if there is something
+    already, and what `write` raises."""
+    _require_absent(target)
+    make_folder(target.parent)
+    draft = draft_of(target)
+    draft.mkdir()
+    try:
+        write(draft)
+        sync(draft)
+        publish(draft, target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # once published, it has another name
+
+
+def write_shards(folder: Path, weights: StoredWeights, shards: Mapping[str, Sequence[str]]) -> None:
+    """Writes a file for each of `shards`, names of entries by the files' names, and their index; one file's entries are
+    in memory at a time."""
+    for file, names in shards.items():
+        write_tensors(folder / file, weights.read(names))
+    places = {name: file for file, names in shards.items() for name in names}
+    write_index(folder, places, sum(map(weights.size, places)))
+
+
+def write_index(folder: Path, places: Mapping[str, str], size: int) -> None:
+    """Writes which file has which entry, and how many bytes all have."""
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+    write_file(folder / INDEX, json.dumps(index, indent=2).encode() + b"\n")
+
+
+def shards_of(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """The entries in their order, in groups of at most `most` bytes, or of one entry. `sizes` in bytes."""
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if shards[-1] and filled + size > most:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards
+
+
+def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes row-major tensors, none in the memory of another; when this returns, they are on the disk. Raises
+    `WeightsUnusable`, `OSError`."""
+    try:
+        save_file(dict(tensors), file, _FORMAT)
+    except SafetensorError as error:
+        raise OSError(f"{file}: {error}") from error
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise WeightsUnusable(f"{file.name} cannot hold these weights: {error}") from error
+    file.chmod(file.parent.stat().st_mode & 0o666)  # save_file keeps it from all other users
+    sync(file)
+
+
+def _require_absent(target: Path) -> None:
+    if target.exists() or target.is_symlink():
+        raise WeightsUnusable(f"{target} is there already, and is not overwritten: name another place, or remove it")

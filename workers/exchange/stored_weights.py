@@ -1,0 +1,110 @@
+"""The weights of a model in several files, by the unsplit model's names; each tensor is read when it is wanted.
+
+a run's folder         the snapshots of a checkpoint, or stage-N.safetensors of a finished run that wrote none
+a saved folder         the snapshots in it
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.workers.checkpoint.snapshot import WEIGHTS, SnapshotDamaged
+from stageline.workers.checkpoint.source import NoCheckpoint, source_in
+from stageline.workers.disk.tensor_file import forms_in, read_tensors
+from stageline.workers.runs import folder as runs
+
+Form = tuple[torch.dtype, tuple[int, ...]]
+
+
+class WeightsUnusable(StagelineError):
+    """Weights cannot be read, or not be written there; the text names the file."""
+
+    exit_code = ExitCode.USAGE
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The weights in `files`, the parts of one model in their order. `title` says what they are, for people."""
+
+    title: str
+    files: tuple[Path, ...]
+
+    @cached_property
+    def places(self) -> Mapping[str, Path]:
+        """The file of each entry. Raises `WeightsUnusable`."""
+        return {name: file for file, forms in self._forms.items() for name in forms}
+
+    @cached_property
+    def forms(self) -> Mapping[str, Form]:
+        """Dtype and shape of each entry. Raises `WeightsUnusable`."""
+        return {name: form for forms in self._forms.values() for name, form in forms.items()}
+
+    def read(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """The entries `names`, row-major and in memory of their own. Raises `WeightsUnusable`, `MemoryError`."""
+        found: dict[str, torch.Tensor] = {}
+        for file in dict.fromkeys(self.places[name] for name in names):
+            try:
+                found |= read_tensors(file, {name for name in names if self.places[name] == file})
+            except (OSError, ValueError) as error:
+                raise _unreadable(file, error) from error
+        return {name: found[name].contiguous() for name in names}
+
+    def size(self, name: str) -> int:
+        """Bytes of an entry."""
+        dtype, shape = self.forms[name]
+        return torch.Size(shape).numel() * dtype.itemsize
+
+    def files_with(self, name: str) -> list[Path]:
+        """The files that have an entry of that name."""
+        return [file for file, forms in self._forms.items() if name in forms]
+
+    @cached_property
+    def _forms(self) -> Mapping[Path, Mapping[str, Form]]:
+        return {file: _forms_in(file) for file in self.files}
+
+
+def weights_in(folder: Path, step: int | None) -> StoredWeights:
+    """Of the checkpoint of `step`, by default the newest that all stages have; verified. Of a finished run without
+    snapshots, what it has come to.
+
+    Raises `NoCheckpoint`, `SnapshotDamaged`, or `OSError` for a fault that may pass.
+    """
+    source = source_in(folder)
+    if step is None and not source.present:
+        return _finished(folder)
+    found = source.step_of(step)
+    source.demand_all(found)
+    for stage in range(source.stages):
+        if wrong := source.snapshots.verify(stage, found):
+            raise SnapshotDamaged(source.snapshots.path(stage, found), wrong)
+    files = tuple(source.snapshots.path(stage, found) / WEIGHTS for stage in range(source.stages))
+    return StoredWeights(f"the weights of run {source.run} after {found} steps", files)
+
+
+def _finished(folder: Path) -> StoredWeights:
+    stages = source_in(folder).stages
+    files = tuple(folder / f"stage-{stage}.safetensors" for stage in range(stages))
+    if lacking := [str(file) for file in files if not file.exists()]:
+        raise NoCheckpoint(
+            f"{folder} has no snapshot, and not the weights of a finished run: {', '.join(lacking)} "
+            f"{'is' if len(lacking) == 1 else 'are'} not there. A run writes them at its end, on the machines of its "
+            "workers"
+        )
+    result = runs.result_in(folder)
+    steps = "" if result is None else f" after {result.steps} steps"
+    return StoredWeights(f"the weights of run {folder.resolve().name}{steps}", files)
+
+
+def _forms_in(file: Path) -> Mapping[str, Form]:
+    try:
+        return forms_in(file)
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> WeightsUnusable:
+    return WeightsUnusable(f"{file} cannot be read: {error}")
