@@ -201,10 +201,12 @@ class Finished(_ControlMessage, frozen=True, tag="finished"):
 
 
 class Goodbye(_ControlMessage, frozen=True, tag="goodbye"):
-    """The worker leaves on purpose (`reason`); everything is reported."""
+    """The worker leaves on purpose (`reason`); everything is reported. `training_steps`: all that a script has called
+    for, sent by a script; the workers carry those out, and save the state after them."""
 
     incarnation: Count
     reason: Text
+    training_steps: Count | None = None
 
 
 class Assigned(_ControlMessage, frozen=True, tag="assigned"):
@@ -272,7 +274,8 @@ class Stop(_ControlMessage, frozen=True, tag="stop"):
     """End the run: `reason` for people, `code` the exit code to end with.
 
     `at_step_end`: finish the steps before `step` first, the same for all, and write a snapshot of it; a worker that is
-    past it, or cannot finish in time, leaves without.
+    past it, or cannot finish in time, leaves without. With `at_step_end` and no `step`, sent to the script alone: make
+    no more calls, and report how many training steps were called for; the Stop with the step follows.
     """
 
     reason: str

@@ -80,6 +80,7 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "script": None if run.config.script is None else _worker(view, run.config.script),
         "reason": outcome.reason if outcome else None,
         "code": outcome.code if outcome else None,
+        "saving": run.saving,
         "weights_sha256": outcome.weights_sha256 if outcome else None,
         "training_steps": run.training_steps,
         "finished": list(ledger.finished),

@@ -112,6 +112,13 @@ class RunRecords:
         return all(member.status is not MemberStatus.PRESENT for member in self.registry.members.values())
 
     @property
+    def saving(self) -> bool:
+        """Whether workers of a stopped run may still finish a step, and write its snapshot."""
+        workers = (member for member in self.registry.members.values() if not member.is_script)
+        stops = self.outcome is not None and self.outcome.at_step_end
+        return stops and any(member.status is MemberStatus.PRESENT for member in workers)
+
+    @property
     def trimmable(self) -> int:
         """The step before which no worker, and no replacement, needs a message."""
         return self.checkpoints.complete if self.config.snapshots else self.ledger.finished_floor

@@ -5,8 +5,9 @@
        │           └──(a lease has passed)──┐
        └────────────────────────────────────┴──> the run stops with its newest complete checkpoint
 
-The script is the user's program, which nothing here starts again: its losses do not count in `recovery.restarts`.
-Without snapshots no other process could go on where it was, and the run stops at once.
+The workers carry out what it has called for, and save the state after that. The script is the user's program, which
+nothing here starts again: its losses do not count in `recovery.restarts`. Without snapshots no other process could go
+on where it was, and the run stops at once.
 """
 
 from stageline.broker.control.messages import Exited, Goodbye, StopRun
@@ -40,6 +41,7 @@ class ScriptPlace:
 
     def leave(self, member: Member, goodbye: Goodbye, now: float) -> None:
         """It says that it will make no more calls."""
+        self._shutdown.called_for = goodbye.training_steps
         self._stop(f"{member.label} left: {goodbye.reason}", now)
 
     def note_failed_start(self, exited: Exited, now: float) -> None:
@@ -55,4 +57,4 @@ class ScriptPlace:
     def _stop(self, reason: str, now: float) -> None:
         """Not if a stop was requested before: its workers may have to finish a step first."""
         if self._shutdown.request is None and not self._run.lifecycle.over:
-            self._shutdown.stop(StopRun(reason), now)
+            self._shutdown.stop(StopRun(reason, at_step_end=self._run.config.snapshots), now)

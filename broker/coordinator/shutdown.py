@@ -1,7 +1,8 @@
 """How a run ends that is stopped on request: with which exit code and reason, and after which step.
 
 All stages have to stop after the same step, or their last snapshots make no checkpoint. The broker chooses it: late
-enough that no stage has passed it when the message arrives, and otherwise as early as possible.
+enough that no stage has passed it when the message arrives, and otherwise as early as possible. In a scripted run it is
+the last step that the script has called for: the script is asked, and makes no more calls from then on.
 """
 
 from collections import deque
@@ -9,7 +10,8 @@ from math import ceil
 
 import msgspec
 
-from stageline.broker.control.messages import StopRun
+from stageline.broker.control.messages import Stop, StopRun
+from stageline.broker.membership.member import Member
 from stageline.pipeline.errors import ExitCode
 
 from .records import RunRecords
@@ -49,6 +51,7 @@ class Shutdown:
         if outcome is None:
             if self.request is None:
                 self._deadline = now + DELAY
+                self._ask_script(request)
             self.request = request
             self.stop_if_due(now)
         else:
@@ -61,14 +64,14 @@ class Shutdown:
         request = self.request
         if request is None or self._run.lifecycle.over:
             return
-        last_step = None
-        if self._run.config.snapshots and request.at_step_end:
-            if self._run.registry.begun and now < self._deadline and not self._pace.is_known(now):
-                return
-            last_step = self._pace.last_step(self._run.ledger.begun, self._training_steps, now)
+        waits = self._may_save(request) and self._run.registry.begun and now < self._deadline
+        if waits and not self._knows_last_step(now):
+            return
+        saves = self._saves(request)
+        last_step = self._last_step(now) if saves else None
         self._decided = True
         reason, code = self._reason(request)
-        outcome = RunOutcome(RunPhase.FAILED, reason, code, at_step_end=request.at_step_end, step=last_step)
+        outcome = RunOutcome(RunPhase.FAILED, reason, code, at_step_end=saves, step=last_step)
         self._run.end(RunEvent.STOP_DUE, outcome)
 
     def update_outcome(self, outcome: RunOutcome) -> None:
@@ -80,9 +83,37 @@ class Shutdown:
         if updated != outcome:
             self._run.set_outcome(updated)
 
+    def _may_save(self, request: StopRun) -> bool:
+        return self._run.config.snapshots and request.at_step_end
+
+    def _saves(self, request: StopRun) -> bool:
+        """If the workers are on other machines, the script alone knows which calls come before the state that they
+        would save; it has that on its disk when it says that it makes no more."""
+        known = self._run.config.code is None or self.called_for is not None
+        return known and self._may_save(request)
+
+    def _ask_script(self, request: StopRun) -> None:
+        """What it has called for; also while it computes, it answers within a beat."""
+        script = self._script
+        if script is not None and self._may_save(request):
+            self._run.outgoing.append((script.sender, Stop(request.reason, ExitCode.SAVED, at_step_end=True)))
+
     @property
-    def _training_steps(self) -> int | None:
-        return self.called_for if self._run.config.scripted else self._run.training_steps
+    def _script(self) -> Member | None:
+        """The script, if it is there, and all workers are."""
+        config, registry = self._run.config, self._run.registry
+        script = registry.members.get(config.script) if config.script is not None else None
+        return script if script is not None and script.reachable and registry.begun else None
+
+    def _knows_last_step(self, now: float) -> bool:
+        if self.called_for is not None:
+            return True
+        return self._script is None and self._pace.is_known(now)
+
+    def _last_step(self, now: float) -> int:
+        if self.called_for is not None:
+            return self.called_for
+        return self._pace.last_step(self._run.ledger.begun, self._run.training_steps, now)
 
     def _reason(self, request: StopRun) -> tuple[str, int]:
         checkpoint = self._run.checkpoints.complete

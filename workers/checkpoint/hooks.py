@@ -58,7 +58,12 @@ class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
         """Waits until all snapshots are on the disk. Raises `SnapshotFailed`."""
 
     def stop_at(self, step: int) -> None:
-        """Called when the run is to stop with the checkpoint of `step`: a snapshot of that step is due, too."""
+        """Called when the run is to stop with the checkpoint of `step`: a snapshot of that step is due, too. Raises
+        `SnapshotFailed`."""
+
+    def keep(self, step: int) -> None:
+        """Called when the state after `step` steps is about to change, or to be lost: a snapshot is due now. Raises
+        `SnapshotFailed`."""
 
 
 class LocalSnapshots:
@@ -130,6 +135,8 @@ class SnapshotHooks(CheckpointHooks):
         self._incarnation = incarnation
         self.start = start
         self._newest = start.step  # the newest complete checkpoint that was announced
+        self._taken = dict.fromkeys(stages, start.step)  # of which step each stage's newest snapshot is
+        self._loss: float | None = None  # of the newest step; on the last stage
         self._steps = steps
         self._stop_at: int | None = None
         self._last = last
@@ -143,18 +150,34 @@ class SnapshotHooks(CheckpointHooks):
         self._writer.close(0.0 if error else PATIENCE)
 
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
-        done, losses = step + 1, self._progress.losses
-        if stage == self._last and step % self._log_every == 0:
-            losses[step] = loss
-        if done % self._every and done not in (self._steps, self._stop_at):
-            return
+        done = step + 1
+        if stage == self._last:
+            self._loss = loss
+            if step % self._log_every == 0:
+                self._progress.losses[step] = loss
+        if not done % self._every or done in (self._steps, self._stop_at):
+            self._take(stage, done)
+
+    def stop_at(self, step: int) -> None:
+        self._stop_at = step
+        self.keep(step)
+
+    def keep(self, step: int) -> None:
+        for stage, taken in self._taken.items():
+            if taken < step and self._progress.is_after(step, stage):
+                self._take(stage, step)
+
+    def _take(self, stage: int, done: int) -> None:
+        """The stage has finished `done` steps: copies its state, which is written in the background."""
         if not (room := self._writer.has_room(stage, PATIENCE)):
             self._progress.waits = self._progress.writes = True
             room = self._writer.has_room(stage, LONGEST_WRITE)
             self._progress.writes = False
         self._require(room)
-        # The loss of `step`, which may be the run's last, is kept too. The same losses in every incarnation.
-        kept = {each: losses[each] for each in losses if each % self._log_every == 0} | {step: loss}
+        self._taken[stage] = done
+        # The loss of the last step, which may be the run's last, is kept too. The same losses in every incarnation.
+        losses = self._progress.losses
+        kept = {each: losses[each] for each in losses if each % self._log_every == 0} | {done - 1: self._loss}
         state, position = self._stages[stage].snapshot(), self._progress.position(done)
         snapshot = Snapshot(
             stage,
@@ -180,9 +203,6 @@ class SnapshotHooks(CheckpointHooks):
                 self._writer.submit(delete, first=True, what=what)
             self._forgotten(self._newest)
             self._newest = complete
-
-    def stop_at(self, step: int) -> None:
-        self._stop_at = step
 
     def flush(self) -> None:
         self._require(self._writer.flush(LONGEST_WRITE))

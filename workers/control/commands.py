@@ -17,12 +17,13 @@ from stageline.pipeline.stage.tied_stage import copies_in
 from stageline.workers.checkpoint.hooks import CheckpointHooks
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
+from stageline.workers.runtime.program import ENDLESS
 
 from .control_thread import ControlThread
 from .session import Stopped
 
 STEP_END = 5.0  # seconds that finishing a step may take when the run is stopped
-CONFIRMATION = 1.0  # seconds that the broker gets to confirm the last snapshot
+CONFIRMATION = 1.0  # seconds that the broker gets to confirm the last snapshot, and again to say that all have
 
 log = structlog.get_logger()
 
@@ -57,6 +58,7 @@ class CommandHandler:
 
         Raises `Stopped`, and what computing, the queues and the snapshots raise.
         """
+        self._loop.keeps_with(self._hooks.keep)
         self._begin_at(self._hooks.start or Position(self._assigned.step))
         self._wait_for_workers(workers_timeout)
         self._loop.run(self.handle, self._hooks.stepped)
@@ -136,13 +138,14 @@ class CommandHandler:
             outbound.trim(min(floor, self._loop.progress.answered) if flow is Flow.REPLY else floor)
 
     def _end(self, stop: Stop) -> None:
-        """Ends at once, unless there is a step to finish first that this worker has not gone beyond."""
+        """Ends at once, unless there is a step to finish first, or snapshots to report: those of a worker that has gone
+        beyond that step may make another checkpoint complete."""
         current, flushes = self._loop.step, self._loop.program.schedule.mode == "sync"
-        late = stop.step is None or current is None or current > stop.step
-        if late or not (stop.at_step_end and flushes and self._joined):
+        if stop.step is None or current is None or not (stop.at_step_end and flushes and self._joined):
             raise self._stopped(stop)
-        if self._stop is None and stop.step is not None:
-            self._hooks.stop_at(stop.step)
+        if self._stop is None:
+            if current <= stop.step:
+                self._hooks.stop_at(stop.step)
             self._stop = stop, self._clock.monotonic() + STEP_END
 
     def _end_with_the_step(self, stop: Stop, deadline: float) -> None:
@@ -153,11 +156,21 @@ class CommandHandler:
         if done:
             self._hooks.flush()
             self._wait_for_replies(CONFIRMATION)
-            self._control.wait_until_confirmed(CONFIRMATION)
-        raise self._stopped(stop)
+        self._loop.progress.answered = ENDLESS  # a script that goes on with the run begins after the newest snapshot
+        self._control.wait_until_confirmed(CONFIRMATION)
+        raise self._stopped(self._newest(stop, CONFIRMATION if done else 0.0))
+
+    def _newest(self, stop: Stop, timeout: float) -> Stop:
+        """The broker's newest word on the run's end: with the other workers' last snapshots, a state may be saved."""
+        deadline = self._clock.monotonic() + timeout
+        while stop.code != ExitCode.SAVED and self._clock.monotonic() < deadline:
+            self._queues.pump(PATIENCE)
+            stops = [command for command in self._control.commands if isinstance(command, Stop)]
+            stop = stops[-1] if stops else stop
+        return stop
 
     def _wait_for_replies(self, timeout: float) -> None:
-        """Until the script has its replies, the last snapshot cannot be reported."""
+        """The script reads the losses of the steps that are saved, if it is still there."""
         deadline = self._clock.monotonic() + timeout
         while self._loop.progress.held_back and self._clock.monotonic() < deadline:
             self._queues.pump(PATIENCE)

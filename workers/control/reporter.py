@@ -98,7 +98,7 @@ class Reporter:
                 for name, depth in depths.items()
             },
             metrics=dict(progress.metrics),
-            training_steps=self._steps,
+            training_steps=self._steps if progress.called is None else progress.called,
             snapshots=snapshots,
             complete=progress.complete,
             waits=self._waits(),

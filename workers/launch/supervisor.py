@@ -78,7 +78,7 @@ class Supervisor:
         facts = self._look()
         if facts:
             on_status(facts)
-        if facts.get("phase") in ("finished", "failed") and not self._saving:
+        if facts.get("phase") in ("finished", "failed") and not self._saves(facts):
             reason = self._reason(facts)
             self._client.dismiss()
             return LaunchOutcome(int(facts.get("code") or 0), reason, facts)
@@ -90,12 +90,14 @@ class Supervisor:
             self._give_up(reason)
         return self._failure()
 
-    @property
-    def _saving(self) -> bool:
-        """Whether workers of an interrupted run are still finishing the step that is to be saved."""
-        stops = self._stopped is not None and monotonic() - self._stopped <= SAVE_TIMEOUT
-        saves = stops and self._children.local.restarts
-        return saves and any(process.poll() is None for process in self._children.workers.values())
+    def _saves(self, facts: Facts) -> bool:
+        """Whether workers of a stopped run are still finishing the step that is to be saved: they may be on other
+        machines, and the script may have stopped it."""
+        if not facts.get("saving"):
+            return False
+        if self._stopped is None:
+            self._stopped = monotonic()
+        return monotonic() - self._stopped <= SAVE_TIMEOUT
 
     def _reason(self, facts: Facts) -> str:
         """Why the run ended, as the broker gives it; with where workers hang that it lost, and with the last log lines

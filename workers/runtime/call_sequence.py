@@ -31,6 +31,7 @@ class CallSequence:
         self.open: Call | None = None
         self.over = False
         self.save: SaveStages = _cannot_save
+        self.keep: Callable[[int], object] = lambda step: None  # the state after so many steps, which is to change
         self._program = program
         self._worker = worker
         self._executor = executor
@@ -85,6 +86,7 @@ class CallSequence:
             case Call(CallKind.STATE):
                 return {name: copied(tensor.detach()) for name, tensor in self._weights().items()}
             case Call(CallKind.LOAD) as call:
+                self.keep(self.position.step)
                 self._load(call)
             case Call(CallKind.SAVE, inputs=str(folder)):
                 self.save(Path(folder), self.position)  # how that went is no reply: repeated, it may go otherwise

@@ -107,6 +107,11 @@ class WorkerLoop:
         if self._script is not None:
             self._script.save = save
 
+    def keeps_with(self, keep: Callable[[int], object]) -> None:
+        """What saves the state after so many steps before a script sets other weights."""
+        if self._script is not None:
+            self._script.keep = keep
+
     @property
     def finished(self) -> bool:
         """Whether the program is over."""

@@ -95,6 +95,18 @@ class Progress:
         if self.full is None:
             self.full = now
 
+    @property
+    def called(self) -> int | None:
+        """All training steps that a script has called for, once it makes no more calls; None before, and of a
+        worker."""
+        return self.called_for if self.said and self.over else None
+
+    def is_after(self, step: int, stage: int) -> bool:
+        """Whether `stage` has finished the steps before `step`, and begun nothing of those from there on."""
+        instruction = self.instruction
+        begun = not self.waits and instruction is not None and instruction.counted and instruction.step >= step
+        return self.finished[stage] == step and not self.open[stage] and not begun
+
     def position(self, step: int) -> Position:
         """The position after `step` steps. A scripted run that has not come there, or is beyond it, knows the step
         alone: nothing is trimmed then but what is counted by steps."""
@@ -114,7 +126,7 @@ class Progress:
     @property
     def held_back(self) -> bool:
         """Whether there is a snapshot that cannot be reported yet."""
-        return bool(self.snapshots) and not self.reportable
+        return any(not self.may_report(step) for _, step in list(self.snapshots))
 
     def completed(self, step: int) -> None:
         """The checkpoint of `step` is complete."""

@@ -119,7 +119,7 @@ def test_after_the_run_new_workers_are_refused(talk: Conversation):
 
 
 def test_a_stopped_run_stops_every_worker_with_its_code(talk: Conversation):
-    stop = Stop("interrupted, nothing saved", 130, at_step_end=True)
+    stop = Stop("interrupted, nothing saved", 130)
     sends = talk.send(b"train", StopRun("interrupted, nothing saved", at_step_end=True))
     assert sends == [(name(0), stop), (name(1), stop)]
     assert talk.send(name(0), report(0)) == [(name(0), stop)]

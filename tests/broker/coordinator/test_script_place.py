@@ -17,7 +17,7 @@ from stageline.broker.control.messages import (
     StopRun,
     Trim,
 )
-from stageline.broker.coordinator.run import RunPhase
+from stageline.broker.coordinator.run import RunPhase, ScriptCode
 from stageline.broker.coordinator.run_state import RunState
 from support.conversation import TERMS, Conversation, finished, hello, name, report, steps
 from support.scripted import (
@@ -96,7 +96,7 @@ def test_silence_makes_it_lost_and_after_another_lease_the_run_stops_with_its_ne
     assert stops(heartbeats(talk, 19.0, 0, 1)) == []
     assert talk.core.run.registry.missing == [SCRIPT]
     (stop,) = stops(heartbeats(talk, 2.0, 0, 1))
-    assert (stop.code, stop.at_step_end) == (75, False)
+    assert (stop.code, stop.at_step_end, stop.step) == (75, True, 40)
     assert stop.reason == (
         "the script is gone: script (pid 102, host desk) was silent for 10.0 s (recovery.lease is 10 s). "
         'It last reported: "its own code after call 41" since 10.0 s; the state after 40 steps is saved'
@@ -123,13 +123,40 @@ def test_a_run_whose_script_is_gone_before_the_first_checkpoint_has_nothing_save
     assert stop.reason.endswith("nothing is saved yet")
 
 
-def test_a_goodbye_stops_the_run_at_once(talk: Conversation):
+def test_a_goodbye_stops_the_run_after_the_last_step_that_was_called_for_and_waits_until_that_is_saved(
+    talk: Conversation,
+):
+    """It stopped at once, and what came after the newest checkpoint was lost."""
     reach(talk, 40)
-    sends = talk.send(name(SCRIPT), Goodbye(3, "ValueError in train.py, line 12"))
+    sends = talk.send(name(SCRIPT), Goodbye(3, "ValueError in train.py, line 12", training_steps=47))
     assert {to for to, _ in sends} == {name(0), name(1)}
     reason = "the script left: ValueError in train.py, line 12; the state after 40 steps is saved"
-    assert stops(sends) == [Stop(reason, 75)]
+    assert stops(sends) == [Stop(reason, 75, at_step_end=True, step=47)]
     assert talk.status()["script"]["standing"] == "left"  # type: ignore[index]
+    reach(talk, 47)
+    assert talk.status()["reason"] == reason.replace("40", "47")
+    assert talk.status()["saving"]
+    talk.send(name(0), Goodbye(1, "stopped")), talk.send(name(1), Goodbye(2, "stopped"))
+    assert not talk.status()["saving"]
+
+
+def test_a_script_that_is_there_when_its_run_is_stopped_is_asked_what_it_has_called_for(talk: Conversation):
+    """The workers had passed the step that was guessed, or waited in vain for steps that nobody called for."""
+    reach(talk, 40)
+    asked = talk.send(b"launcher", StopRun("interrupted", at_step_end=True))
+    assert asked == [(name(SCRIPT), Stop("interrupted", 75, at_step_end=True))]
+    assert stops(talk.after(0.3)) == []
+    talk.send(name(SCRIPT), script_says("its own code", training_steps=43))
+    (stop,) = stops(talk.after(0.1))
+    assert (stop.at_step_end, stop.step) == (True, 43)
+
+
+def test_if_the_workers_are_elsewhere_the_script_alone_knows_the_calls_before_a_state_and_without_it_none_is_saved():
+    talk = scripted(terms=replace(SCRIPTED, code=ScriptCode("2.13.0", {})))
+    reach(talk, 40)
+    kill_script(talk)
+    (stop,) = stops(heartbeats(talk, 12.0, 0, 1))
+    assert (stop.code, stop.at_step_end) == (75, False)
 
 
 def test_a_goodbye_does_not_cut_short_a_stop_that_waits_for_a_steps_end(talk: Conversation):
@@ -302,7 +329,7 @@ def test_the_scripts_loss_survives_the_brokers(talk: Conversation):
 
 def test_the_reason_stays_true_if_workers_complete_a_newer_checkpoint_after_the_stop(talk: Conversation):
     reach(talk, 20)
-    talk.send(name(SCRIPT), Goodbye(3, "enough"))
+    talk.send(name(SCRIPT), Goodbye(3, "enough", training_steps=40))
     reach(talk, 40)
     assert talk.status()["reason"] == "the script left: enough; the state after 40 steps is saved"
 

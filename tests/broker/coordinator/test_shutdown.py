@@ -51,7 +51,7 @@ def test_a_run_without_a_checkpoint_has_saved_nothing():
 
 
 def test_a_run_without_snapshots_ends_with_the_requested_code():
-    assert stop_of(talk_at(7, terms=TERMS)) == Stop("interrupted", 130, at_step_end=True)
+    assert stop_of(talk_at(7, terms=TERMS)) == Stop("interrupted", 130)
 
 
 def test_a_checkpoint_that_workers_leave_behind_makes_the_outcome_better():

@@ -17,7 +17,7 @@ from stageline.workers.checkpoint.hooks import LocalSnapshots, SnapshotHooks, re
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runtime.calls import Position
-from stageline.workers.runtime.progress import Progress
+from stageline.workers.runtime.progress import Done, Progress
 from support.states import difference, make_state
 
 ORIGIN = Origin("digits-1", "5fa0" * 16)
@@ -128,6 +128,22 @@ def test_the_compute_loop_goes_on_while_one_is_written_and_one_waits(tmp_path, m
     assert hooks.writer.flush(30)
     assert hooks.progress.written == [(0, 20), (0, 40), (1, 20), (0, 60)]
     hooks.writer.close()
+
+
+def test_a_run_that_stops_where_a_stage_is_already_has_its_snapshot_of_that_step_unless_more_was_begun(tmp_path):
+    """Workers that wait for a script have finished the step when they learn that it is the last one."""
+    checkpoints = SnapshotDirectory(tmp_path, ORIGIN)
+    with Watched(checkpoints, (0, 1, 2)) as hooks:
+        for stage in (0, 1, 2):
+            hooks.write(27, stage, make_state(27))
+            hooks.progress.finished[stage] = 27
+        hooks.progress.finished[1] = 28
+        hooks.progress.open[2].append(Done(None, 0.0, 0.0))  # 2F0 of the next step
+        hooks.stop_at(27)
+        hooks.stop_at(27)
+        hooks.flush()
+        assert hooks.progress.written == [(0, 27)]
+        assert not difference(checkpoints.load(0, 27).state, make_state(27))
 
 
 def test_only_an_announced_checkpoint_lets_older_ones_go(tmp_path):

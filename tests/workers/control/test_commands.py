@@ -141,6 +141,14 @@ def test_a_stop_at_the_end_of_a_step_waits_for_that_and_for_its_snapshot() -> No
     assert (worker.hooks.stops, worker.hooks.flushed, worker.broker.confirmed) == ([3], 1, 1)
 
 
+def test_a_worker_that_has_gone_beyond_the_last_step_still_reports_the_snapshots_that_it_has() -> None:
+    """It left at once, and with it a checkpoint that was on all disks was unknown to the broker."""
+    worker = CommandedWorker(JOINED, at={3: Stop("enough", 75, at_step_end=True, step=2)})
+    with pytest.raises(Stopped, match="enough"):
+        worker.run()
+    assert (worker.hooks.stops, worker.hooks.flushed, worker.broker.confirmed) == ([], 1, 1)
+
+
 @pytest.mark.parametrize(
     ("command", "known"), [(Refused("another incarnation has this place", 1), True), (Stopped("SIGTERM", 130), False)]
 )
@@ -219,6 +227,14 @@ def test_a_replacement_takes_the_calls_and_the_evaluated_batches_from_its_checkp
     assert worker.first_retained(REPLIES) == 25
     assert worker.first_retained(EVALUATION) == 14
     assert worker.first_retained(queue_key("forward-1")) == 10
+
+
+def test_the_state_before_a_script_sets_other_weights_is_kept(called) -> None:
+    kept: list[int] = []
+    worker = called(CallKind.TRAIN, CallKind.LOAD, CallKind.TRAIN, CallKind.STOP)
+    worker.hooks.keep = kept.append
+    worker.run()
+    assert kept == [1]
 
 
 def test_a_trim_forgets_what_is_counted_by_calls_and_by_evaluated_batches_too(called) -> None:

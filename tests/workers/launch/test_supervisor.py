@@ -9,7 +9,14 @@ from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.launch import hangs
 from stageline.workers.launch import supervisor as module
-from stageline.workers.launch.supervisor import MAX_BROKER_RESTARTS, STEADY, STOP_TIMEOUT, VERDICT_TIMEOUT, Supervisor
+from stageline.workers.launch.supervisor import (
+    MAX_BROKER_RESTARTS,
+    SAVE_TIMEOUT,
+    STEADY,
+    STOP_TIMEOUT,
+    VERDICT_TIMEOUT,
+    Supervisor,
+)
 
 
 class FakeChildren:
@@ -270,11 +277,22 @@ def test_the_first_interrupt_stops_the_run_and_the_second_ends_it(restarts, save
 def test_an_interrupted_run_ends_once_its_workers_have_saved(monkeypatch):
     scene = Scene(monkeypatch)
     scene.poll(signals=1)
-    scene.client.status = {"phase": "failed", "code": 75, "reason": "interrupted", "workers": []}
+    ended = {"phase": "failed", "code": 75, "reason": "interrupted", "workers": []}
+    scene.client.status = {**ended, "saving": True}
     assert scene.poll(signals=1) is None
-    for worker in scene.children.workers.values():
-        worker.returncode = ExitCode.SAVED
+    scene.client.status = {**ended, "saving": False}
     assert scene.poll(signals=1).code == ExitCode.SAVED
+
+
+def test_a_run_that_its_script_has_ended_ends_once_its_workers_have_saved_and_starts_none_of_them_again(monkeypatch):
+    scene = Scene(monkeypatch)
+    ended = {"phase": "failed", "code": 130, "reason": "the script left", "workers": []}
+    scene.client.status = {**ended, "saving": True}
+    assert scene.poll() is None
+    scene.children.end("worker-1", 130, ExitCode.INTERRUPTED)
+    assert scene.poll() is None
+    assert scene.poll(after=SAVE_TIMEOUT).code == ExitCode.INTERRUPTED
+    assert scene.children.started == []
 
 
 def test_the_reason_of_a_worker_that_failed_before_it_joined_has_its_last_log_line(monkeypatch):

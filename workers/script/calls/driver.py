@@ -5,8 +5,10 @@ broker.
     submit(call) ── deque ──> put ── CALL (retained until trimmed) ──> carried out in order
     Future       <─────────── take <─ REPLY, one from each worker ─────
 
-At most `AHEAD` calls are under way. A call that was only run forward, and has all its replies, is forgotten but for its
-number and its checksums: however much is evaluated between two checkpoints, its batches take no memory.
+At most `AHEAD` calls are under way. A script that leaves, or whose run is stopped, makes no more of them; it takes the
+replies to those that it has made, since its workers save the state after them. A call that was only run forward, and
+has all its replies, is forgotten but for its number and its checksums: however much is evaluated between two
+checkpoints, its batches take no memory.
 
 The thread serves the queues also while the script reads data or computes: a worker that is replaced has its calls again
 at once.
@@ -69,7 +71,7 @@ class Driver:
         self.progress = Progress(complete=start.step, called_for=start.step, waits=False, said="has not called yet")
         self.calls = CallLog(start)
         self.ended = threading.Event()  # the run is over, well or not
-        self.at_end: Callable[[], object] = lambda: None  # called by the thread when the run is over
+        self.at_end: Callable[[], object] = lambda: None  # called when no more calls are made, or the run is over
         self._program = program
         self._names = names
         self._run = assigned.run
@@ -81,6 +83,7 @@ class Driver:
         self._batches = batches
         self._error: RunFailed | None = None
         self._closing = False
+        self._last: Position | None = None  # after the last call, once that is known
         self._submitted: deque[OpenCall] = deque()  # not numbered yet
         self._numbering = threading.Lock()
         self._open: deque[OpenCall] = deque()
@@ -115,8 +118,16 @@ class Driver:
     def position(self) -> Position:
         """After all calls that were submitted. For any thread."""
         with self._numbering:
-            submitted = self._submitted.copy()  # at once: the script's thread may append meanwhile
-            return reduce(Position.after, (each.call.kind for each in submitted), self.calls.position)
+            return self._after_submitted()
+
+    def leave(self) -> int:
+        """Makes the calls that were submitted, and no more; how many training steps are called for. For any thread."""
+        with self._numbering:
+            self._last = self._last or self._after_submitted()
+            self.progress.called_for = self._last.step
+        self.at_end()
+        self.progress.over = True  # from now on it is reported
+        return self._last.step
 
     def close(self, timeout: float) -> None:
         """Ends the thread and closes the queues."""
@@ -135,6 +146,10 @@ class Driver:
         """Raises the `RunFailed` that has ended the run, if one has."""
         if self._error is not None:
             raise self._error
+
+    def _after_submitted(self) -> Position:
+        submitted = self._submitted.copy()  # at once: the script's thread may append meanwhile
+        return reduce(Position.after, (each.call.kind for each in submitted), self.calls.position)
 
     def _serve(self) -> None:
         try:
@@ -164,6 +179,8 @@ class Driver:
                     self._queues.connect({key: workers[index][1] for key, index in self._producers.items()})
                 case Trim(step):
                     self._trim(step)
+                case Stop(at_step_end=True, step=None):
+                    self.leave()
                 case Stop(reason, code) | Refused(reason, code):
                     self._end(reason, code)
                 case Stopped() as stopped if not self.ended.is_set():  # the launcher ends after its run, too
@@ -178,8 +195,7 @@ class Driver:
                 self._queues.outbound(call_key(worker)).trim(position.calls)
 
     def _put_calls(self) -> None:
-        while self._submitted and len(self._open) < AHEAD:
-            opened = self._number_next()
+        while self._submitted and len(self._open) < AHEAD and (opened := self._number_next()) is not None:
             self._open.append(opened)
             for message in messages(opened.call, self._program, self._names, self._run, self._incarnation):
                 self._queues.outbound(call_key(message.stage)).put(message)
@@ -193,8 +209,10 @@ class Driver:
         keys = [call_key(worker) for worker in dict.fromkeys(owners)]
         return tuple(crc for key in keys for crc in self._queues.outbound(key).checksums(number))
 
-    def _number_next(self) -> OpenCall:
+    def _number_next(self) -> OpenCall | None:
         with self._numbering:
+            if self.calls.position == self._last:
+                return None
             opened = self._submitted.popleft()
             call = opened.call
             opened.call = self.calls.call(call.kind, call.inputs, call.targets, call.state)
@@ -208,7 +226,7 @@ class Driver:
         opened = self._open[0]
         worker = opened.missing[0]
         reply = self._queues.inbound(reply_key(worker)).take(TURN)
-        if reply is None or self.ended.is_set():
+        if reply is None:
             return
         if is_emptied(reply.payload):
             self._end(_gone(worker, opened.call), ExitCode.SAVED)
@@ -219,7 +237,7 @@ class Driver:
             self._open.popleft()
             self._settle(opened)
         self._tell()
-        if not opened.missing:
+        if not opened.missing and not opened.done.done():
             opened.done.set_result(opened.replies)
 
     def _settle(self, opened: OpenCall) -> None:
@@ -231,7 +249,10 @@ class Driver:
     def _tell(self) -> None:
         """Leaves what the script does for the reports."""
         progress, position = self.progress, self.position
-        calls, progress.called_for = position.calls, position.step
+        calls = position.calls
+        with self._numbering:
+            if self._last is None:
+                progress.called_for = position.step
         oldest = next(iter(self._open), None)
         progress.waits, progress.since, progress.actions = oldest is not None, time(), calls
         if oldest is None:
@@ -250,8 +271,9 @@ class Driver:
         for opened in (*self._open, *self._submitted):
             with suppress(Exception):  # it may be cancelled
                 opened.done.set_exception(error)
-        self._open.clear()
-        self._submitted.clear()
+        if self._last is None:  # else the workers save the state after these calls
+            self._open.clear()
+            self._submitted.clear()
         self.at_end()
 
 

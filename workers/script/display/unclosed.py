@@ -1,31 +1,45 @@
-"""Says at a script's end that a line was not closed, and where its run can go on."""
+"""Ends the run of a line that is still open when its script ends, and says so, with where the run can go on."""
 
 import os
 import sys
 import weakref
 from pathlib import Path
+from typing import Protocol
 
 from stageline.workers.runtime.progress import Progress
 
 
-def watch_for_close(run: object, folder: Path, progress: Progress) -> "weakref.finalize[[int, Path, Progress], object]":
-    """To be detached when `run` is closed: else, when it is forgotten or this process ends, stderr is told."""
-    return weakref.finalize(run, _tell, os.getpid(), folder, progress)
+class Run(Protocol):
+    """What can be left open."""
+
+    def abort(self, reason: str) -> None:
+        """Ends the run with what it can save, and says where it is."""
 
 
-def _tell(owner: int, folder: Path, progress: Progress) -> None:
-    if os.getpid() == owner:  # not in a fork
-        print(unclosed_line(folder, progress.complete), file=sys.stderr)
+def watch_for_close(run: Run, folder: Path, progress: Progress) -> "weakref.finalize[..., object]":
+    """To be detached when `run` is closed: else it is ended when this process is, and stderr is told, as also when it
+    is forgotten."""
+    return weakref.finalize(run, _leave, os.getpid(), weakref.ref(run), folder, progress)
 
 
-def unclosed_line(folder: Path, complete: int) -> str:
-    """For people. `complete`: the newest complete checkpoint."""
-    saved = (
-        f"the state after {complete} steps is saved, and Line(the same arguments, resume={str(folder)!r}) goes on there"
-        if complete
-        else "nothing is saved yet"
+def _leave(owner: int, run: "weakref.ref[Run]", folder: Path, progress: Progress) -> None:
+    if os.getpid() != owner:  # in a fork
+        return
+    saved = ""
+    if (left := run()) is None:
+        saved = f"; {_saved(folder, progress.complete)}"
+    else:
+        left.abort("the script has ended without closing its line")
+    print(
+        f"stageline: the line of {folder} was not closed, so its weights were not kept{saved}. Use it in a `with`, or "
+        "call close()",
+        file=sys.stderr,
     )
+
+
+def _saved(folder: Path, complete: int) -> str:
+    if not complete:
+        return "nothing is saved yet"
     return (
-        f"stageline: the line of {folder} was not closed, so its weights were not kept; {saved}. Use it in a `with`, "
-        "or call close()"
+        f"the state after {complete} steps is saved, and Line(the same arguments, resume={str(folder)!r}) goes on there"
     )

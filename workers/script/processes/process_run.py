@@ -2,7 +2,7 @@
 
 ProcessRun(...)   launcher -> broker's address -> the script's place -> queues -> Driver
 close()           the call STOP -> the workers save their weights -> the run has finished -> the processes end
-abort(reason)     Goodbye: the run ends as it is, with its newest complete checkpoint
+abort(reason)     Goodbye: the workers carry out what was called, save the state after that, and end
 """
 
 import os
@@ -54,6 +54,7 @@ from .script_log import ScriptLog
 JOIN_TIMEOUT = 60.0  # seconds for the broker to answer
 FINISH_TIMEOUT = 60.0  # seconds for the workers of a run to save their weights
 END_TIMEOUT = 20.0  # seconds for the processes of a run that is over to end by themselves
+QUIET = 2.0  # seconds that a run may take to end before that is said
 CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
 REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is taken
 
@@ -142,8 +143,19 @@ class ProcessRun:
     def abort(self, reason: str) -> None:
         self._open.detach()
         with self._stack:
-            self._control.send(Goodbye(self._assigned.incarnation, reason))
-            self._driver.ended.wait(CLOSE_TIMEOUT)
+            try:
+                steps = self._driver.leave()
+                self._control.send(Goodbye(self._assigned.incarnation, reason, steps))
+                self._await_end(steps)
+            except KeyboardInterrupt:  # once more: nothing is saved any longer
+                self._processes.abandon()
+                raise
+
+    def _await_end(self, steps: int) -> None:
+        """Waits for the processes to end, and says so if that takes a while."""
+        if self._processes.wait(QUIET) is None:
+            saves = f"saving the state after {steps} steps" if steps and self._plan.recovery.on else "ending the run"
+            say(f"{saves}; Ctrl-C ends it at once")
             self._processes.wait(END_TIMEOUT)
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:

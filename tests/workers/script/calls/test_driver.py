@@ -8,7 +8,7 @@ import pytest
 
 from stageline.broker.codec.emptied import emptied, is_emptied
 from stageline.broker.codec.message import Message
-from stageline.broker.control.messages import Assigned
+from stageline.broker.control.messages import Assigned, Stop
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.tree import Tree
@@ -81,6 +81,26 @@ def test_a_third_call_waits_until_the_first_has_its_replies(driver: Driver, queu
     assert [message.step for message in others] == [1, 2]
     assert is_emptied(first.payload)  # it is settled
     assert not any(is_emptied(other.payload) for other in others)
+
+
+def test_a_script_that_leaves_makes_the_calls_that_it_has_submitted_and_no_others_also_once_its_run_is_stopped(
+    driver: Driver, queues: InterruptedQueues
+) -> None:
+    """A call that waited for the replies before it was dropped with the stop, and its step with it."""
+    done = [driver.submit(CallKind.TRAIN) for _ in range(3)]
+    driver._put_calls()
+    assert driver.leave() == 3
+    driver.submit(CallKind.TRAIN)
+    driver._tell()
+    assert driver.progress.called == 3
+    driver._commands.append(Stop("left", 75, at_step_end=True, step=3))
+    driver._obey()
+    with pytest.raises(RunFailed):
+        done[2].result(0)
+    reply(driver, queues, 0, None, 0.5)
+    driver._take_replies()
+    driver._put_calls()
+    assert put(queues) == [0, 1, 2]
 
 
 def test_a_reply_that_is_gone_with_its_worker_fails_the_run_with_the_way_out(

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 
@@ -16,6 +15,9 @@ from support.workspace import Workspace
 
 class LeftRun:
     """Stands for a run: what counts is that it is gone."""
+
+    def abort(self, reason: str) -> None:
+        raise AssertionError(reason)
 
 
 def test_a_run_that_is_forgotten_without_being_closed_is_told_with_its_newest_checkpoint(
@@ -34,7 +36,9 @@ def test_a_run_that_is_forgotten_without_being_closed_is_told_with_its_newest_ch
 
 
 @pytest.mark.slow
-def test_a_script_that_ends_without_closing_its_line_is_told_at_its_end(workspace: Workspace) -> None:
+def test_a_script_that_ends_without_closing_its_line_is_told_at_its_end_and_its_last_step_is_saved(
+    workspace: Workspace,
+) -> None:
     """In an interpreter of its own: the forks of the fork server end without one's end."""
     script = TESTS / "support" / "script" / "unclosed.py"
     environment = {**os.environ, "TMPDIR": str(workspace.temporary)}
@@ -42,8 +46,6 @@ def test_a_script_that_ends_without_closing_its_line_is_told_at_its_end(workspac
         [sys.executable, script], cwd=workspace.folder, env=environment, capture_output=True, text=True, check=True
     )
     assert "was not closed" in ended.stderr.splitlines()[-1]
+    assert "It begins at step 1" in ended.stderr.splitlines()[-2]
     assert float(ended.stdout) > 0
-    deadline = monotonic() + 60
-    while workspace.processes():  # they stay for a lease
-        assert monotonic() < deadline, workspace.kill()
-        sleep(0.1)
+    assert not workspace.processes()

@@ -77,7 +77,7 @@ def test_an_exception_in_the_loop_ends_the_processes_and_is_the_users(workspace:
     assert ended.startswith(
         f"stageline: the run is in {folder}; go on with: Line(..., resume='{folder}') in the script"
     )
-    assert re.search(r"[iI]t begins at step [05]\b", ended)
+    assert ended.endswith("It begins at step 6")
     assert errors.strip().endswith("ValueError: a mistake in the loop")
 
 
@@ -100,12 +100,17 @@ def test_a_worker_that_fails_before_the_script_has_joined_is_named_at_once(works
     assert "no broker" not in errors
 
 
-@pytest.mark.slow
-def test_ctrl_c_in_the_loop_ends_the_processes(workspace: Workspace) -> None:
-    script = start(workspace, "processes", "interrupt", "6")
+def test_after_ctrl_c_in_the_loop_the_run_goes_on_after_the_last_step_that_was_called(
+    workspace: Workspace, undisturbed: dict[str, Any]
+) -> None:
+    """It went on at step 5, of which a snapshot was due. The last two steps were under way."""
+    script = start(workspace, "processes", "interrupt", "9")
     _, errors = script.communicate()
     assert script.returncode in (-signal.SIGINT, 130, 1)
     assert "KeyboardInterrupt" in errors
+    resumed = result(workspace, "processes", "resume")
+    assert (resumed["first"], resumed["losses"]) == (9, undisturbed["losses"][9:])
+    assert resumed["weights"] == undisturbed["weights"]
 
 
 @pytest.mark.slow
@@ -116,13 +121,26 @@ def test_a_script_that_is_killed_leaves_no_process(workspace: Workspace) -> None
     wait_until_all_have_ended(workspace)
 
 
-def test_a_run_whose_script_was_killed_goes_on_where_it_was(workspace: Workspace, undisturbed: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_a_run_whose_script_was_killed_goes_on_after_the_steps_that_its_workers_have_done(
+    workspace: Workspace, undisturbed: dict[str, Any]
+) -> None:
     start(workspace, "processes", "kill", "script", "12").communicate()
+    resumed = result(workspace, "processes", "resume")  # its workers may still be there, or have gone
+    assert resumed["first"] in (10, 11, 12)  # by which calls had arrived
+    assert resumed["losses"] == undisturbed["losses"][resumed["first"] :]
+    assert resumed["weights"] == undisturbed["weights"]
+
+
+def test_a_run_whose_processes_were_all_killed_goes_on_at_its_newest_checkpoint_with_the_same_rows_alone(
+    workspace: Workspace, undisturbed: dict[str, Any]
+) -> None:
+    start(workspace, "processes", "kill-launcher", "12").communicate()
     other = start(workspace, "processes", "resume-other", CUT="[1, 4]")  # with the rows of other steps
     _, errors = other.communicate()
     assert other.returncode == 1
     assert "is not the one that this run was given for it before: inputs" in errors
-    resumed = result(workspace, "processes", "resume")  # its workers may still be there, or have gone
+    resumed = result(workspace, "processes", "resume")
     assert resumed["first"] in (5, 10)  # by how far its workers came
     assert resumed["losses"] == undisturbed["losses"][resumed["first"] :]
     assert resumed["weights"] == undisturbed["weights"]

@@ -112,9 +112,10 @@ def test_the_broker_is_killed_and_the_script_is_killed_and_resumed(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_while_the_script_computes_has_all_positions_on_the_disk(
-    workspace: Workspace, there: Workspace
+def test_a_run_that_is_stopped_while_the_script_computes_goes_on_after_its_last_step(
+    workspace: Workspace, there: Workspace, undisturbed: dict[str, Any]
 ) -> None:
+    """It went on at step 5 or 10: the launcher, which has no workers, did not wait for those on other machines."""
     address = f"tcp://127.0.0.1:{free_port()}"
     os.mkfifo(workspace.folder / "gate")
     workers = join(there, address)
@@ -128,6 +129,11 @@ def test_a_run_that_is_stopped_while_the_script_computes_has_all_positions_on_th
     script.kill()
     script.communicate()
     wait_for(lambda: not workspace.processes())
+    workers = join(there, address)
+    resumed = result(start(workspace, address, "resume"))
+    assert (resumed["first"], resumed["losses"]) == (12, undisturbed["losses"][12:])
+    assert resumed["weights"] == undisturbed["weights"]
+    assert [worker.wait() for worker in workers] == [0, 0]
 
 
 def test_a_worker_with_other_code_says_which_and_the_script_which_worker_is_missing(
