@@ -1,7 +1,7 @@
 """A parameter that three stages use trains as one, to the bit, whatever is killed, left out, evaluated or run again."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from stageline import Layer, Layers, Line, ModelRefused
+from stageline import Layer, Layers, Line, ModelRefused, traced
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Tied
 from stageline.workers.process.in_process import run_memory
@@ -107,10 +107,18 @@ def _head(x: Tensor, norm: nn.Module, embed: nn.Module) -> Tensor:
     return (norm(x) @ embed.weight.T).transpose(1, 2)
 
 
-def test_a_module_that_layers_of_two_stages_name_is_a_shared_one() -> None:
-    model, trained = wordy(), wordy()
-    layers = Layers(trained, [Layer("embed"), Layer("between"), Layer(("norm", "embed"), _head)])
-    with _line(layers, cut=["norm"], workers="inline") as line:
+def _written(model: Wordy) -> Layers:
+    return Layers(model, [Layer("embed"), Layer("between"), Layer(("norm", "embed"), _head)])
+
+
+def _traced(model: Wordy) -> Layers:
+    return traced(model, _batch(0)[0])
+
+
+@pytest.mark.parametrize("layers_of", [_written, pytest.param(_traced, marks=pytest.mark.slow)])
+def test_a_module_that_layers_of_two_stages_name_is_a_shared_one(layers_of: Callable[[Wordy], Layers]) -> None:
+    model = wordy()
+    with _line(layers_of(wordy()), cut=["norm"], workers="inline") as line:
         for step in range(3):
             line.step(*_batch(step))
     optimizer = ADAM(model.parameters())
@@ -206,7 +214,7 @@ def test_weights_that_a_file_has_under_one_name_are_found_by_all_stages_that_use
     assert _same(read.state_dict(), line.state_dict())
 
 
-def test_a_script_evaluates_predicts_loads_saves_and_goes_on(workspace: Workspace) -> None:
+def test_a_script_evaluates_predicts_loads_saves_and_goes_on_with_other_stages(workspace: Workspace) -> None:
     folder = workspace.folder
     options = {"folder": folder / "runs", "settings": {"recovery.snapshot_every": EVERY}}
     x, y = _batch(STEPS)
@@ -220,7 +228,7 @@ def test_a_script_evaluates_predicts_loads_saves_and_goes_on(workspace: Workspac
             first.load_state_dict({**state, "3.weight": torch.zeros_like(state["3.weight"])})
         first.load_state_dict(state)
         first.save(folder / "saved")
-    with contextlib.chdir(folder), _line(resume=folder / "saved", **options) as again:
+    with contextlib.chdir(folder), _line(resume=folder / "saved", cut=[4], **options) as again:
         assert torch.equal(again.predict(x), scores)
         for step in range(again.position, STEPS):
             again.step(*_batch(step))

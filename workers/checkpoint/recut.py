@@ -32,6 +32,7 @@ from .snapshot import WEIGHTS, Origin, Snapshot, SnapshotDamaged, read_manifest
 from .source import CheckpointSource, NoCheckpoint
 
 NOTE = "recut.json"
+_CUT = ("model.cut", "model.stages")
 _SUFFIX = re.compile(r"-at\d+-[0-9a-f]{6}$")
 
 
@@ -67,6 +68,12 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
             f"run {source.run} is asynchronous, and this plan lays it out in another way: "
             f"{'; '.join(map(str, found))}. Which weights a microbatch reads follows from the stages, so it goes on "
             "with the plan that it began with only"
+        )
+    if plan.schedule.tied == "step" and (cut := [each for each in found if each.key in _CUT]):
+        raise _refused(
+            f"run {source.run} adds up gradients of what stages share once per step, and this plan cuts the model in "
+            f'another way: {"; ".join(map(str, cut))}. With schedule.tied = "step" the bits follow from the cut, so it '
+            "goes on with the cut that it began with"
         )
     if not plan.recovery.on or plan.queues.url == "memory://":
         raise _refused(
