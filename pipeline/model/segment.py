@@ -41,6 +41,11 @@ class Segment:
         if self.stored is not None:
             self.stored.load(self.parts)
 
+    def unload(self) -> None:
+        """Gives the memory of weights that are in files back; `load` reads them again."""
+        if self.stored is not None:
+            self.stored.unload(self.parts)
+
     @property
     def trainable(self) -> bool:
         return any(p.requires_grad for layer in self.layers for p in layer.parameters())

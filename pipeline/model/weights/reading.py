@@ -14,7 +14,7 @@ import torch
 
 from .tensor_files import Rows, values_in
 
-ROUND = 2**23  # bytes
+ROUND = 2**22  # bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from stageline.pipeline.stage.layer import joined, state_of
 from .comparison import Twins, listed, misformed, misnamed, sources
 from .reading import read_into
 from .tensor_files import Form, forms_in
-from .unallocated import parameter_like
+from .unallocated import memory_like, meta_like, parameter_like
 from .weight_files import files_by_name
 
 Parts = Sequence[tuple[str, torch.nn.Module]]  # modules of the unsplit model, by their names there
@@ -44,13 +44,18 @@ class StageWeights:
         """Reads what `parts` need, and sets it. Raises `ModelRefused`; then nothing is set."""
         wanted = variables_of(parts)
         located = self._located(wanted)
-        targets = {source: torch.empty_like(wanted[name].data, device="cpu") for name, (_, source) in located.items()}
+        targets = {source: memory_like(wanted[name]) for name, (_, source) in located.items()}
         try:
             for file in dict.fromkeys(file for file, _ in located.values()):
                 read_into(file, {source: targets[source] for at, source in located.values() if at == file})
         except ModelRefused as refused:
             raise self._refused(str(refused)) from refused
         set_state(parts, wanted, {name: targets[source] for name, (_, source) in located.items()})
+
+    def unload(self, parts: Parts) -> None:
+        """Makes `parts` what they were before `load`."""
+        former = variables_of(parts)
+        set_state(parts, former, {name: meta_like(tensor) for name, tensor in former.items()})
 
     def _located(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, tuple[Path, str]]:
         """By name, the file and the name there. Raises `ModelRefused`."""

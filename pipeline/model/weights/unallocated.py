@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.stage.layer import joined
+from stageline.pipeline.stage.memory import empty, layout
 
 Made = TypeVar("Made")
 _WAY_OUT = "register it as a persistent buffer, which the weights have, or compute it in the forward"
@@ -51,6 +52,21 @@ def demand_known(parts: Iterable[tuple[str, torch.nn.Module]], again: Iterable[t
             )
 
 
+def memory_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory for the values of `tensor`, which lies as they do, without gaps.
+
+    `empty_like` does the same, but of a tensor on the meta device it imports torch's compiler: seconds and 30 MB.
+    """
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    dense = layout(shape, strides).extent == tensor.numel()
+    return empty(shape, strides if dense else torch.empty(shape, device="meta").stride(), tensor.dtype)
+
+
+def meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the meta device that lies as `tensor` does."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
 def parameter_like(former: torch.nn.Parameter, data: torch.Tensor) -> torch.nn.Parameter:
     """`data` as a parameter with all else as `former` has it."""
     parameter = torch.nn.Parameter(data, former.requires_grad)
@@ -68,7 +84,7 @@ def _parameters_on_meta() -> Iterator[None]:
         if parameter.is_meta or is_lazy(parameter) or get_ident() != thread:
             return None
         if parameter not in replaced:  # two modules may be given one
-            replaced[parameter] = parameter_like(parameter, torch.empty_like(parameter.data, device="meta"))
+            replaced[parameter] = parameter_like(parameter, meta_like(parameter))
         return replaced[parameter]
 
     handle = register_module_parameter_registration_hook(replacement)  # type: ignore[arg-type]  # its type forgets the result
