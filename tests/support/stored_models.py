@@ -1,6 +1,6 @@
 """Stages whose weights are in files, and the model that is built whole with the same weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def stored_segments(
     return with_stored_weights(plan(model__weights=str(weights), model__cut=list(cut) or None), made, segments, Path())
 
 
-def allocated(segments: list[Segment]) -> int:
+def allocated(segments: Sequence[Segment]) -> int:
     """How many numbers of the model's parameters have memory."""
     parameters = {p for part in segments for layer in part.layers for p in layer.parameters()}
     return sum(parameter.numel() for parameter in parameters if not parameter.is_meta)

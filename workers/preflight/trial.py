@@ -24,7 +24,8 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import Job, prepare
 
 from .checksums import record
-from .estimate import TrialWatch, estimate_of
+from .dry_run import TrialWatch
+from .estimate import estimate_of
 from .transcript import LeafRecord, Transcript
 from .trial_log import DOING, RESULT
 from .trial_result import TrialRefusal, TriedPlan

@@ -1,0 +1,257 @@
+"""Trains one microbatch through all stages in this process, with the metrics, and measures what they take.
+
+forward 0, 1, 2, ...    with evaluation
+backward ..., 2, 1, 0   with update
+
+A stage whose weights are in files has memory only while it computes: it is made for its forward, and made again for its
+backward, after the same forward. So the peak is that of one stage. Those that share parameters stay until all of them
+have gone backward.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from stageline.broker.codec.message import Flow, Message, encode
+from stageline.broker.errors import Unsendable
+from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.schedule import Action, Kind
+from stageline.pipeline.stage.memory import copied
+from stageline.pipeline.stage.stage import Stage
+from stageline.pipeline.tree import Tree, map_tensors, tensors
+from stageline.workers.runtime.executor import ComputeFailed
+from stageline.workers.runtime.job import Job
+
+from .trial_result import StageEstimate
+from .trial_stages import TrialStages
+
+_WORDS = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.TIED: "gradients of what stages share",
+    Kind.SUBTOTAL: "sums of gradients of what stages share",
+    Kind.UPDATE: "update",
+}
+_FLOWS = {Kind.TIED: Flow.TIED, Kind.SUBTOTAL: Flow.SUBTOTAL}
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class TrialWatch:
+    """Is told what a trial does next, in words, and what it gave: a name and a tree."""
+
+    doing: Callable[[str], None] = _ignore
+    gave: Callable[[str, Tree], None] = _ignore
+
+
+UNWATCHED = TrialWatch()
+
+
+class Carried(NamedTuple):
+    """The bytes of one message, header included, and those of tensors that its stage has received as they are."""
+
+    bytes: int
+    passed_on: int
+
+
+def dry_run(job: Job, watch: TrialWatch = UNWATCHED) -> tuple[list[StageEstimate], dict[QueueKey, Carried]]:
+    """Each stage, and by queue what one message takes.
+
+    Trains the first microbatch of `job`, whose stages are used up by it: prepare the job again to train it. Raises
+    `ModelRefused` or `DataError` for what could not be trained.
+    """
+    tried = _DryRun(job, watch)
+    try:
+        tried.forward()
+        stages = tried.train()
+    except (ComputeFailed, Unsendable) as error:
+        raise ModelRefused(f"a dry run of the first microbatch failed: {error}") from error
+    return stages, tried.messages
+
+
+class _DryRun:
+    """One microbatch on its way through all stages."""
+
+    def __init__(self, job: Job, watch: TrialWatch) -> None:
+        self.messages: dict[QueueKey, Carried] = {}
+        self._job = job
+        self._watch = watch
+        self._received: list[list[Tree]] = []  # by stage: what its forward was given
+        self._kept: list[int] = []  # by stage: bytes that autograd keeps
+        self._backward: set[int] = set()  # stages that have one
+        self._trains = False
+        self._tied: dict[Flow, Tree] = {}  # what was given last
+        self._estimates: dict[int, StageEstimate] = {}
+        watch.doing("the weights")
+        for part in job.segments:
+            part.check()
+        self._stages = TrialStages(job, watch.doing)
+
+    def forward(self) -> None:
+        """Raises `ModelRefused` if nothing would be trained."""
+        output: Tree = None
+        evaluated: Tree = None
+        for index in range(self._job.schedule.stages):
+            with self._stages.there(index):
+                output = self._first_forward(index, [output] if index else [])
+                if self._job.evaluation:  # a wrong metric would show at the end of the run
+                    received = [evaluated] if index else []
+                    evaluated = self._carry_out(Kind.FORWARD, index, received, evaluates=True)
+        if self._trains and self._job.program.last not in self._backward:
+            raise ModelRefused(
+                "the loss has no gradient, so nothing would be trained: between the weights and the loss there is a "
+                "detach(), a no_grad(), or an operation without a derivative such as argmax()"
+            )
+
+    def train(self) -> list[StageEstimate]:
+        """Each stage, with its optimizer's state."""
+        gradient: Tree = None
+        sharing = {stage for tie in self._job.schedule.ties for stage in tie}  # they stay until all have gone backward
+        for index in reversed(range(self._job.schedule.stages)):
+            with self._stages.there(index, stays=index in sharing):
+                if index in self._backward | sharing:
+                    self._forward_again(index)
+                    received = [] if index == self._job.program.last else [gradient]
+                    gradient = self._carry_out(Kind.BACKWARD, index, received + self._of_neighbour(Flow.TIED, index))
+                    self._send(Kind.TIED, index, [])
+                if index not in sharing:
+                    self._update(index)
+        for index in sorted(sharing, reverse=True):
+            self._send(Kind.SUBTOTAL, index, self._of_neighbour(Flow.SUBTOTAL, index))
+        for index in sorted(sharing):
+            with self._stages.there(index):
+                self._update(index)
+        return [self._estimates[index] for index in sorted(self._estimates)]
+
+    def _stage(self, index: int) -> Stage:
+        return self._stages[index].stages[index]
+
+    def _first_forward(self, index: int, received: Sequence[Tree]) -> Tree:
+        self._received.append([map_tensors(_own, tree) for tree in received] if self._stages.come_and_go else [])
+        stage = self._stage(index)
+        self._gave_weights(stage, "as model.factory made it")
+        self._trains = self._trains or stage.optimizer is not None
+        saved = _Saved(stage)
+        with saved_tensors_hooks(saved.note, lambda tensor: tensor):
+            output = self._carry_out(Kind.FORWARD, index, received)
+        for tensor in tensors(output):
+            saved.note(tensor)
+        self._kept.append(saved.bytes)
+        if stage.in_flight:
+            self._backward.add(index)
+        return output
+
+    def _forward_again(self, index: int) -> None:
+        """Of a stage that was not there in between."""
+        if index in self._backward and not self._stage(index).in_flight:
+            self._watch.doing(f"the trial of one microbatch: stage {index}, forward, once more for its backward")
+            instruction = self._job.program.instruction(0, Action(Kind.FORWARD, index))
+            self._stages[index].carry_out(instruction, self._received[index])
+
+    def _update(self, index: int) -> None:
+        stage = self._stage(index)
+        for parameter in _trainable(stage):
+            if parameter.grad is None:  # this microbatch did not use it; others may
+                parameter.grad = torch.zeros_like(parameter)
+        given = self._carry_out(Kind.UPDATE, index, self._of_neighbour(Flow.TOTAL, index))
+        if given is not None:
+            self._tied[Flow.TOTAL] = given
+        self._gave_weights(stage, "after the update")
+        self._estimates[index] = _estimate(self._job, stage, self._kept[index])
+
+    def _of_neighbour(self, flow: Flow, stage: int) -> list[Tree]:
+        """What `stage` is given by a stage that it shares parameters with: what the last of those gave."""
+        return [self._tied[flow]] if str(QueueKey(flow, stage)) in self._job.schedule.routes else []
+
+    def _send(self, kind: Kind, stage: int, received: Sequence[Tree]) -> None:
+        """Gradients of what `stage` shares with an earlier one, if its schedule has that."""
+        schedule, action = self._job.schedule, Action(kind, stage)
+        if action in schedule.workers[schedule.owner(stage)]:
+            self._tied[_FLOWS[kind]] = self._carry_out(kind, stage, received)
+
+    def _gave_weights(self, stage: Stage, when: str) -> None:
+        for name, tensor in stage.state_dict().items():
+            self._watch.gave(f"{name} of stage {stage.index} {when}", tensor)
+
+    def _carry_out(self, kind: Kind, index: int, received: Sequence[Tree], *, evaluates: bool = False) -> Tree:
+        action = Action(kind, index)
+        word = "evaluation and metrics" if evaluates else _WORDS[kind]
+        self._watch.doing(f"the trial of one microbatch: stage {index}, {word}")
+        step = self._job.feed.evaluation.start if evaluates else 0
+        instruction = self._job.program.instruction(step, action, evaluates=evaluates)
+        before = {tensor.data_ptr(): tensor.clone() for tensor in tensors([*received])}
+        result = self._stages[index].carry_out(instruction, received)
+        self._watch.gave(f"what stage {index} gave in its {word}", result)
+        if not evaluates:
+            self.messages |= _message(self._job, action, result, before)
+        return result
+
+
+class _Saved:
+    """Counts the memory that autograd keeps for a backward, without that of the weights."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.bytes = 0
+        self._seen = {tensor.untyped_storage().data_ptr() for tensor in stage.state_dict().values()}
+
+    def note(self, tensor: torch.Tensor) -> torch.Tensor:
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in self._seen:
+            self._seen.add(memory.data_ptr())
+            self.bytes += memory.nbytes()
+        return tensor
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy, since a stage may write to what it is given."""
+    return copied(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+
+def _message(job: Job, action: Action, payload: Tree, before: Mapping[int, torch.Tensor]) -> dict[QueueKey, Carried]:
+    """`before`: what the stage had received, by its address."""
+    key = job.program.gives(action)
+    if key is None:
+        return {}
+    frames = encode(Message("dry-run", key.flow, 0, 0, key.stage, 1, 0, payload))
+    same = [t for t in tensors(payload) if t.data_ptr() in before and torch.equal(t, before[t.data_ptr()])]
+    return {key: Carried(sum(memoryview(frame).nbytes for frame in frames), _total(same))}
+
+
+def _trainable(stage: Stage) -> list[torch.Tensor]:
+    return [] if stage.optimizer is None else [p for group in stage.optimizer.param_groups for p in group["params"]]
+
+
+def _estimate(job: Job, stage: Stage, activations: int) -> StageEstimate:
+    """Of a stage after its first update. `activations`: bytes that one microbatch keeps alive between its forward and
+    its backward."""
+    index, trainable = stage.index, _trainable(stage)
+    in_flight = job.verdict.stage_peak[index]
+    state = [] if stage.optimizer is None else list(stage.optimizer.state.values())
+    versions = in_flight if job.schedule.mode == "async" and index < job.program.last else 0
+    held = {
+        "weights": _total(stage.state_dict().values()),
+        "gradients": _total(trainable),
+        "optimizer": _total(value for entry in state for value in entry.values() if isinstance(value, torch.Tensor)),
+        "activations": activations * in_flight,
+        "stashed_weights": _total(trainable) * versions,  # only what is trained has versions
+    }
+    return StageEstimate(
+        stage=index,
+        worker=job.schedule.owner(index),
+        layers=job.segments[index].names,
+        parameters=job.segments[index].parameters,
+        in_flight=in_flight,
+        bytes=held,
+        total=sum(held.values()),
+    )
+
+
+def _total(held: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in held)
