@@ -5,7 +5,17 @@ from pathlib import Path
 
 import click
 
-from .claims import data_ahead, python_cost, queue_speed, recovery_cost, redis_speed, script_speed, startup, throughput
+from .claims import (
+    data_ahead,
+    python_cost,
+    queue_speed,
+    recovery_cost,
+    redis_speed,
+    script_speed,
+    startup,
+    throughput,
+    weights,
+)
 from .measuring.finding import BenchmarkResult
 from .measuring.machine import machine
 
@@ -20,6 +30,7 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "python": python_cost.measure,
     "data": data_ahead.measure,
     "startup": startup.measure,
+    "weights": weights.measure,
 }
 
 

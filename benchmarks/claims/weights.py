@@ -1,8 +1,8 @@
 """How much memory a worker takes for its stage's weights: read from a file, or as part of the whole model.
 
 `python -m benchmarks.claims.weights` makes a model of 1 GB on disk, four stages of equal size, and for each worker a
-process that prepares its job and makes its stages, as `stageline worker` does before its first step. What is reported
-is the most memory that the process ever had (VmHWM), files that it maps included. No optimizer has state yet.
+process that prepares its job and reads its weights, as `stageline worker` does before it makes optimizers. What is
+reported is the most memory that the process ever had (VmHWM), files that it maps included.
 """
 
 import os
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median
 
 import click
 
@@ -21,8 +20,8 @@ LAYERS, WIDTH, STAGES = 64, 2048, 4
 MB = 10**6
 ABOUT = f"""\
 A model of {LAYERS} layers of {WIDTH} x {WIDTH} float32 in one safetensors file, in {STAGES} stages. For each worker, a
-process that makes its stages; MB of memory at most (VmHWM), medians of the rounds. The bare process imports the same
-and makes nothing."""
+process that loads the plan and its own weights; MB of memory at most (VmHWM), without an optimizer. Built whole, the
+factory makes the model and loads the file into it. The bare process imports torch."""
 
 MODEL = f"""
 import torch
@@ -62,30 +61,25 @@ lr = 0.1
 STORED, WHOLE, BARE = "model.weights=model.safetensors", "model.factory=model.py:whole", ""
 
 
-def measure(rounds: int) -> BenchmarkResult:
+def measure(_: int) -> BenchmarkResult:
+    """In one round: memory does not vary as time does."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write(folder)
-        taken = {
-            (setting, worker): median(_memory(folder, setting, worker) for _ in range(rounds))
-            for setting in (STORED, WHOLE)
-            for worker in range(STAGES)
-        }
-        bare = median(_memory(folder, BARE, 0) for _ in range(rounds))
+        taken = {setting: [_memory(folder, setting, worker) for worker in range(STAGES)] for setting in (STORED, WHOLE)}
+        bare = _memory(folder, BARE, 0)
     own = LAYERS // STAGES * (WIDTH + 1) * WIDTH * 4
     rows = [
-        (f"worker {worker}", f"{own / MB:.0f}", *(f"{taken[setting, worker] / MB:.0f}" for setting in (STORED, WHOLE)),
-         f"{(taken[STORED, worker] - bare) / own:.2f}")
-        for worker in range(STAGES)
-    ]  # fmt: skip
-    columns = ("", "its stage", "with `weights`", "built whole", "with `weights`, less bare, in stages")
-    table = Table(f"MB; a bare process has {bare / MB:.0f}", columns, tuple(rows))
-    facts = {
-        "bare": bare,
-        "own": own,
-        "taken": {f"{setting} {worker}": value for (setting, worker), value in taken.items()},
-    }
-    return BenchmarkResult("Weights of a stage", ABOUT, (table,), facts)
+        (f"worker {worker}", _megabytes(own), _megabytes(stored), f"{(stored - bare) / own:.2f}", _megabytes(whole))
+        for worker, (stored, whole) in enumerate(zip(taken[STORED], taken[WHOLE], strict=True))
+    ]
+    columns = ("", "its stage", "with `weights`", "less bare, in stages", "built whole")
+    table = Table(f"MB; the bare process has {_megabytes(bare)}", columns, tuple(rows))
+    return BenchmarkResult("Weights of a stage", ABOUT, (table,), {"bare": bare, "own": own, "taken": taken})
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / MB:.0f}"
 
 
 def _write(folder: Path) -> None:
@@ -104,25 +98,27 @@ def _memory(folder: Path, setting: str, worker: int) -> int:
 
 
 def _work(folder: Path, setting: str, worker: int) -> int:
-    from stageline import read_plan
-    from stageline.workers.process import worker_process  # what a worker imports
-    from stageline.workers.runtime.job import prepare
+    import torch
 
-    assert worker_process
+    torch.set_num_threads(1)
     if setting:
-        prepare(read_plan(folder, sets=[setting]), worker=worker).executor([worker])
+        from stageline import read_plan
+        from stageline.workers.process import worker_process  # what a worker imports
+        from stageline.workers.runtime.job import prepare
+
+        assert worker_process
+        prepare(read_plan(folder, sets=[setting]), worker=worker).segments[worker].load()
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 
 
 @click.command()
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option("--worker", default=0, hidden=True)
 @click.option("--setting", default="", hidden=True)
 @click.option("--at", default=None, type=click.Path(path_type=Path), hidden=True)
-def main(rounds: int, worker: int, setting: str, at: Path | None) -> None:
+def main(worker: int, setting: str, at: Path | None) -> None:
     """Measure, and print the table."""
-    click.echo(f"{measure(rounds)}\n\n{machine()}" if at is None else _work(at, setting, worker))
+    click.echo(f"{measure(1)}\n\n{machine()}" if at is None else _work(at, setting, worker))
 
 
 if __name__ == "__main__":
