@@ -1,5 +1,8 @@
 """Workers read their weights from files, and train as the model that is built whole with the same weights."""
 
+import contextlib
+import os
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -10,9 +13,11 @@ from torch import nn
 
 from stageline import Line, ModelRefused, load_weights, read_plan
 from stageline.pipeline.errors import ExitCode
+from stageline.workers.runs.folder import result_in
+from stageline.workers.runs.records import recorded_run
 from stageline.workers.runtime.job import prepare
 from support.stored_models import allocated, model, trained
-from support.workspace import Workspace
+from support.workspace import Workspace, wait_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,9 +81,9 @@ def test_a_worker_builds_its_own_stage_alone(workspace: Workspace) -> None:
     stored(workspace)
     plan = read_plan(workspace.folder, sets=["model.weights=start.safetensors"])
     job = prepare(plan, worker=1)
-    assert allocated(list(job.segments)) == 0
+    assert allocated(job.segments) == 0
     executor = job.executor([1])
-    assert allocated(list(job.segments)) == job.segments[1].parameters == 18
+    assert allocated(job.segments) == job.segments[1].parameters == 18
     wanted = load_file(workspace.folder / "start.safetensors")
     assert all(torch.equal(value, wanted[name]) for name, value in executor.stages[1].state_dict().items())
 
@@ -100,6 +105,45 @@ def test_a_plan_trains_from_weights_that_each_worker_has_at_a_path_of_its_own(wo
     assert first.keys() == second.keys()
     assert all(torch.equal(value, second[name]) for name, value in first.items())
     assert not torch.equal(first["0.weight"], whole["0.weight"])
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_reads_its_files_again_until_there_is_a_checkpoint(workspace: Workspace) -> None:
+    file, whole = workspace.folder / "m.pt", model()
+    torch.save(trained(), file)
+    whole.load_state_dict(trained())
+    batches = [(torch.randn(6, 4), torch.randn(6, 4)) for _ in range(6)]
+    with Line(whole, **OPTIONS) as line:
+        wanted = [line.step(x, y).item() for x, y in batches]
+    processes = {**OPTIONS, "workers": "processes", "settings": {"recovery.snapshot_every": 2}}
+    with (
+        contextlib.chdir(workspace.folder),
+        Line(model, weights=file, folder=workspace.folder / "runs", **processes) as loaded,
+    ):
+        found = []
+        for step, batch in enumerate(batches):
+            found.append(loaded.step(*batch).item())
+            if step == 0:
+                os.kill(worker(workspace, 1), signal.SIGKILL)
+            if step == 3:
+                wait_for(lambda: complete_checkpoint(workspace) == 4)
+                torch.save({name: 2 * value for name, value in trained().items()}, file)
+                os.kill(worker(workspace, 1), signal.SIGKILL)
+    assert found == wanted
+    assert all(torch.equal(value, line.state_dict()[name]) for name, value in loaded.state_dict().items())
+    assert result_in(workspace.runs()[0]).restarts == 2
+
+
+def complete_checkpoint(workspace: Workspace) -> int | None:
+    """Its step, as the broker has recorded it."""
+    with recorded_run(workspace.runs()[0]) as run:
+        return run.complete
+
+
+def worker(workspace: Workspace, index: int) -> int:
+    """Its pid."""
+    logs = {pid: (Path("/proc") / str(pid) / "fd" / "2").readlink().name for pid in workspace.processes()}
+    return next(pid for pid, log in logs.items() if log == f"worker-{index}.log")
 
 
 def test_weights_that_do_not_fit_are_refused_by_the_trial(
