@@ -25,12 +25,16 @@ def read_configuration(path: Path) -> Mapping[str, object]:
 
 def planned_configuration(plan: Plan) -> Mapping[str, object]:
     """Of the model that the plan's factory returns. Raises `ModelRefused`, or `WeightsUnusable` if it has none."""
-    model = planned_model(plan)
+    return configuration_of(planned_model(plan), f'model.factory = "{plan.model.factory}"')
+
+
+def configuration_of(model: object, origin: str) -> Mapping[str, object]:
+    """Of `model`, which comes from `origin`. Raises `WeightsUnusable` if it is not of transformers."""
     config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "to_diff_dict"):
+    if config is None or not hasattr(config, "to_json_string"):
         raise WeightsUnusable(
-            f'model.factory = "{plan.model.factory}" returned a {type(model).__name__} without a config of '
-            "transformers: name a folder with its config.json by --config"
+            f"{origin} returned a {type(model).__name__} without a config of transformers: name a folder with its "
+            "config.json by --config"
         )
     found = json.loads(config.to_json_string())  # values of JSON alone
     return {**found, "architectures": found.get("architectures") or [type(model).__name__]}

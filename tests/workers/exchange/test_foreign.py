@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
+from stageline.workers.exchange.configuration import configuration_of
 from stageline.workers.exchange.export import export_dcp, export_file, export_transformers, shards_of
 from stageline.workers.exchange.foreign import foreign_weights
 from stageline.workers.exchange.stored_weights import StoredWeights, WeightsUnusable
+from support.whole_models import WHOLE_MODELS
 
 WEIGHTS = {
     "a.weight": torch.arange(12.0).reshape(4, 3).T.contiguous(),
@@ -77,6 +79,20 @@ def test_shards_that_have_slices_are_put_together_and_a_missing_one_is_found(tmp
     (tmp_path / "shard-00001-model-00001-of-00001.safetensors").unlink()
     with pytest.raises(WeightsUnusable, match=r"have not all of a\.weight: a shard is missing"):
         _ = foreign_weights(tmp_path).forms
+
+
+@pytest.mark.slow
+def test_from_pretrained_reads_the_export_of_a_model_whose_config_is_that_of_its_factory(tmp_path: Path) -> None:
+    whole = WHOLE_MODELS["gpt2 tied"]
+    model = whole.made().eval()
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, tmp_path / "one.safetensors")
+    stored = StoredWeights("gpt2", (tmp_path / "one.safetensors",))
+    export_transformers(stored, tmp_path / "hub", configuration_of(model, "the factory"), most=20_000)
+    assert len(list((tmp_path / "hub").glob("model-*.safetensors"))) > 1
+    loaded = type(model).from_pretrained(tmp_path / "hub").eval()
+    (inputs, _), *_ = whole.batches(1)
+    with torch.no_grad():
+        assert torch.equal(loaded(inputs).logits, model(inputs).logits)
 
 
 @pytest.mark.parametrize(

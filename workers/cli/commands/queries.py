@@ -116,7 +116,7 @@ def _show_status(facts: Facts) -> None:
     known = (
         f"run {facts['run']}: {facts.get('state', facts['phase'])}",
         "broker restarted: waiting for running workers to reconnect" if facts["listening"] else "",
-        "the broker's records are lost: asking the workers how far the run is" if facts["recollecting"] else "",
+        "the broker has no records of the run: asking the workers how far it is" if facts["recollecting"] else "",
         f"waits for {missing}" if missing else "",
         facts["reason"] or "",
         *facts["damaged"],

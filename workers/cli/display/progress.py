@@ -147,7 +147,7 @@ class Pace:
         if facts["phase"] in ("waiting", "running") and (blocked := _waiting_for_server(facts) or _fault(facts)):
             return blocked
         if facts["recollecting"]:
-            return "the broker's records are lost: asking the workers how far the run is"
+            return "the broker has no records of the run: asking the workers how far it is"
         if facts["missing"]:
             return f"waiting for worker {', '.join(map(str, facts['missing']))}"
         if facts["phase"] == "running" and facts["finished_floor"] >= self.steps:

@@ -61,7 +61,7 @@ def test_a_damage_is_reported_once(clock):
         ({}, "running"),
         ({"phase": "waiting", "missing": [1]}, "waiting for worker 1"),
         ({"phase": "waiting"}, "waiting for the workers to connect their queues"),
-        ({"recollecting": True}, "the broker's records are lost: asking the workers how far the run is"),
+        ({"recollecting": True}, "the broker has no records of the run: asking the workers how far it is"),
         ({"finished": 100}, "evaluating"),
         ({"phase": "failed", "code": 75}, "interrupted"),
         ({"phase": "failed", "code": 1}, "failed"),
