@@ -56,8 +56,12 @@ def open_socket(context: Context, kind: int, hwm: int) -> Socket:
     """A ROUTER or a DEALER with its options. Credit keeps `hwm` messages or fewer under way; the socket's own limit
     holds should that fail."""
     socket = context.socket(kind)
-    for option, value in {**COMMON_OPTIONS, **OPTIONS[kind], zmq.SNDHWM: hwm, zmq.RCVHWM: hwm}.items():
-        socket.set(option, value)
+    try:
+        for option, value in {**COMMON_OPTIONS, **OPTIONS[kind], zmq.SNDHWM: hwm, zmq.RCVHWM: hwm}.items():
+            socket.set(option, value)
+    except BaseException:
+        socket.close()
+        raise
     return socket
 
 

@@ -4,6 +4,7 @@ What arrives damaged or out of turn is dropped and requested again. The connecti
 unanswered for long, and soon if the other end does not speak ZeroMQ.
 """
 
+from contextlib import ExitStack
 from time import monotonic
 
 import zmq
@@ -118,8 +119,9 @@ class Dealer:
         return min([check, *[requester.due for requester in self.requesters.values()]])
 
     def close(self) -> None:
-        self._handshake.close()
-        self.socket.close()
+        if not self.socket.closed:  # else it could not be replaced
+            self._handshake.close()
+            self.socket.close()
 
     def _send(self, requester: Requester, request: CreditRequest, now: float) -> None:
         try:
@@ -132,9 +134,14 @@ class Dealer:
             self._unanswered = self._unanswered or now
 
     def _connect(self) -> None:
-        self.socket = open_socket(self._context, zmq.DEALER, self._hwm)
-        self._handshake = Handshake(self._context, self.socket)
-        self.socket.connect(self.endpoint)
+        """Leaves no socket open if that fails: its context could never be closed."""
+        with ExitStack() as opened:
+            self.socket = open_socket(self._context, zmq.DEALER, self._hwm)
+            opened.callback(self.socket.close)
+            self._handshake = Handshake(self._context, self.socket)
+            opened.callback(self._handshake.close)
+            self.socket.connect(self.endpoint)
+            opened.pop_all()
 
     def _check_connection(self, now: float) -> None:
         """Replaces the connection if it seems to be of no use any more."""

@@ -45,6 +45,14 @@ def test_a_killed_producer_is_replaced_and_the_consumer_goes_on(
     assert taken == list(range(100))
 
 
+def test_an_address_that_cannot_be_dialled_leaves_no_socket_open(stack: ExitStack) -> None:
+    """Its socket was left open, and `close` waited for it without end."""
+    consumer = worker(stack, 2)
+    with pytest.raises(zmq.ZMQError):
+        consumer.connect({KEY: "tcp://nowhere"})
+    consumer.close()
+
+
 def test_a_producer_may_come_back_at_the_same_address(
     stack: ExitStack, fork_server: ForkServer, tmp_path: Path, hasty: None
 ) -> None:
