@@ -1,6 +1,6 @@
 """The control messages: one tagged Struct each, encoded as msgpack behind a seal (see `protocol.py`).
 
-    worker  -> broker   Hello, Report, Failed, Finished, Goodbye
+    worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined
     broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, Stop, Refused
     command -> broker   Ask, StopRun; a supervisor also Exited
     broker  -> command  Answer, Refused
@@ -209,6 +209,14 @@ class Goodbye(_ControlMessage, frozen=True, tag="goodbye"):
     training_steps: Count | None = None
 
 
+class Declined(_ControlMessage, frozen=True, tag="declined"):
+    """Process `pid` on `host` was to join, and does not: `reason` for people. From anyone; the script is told."""
+
+    host: Name
+    pid: int
+    reason: Name
+
+
 class Assigned(_ControlMessage, frozen=True, tag="assigned"):
     """The worker is number `index` of the plan, under `incarnation`, and begins at `step`: 0, or a complete checkpoint.
 
@@ -331,5 +339,5 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
     facts: dict[str, object]
 
 
-ToBroker = Hello | Report | Failed | Finished | Goodbye | Exited | Ask | StopRun
+ToBroker = Hello | Report | Failed | Finished | Goodbye | Declined | Exited | Ask | StopRun
 FromBroker = Assigned | Standby | Peers | Confirmed | Trim | Stop | Refused | Answer

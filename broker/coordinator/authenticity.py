@@ -2,7 +2,7 @@
 
     Report, Failed, Finished, Goodbye, Hello with an incarnation    sealed with the incarnation's secret
     StopRun, Exited                                                 sealed with the run's control secret
-    Hello without an incarnation, Ask                               from anyone; an Ask may be sealed
+    Hello without an incarnation, Declined, Ask                     from anyone; an Ask may be sealed
 
 A sealed message counts once: one that is sent again has an old serial, and changes nothing.
 
@@ -13,7 +13,7 @@ that has its records does, nor one of a run that is new.
 
 from dataclasses import dataclass
 
-from stageline.broker.control.messages import Ask, Exited, Hello, Refused, StopRun
+from stageline.broker.control.messages import Ask, Declined, Exited, Hello, Refused, StopRun
 from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.control.seal import MessageSeal, Serials
 from stageline.pipeline.errors import ExitCode
@@ -49,7 +49,7 @@ class Authenticity:
                 return Judgement(proven=not self._control(sealed).refusal)
             case StopRun() | Exited():
                 return self._control(sealed)
-            case Hello(incarnation=0):
+            case Hello(incarnation=0) | Declined():
                 return _OPEN
             case Hello() as hello if self._is_vouched(hello):
                 return _OPEN

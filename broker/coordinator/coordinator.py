@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from stageline.broker.control.messages import (
     MOST_STEPS,
+    Answer,
     Ask,
     Assigned,
     Confirmed,
+    Declined,
     Exited,
     Failed,
     Finished,
@@ -121,6 +123,10 @@ class Coordinator:
             case Hello():
                 self._registration.answer(message, sender, now)
                 self._start_if_all_present()
+            case Declined(host, pid, reason):
+                self.run.events.count("declined", f"process {pid} on host {host} does not join: {reason}")
+                self.run.note_declined(host, pid, reason)
+                self.run.outgoing.append((sender, Answer("declined/1", {})))
             case Exited():
                 self._supervision.note_exit(message, now)
             case StopRun():

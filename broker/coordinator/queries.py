@@ -97,6 +97,7 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "restarts": run.replacements.ever.total(),
         "recovering": [_replacement(view, each) for each in run.replacements.pending.values() if each.index in workers],
         "fault": run.fault,
+        "declined": [{"host": each.host, "pid": each.pid, "reason": each.reason} for each in run.declined],
         "spares": [_standby(contact, view.now) for contact in run.standby.values()],
         "oddities": dict(run.events.anomalies),
         "workers": [_worker(view, index) for index in workers],
@@ -154,7 +155,8 @@ def _worker(view: RunView, index: int) -> Facts:
 
 
 def _join(view: RunView, of: Mapping[str, str]) -> Facts:
-    """What a worker that has no plan file needs to join a script's run: its plan, and which code it goes with."""
+    """What a worker that has no plan file needs to join a script's run: its plan, and which code it goes with; and
+    whether it comes too late."""
     code = view.run.config.code
     if code is None:
         raise _BadQuery(
@@ -162,7 +164,8 @@ def _join(view: RunView, of: Mapping[str, str]) -> Facts:
             "has: stageline worker CONFIG --broker URL"
         )
     settings = dict(view.run.config.settings)
-    return {"run": view.run.id, "settings": settings, "torch": code.torch, "files": dict(code.files)}
+    over = view.run.lifecycle.over
+    return {"run": view.run.id, "settings": settings, "torch": code.torch, "files": dict(code.files), "over": over}
 
 
 def _queues(view: RunView, of: Mapping[str, str]) -> Facts:

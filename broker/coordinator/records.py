@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stageline.broker.control.messages import FromBroker
+from stageline.broker.control.messages import LONGEST_NAME, Declined, FromBroker
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.ledger.ledger import Ledger
 from stageline.broker.membership.member import Member, MemberStatus
@@ -26,6 +26,7 @@ from .run_state import RunEvent, RunLifecycle
 _FACT = "registry"
 _LOGGED = 20  # anomalies of one kind that become warnings, in so many seconds; all are counted
 _PERIOD = 10.0
+_DECLINED = 8  # newest processes that did not join
 
 Outgoing = tuple[bytes, FromBroker]  # recipient, message
 
@@ -95,6 +96,7 @@ class RunRecords:
         self.training_steps: int | None = None  # of the run, once a worker has loaded the data
         self.length = config.length  # of the run, once it is known; for workers that have no data
         self.metrics: dict[str, float] = {}
+        self.declined: deque[Declined] = deque(maxlen=_DECLINED)
         self.events = EventLog()
         self.fault = ""  # what the broker itself cannot do for now, continuing "the broker"
         self.outgoing: list[Outgoing] = []  # messages that the present decision sends
@@ -150,6 +152,12 @@ class RunRecords:
     def stop_workers(self, outcome: RunOutcome) -> None:
         self.broadcast(outcome.stop_message)
         self.outgoing += [(contact.sender, outcome.stop_message) for contact in self.standby.values()]
+
+    def note_declined(self, host: str, pid: int, reason: str) -> None:
+        """A process does not become a worker."""
+        declined = Declined(host, pid, reason[:LONGEST_NAME])
+        if declined not in self.declined:
+            self.declined.append(declined)
 
     def add_lost_work(self, members: Iterable[Member], why: str, now: float) -> None:
         """The work of lost `members` after the complete checkpoint; call it while the ledger still has it."""

@@ -64,6 +64,7 @@ class Registration:
                 self.assign(member, new=member.incarnation > newest)
             case Refused() as refused:
                 self._run.events.count("refused", f"{hello.name}: {refused.reason}")
+                self._run.note_declined(hello.host, hello.pid, refused.reason)
                 self._run.outgoing.append((sender, refused))
             case Standby() as standby:
                 if (predecessor := self._predecessor(hello)) is not None:  # lost as soon as it is silent

@@ -1,11 +1,23 @@
 """Asks the broker: one question, one answer, within a bound."""
 
+import os
+import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Any
 
-from stageline.broker.control.messages import Answer, Ask, Exited, FromBroker, Refused, StopRun, ToBroker
+from stageline.broker.control.messages import (
+    LONGEST_NAME,
+    Answer,
+    Ask,
+    Declined,
+    Exited,
+    FromBroker,
+    Refused,
+    StopRun,
+    ToBroker,
+)
 from stageline.broker.control.open import open_client
 from stageline.broker.control.protocol import decode_from_broker
 from stageline.broker.errors import AddressUnusable, BadMessage
@@ -79,6 +91,16 @@ class Client(AbstractContextManager["Client"]):
         """The run is over, and no more queries will come: the broker may exit."""
         self._send(StopRun("the run is over", over=True))
 
+    def decline(self, reason: str, timeout: float = 1.0) -> None:
+        """Tells that this process does not join, so that the script can say why. Returns once that has arrived, or
+        after `timeout` seconds."""
+        self._send(Declined(socket.gethostname(), os.getpid(), reason[:LONGEST_NAME]))
+        deadline = monotonic() + timeout
+        while (left := deadline - monotonic()) > 0:
+            match self._receive(left):
+                case Answer("declined/1"):
+                    return
+
     def exited(self, index: int, pid: int, status: int, result: int | None, detail: str) -> None:
         """Reports that the process of a worker has exited, with `status` as `subprocess` gives it; the other two are
         described at `Exited`."""
@@ -89,8 +111,8 @@ class Client(AbstractContextManager["Client"]):
         is there once the broker is."""
         secret = self._secret()
         self._unsealed.append(message)
-        due = self._unsealed if secret else [each for each in self._unsealed if isinstance(each, Ask)]
-        self._unsealed = [] if secret else [each for each in self._unsealed if not isinstance(each, Ask)]
+        due = self._unsealed if secret else [each for each in self._unsealed if isinstance(each, Ask | Declined)]
+        self._unsealed = [each for each in self._unsealed if each not in due]
         try:
             for each in due:
                 self._channel.send(self._sealer.sealed(each, secret))

@@ -50,6 +50,10 @@ class Stopped(Exception):
         self.broker_knows = broker_knows
 
 
+class NotAdmitted(Stopped):
+    """The broker has no place for a worker that asks for one."""
+
+
 class SnapshotInventory(Protocol):
     """What a worker finds of a run's snapshots."""
 
@@ -107,7 +111,9 @@ class Joining:
                 self._enter(run)
                 self._declined = 0
                 self._inspect(step)
-            case Refused(reason, code) | Stop(reason, code):
+            case Refused(reason, code):
+                raise NotAdmitted(reason, documented(code))
+            case Stop(reason, code):
                 raise Stopped(reason, documented(code))
         return None
 

@@ -1,11 +1,14 @@
 """Joins a script's run without a plan file: asks the broker for the plan, and compares the code.
 
 ask "join" (again, until the broker is there) -> the plan, for this machine -> the same code? -> as any other worker
+  ^                                                                           └─ no: the script is told
+  └── a run that is over, or ends before it has a place for this worker: another may begin at that address
 """
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -21,6 +24,7 @@ from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.tables import dotted, leaves, nested
 from stageline.workers.control.client import BrokerUnreachable, Client, NoAnswer
+from stageline.workers.control.session import NotAdmitted
 
 from .open_queues import address_towards
 from .script_code import demand_same_code
@@ -49,18 +53,59 @@ class JoinAnswer(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     torch: str
     files: dict[str, str]
+    over: bool
 
 
-def joined_plan(broker: str, patience: float, sets: Sequence[str]) -> Plan:
-    """The plan of the script's run whose broker is at `broker`, which is waited for `patience` seconds; all that it
-    names has been imported from the current folder. `sets` and the environment overrule keys in which machines may
-    differ. Raises `BrokerUnreachable`, `CannotJoin`, `PlanRefused`, or `ModelRefused` for other code."""
-    answer = _ask(broker, patience)
+def work_for_script(broker: str, patience: float, sets: Sequence[str], work: Callable[[Plan], int]) -> int:
+    """Does `work` with the plan of the script's run whose broker is at `broker`, which is waited for `patience`
+    seconds; all that it names has been imported from the current folder. Returns the exit code.
+
+    `sets` and the environment overrule keys in which machines may differ. `work` raises `NotAdmitted` if the broker has
+    no place: if that run is over by then, the next one there is waited for. Raises `BrokerUnreachable`, `CannotJoin`,
+    `PlanRefused`, or `ModelRefused` for other code; the script is told of these, too.
+    """
+    deadline, imported = monotonic() + patience, ScriptCode("", {})
+    while True:
+        answer = _ask(broker, deadline, patience)
+        code = ScriptCode(answer.torch, answer.files)
+        try:
+            plan = _plan_of(answer, code, imported, broker, sets)
+            imported = code
+            return work(plan)
+        except NotAdmitted as refusal:
+            if _goes_on(answer.run, broker):
+                log.error("stopped", reason=str(refusal))
+                return refusal.code
+        except StagelineError as error:
+            tell_script(broker, error)
+            raise
+
+
+def tell_script(broker: str, error: Exception) -> None:
+    """Why this process does not join: who waits for it sits at the script."""
+    with suppress(BrokerUnreachable), Client(broker) as client:
+        client.decline(str(error))
+
+
+def _plan_of(answer: JoinAnswer, code: ScriptCode, imported: ScriptCode, broker: str, sets: Sequence[str]) -> Plan:
+    """`imported`: the code that this process has imported already, if it has."""
     plan = plan_here(answer.settings, broker, sets, os.environ)
     if not plan.scripted:
         raise CannotJoin(f"run {answer.run} is not a script's: start its workers with its plan")
-    demand_same_code(plan, ScriptCode(answer.torch, answer.files), Path.cwd(), socket.gethostname())
+    if imported.files and imported != code:
+        raise CannotJoin(f"the code of run {answer.run} is not that of the run before: start this worker again")
+    demand_same_code(plan, code, Path.cwd(), socket.gethostname())
     return plan
+
+
+def _goes_on(run: str, broker: str) -> bool:
+    """Whether `run` is still there at `broker`, and not over."""
+    try:
+        with Client(broker) as client:
+            answer = msgspec.convert(client.ask("join", timeout=ATTEMPT), JoinAnswer)
+    except (BrokerUnreachable, ValueError):
+        return False
+    return answer.run == run and not answer.over
 
 
 def plan_here(settings: Mapping[str, object], broker: str, sets: Sequence[str], environment: Mapping[str, str]) -> Plan:
@@ -80,13 +125,23 @@ def plan_here(settings: Mapping[str, object], broker: str, sets: Sequence[str], 
     return plan
 
 
-def _ask(broker: str, patience: float) -> JoinAnswer:
-    """Asks until there is an answer. Raises `BrokerUnreachable`, `CannotJoin`."""
-    deadline, told = monotonic() + patience, False
+def _ask(broker: str, deadline: float, patience: float) -> JoinAnswer:
+    """Asks until there is an answer, of a run that is not over; not beyond the `deadline`, which is `patience` seconds
+    after the beginning. Raises `BrokerUnreachable`, `CannotJoin`."""
+    told = ""
     while True:
+        awaited = "the script's broker"
         try:
             with Client(broker) as client:
-                return msgspec.convert(client.ask("join", timeout=ATTEMPT), JoinAnswer)
+                answer = msgspec.convert(client.ask("join", timeout=ATTEMPT), JoinAnswer)
+            if not answer.over:
+                return answer
+            awaited = f"the next run: {answer.run} is over"
+            if monotonic() > deadline:
+                raise BrokerUnreachable(
+                    f"run {answer.run} at {masked(broker)} is over, and no other began within {patience:g} s: start "
+                    "the script, or name another address after --join"
+                )
         except NoAnswer as error:
             if monotonic() > deadline:
                 raise BrokerUnreachable(
@@ -100,7 +155,7 @@ def _ask(broker: str, patience: float) -> JoinAnswer:
             raise CannotJoin(f"the answer of the broker at {masked(broker)} is no plan: {error}") from error
         except ValueError as refusal:
             raise CannotJoin(str(refusal)) from refusal
-        if not told:
-            told = True
-            log.info("waiting for the script's broker", address=masked(broker), seconds=patience)
+        if told != awaited:
+            told = awaited
+            log.info(f"waiting for {awaited}", address=masked(broker), seconds=patience)
         sleep(PAUSE)

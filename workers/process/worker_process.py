@@ -35,7 +35,7 @@ from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.lifeline import NONE, Lifeline
-from stageline.workers.control.session import Stopped, WorkerIdentity
+from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdentity
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.replay.recorder import RecordWriter, record_failure
 from stageline.workers.runs import folder as runs
@@ -47,6 +47,7 @@ from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.skipping import SkipLog
 
 from .failures import failures_reported, lacks_resources, why_it_leaves
+from .join import tell_script
 from .open_queues import open_queues, reachable
 from .signals import Signals, exit_at_once
 
@@ -90,12 +91,19 @@ class WorkerOptions:
 def run_worker(plan: Plan, options: WorkerOptions) -> int:
     """Runs one worker to the end of the run; returns the exit code. A reason to stop early is logged and reported.
 
-    Once it is assigned, SIGINT and SIGTERM end it between two actions, with exit code 130.
+    Once it is assigned, SIGINT and SIGTERM end it between two actions, with exit code 130. Raises `NotAdmitted` if it
+    is `joined`: there may be another run.
     """
     try:
         return _run(_anchored(plan), options)
+    except NotAdmitted as refusal:
+        if options.joined:
+            raise
+        log.error("stopped", reason=str(refusal))
+        return refusal.code
     except Stopped as stop:
         (log.info if stop.code == ExitCode.OK else log.error)("stopped", reason=str(stop))
+        _tell_refusal(stop, stop.code, options)
         return stop.code
     except Exception as error:
         if lacks_resources(error):  # another process may do better: no code that says that the plan cannot work
@@ -106,7 +114,14 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
         event = EVENTS.get(error.exit_code, "failed")
         # A traceback helps where the user's own code raised; every other expected error explains itself.
         log.error(event, reason=str(error), exc_info=error.__cause__ if isinstance(error, ComputeFailed) else None)
+        _tell_refusal(error, error.exit_code, options)
         return error.exit_code
+
+
+def _tell_refusal(error: Exception, code: int, options: WorkerOptions) -> None:
+    """A worker of a script on another machine that cannot begin."""
+    if options.joined and code == ExitCode.REFUSED:
+        tell_script(options.broker, error)
 
 
 def _anchored(plan: Plan) -> Plan:

@@ -2,11 +2,12 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 
-from stageline.broker.control.messages import Answer, Ask, Event, Refused, StepRecord
+from stageline.broker.control.messages import Answer, Ask, Declined, Event, Refused, StepRecord, StopRun
 from stageline.broker.coordinator.run import ScriptCode
-from support.conversation import Conversation, name, report, steps
+from support.conversation import Conversation, hello, name, report, steps
 
 
 @pytest.fixture
@@ -69,7 +70,21 @@ def test_a_script_with_named_code_tells_who_joins_what_to_compare(talk: Conversa
     talk.core.run.config = dataclasses.replace(config, code=ScriptCode("2.13.0", {"model.py": "5fa0"}))
     ((_, answer),) = talk.send(b"me", Ask("join"))
     facts = {"run": "run-1", "settings": config.settings, "torch": "2.13.0", "files": {"model.py": "5fa0"}}
-    assert answer == Answer("join/1", facts)
+    assert answer == Answer("join/1", {**facts, "over": False})
+    talk.send(b"me", StopRun("interrupted"))
+    ((_, answer),) = talk.send(b"me", Ask("join"))
+    assert answer == Answer("join/1", {**facts, "over": True})
+
+
+def test_who_cannot_join_is_named_with_the_reason_whether_it_says_so_or_was_refused(talk: Conversation):
+    declined = Declined("edge", 77, "model.py differs")
+    for _ in range(2):
+        assert talk.send(b"edge", declined) == [(b"edge", Answer("declined/1", {}))]
+    talk.send(b"x", msgspec.structs.replace(hello(0), version=1, host="old", pid=78))
+    first, second = talk.status()["declined"]  # type: ignore[misc]
+    assert first == {"host": "edge", "pid": 77, "reason": "model.py differs"}
+    assert (second["host"], second["pid"]) == ("old", 78)
+    assert "control protocol version 1" in second["reason"]
 
 
 def test_queues_are_reported_as_each_end_sees_them(talk: Conversation):

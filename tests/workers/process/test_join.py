@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.plan import PlanRefused, from_mapping
-from stageline.workers.process.join import plan_here
+from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
+from stageline.workers.control.client import NoAnswer
+from stageline.workers.control.session import NotAdmitted
+from stageline.workers.process import join
+from stageline.workers.process.join import CannotJoin, plan_here, work_for_script
 from support.workspace import Workspace, free_port, until
 
 SETTINGS: dict[str, Any] = {
@@ -48,6 +51,73 @@ def test_a_plans_broker_is_not_joined_but_tells_how(workspace: Workspace) -> Non
     assert "stageline worker CONFIG --broker URL" in done.stderr
     broker.kill()
     broker.wait()
+
+
+class Brokers:
+    """Those at one address, one after the other: each answer is given once."""
+
+    def __init__(self, *answers: dict[str, Any] | None) -> None:
+        self._answers = list(answers)
+        self.declined: list[str] = []
+
+    def __call__(self, address: str) -> "Brokers":
+        return self
+
+    def __enter__(self) -> "Brokers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """There is nothing to close."""
+
+    def ask(self, what: str, timeout: float) -> dict[str, Any]:
+        answer = self._answers.pop(0)
+        if answer is None:
+            raise NoAnswer("nothing is there")
+        return answer
+
+    def decline(self, reason: str) -> None:
+        self.declined.append(reason)
+
+
+def run(name: str, *, over: bool = False, files: dict[str, str] | None = None) -> dict[str, Any]:
+    return {"run": name, "settings": SETTINGS, "torch": "2.13.0", "files": files or {"model.py": "5f"}, "over": over}
+
+
+@pytest.fixture
+def same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "demand_same_code", lambda *of: None)
+
+
+def test_a_run_that_is_over_or_ends_before_there_is_a_place_is_followed_by_the_next_one_at_its_address(
+    monkeypatch: pytest.MonkeyPatch, same_code: None
+) -> None:
+    """The worker exited: the broker that it had found was about to."""
+    brokers = Brokers(run("line-1", over=True), None, run("line-2"), run("line-2", over=True), run("line-3"))
+    monkeypatch.setattr(join, "Client", brokers)
+    refusals = [NotAdmitted("the run is over", ExitCode.SAVED)]
+
+    def work(plan: Plan) -> int:
+        if refusals:
+            raise refusals.pop()
+        return 0
+
+    assert work_for_script("tcp://127.0.0.1:7000", 60.0, (), work) == 0
+    assert (brokers._answers, brokers.declined) == ([], [])
+
+
+def test_a_refusal_by_a_run_that_goes_on_stands_and_other_code_than_was_imported_needs_a_new_process(
+    monkeypatch: pytest.MonkeyPatch, same_code: None
+) -> None:
+    def work(plan: Plan) -> int:
+        raise NotAdmitted("all 2 workers have joined", ExitCode.FAILED)
+
+    monkeypatch.setattr(join, "Client", Brokers(run("line-1"), run("line-1")))
+    assert work_for_script("tcp://127.0.0.1:7000", 60.0, (), work) == ExitCode.FAILED
+    brokers = Brokers(run("line-1"), run("line-2"), run("line-2", files={"model.py": "1f"}))
+    monkeypatch.setattr(join, "Client", brokers)
+    with pytest.raises(CannotJoin, match="start this worker again"):
+        work_for_script("tcp://127.0.0.1:7000", 60.0, (), work)
+    assert "the code of run line-2" in brokers.declined[0]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`stageline worker`: runs one worker of a plan, or of a script's run that it joins."""
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -70,41 +71,50 @@ def worker(
     log_to_stderr()
     if patience is None:
         patience = PATIENCE if join is None else JOIN_PATIENCE
-    plan = _joined(ctx, join, patience, sets) if join is not None else options.plan_of(config, sets)
-    from stageline.workers.process import last_line
-    from stageline.workers.process.worker_process import WorkerOptions, run_worker
+    patience = patience or ONE_ATTEMPT
 
-    if spare:
-        options.require_restarts(plan)
-    last_line.install()
-    name = name or ("worker" if index is None else f"worker-{index}")
-    return run_worker(
-        plan,
-        WorkerOptions(
-            broker or plan.broker.url,
-            name,
-            index,
-            patience or ONE_ATTEMPT,
-            lifeline=lifeline,
-            sockets=sockets,
-            spare=spare,
-            joined=join is not None,
-        ),
-    )
+    def work(plan: "Plan") -> int:
+        from stageline.workers.process import last_line
+        from stageline.workers.process.worker_process import WorkerOptions, run_worker
+
+        if spare:
+            options.require_restarts(plan)
+        last_line.install()
+        return run_worker(
+            plan,
+            WorkerOptions(
+                broker or plan.broker.url,
+                name or ("worker" if index is None else f"worker-{index}"),
+                index,
+                patience,
+                lifeline=lifeline,
+                sockets=sockets,
+                spare=spare,
+                joined=join is not None,
+            ),
+        )
+
+    if join is None:
+        return work(options.plan_of(config, sets))
+    return _work_for_script(ctx, join, patience, sets, work)
 
 
-def _joined(ctx: click.Context, address: str, patience: float, sets: tuple[str, ...]) -> "Plan":
-    """The plan of the script at `address`, or at that in the environment."""
+def _work_for_script(
+    ctx: click.Context, address: str, patience: float, sets: tuple[str, ...], work: Callable[["Plan"], int]
+) -> int:
+    """Does `work` with the plan of the script at `address`, or at that in the environment."""
     for name, option in (("config", "CONFIG"), ("broker", "--broker")):
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--join goes without {option}: the plan is the script's. Leave one of both out")
     address = address or os.environ.get(ADDRESS, "")
     if not address:
         raise click.UsageError(f"--join needs the address of the script's broker, or {ADDRESS} in the environment")
-    from stageline.workers.process.join import joined_plan
+    from stageline.workers.process.join import work_for_script
     from stageline.workers.process.worker_process import warm_up_device
 
+    def warn_and_work(plan: "Plan") -> int:
+        options.warn(plan.warnings)
+        return work(plan)
+
     warm_up_device("cpu")  # takes seconds, which others wait for once this worker has its place
-    plan = joined_plan(address, patience or ONE_ATTEMPT, sets)
-    options.warn(plan.warnings)
-    return plan
+    return work_for_script(address, patience, sets, warn_and_work)

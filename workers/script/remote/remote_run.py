@@ -112,13 +112,15 @@ class RemoteRun(ProcessRun):
     def _await_workers(self) -> None:
         patience, broker = self._plan.broker.patience, self._plan.broker.url
         with Client(self._processes.broker, lambda: runs.read_control_secret(self.folder)) as client:
-            absence = await_workers(client, len(self._plan.workers), patience, self._driver.ended)
+            absence = await_workers(client, len(self._plan.workers), patience, self._driver.ended, say)
         self._driver.raise_failure()
         if absence is None:
             return
         said = f"{workers_named(absence.workers)} did not join within {patience:g} s (broker.patience)"
         if absence.unreachable:
             raise self._failure(f"{said}: {absence.unreachable}", ExitCode.NO_BROKER)
+        if absence.declined:
+            said += f"; {'; '.join(absence.declined)}"
         raise self._failure(
             f"{said}. Start it on its machine, in the folder with your code: {command_there(broker)}",
             ExitCode.NO_WORKER,

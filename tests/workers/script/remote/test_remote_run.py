@@ -136,7 +136,7 @@ def test_a_run_that_is_stopped_while_the_script_computes_goes_on_after_its_last_
     assert [worker.wait() for worker in workers] == [0, 0]
 
 
-def test_a_worker_with_other_code_says_which_and_the_script_which_worker_is_missing(
+def test_a_worker_with_other_code_says_which_and_so_does_the_script_with_which_worker_is_missing(
     workspace: Workspace, there: Workspace
 ) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
@@ -145,9 +145,14 @@ def test_a_worker_with_other_code_says_which_and_the_script_which_worker_is_miss
     until(worker.stderr, "waiting for the script's broker")  # from now on it asks all the time
     script = start(workspace, address, PATIENCE="3s")
     _, errors = worker.communicate()
-    assert "net.py differs (SHA-256 e3b0c44298fc here, " in errors
+    differs = "net.py differs (SHA-256 e3b0c44298fc here, "
+    assert differs in errors
     _, said = script.communicate()
-    assert "RunFailed: workers 0 and 1 did not join within 3 s (broker.patience)" in said
+    (told,) = (line for line in said.splitlines() if line.startswith("stageline: a worker (process "))
+    assert differs in told
+    failed = said.splitlines()[-1]
+    assert "RunFailed: workers 0 and 1 did not join within 3 s (broker.patience); a worker (process " in failed
+    assert differs in failed
 
 
 def ending_run(folder: Path, fail: RunFailed, ends: Mock) -> RemoteRun:
