@@ -1,15 +1,16 @@
 """A stage's part of the unsplit model, and the stage that computes it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from stageline.pipeline.stage.layer import joined, named_state, parts_of
+from stageline.pipeline.stage.layer import BoundLayer, joined, named_state, parts_of
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.tied import SharedParameters
 from stageline.pipeline.stage.tied_stage import TiedStage
+from stageline.pipeline.tree import Tree
 
 from .weights.stage_weights import StageWeights
 
@@ -35,6 +36,13 @@ class Segment:
         """Raises `ModelRefused` if the files do not have the stage's weights. Reads no more than their headers."""
         if self.stored is not None:
             self.stored.check(self.parts)
+
+    @property
+    def check_inputs(self) -> Callable[[Tree], object]:
+        """Raises `DataError` for a batch's inputs that the stage, as the first one, is known not to take. It keeps no
+        weights in memory."""
+        first = self.layers[0]
+        return first.check_inputs if isinstance(first, BoundLayer) else BoundLayer.check_inputs
 
     def load(self) -> None:
         """Reads the stage's weights, if they are in files. Raises `ModelRefused`."""

@@ -18,7 +18,10 @@ class BoundLayer(torch.nn.Module):
     """One cuttable step of a model: `function(x, *parts)`, of what travels and of modules or tensors of the model.
 
     `parts` are the model's own modules by their names in it, or `HeldTensor`s by the names of their tensors.
+    `check_inputs` raises `DataError` for a batch's inputs that the layer, as the first one, is known not to take.
     """
+
+    check_inputs: Callable[[Tree], object] = staticmethod(lambda inputs: None)
 
     def __init__(self, function: LayerFunction, parts: Mapping[str, torch.nn.Module]) -> None:
         super().__init__()

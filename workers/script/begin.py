@@ -1,6 +1,6 @@
 """Begins the run of a `Line`: cuts the model, makes the plan and the schedule, and starts or makes the workers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,6 +10,7 @@ from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Placement, make_schedule
+from stageline.pipeline.tree import Tree
 from stageline.workers.script.arguments.checks import demand_usable
 from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
 from stageline.workers.script.arguments.plan_errors import in_arguments_words
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     from stageline.workers.script.remote.remote_plan import RemotePlan
 
 Workers = Literal["processes", "inline"]
+InputsCheck = Callable[[Tree], object]
 
 
 def begin_run(
     model: Model, options: LineOptions, workers: Workers, resume: str | Path | None = None
-) -> tuple[ModelWeights, ScriptRun]:
-    """The run, and what the model's weights are. `resume`: the folder of the run to go on with.
+) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
+    """The run, the model's weights, and a check of inputs. `resume`: the folder of the run to go on with.
 
     Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `NoSuchRun`, `RunFailed`, and `ValueError` for
     another `workers`, or one that cannot resume.
@@ -44,9 +46,11 @@ def begin_run(
         return _begin(model, options, workers, None if resume is None else Path(resume))
 
 
-def _begin(model: Model, options: LineOptions, workers: Workers, resume: Path | None) -> tuple[ModelWeights, ScriptRun]:
+def _begin(
+    model: Model, options: LineOptions, workers: Workers, resume: Path | None
+) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
     whole, segments = build_model(model, options)
-    weights = weights_of(whole, segments)
+    weights, check = weights_of(whole, segments), segments[0].check_inputs
     joined = None if options.broker is None else _joined_terms(model, options, options.broker)
     plan = plan_of(options, len(segments), None if joined is None else joined.tables)
     segments = with_stored_weights(plan, whole, segments, Path.cwd())
@@ -64,13 +68,13 @@ def _begin(model: Model, options: LineOptions, workers: Workers, resume: Path | 
     )
     names = _weight_names(segments, schedule.placement)
     if workers == "inline":
-        return weights, InlineRun(segments, schedule, names, options)
+        return weights, check, InlineRun(segments, schedule, names, options)
     if joined is not None:
         from stageline.workers.script.processes.saving import begun_run
         from stageline.workers.script.remote.remote_run import RemoteRun
 
         known = None if resume is None else begun_run(plan, resume)
-        return weights, RemoteRun(plan, schedule, names, known, joined.code)
+        return weights, check, RemoteRun(plan, schedule, names, known, joined.code)
     # Sockets and processes, which an inline line does without.
     from stageline.workers.script.processes.process_run import ProcessRun
     from stageline.workers.script.processes.saving import run_to_resume
@@ -79,7 +83,7 @@ def _begin(model: Model, options: LineOptions, workers: Workers, resume: Path | 
         known = None
         if resume is not None:
             known = run_to_resume(plan, resume, lambda: layouts_of(segments, options.optimizer))
-        return weights, ProcessRun(plan, schedule, names, known)
+        return weights, check, ProcessRun(plan, schedule, names, known)
 
 
 def _joined_terms(model: Model, options: LineOptions, broker: str) -> "RemotePlan":

@@ -109,7 +109,7 @@ class Line(AbstractContextManager["Line"]):
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
         self._name = name
-        self._weights, self._run = begin_run(model, options, workers, resume)
+        self._weights, self._check_inputs, self._run = begin_run(model, options, workers, resume)
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
         self._display = display_of(name, self._seen, self._run.waits_for, progress, news)  # its thread is in no fork
@@ -142,8 +142,8 @@ class Line(AbstractContextManager["Line"]):
         """Trains on one batch; its loss, which is waited for when it is read, so that the next step may begin before.
 
         `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows; they are copied. Raises `DataError`
-        if they have different numbers of rows, or one has no tensor (then nothing has changed), `RunFailed` or
-        `ComputeFailed` if the run has failed, also in an earlier step.
+        if they have different numbers of rows, one has no tensor, or a traced model was traced with inputs of another
+        shape (then nothing has changed), `RunFailed` or `ComputeFailed` if the run has failed, also in an earlier step.
         """
         done = self._submit(CallKind.TRAIN, x, y)
         done.add_done_callback(self._seen.step_ended)
@@ -168,6 +168,7 @@ class Line(AbstractContextManager["Line"]):
     def predict(self, x: Tree) -> Tree:
         """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
         rows(x)
+        self._check_inputs(x)
         return concatenate(_only(self._call(CallKind.PREDICT, _copied(x)).result()))
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -226,6 +227,7 @@ class Line(AbstractContextManager["Line"]):
 
     def _submit(self, kind: CallKind, x: Tree, y: Tree) -> "Future[Replies]":
         demand_batch(x, y)
+        self._check_inputs(x)
         return self._call(kind, _copied(x), _copied(y))
 
     def _call(

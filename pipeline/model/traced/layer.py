@@ -39,6 +39,7 @@ class TracedLayer(BoundLayer):
     ) -> None:
         super().__init__(training, parts)
         self._functions = {True: training, False: evaluation}
+        self.check_inputs = training.taken
 
     def forward(self, x: Tree) -> Tree:
         return self._functions[self.training](x, *self.arguments())

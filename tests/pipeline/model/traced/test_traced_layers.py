@@ -95,9 +95,13 @@ def test_a_cut_where_no_layer_begins_is_refused_with_the_reason(name, reason):
         cut_model(model_and_layers()[1], [name])
 
 
-def test_a_batch_of_another_shape_is_refused_before_the_first_layer():
-    with pytest.raises(DataError, match="the input has 7 in dimension 1"):
-        model_and_layers()[1].bound[0](torch.ones(2, 7))
+def test_a_batch_of_another_shape_is_refused_by_the_line_and_by_the_first_layer():
+    layers = model_and_layers()[1]
+    with Line(layers, stages=2, loss=mean_loss, optimizer=ADAM, microbatches=1, workers="inline") as line:
+        for call in (lambda x: line.step(x, x), line.predict, layers.bound[0]):
+            with pytest.raises(DataError, match="the input has 7 in dimension 1"):
+                call(torch.ones(2, 7))
+        line.predict(torch.ones(2, 8))
 
 
 class Deciding(nn.Module):
@@ -135,3 +139,12 @@ def test_a_model_without_a_module_that_is_called_once_has_no_layers():
         traced(nn.Flatten(), torch.ones(2, 2))
     with pytest.raises(ModelRefused, match="given a int; wanted is a torch module"):
         traced(3, torch.ones(2, 2))  # type: ignore[arg-type]
+
+
+def test_a_graph_makes_its_tensors_on_the_device_that_the_layer_is_moved_to():
+    layers = traced(Deciding(lambda x: x + torch.arange(2, device=x.device) * torch.tensor(0.5)), torch.ones(2, 2))
+    x: object = torch.ones(3, 2, device="meta")
+    for layer in layers.bound:
+        x = layer.to("meta")(x)
+    assert isinstance(x, Tensor)
+    assert (x.device.type, x.shape) == ("meta", (3, 2))
