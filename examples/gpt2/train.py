@@ -55,9 +55,9 @@ def main(steps: int, workers: str, out: str) -> None:
     trained = model.build()
     trained.load_state_dict(line.state_dict())
     trained.save_pretrained(out)
-    start = torch.tensor([list(b"def ")])
-    written = trained.eval().generate(start, max_new_tokens=60, do_sample=False)[0, 4:]
-    print(f"def {bytes(written.tolist()).decode('utf-8', 'replace')!r}")
+    start = torch.tensor([list(b"    def ")])
+    written = trained.eval().generate(start, max_new_tokens=100, do_sample=True)[0]
+    print(bytes(written.tolist()).decode("utf-8", "replace"))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ PARTS = "part-0.safetensors", "part-1.safetensors"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_two_machines_train_a_document_model_of_which_each_has_its_own_part(
     workspace: Workspace, tmp_path: Path, fork_server: ForkServer
 ) -> None:
