@@ -25,15 +25,13 @@ def test_two_machines_train_a_document_model_of_which_each_has_its_own_part(
     for part in PARTS:
         folder = tmp_path / part.removesuffix(".safetensors")
         folder.mkdir()
-        shutil.copy(EXAMPLE / "model.py", folder)
         (workspace.folder / part).rename(folder / part)
         machines.append(Workspace(folder, fork_server))
+        shutil.copy(EXAMPLE / "model.py", folder)
     with machines[0], machines[1]:
         workers = [
-            machine.start(
-                "worker", "--join", address, "--index", str(n), "--set", f"model.weights=part-{n}.safetensors"
-            )
-            for n, machine in enumerate(machines)
+            machine.start("worker", "--join", address, "--index", str(n), "--set", f"model.weights={part}")
+            for n, (machine, part) in enumerate(zip(machines, PARTS, strict=True))
         ]
         run = workspace.command("script", str(EXAMPLE / "train.py"), address, "2")
         assert run.returncode == 0, run.stderr
