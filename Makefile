@@ -21,9 +21,10 @@ test-quick: .venv/checks
 test-all: .venv/checks
 	$(PYTEST) -n 3 -o timeout=300 -m slow
 
-# Longer ones of which `make test-all` has a part, for changes of what they test.
+# Longer ones of which `make test-all` has a part, for changes of what they test; properties with many examples.
 sweep: .venv/checks
 	$(PYTEST) -n 2 -o timeout=900 -m sweep
+	$(PYTEST) -n 2 -o timeout=900 -m hypothesis --hypothesis-profile=many
 
 lint: .venv/checks build/types/stageline
 	$(BIN)/ruff check .

@@ -13,8 +13,11 @@ from support.fork_server import ForkServer
 from support.workspace import Workspace
 
 # No deadline and no limit on slowness: how long an example takes says something of the machine, nothing of the code.
-settings.register_profile("stageline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("stageline")
+# `make sweep` tries far more examples than each run of the tests, whose examples are others every time.
+_ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("some", _ANY_MACHINE, max_examples=40)
+settings.register_profile("many", _ANY_MACHINE, max_examples=1000)
+settings.load_profile("some")
 
 # Before torch is imported, here and in every process that a test starts: pytest has a worker for each core.
 os.environ["OMP_NUM_THREADS"] = "1"

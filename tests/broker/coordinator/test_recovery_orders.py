@@ -328,4 +328,4 @@ class Orders(RuleBasedStateMachine):
 
 
 TestOrders = Orders.TestCase
-TestOrders.settings = settings(max_examples=80, stateful_step_count=40)
+TestOrders.settings = settings(stateful_step_count=40)
