@@ -78,7 +78,7 @@ TWO, ONE = ("--set", "model.stages=2", "--set", "schedule.name=gpipe"), ("--set"
 @pytest.fixture
 def here(workspace: Workspace) -> Workspace:
     workspace.write("model.py", MODEL)
-    workspace.write("stageline.toml", PLAN.format(steps=150))
+    workspace.write("stageline.toml", PLAN.format(steps=120))
     return workspace
 
 
@@ -105,7 +105,7 @@ def test_four_stages_over_zeromq_go_on_as_two_over_redis_and_then_as_one(here: W
     last = here.command("train", ".", "--json", "--resume", second.name, *ONE)
     assert last.returncode == 0, last.stderr
     found = json.loads(last.stdout)
-    recipe = reference.recipe(here.folder, steps=150)
+    recipe = reference.recipe(here.folder, steps=120)
     expected = reference.train(recipe)
     assert found["weights_sha256"] == expected.weights_sha256
     assert found["losses"].keys() == {"0", "50", "100"}

@@ -78,7 +78,10 @@ class CheckpointSource:
 
     def _absence(self, step: int | None) -> str:
         if not self.present:
-            return f"{self.snapshots.folder} holds no snapshot; recovery.snapshot_every says when they are written"
+            return (
+                f"{self.snapshots.folder} holds no snapshot, which are written every recovery.snapshot_every steps: "
+                "begin another run"
+            )
         there = "; ".join(f"step {each}: {_stages(found)}" for each, found in [*self.present.items()][-3:])
         if step is not None:
             return f"there is no snapshot of step {step} in {self.snapshots.folder}; the newest there are {there}"

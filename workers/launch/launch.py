@@ -80,7 +80,8 @@ def prepare_launch(
     if plan.queues.url != IN_MEMORY:
         demand_short_socket_paths()
     name = run or runs.name_of(plan, resume)
-    tried = try_plan(plan, arguments, spawn, layouts=resume is not None)
+    differs = resume is not None and runs.has_other_plan(plan.with_known_stages(), runs.folder(plan, name))
+    tried = try_plan(plan, arguments, spawn, layouts=differs)
     expected = tried.estimate
     plan = plan.resolved(len(expected.stages))
     warnings = [*expected.warnings]

@@ -1,30 +1,59 @@
-"""Which plans a run goes on with in another layout."""
+"""Which plans a run goes on with as a run of its own, and under which id."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from stageline.pipeline.plan import Plan, PlanRefused, read_plan
-from stageline.workers.checkpoint.recut import needs_recut
-from support import reference
-
-TIED = Path(reference.__file__).parent / "tied"
-
-
-def plan(stages: int, *sets: str) -> Plan:
-    return read_plan(TIED, sets=sets, environment={}).resolved(stages)
+from stageline.pipeline.plan import PlanRefused
+from stageline.workers.checkpoint.recut import needs_recut, recut_id
+from stageline.workers.checkpoint.source import CheckpointSource
+from support.small_plans import plan
 
 
-def test_gradients_that_stages_add_up_once_per_step_keep_the_cut_and_may_change_workers() -> None:
-    source: Any = SimpleNamespace(run="tied-1", plan=plan(4, "schedule.tied=step"))
-    assert needs_recut(plan(4, "schedule.tied=step", "workers.0.stages=[0, 1]", "workers.1.stages=[2, 3]"), source)
-    with pytest.raises(
-        PlanRefused, match=r"run tied-1 adds up .* once per step, .*: model.cut: \[4\] here, \[1, 3, 5\] the"
-    ):
-        needs_recut(plan(2, "schedule.tied=step", "model.cut=[4]"), source)
-    with pytest.raises(PlanRefused, match=r'begun with another plan: schedule.tied: "microbatch" here, "step" there'):
-        needs_recut(plan(4), source)
-    source = SimpleNamespace(run="tied-1", plan=plan(4))
-    assert needs_recut(plan(2, "model.cut=[4]"), source)
+def source(run: str = "small-1", **changes: object) -> CheckpointSource:
+    return CheckpointSource(Path("runs") / run, run, plan(**changes).resolved(2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__cut": [3]},
+        {"schedule__name": "gpipe"},
+        {"workers": {"0": {"stages": [0, 1]}}},
+        {"recovery__snapshot_every": 7},
+        {"model__cut": [3], "queues__url": "tcp://127.0.0.1:0"},
+    ],
+)
+def test_what_is_laid_out_in_another_way_is_a_run_of_its_own(changes: dict[str, object]) -> None:
+    assert needs_recut(plan(**changes).resolved(2), source())
+
+
+def test_a_plan_that_only_names_other_addresses_is_the_run_itself() -> None:
+    assert not needs_recut(plan(queues__url="tcp://127.0.0.1:0", recovery__lease=3).resolved(2), source())
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "named"),
+    [
+        ({}, {"model__cut": [3], "optimizer__lr": 0.2}, "optimizer.lr: 0.2 here, 0.1 there"),
+        ({"schedule__mode": "async"}, {"schedule__mode": "async", "model__cut": [3]}, "small-1 is asynchronous"),
+        ({}, {"model__cut": [3], "queues__url": "memory://"}, "which this plan does not read"),
+        ({}, {"model__cut": [3], "recovery__restarts": 0}, "which this plan does not read"),
+    ],
+)
+def test_what_would_give_other_bits_or_begin_at_no_checkpoint_is_refused(
+    before: dict[str, object], now: dict[str, object], named: str
+) -> None:
+    with pytest.raises(PlanRefused, match=named):
+        needs_recut(plan(**now).resolved(2), source(**before))
+
+
+def test_the_id_follows_from_run_step_and_plan_and_does_not_grow() -> None:
+    three, gpipe = plan(model__cut=[3]).resolved(2), plan(schedule__name="gpipe").resolved(2)
+    first = recut_id(source(), 40, three)
+    assert first.startswith("small-1-at40-")
+    assert len({first, recut_id(source(), 60, three), recut_id(source(), 40, gpipe)}) == 3
+    assert recut_id(source(), 40, three) == first
+    second = recut_id(source(first), 60, gpipe)
+    assert second.startswith("small-1-at60-")
+    assert second != recut_id(source(), 60, gpipe)

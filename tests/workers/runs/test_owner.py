@@ -76,3 +76,16 @@ def test_a_run_without_the_file_has_no_owner_and_a_damaged_file_is_an_error(tmp_
     (tmp_path / "process.json").write_text('{"pid": ')
     with pytest.raises(ValueError, match="truncated"):
         read_owner(tmp_path)
+
+
+def test_what_is_prepared_may_go_on_as_another_run_and_leaves_the_first_as_it_was(plan):
+    first, other = plan.run.dir / "mlp-1", plan.run.dir / "mlp-1-at40-5fa0c1"
+    for folder in (first, other):
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text("{}")
+    (first / "process.json").write_text("of before")
+    with StartingRun(plan, "mlp-1") as starting:
+        starting.move_to(other.name)
+        assert (first / "process.json").read_text() == "of before"
+        assert owner_of(other).alive
+    assert owner_of(other).alive
