@@ -27,6 +27,7 @@ class Tangled(nn.Module):
         self.one = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True))
         self.frozen = nn.BatchNorm1d(8).eval()
         self.unused = nn.Linear(3, 3)
+        self.relu = nn.ReLU(inplace=True)
         self.helper, self.head = nn.Linear(8, 3), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,13 +37,14 @@ class Tangled(nn.Module):
         skipped = self.one(x)
         x = self.frozen(self.drop(skipped)) + torch.arange(8, device=x.device)
         x = functional.linear(x, self.one[0].weight) + skipped
-        return self.head(x) + self.helper(x) if self.training else self.head(x)
+        written = self.relu(x)  # x, too
+        return self.head(x) + self.helper(written) if self.training else self.head(x)
 
 
 WHOLE = WholeModel(
     Tangled,
     lambda generator: (torch.randn(9, 8, generator=generator), torch.randint(3, (9,), generator=generator)),
-    ("", "one.0", "one.1", "one.2", "frozen", "head", "helper"),  # the first begins with the model
+    ("", "one.0", "one.1", "one.2", "frozen", "relu", "head", "helper"),  # the first begins with the model
     {},
 )
 
@@ -74,7 +76,7 @@ def test_a_traced_model_trains_as_it_does_unsplit():
 
 def test_the_layers_have_the_models_state_under_its_names():
     model, layers = model_and_layers()
-    assert layers.names == ["nothing", "one.0", "one.1", "one.2", "frozen", "head", "helper"]
+    assert layers.names == ["nothing", "one.0", "one.1", "one.2", "frozen", "relu", "head", "helper"]
     (whole,) = cut_model(layers)
     assert whole.weight_names == model.state_dict().keys()
     assert {name for name, _ in whole.state} - model.state_dict().keys() == {"scale"}
