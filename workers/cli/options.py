@@ -29,6 +29,8 @@ _VISIBLE = (
     "the address into the environment, as STAGELINE_BROKER__URL, or into a plan file that only you can read"
 )
 
+_LAYOUT = ("model.cut=", "model.stages=", "workers.")  # a cut and a number of stages of two commands do not fit
+
 
 class Bytes(click.ParamType[int]):
     """A size as plans have it: 1048576 or "512MiB"."""
@@ -129,7 +131,7 @@ def plan_of(config: str, sets: Sequence[str]) -> "plans.Plan":
 
 def plan_of_run(folder: Path, config: str | None, sets: Sequence[str]) -> "plans.Plan":
     """The plan in `config`, or without it that of the command that has begun the run in `folder`, with its --set; then
-    `sets`. Raises `CommandFailed` if it is not there."""
+    `sets`, whose layout replaces the command's. Raises `CommandFailed` if it is not there."""
     from stageline.workers.runs.owner import read_owner
 
     if config is not None:
@@ -138,7 +140,10 @@ def plan_of_run(folder: Path, config: str | None, sets: Sequence[str]) -> "plans
     if owner is None or not owner.plan or not Path(owner.plan).exists():
         known = "" if owner is None or not owner.plan else f", which was {owner.plan}"
         raise CommandFailed(f"the plan of run {folder.name} is not here{known}: name it with --plan", ExitCode.USAGE)
-    return plan_of(owner.plan, [*owner.sets, *sets])
+    replaced = _LAYOUT if any(each.startswith(_LAYOUT) for each in sets) else ()
+    kept = [each for each in owner.sets if not each.startswith(replaced)]
+    say(f"stageline: the plan is {owner.plan}, whose code is called", err=True)
+    return plan_of(owner.plan, [*kept, *sets])
 
 
 def warn(warnings: Sequence[str]) -> None:

@@ -19,7 +19,8 @@ LAYOUT = ("--set", "model.cut=[1]")
 @pytest.fixture
 def run(workspace: Workspace) -> Path:
     """Of a run that has finished all its steps."""
-    train = workspace.command("train", ".", "--set", "recovery.snapshot_every=2", "--set", "data.check=false")
+    sets = ("--set", "recovery.snapshot_every=2", "--set", "data.check=false", "--set", "model.cut=[2]")
+    train = workspace.command("train", ".", *sets)
     assert train.returncode == 0, train.stderr
     (folder,) = workspace.runs()
     return folder
@@ -64,6 +65,8 @@ def test_checkpoints_are_listed_verified_split_and_converted(workspace, run, cap
 
     shown = answer(workspace, capsys, "split", name, *LAYOUT)
     assert [(row["stage"], row["old_stages"], row["absent"]) for row in shown["stages"]] == [(0, [0], []), (1, [1], [])]
+    three = answer(workspace, capsys, "split", name, "--set", "model.stages=3")
+    assert [row["worker"] for row in three["stages"]] == [0, 1, 2]
     elsewhere = workspace.folder / "elsewhere" / run.name
     for part in ("plan.json", "process.json", "checkpoints/stage-1"):
         source, target = run / part, elsewhere / part
