@@ -19,7 +19,7 @@ from stageline.workers.process.in_process import run_memory
 from stageline.workers.replay.replay import ReplayTarget, replay
 from stageline.workers.runtime.job import prepare
 from support import reference
-from support.fork_server import ForkServer
+from support.fork_server import ForkServer, Kill
 from support.redis_server import RedisServer
 from support.tied.model import build, is_bad, loss
 from support.tied_per_step import OwnWeights
@@ -148,17 +148,21 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
+OWNER, LAST_USER = ("worker-0", 16), ("worker-3", 34)  # in the middle of a step
+BOTH = (("worker-0", 31), ("worker-3", 30))  # those that replaced them
+
+
 @pytest.mark.parametrize(
-    ("tied", "over_redis"),
+    ("tied", "over_redis", "kills"),
     [
-        ("microbatch", False),
-        pytest.param("step", False, marks=pytest.mark.slow),
-        pytest.param("microbatch", True, marks=pytest.mark.slow),
-        pytest.param("step", True, marks=pytest.mark.slow),
+        ("microbatch", False, (OWNER, LAST_USER)),
+        pytest.param("step", False, (OWNER, LAST_USER, ("broker", 60), *BOTH), marks=pytest.mark.slow),
+        pytest.param("microbatch", True, (LAST_USER, OWNER, ("broker", 60), *BOTH), marks=pytest.mark.slow),
     ],
+    ids=["per microbatch", "per step", "over Redis"],
 )
-def test_the_owner_the_last_user_both_and_the_broker_are_killed_in_the_middle_of_a_step(
-    tied: Tied, over_redis: bool, fork_server: ForkServer, request: pytest.FixtureRequest, tmp_path: Path
+def test_those_that_share_a_parameter_and_the_broker_are_killed_in_the_middle_of_a_step(
+    tied: Tied, over_redis: bool, kills: list[Kill], fork_server: ForkServer, request: Any, tmp_path: Path
 ) -> None:
     queues = [f"queues.url={request.getfixturevalue('redis').url}"] if over_redis else []
     outcome = fork_server.train(
@@ -168,7 +172,7 @@ def test_the_owner_the_last_user_both_and_the_broker_are_killed_in_the_middle_of
         f"run.dir={tmp_path}",
         f"schedule.tied={tied}",
         folder=tmp_path / "run",
-        kills=[("worker-0", 16), ("worker-3", 34), ("broker", 60), ("worker-0", 31), ("worker-3", 30)],
+        kills=kills,
     )
     assert outcome["code"] == 0, outcome["reason"]
     assert outcome["not killed"] == []
@@ -214,22 +218,30 @@ def test_weights_that_a_file_has_under_one_name_are_found_by_all_stages_that_use
     assert _same(read.state_dict(), line.state_dict())
 
 
-def test_a_script_evaluates_predicts_loads_saves_and_goes_on_with_other_stages(workspace: Workspace) -> None:
+def test_a_script_evaluates_predicts_and_loads_what_it_has() -> None:
+    x, y = _batch(STEPS)
+    with _line(workers="inline") as line:
+        line.step(*_batch(0))
+        state, scores = line.state_dict(), line.predict(x)
+        assert line.evaluate([(x, y)])["loss"] == pytest.approx(loss(scores, y).item())
+        assert all(torch.equal(state[name], state["0.weight"]) for name in ("3.weight", "5.weight"))
+        with pytest.raises(ModelRefused, match=r"3.weight and 0.weight differ, and are one parameter"):
+            line.load_state_dict({**state, "3.weight": torch.zeros_like(state["3.weight"])})
+        line.load_state_dict(state)
+        assert torch.equal(line.predict(x), scores)
+
+
+@pytest.mark.slow
+def test_a_script_saves_and_goes_on_with_other_stages(workspace: Workspace) -> None:
     folder = workspace.folder
     options = {"folder": folder / "runs", "settings": {"recovery.snapshot_every": EVERY}}
-    x, y = _batch(STEPS)
     with contextlib.chdir(folder), _line(**options) as first:
         for step in range(STEPS // 2):
             first.step(*_batch(step))
-        state, scores = first.state_dict(), first.predict(x)
-        assert first.evaluate([(x, y)])["loss"] == pytest.approx(loss(scores, y).item())
-        assert all(torch.equal(state[name], state["0.weight"]) for name in ("3.weight", "5.weight"))
-        with pytest.raises(ModelRefused, match=r"3.weight and 0.weight differ, and are one parameter"):
-            first.load_state_dict({**state, "3.weight": torch.zeros_like(state["3.weight"])})
-        first.load_state_dict(state)
+        scores = first.predict(_batch(STEPS)[0])
         first.save(folder / "saved")
     with contextlib.chdir(folder), _line(resume=folder / "saved", cut=[4], **options) as again:
-        assert torch.equal(again.predict(x), scores)
+        assert torch.equal(again.predict(_batch(STEPS)[0]), scores)
         for step in range(again.position, STEPS):
             again.step(*_batch(step))
     assert _same(again.state_dict(), plain().state)
