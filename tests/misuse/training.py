@@ -72,7 +72,7 @@ ROWS = (
     optimizer(
         "an optimizer that raises",
         "class Own(torch.optim.SGD):\n    def step(self):\n        raise ValueError('cannot')",
-        "stage 0 failed in 0U of step 0, the optimizer: ValueError: cannot",
+        "stage 1 failed in 1U of step 0, the optimizer: ValueError: cannot",
     ),
     lr_scheduler("an lr_scheduler that does not exist", "StepRL", "has no 'StepRL'"),
     lr_scheduler(
