@@ -30,8 +30,7 @@ THREAD = "threading.Thread(target=time.sleep, args=(10**6,)).start()"
 DIFFERS = """
 if step >= 3:
     x = x * (1 + random.random())
-if step == 5 and once():
-    time.sleep(0.3)  # until what it sent has arrived
+if step == 5 and once():  # worker 0, which has the gradients of step 4: what it sent has arrived
     os.kill(os.getpid(), signal.SIGKILL)
 """
 LIMITS = "import resource\nresource.setrlimit(resource.RLIMIT_{}, (3, 3))"
