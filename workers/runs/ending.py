@@ -77,7 +77,7 @@ def _in_memory(run: RecordedRun) -> bool:
 
 def _resume(run: RecordedRun) -> str:
     if run.scripted:
-        return f"Line(..., resume={str(run.folder)!r}) in the script"
+        return f"Line.resume({str(run.folder)!r}, ...) in the script"
     return f"stageline train CONFIG --resume {run.id}" if run.owner is None else run.owner.resume(run.id)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from stageline.pipeline.model.cut import first_trainable, with_stored_weights
 from stageline.pipeline.model.layout import layouts_of
@@ -12,6 +12,7 @@ from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Placement, make_schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.script.arguments.checks import demand_usable
+from stageline.workers.script.arguments.line_arguments import Workers
 from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
 from stageline.workers.script.arguments.plan_errors import in_arguments_words
 from stageline.workers.script.arguments.script_plan import LineOptions, Model, build_model, plan_of, registered
@@ -23,7 +24,6 @@ from .script_run import ScriptRun
 if TYPE_CHECKING:
     from stageline.workers.script.remote.remote_plan import RemotePlan
 
-Workers = Literal["processes", "inline"]
 InputsCheck = Callable[[Tree], object]
 
 

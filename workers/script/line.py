@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from stageline.workers.errors import LineClosed
 from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
+from stageline.workers.script.arguments.line_arguments import LineArguments, Workers
 from stageline.workers.script.arguments.script_plan import LineOptions, Metric, Model
 from stageline.workers.script.calls.open_call import Replies
 from stageline.workers.script.calls.step_loss import StepLoss
@@ -33,7 +34,7 @@ from stageline.workers.script.display.page import page
 from stageline.workers.script.display.seen import Seen
 from stageline.workers.script.display.timetable import Timetable
 
-from .begin import Workers, begin_run
+from .begin import begin_run
 
 CLOSED, FINISHED = "closed", "finished"
 
@@ -50,8 +51,7 @@ class Line(AbstractContextManager["Line"]):
     thread. `broker`: the address at which workers on other machines join, "tcp://0.0.0.0:7000" or "redis://host/0":
     then none are forked. Files of a run of processes go to `folder`; `settings` are other keys of a plan,
     {"recovery.lease": "30s"}.
-    `resume`: the folder of a run of processes that was begun with the same arguments, and is to go on from its newest
-    complete checkpoint, or what `save` has saved; `position` tells where that is. `progress` is drawn on stderr: with
+    `resume` is what `Line.resume` passes on: None begins a run. `progress` is drawn on stderr: with
     None if that is a terminal. `weights`: the file or folder that each worker reads those of its stages from; a
     function that makes the model is then called without memory for parameters.
 
@@ -113,6 +113,17 @@ class Line(AbstractContextManager["Line"]):
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
         self._display = display_of(name, self._seen, self._run.waits_for, progress, news)  # its thread is in no fork
+
+    @classmethod
+    def resume(cls, saved: str | Path, /, model: Model, **arguments: Unpack[LineArguments]) -> Self:
+        """Goes on from the folder `saved`: of a run that has ended early, or is about to end, at its newest complete
+        checkpoint; or one that `save` has written. `position` tells where that is.
+
+        `model` and the arguments are those that the run was begun with; but `cut`, `stages`, `placement`, `schedule`
+        and `window` may differ where its workers are on this machine. Others are refused. Raises as `Line` does, and
+        `NoSuchRun` for what cannot be gone on with.
+        """
+        return cls(model, resume=saved, **arguments)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """After an error, the run ends as it is; its newest checkpoint stays."""
@@ -193,7 +204,7 @@ class Line(AbstractContextManager["Line"]):
 
     def save(self, folder: str | Path) -> None:
         """Saves a checkpoint of what was called so far in `folder`, which is made, and may not have anything in it:
-        `Line(the same arguments, resume=folder)` goes on from there, bit for bit, as a run of its own.
+        `Line.resume(folder, the same arguments)` goes on from there, bit for bit, as a run of its own.
 
         Raises `NotSaved`, after which nothing is left of it, and the line can go on.
         """

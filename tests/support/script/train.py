@@ -106,7 +106,8 @@ def main() -> None:
         case _:
             resumed = None
     joins = "://" in WORKERS
-    with Line(
+    begin = Line if resumed is None else partial(Line.resume, resumed)
+    with begin(
         net.build if joins else build(),
         cut=json.loads(os.environ.get("CUT", "[3]")),
         loss=nn.functional.cross_entropy,
@@ -121,7 +122,6 @@ def main() -> None:
             "queues.retain_bytes": "1MiB",
             "broker.patience": os.environ.get("PATIENCE", "600s"),
         },
-        resume=resumed,
     ) as line:
         first = line.position
         for step in range(first, STEPS):

@@ -75,7 +75,7 @@ def test_a_scripted_run_goes_on_from_its_script_and_has_no_number_of_steps(facts
     folder = record(tmp_path / "run-1", plan=of_script(), registry=PLACES, **facts)
     with recorded_run(folder) as run:
         assert (str(run.state), ending_of(run).text) == (state, text)
-        assert ending_of(run).action == f"go on with: Line(..., resume='{folder}') in the script"
+        assert ending_of(run).action == f"go on with: Line.resume('{folder}', ...) in the script"
     (row,) = run_rows(tmp_path)
     assert (row.steps, row.total, row.script) == (10, None, True)
 
@@ -91,7 +91,7 @@ def test_the_records_of_a_scripted_run_answer_as_its_broker_would(tmp_path):
         status = recorded_answer(run, "status", {})
         assert (status["training_steps"], status["checkpoint"], len(status["workers"])) == (None, 20, 2)
         assert status["script"]["now"] == "runs its own code after call 24"
-        assert recorded_answer(run, "why", {})["action"].startswith("go on with: Line(..., resume=")
+        assert recorded_answer(run, "why", {})["action"].startswith("go on with: Line.resume(")
         assert recorded_answer(run, "story", {"step": "19", "microbatch": "0"})["stages"][1]["state"] == "done"
 
 

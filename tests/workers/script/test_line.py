@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import stageline
 from stageline import DataError, LineClosed, ModelRefused, NotSaved, PlanRefused
 from stageline.pipeline.stage.stage import layer_seed
 from stageline.workers.runtime.executor import ComputeFailed
+from stageline.workers.script.arguments.line_arguments import LineArguments
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 Line = partial(stageline.Line, workers="inline")
@@ -103,6 +105,15 @@ def test_a_line_that_cannot_work_is_refused_when_it_is_made():
         Line(model(), cut=[2], loss=functional.cross_entropy, optimizer=ADAM, schedule="1f1")
     with pytest.raises(ModelRefused, match="nothing to train"):
         Line([nn.ReLU(), nn.Tanh()], loss=functional.mse_loss, optimizer=ADAM)
+
+
+def test_a_line_is_resumed_with_the_arguments_that_it_is_begun_with():
+    begins, resumes = get_type_hints(stageline.Line.__init__), get_type_hints(LineArguments)
+    assert resumes == {name: begins[name] for name in begins if name not in ("model", "resume", "return")}
+    with pytest.raises(ValueError, match="resume = 'runs/line-1': an inline run saves nothing"):
+        stageline.Line.resume(
+            "runs/line-1", model(), cut=[2], loss=functional.cross_entropy, optimizer=ADAM, workers="inline"
+        )
 
 
 def test_an_inline_line_does_not_begin_anew_when_it_is_asked_to_resume():

@@ -40,6 +40,4 @@ def _leave(owner: int, run: "weakref.ref[Run]", folder: Path, progress: Progress
 def _saved(folder: Path, complete: int) -> str:
     if not complete:
         return "nothing is saved yet"
-    return (
-        f"the state after {complete} steps is saved, and Line(the same arguments, resume={str(folder)!r}) goes on there"
-    )
+    return f"the state after {complete} steps is saved, and Line.resume({str(folder)!r}, ...) goes on there"

@@ -88,11 +88,11 @@ def begun_run(plan: Plan, folder: Path) -> str:
     if not here or not runs.is_run(kept):
         raise runs.NoSuchRun(
             f'resume = "{folder}": there is no run of that name in folder = "{plan.run.dir}", and no saved checkpoint. '
-            "Leave out resume= to begin a run"
+            "Line(...) begins a run"
         )
     if (kept / runs.RESULT).exists():
         raise runs.NoSuchRun(
-            f'resume = "{folder}": that run has finished; load_weights("{kept}") has its weights. Leave out resume= to '
-            "begin another"
+            f'resume = "{folder}": that run has finished; load_weights("{kept}") has its weights. Line(...) begins '
+            "another"
         )
     return folder.name

@@ -72,7 +72,7 @@ class RemoteRun(ProcessRun):
     def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
         raise NotSaved(
             "the workers are on other machines, and have their snapshots there: keep the line's state_dict(), or go on "
-            f"with the run itself, resume={str(self.folder)!r}"
+            f"with the run itself: Line.resume({str(self.folder)!r}, ...)"
         )
 
     def weights(self) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ def test_a_run_that_is_forgotten_without_being_closed_is_told_with_its_newest_ch
         told = capsys.readouterr().err
         assert bool(told) is not closed
     assert "the line of runs/line-1 was not closed" in told
-    assert "after 20 steps is saved, and Line(the same arguments, resume='runs/line-1') goes on there" in told
+    assert "after 20 steps is saved, and Line.resume('runs/line-1', ...) goes on there" in told
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def test_an_exception_in_the_loop_ends_the_processes_and_is_the_users(workspace:
     assert said == f"Line(run {folder}, 2 workers, step 6)\n"
     (ended,) = (line for line in errors.splitlines() if line.startswith("stageline: "))
     assert ended.startswith(
-        f"stageline: the run is in {folder}; go on with: Line(..., resume='{folder}') in the script"
+        f"stageline: the run is in {folder}; go on with: Line.resume('{folder}', ...) in the script"
     )
     assert ended.endswith("It begins at step 6")
     assert errors.strip().endswith("ValueError: a mistake in the loop")

@@ -56,13 +56,13 @@ def test_a_run_that_cannot_be_resumed_is_told_in_the_scripts_words(tmp_path: Pat
     """They were those of `stageline train --resume`."""
     runs = tmp_path / "runs"
     here = plan(str(runs))
-    with pytest.raises(NoSuchRun, match=r"there is no run of that name in folder = .*Leave out resume= to begin a run"):
+    with pytest.raises(NoSuchRun, match=r"there is no run of that name in folder = .*Line\(\.\.\.\) begins a run"):
         run_to_resume(here, runs / "line-1", list)
     (runs / "line-1").mkdir(parents=True)
     write_json(runs / "line-1" / PLAN, here.as_mapping())
     assert run_to_resume(here, runs / "line-1", list) == "line-1"
     (runs / "line-1" / RESULT).write_text("{}")
-    with pytest.raises(NoSuchRun, match=r"has finished; load_weights.* has its weights. Leave out resume= to begin"):
+    with pytest.raises(NoSuchRun, match=r"has finished; load_weights.* has its weights. Line\(\.\.\.\) begins another"):
         run_to_resume(here, runs / "line-1", list)
 
 

@@ -1,0 +1,38 @@
+"""The keyword arguments of a `Line` that goes on with a run, with their types: those of one that begins."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Required, TypedDict
+
+import torch
+
+from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
+
+from .script_plan import Metric
+
+Workers = Literal["processes", "inline"]
+
+
+class LineArguments(TypedDict, total=False):
+    """What they mean is at `Line`."""
+
+    loss: Required[Loss]
+    optimizer: Required[OptimizerFactory]
+    lr_scheduler: LrSchedulerFactory | None
+    cut: Sequence[int | str] | None
+    stages: int | None
+    placement: Sequence[Sequence[int]] | None
+    schedule: str
+    microbatches: int
+    window: Sequence[int] | None
+    seed: int
+    device: str | torch.device
+    threads: int
+    metrics: Sequence[Metric]
+    workers: Workers
+    broker: str | None
+    name: str
+    folder: str | Path
+    settings: Mapping[str, object] | None
+    progress: bool | None
+    weights: str | Path | None
