@@ -79,6 +79,7 @@ def test_a_replaced_worker_that_old_records_take_for_current_does_not_end_the_ru
     assert not simulate(2141).wrong
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_same_run_in_every_process():
     found = simulate(11)
     told = run_simulator("--seed", "11").stdout

@@ -9,6 +9,7 @@ from support import reference
 from support.paths import EXAMPLES
 
 
+@pytest.mark.slow
 def test_a_plan_runs_from_a_script(tmp_path):
     sets = ("run.steps=6", f"run.dir={tmp_path}")
     trained = train(EXAMPLES / "mlp", *sets)

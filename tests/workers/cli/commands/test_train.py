@@ -89,6 +89,7 @@ def everything(terminal):
     return found.decode()
 
 
+@pytest.mark.slow
 def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(workspace):
     master, slave = pty.openpty()
     process = subprocess.Popen(
