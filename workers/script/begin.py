@@ -8,8 +8,9 @@ from stageline.pipeline.model.cut import first_trainable, with_stored_weights
 from stageline.pipeline.model.layout import layouts_of
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.ties import ties_of
+from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import masked
-from stageline.pipeline.schedule import Placement, make_schedule
+from stageline.pipeline.schedule import Placement, Schedule, make_schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.script.arguments.checks import demand_usable
 from stageline.workers.script.arguments.line_arguments import Workers
@@ -51,13 +52,24 @@ def _begin(
 ) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
     whole, segments = build_model(model, options)
     weights, check = weights_of(whole, segments), segments[0].check_inputs
-    joined = None if options.broker is None else _joined_terms(model, options, options.broker)
-    plan = plan_of(options, len(segments), None if joined is None else joined.tables)
+    remote = None if options.broker is None else _remote_plan(model, options, options.broker)
+    plan = plan_of(options, len(segments), None if remote is None else remote.tables)
     segments = with_stored_weights(plan, whole, segments, Path.cwd())
-    if joined is None:  # other machines have paths of their own
+    if remote is None:  # other machines have paths of their own
         for part in segments:
             part.check()
-    schedule = make_schedule(
+    schedule = _schedule_of(options, plan, segments)
+    names = _weight_names(segments, schedule.placement)
+    if workers == "inline":
+        return weights, check, InlineRun(segments, schedule, names, options)
+    if remote is not None:
+        return weights, check, _begin_remotely(plan, schedule, names, remote, resume)
+    with registered(model, options):
+        return weights, check, _begin_here(plan, schedule, names, segments, options, resume)
+
+
+def _schedule_of(options: LineOptions, plan: Plan, segments: Sequence[Segment]) -> Schedule:
+    return make_schedule(
         options.schedule,
         plan.placement,
         options.microbatches,
@@ -66,30 +78,39 @@ def _begin(
         ties=ties_of(segments),
         tied=plan.schedule.tied,
     )
-    names = _weight_names(segments, schedule.placement)
-    if workers == "inline":
-        return weights, check, InlineRun(segments, schedule, names, options)
-    if joined is not None:
-        from stageline.workers.script.processes.saving import begun_run
-        from stageline.workers.script.remote.remote_run import RemoteRun
 
-        known = None if resume is None else begun_run(plan, resume)
-        return weights, check, RemoteRun(plan, schedule, names, known, joined.code)
-    # Sockets and processes, which an inline line does without.
+
+# An inline line does without sockets and processes, so what has those is imported where it is needed.
+
+
+def _remote_plan(model: Model, options: LineOptions, broker: str) -> "RemotePlan":
+    from stageline.workers.script.remote.remote_plan import remote_plan
+
+    return remote_plan(model, options, broker)
+
+
+def _begin_remotely(
+    plan: Plan, schedule: Schedule, names: WeightNames, remote: "RemotePlan", resume: Path | None
+) -> ScriptRun:
+    from stageline.workers.script.processes.saving import begun_run
+    from stageline.workers.script.remote.remote_run import RemoteRun
+
+    return RemoteRun(plan, schedule, names, None if resume is None else begun_run(plan, resume), remote.code)
+
+
+def _begin_here(
+    plan: Plan,
+    schedule: Schedule,
+    names: WeightNames,
+    segments: Sequence[Segment],
+    options: LineOptions,
+    resume: Path | None,
+) -> ScriptRun:
     from stageline.workers.script.processes.process_run import ProcessRun
     from stageline.workers.script.processes.saving import run_to_resume
 
-    with registered(model, options):
-        known = None
-        if resume is not None:
-            known = run_to_resume(plan, resume, lambda: layouts_of(segments, options.optimizer))
-        return weights, check, ProcessRun(plan, schedule, names, known)
-
-
-def _joined_terms(model: Model, options: LineOptions, broker: str) -> "RemotePlan":
-    from stageline.workers.script.remote.remote_plan import remote_plan  # sockets, too
-
-    return remote_plan(model, options, broker)
+    known = None if resume is None else run_to_resume(plan, resume, lambda: layouts_of(segments, options.optimizer))
+    return ProcessRun(plan, schedule, names, known)
 
 
 def _weight_names(segments: Sequence[Segment], placement: Placement) -> WeightNames:
