@@ -4,11 +4,13 @@
 *.pt, *.pth      what torch.save made of a state dict; nothing but tensors is unpickled (weights_only)
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import safe_open
@@ -21,6 +23,7 @@ Rows = slice | EllipsisType  # of dimension 0; all of a tensor that has none
 Values = Callable[[str, Rows], torch.Tensor]  # of a name and some rows; in the file's memory, while it is open
 
 SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth")
+_AGAIN = "write it with torch.save(model.state_dict(), path), or with safetensors"
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -74,20 +77,22 @@ def values_in(path: Path) -> Iterator[Values]:
 
 def _loaded(path: Path) -> Mapping[str, torch.Tensor]:
     """The tensors of a file of torch, in the memory of its mapping."""
+    if not is_zipfile(path):
+        raise ModelRefused(f"{path.name} is not a whole file of torch.save, or it is of torch before 1.6: {_AGAIN}")
     found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     if not isinstance(found, Mapping):
-        raise ModelRefused(f"{path} holds a {type(found).__name__}, not a state dict: save model.state_dict()")
+        raise ModelRefused(f"{path.name} holds a {type(found).__name__}, not a state dict: {_AGAIN}")
     if odd := [name for name, value in found.items() if not isinstance(value, torch.Tensor)]:
         raise ModelRefused(
-            f"{path} holds more than a state dict: {odd[0]!r} is a {type(found[odd[0]]).__name__}, not a tensor. Save "
-            f"model.state_dict() alone"
+            f"{path.name} holds more than a state dict: {odd[0]!r} is a {type(found[odd[0]]).__name__}, not a tensor. "
+            "Save model.state_dict() alone"
         )
     return found
 
 
 def _form(path: Path, name: str, stored: Any) -> Form:
     if (dtype := _DTYPES.get(stored.get_dtype())) is None:
-        raise ModelRefused(f"{name} in {path} has dtype {stored.get_dtype()}, which no parameter of torch has")
+        raise ModelRefused(f"{name} in {path.name} has dtype {stored.get_dtype()}, which no parameter of torch has")
     return tuple(stored.get_shape()), dtype
 
 
@@ -102,5 +107,14 @@ def _readable(path: Path) -> Iterator[None]:
     except Exception as error:  # whatever safetensors and torch raise for a damaged file
         if lacks_memory(error):
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelRefused(f"{path} cannot be read: {reason}") from error
+        raise ModelRefused(f"{path.name} {_fault(error)}") from error
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a file whose reading raises `error`."""
+    text = str(error).strip()
+    if text.startswith("Weights only load failed"):  # and goes on with how to load it all the same
+        named = re.search(r"GLOBAL (\S+)", text)
+        what = f"a {named[1]} in it" if named else "more than tensors in it, or is damaged"
+        return f"has {what}; nothing but tensors is unpickled: {_AGAIN}"
+    return f"cannot be read, so it may be damaged or cut off: {(text.splitlines() or [type(error).__name__])[0]}"

@@ -44,8 +44,8 @@ def _indexed(index: Path) -> Mapping[str, Path]:
         shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {str(name): str(shard) for name, shard in shards.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelRefused(f"{index} is no index of safetensors files: {type(error).__name__}: {error}") from error
+        raise ModelRefused(f"{index.name} is no index of safetensors files: {type(error).__name__}: {error}") from error
     for shard in files.values():
         if Path(shard).name != shard or Path(shard).suffix not in SAFETENSORS:
-            raise ModelRefused(f"{index} names {shard!r}; wanted are .safetensors files beside it")
+            raise ModelRefused(f"{index.name} names {shard!r}; wanted are .safetensors files beside it")
     return {name: index.parent / shard for name, shard in files.items()}

@@ -14,8 +14,12 @@ from stageline.pipeline.model.weights.weight_files import INDEX, files_by_name
     [
         ("nothing.safetensors", None, "there is no such file; wanted is a .safetensors file"),
         ("model.onnx", b"", "a .onnx file is not read; wanted is"),
-        ("model.safetensors", b"\x04\0\0\0", "model.safetensors cannot be read"),
-        ("model.pt", b"not a file of torch", "model.pt cannot be read"),
+        ("model.safetensors", b"\x04\0\0\0", "model.safetensors cannot be read, so it may be damaged or cut off: "),
+        (
+            "model.pt",
+            b"not a file of torch",
+            "model.pt is not a whole file of torch.save, or it is of torch before 1.6: wr",
+        ),
         (INDEX, b"{}", "is no index of safetensors files: KeyError"),
         (
             INDEX,
@@ -42,7 +46,10 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     [
         ([torch.ones(1)], "holds a list, not a state dict"),
         ({"model": {"a": torch.ones(1)}, "epoch": 3}, "'model' is a dict, not a tensor. Save model.state_dict.. alone"),
-        (torch.nn.Linear(1, 1), "cannot be read"),  # a class: nothing but tensors is unpickled
+        (
+            torch.nn.Linear(1, 1),
+            r"has a torch.nn.modules.linear.Linear in it; nothing but tensors is unpickled: write it",
+        ),
     ],
 )
 def test_a_file_of_torch_holds_a_state_dict(tmp_path: Path, saved: object, told: str) -> None:
