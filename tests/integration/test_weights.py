@@ -107,6 +107,13 @@ def test_a_plan_trains_from_weights_that_each_worker_has_at_a_path_of_its_own(wo
     assert not torch.equal(first["0.weight"], whole["0.weight"])
 
 
+def test_a_worker_without_its_weights_is_refused_before_it_looks_for_the_broker(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert workspace.here("worker", ".", "--set", "model.weights=nothing.pt") == ExitCode.REFUSED
+    assert 'nothing.pt", for stage 0: there is no such file' in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_killed_reads_its_files_again_until_there_is_a_checkpoint(workspace: Workspace) -> None:
     file, whole = workspace.folder / "m.pt", model()

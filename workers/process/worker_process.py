@@ -137,6 +137,7 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     if options.spare:
         warm_up(job.plan, options.claim)
     _require_place(options.claim, len(job.plan.workers))
+    _require_weights(job, options.claim)
     control = ControlThread(options.broker, _identity(job, options), lifeline=lifeline)
     try:
         assigned = control.join(options.broker_timeout, workers_timeout=options.workers_timeout)
@@ -162,6 +163,20 @@ def _require_place(claim: int | None, workers: int) -> None:
     """The broker knows one place more in a scripted run: the script's."""
     if claim is not None and claim >= workers:
         raise Stopped(f"there is no worker {claim}: the plan has workers 0 to {workers - 1}", ExitCode.USAGE)
+
+
+def _require_weights(job: Job, claim: int | None) -> None:
+    """Before this process has a place: refusing it later would end the run. Files may have the weights of some places
+    only. Raises `ModelRefused`."""
+    refused: list[ModelRefused] = []
+    for stages in job.schedule.placement if claim is None else [job.schedule.placement[claim]]:
+        try:
+            for stage in stages:
+                job.segments[stage].check()
+            return
+        except ModelRefused as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def _exit_on_signals(control: ControlThread) -> None:
