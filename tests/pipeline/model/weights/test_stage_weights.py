@@ -132,6 +132,9 @@ def test_embeddings_that_are_the_head_are_in_the_file_once(tmp_path: Path) -> No
     weights = part.weights
     assert weights["lm_head.weight"].data_ptr() == weights["transformer.wte.weight"].data_ptr()
     assert torch.equal(weights["lm_head.weight"], source.transformer.wte.weight)
+    last = stored_segments(tmp_path, gpt2, ["lm_head"])[1]
+    last.load()
+    assert torch.equal(last.weights["lm_head.weight"], source.transformer.wte.weight)  # a copy of its own
 
 
 def renamed(state: dict[str, Any]) -> None:
