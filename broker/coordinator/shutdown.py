@@ -2,7 +2,8 @@
 
 All stages have to stop after the same step, or their last snapshots make no checkpoint. The broker chooses it: late
 enough that no stage has passed it when the message arrives, and otherwise as early as possible. In a scripted run it is
-the last step that the script has called for: the script is asked, and makes no more calls from then on.
+the last step that the script has called for, if that has begun a moment later: the script is asked, and makes no more
+calls from then on.
 """
 
 from collections import deque
@@ -31,6 +32,7 @@ class Shutdown:
         self.called_for: int | None = None  # all training steps of a script that makes no more calls
         self._run = run
         self._deadline = 0.0  # when it is decided, whatever is known
+        self._begun = 0  # the first step that no stage had begun when it came
         self._decided = False  # the request has ended the run
         self._pace = _Pace()
 
@@ -50,7 +52,7 @@ class Shutdown:
         self._run.lifecycle.move(RunEvent.STOP_REQUESTED)
         if outcome is None:
             if self.request is None:
-                self._deadline = now + DELAY
+                self._deadline, self._begun = now + DELAY, self._run.ledger.begun
                 self._ask_script(request)
             self.request = request
             self.stop_if_due(now)
@@ -106,14 +108,16 @@ class Shutdown:
         return script if script is not None and script.reachable and registry.begun else None
 
     def _knows_last_step(self, now: float) -> bool:
-        if self.called_for is not None:
-            return True
+        if self.called_for is not None:  # of which two may be on their way, and may take long
+            return self._run.ledger.begun >= self.called_for
         return self._script is None and self._pace.is_known(now)
 
     def _last_step(self, now: float) -> int:
-        if self.called_for is not None:
-            return self.called_for
-        return self._pace.last_step(self._run.ledger.begun, self._run.training_steps, now)
+        begun = self._run.ledger.begun
+        if self.called_for is None:
+            return self._pace.last_step(begun, self._run.training_steps, now)
+        # If none has begun since the request, a step takes longer than that.
+        return self.called_for if begun > self._begun else min(begun, self.called_for)
 
     def _reason(self, request: StopRun) -> tuple[str, int]:
         checkpoint = self._run.checkpoints.complete

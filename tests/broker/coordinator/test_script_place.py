@@ -128,11 +128,14 @@ def test_a_goodbye_stops_the_run_after_the_last_step_that_was_called_for_and_wai
 ):
     """It stopped at once, and what came after the newest checkpoint was lost."""
     reach(talk, 40)
-    sends = talk.send(name(SCRIPT), Goodbye(3, "ValueError in train.py, line 12", training_steps=47))
+    assert talk.send(name(SCRIPT), Goodbye(3, "ValueError in train.py, line 12", training_steps=47)) == []
+    assert talk.status()["script"]["standing"] == "left"  # type: ignore[index]
+    for stage in (0, 1):
+        talk.send(name(stage), report(stage, actions=90, now="computes", steps=steps(stage, *range(40, 47))))
+    sends = talk.after(0.1)
     assert {to for to, _ in sends} == {name(0), name(1)}
     reason = "the script left: ValueError in train.py, line 12; the state after 40 steps is saved"
     assert stops(sends) == [Stop(reason, 75, at_step_end=True, step=47)]
-    assert talk.status()["script"]["standing"] == "left"  # type: ignore[index]
     reach(talk, 47)
     assert talk.status()["reason"] == reason.replace("40", "47")
     assert talk.status()["saving"]
@@ -146,9 +149,17 @@ def test_a_script_that_is_there_when_its_run_is_stopped_is_asked_what_it_has_cal
     asked = talk.send(b"launcher", StopRun("interrupted", at_step_end=True))
     assert asked == [(name(SCRIPT), Stop("interrupted", 75, at_step_end=True))]
     assert stops(talk.after(0.3)) == []
-    talk.send(name(SCRIPT), script_says("its own code", training_steps=43))
+    talk.send(name(SCRIPT), script_says("its own code", training_steps=40))
     (stop,) = stops(talk.after(0.1))
-    assert (stop.at_step_end, stop.step) == (True, 43)
+    assert (stop.at_step_end, stop.step) == (True, 40)
+
+
+def test_of_long_steps_that_were_called_for_only_those_that_have_begun_are_waited_for(talk: Conversation):
+    reach(talk, 40)
+    heartbeats(talk, 2.0, 0, 1, SCRIPT)
+    talk.send(name(SCRIPT), Goodbye(3, "Ctrl-C", training_steps=42))
+    (stop,) = stops(heartbeats(talk, 2.0, 0, 1))
+    assert (stop.at_step_end, stop.step) == (True, 40)
 
 
 def test_if_the_workers_are_elsewhere_the_script_alone_knows_the_calls_before_a_state_and_without_it_none_is_saved():
@@ -329,7 +340,7 @@ def test_the_scripts_loss_survives_the_brokers(talk: Conversation):
 
 def test_the_reason_stays_true_if_workers_complete_a_newer_checkpoint_after_the_stop(talk: Conversation):
     reach(talk, 20)
-    talk.send(name(SCRIPT), Goodbye(3, "enough", training_steps=40))
+    talk.send(name(SCRIPT), Goodbye(3, "enough", training_steps=20))
     reach(talk, 40)
     assert talk.status()["reason"] == "the script left: enough; the state after 40 steps is saved"
 
@@ -348,7 +359,7 @@ def test_a_script_that_makes_no_more_calls_says_after_which_step_all_can_stop(ta
     reach(talk, 40)
     heartbeats(talk, 1.0, 0, 1, SCRIPT)
     for stage in (0, 1):
-        talk.send(name(stage), report(stage, actions=90, now="computes", steps=steps(stage, *range(40, 90))))
+        talk.send(name(stage), report(stage, actions=91, now="computes", steps=steps(stage, *range(40, 91))))
     talk.send(name(SCRIPT), script_says("its end", calls=95, training_steps=91))
     talk.send(b"launcher", StopRun("interrupted", at_step_end=True))
     (stop,) = stops(heartbeats(talk, 2.0, 0, 1, SCRIPT))

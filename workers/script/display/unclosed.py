@@ -3,6 +3,7 @@
 import os
 import sys
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -29,7 +30,8 @@ def _leave(owner: int, run: "weakref.ref[Run]", folder: Path, progress: Progress
     if (left := run()) is None:
         saved = f"; {_saved(folder, progress.complete)}"
     else:
-        left.abort("the script has ended without closing its line")
+        with suppress(KeyboardInterrupt):  # once more: then nothing is saved any longer
+            left.abort("the script has ended without closing its line")
     print(
         f"stageline: the line of {folder} was not closed, so its weights were not kept{saved}. Use it in a `with`, or "
         "call close()",

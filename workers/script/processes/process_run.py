@@ -146,16 +146,16 @@ class ProcessRun:
             try:
                 steps = self._driver.leave()
                 self._control.send(Goodbye(self._assigned.incarnation, reason, steps))
-                self._await_end(steps)
+                self._await_end(saves=steps > 0 and self._plan.recovery.on)
             except KeyboardInterrupt:  # once more: nothing is saved any longer
                 self._processes.abandon()
                 raise
 
-    def _await_end(self, steps: int) -> None:
+    def _await_end(self, *, saves: bool) -> None:
         """Waits for the processes to end, and says so if that takes a while."""
         if self._processes.wait(QUIET) is None:
-            saves = f"saving the state after {steps} steps" if steps and self._plan.recovery.on else "ending the run"
-            say(f"{saves}; Ctrl-C ends it at once")
+            what = "the workers finish their step and save it" if saves else "the run ends"
+            say(f"{what}; Ctrl-C again ends all at once")
             self._processes.wait(END_TIMEOUT)
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:
