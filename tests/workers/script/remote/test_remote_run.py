@@ -164,8 +164,8 @@ def ending_run(folder: Path, fail: RunFailed, ends: Mock) -> RemoteRun:
     run._positions.note(Position(1, 1, 0))
     run._stack, run._open = ExitStack(), Mock()
     run._stack.callback(ends)
-    run._control = run._assigned = run._processes = Mock()
-    run._driver = Mock(**{"submit.side_effect": fail})
+    run._control = run._assigned = run._processes = run._plan = Mock()
+    run._driver = Mock(**{"submit.side_effect": fail, "leave.return_value": 7})
     run._batches = None
     return run
 
