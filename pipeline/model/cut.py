@@ -14,7 +14,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.training import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.stage import OptimizerFactory, Stage
 
-from .edges import Cut, edges_of
+from .edges import EACH_LAYER, Cut, edges_of
 from .families.known import FAMILIES, known_layers, stored_names_of
 from .families.layers import Layers
 from .load import base_folder, call, load_function, load_object
@@ -31,9 +31,10 @@ def build_segments(plan: Plan) -> list[Segment]:
     """Makes the model with the plan's factory, under the plan's seed, and cuts it into stages. If the plan says where
     weights are, they have no memory before `Segment.load`; no file is opened here.
 
-    Raises `ModelRefused`: the factory is missing or fails, how to cut what it returns is not known, the cut does not
-    fit it, or two stages would share a buffer.
+    Raises `PlanRefused` if where to cut has yet to be measured. Raises `ModelRefused`: the factory is missing or fails,
+    how to cut what it returns is not known, the cut does not fit it, or two stages would share a buffer.
     """
+    plan.demand_cut()
     base = base_folder(plan).absolute()  # before user code may change the current folder
     factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
     make = partial(call, factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
@@ -79,6 +80,11 @@ def cut_model(model: Any, cut: Cut = None, stages: int | None = None) -> list[Se
     """
     ready = isinstance(model, list | tuple)
     names, layers = (list(map(str, range(len(model)))), list(model)) if ready else _layers_of(model, cut)
+    if ready and cut == EACH_LAYER:
+        raise ModelRefused(
+            f"the model is given as {len(layers)} ready stages, which are not cut: leave model.balance and "
+            f"model.stage_memory out, or let the factory return an nn.Sequential"
+        )
     if ready and (cut not in (None, "auto") or stages not in (None, len(layers))):
         raise ModelRefused(
             f"the model is given as {len(layers)} ready stages: leave model.cut and model.stages out, "

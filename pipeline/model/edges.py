@@ -1,7 +1,7 @@
 """Decides before which layers a model is cut: by their numbers, by their names, or into stages of about equal size."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import torch
 
@@ -9,12 +9,16 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.stage.layer import joined, parts_of
 
 from .families.layers import near
+from .partition import best_partition, by_weight
 
 Cut = Sequence[int | str] | str | None
+EACH_LAYER = "each layer"  # a cut that no plan can write: every layer is a stage, to be measured
 
 
 def edges_of(names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, stages: int | None) -> list[int]:
     """The number of each stage's first layer, and at the end the number of layers. Raises `ModelRefused`."""
+    if cut == EACH_LAYER:
+        return list(range(len(layers) + 1))
     if cut is None or isinstance(cut, str):
         return _balanced(layers, stages or 1)
     found = [_number(each, names, layers, cut) for each in cut]
@@ -63,13 +67,5 @@ def _balanced(layers: Sequence[torch.nn.Module], stages: int) -> list[int]:
     """
     if not 0 < stages <= len(layers):
         raise ModelRefused(f"model.stages = {stages}, but the model has {len(layers)} layers: at most one stage each")
-    before = [0, *accumulate(1 + sum(p.numel() for p in layer.parameters()) for layer in layers)]
-    best: list[list[tuple[int, list[int]]]] = [[(before[k], [0, k]) for k in range(len(before))]]
-    for parts in range(2, stages + 1):
-        best.append([(0, [])] * len(before))
-        for end in range(parts, len(before)):
-            best[-1][end] = min(
-                (max(best[-2][middle][0], before[end] - before[middle]), [*best[-2][middle][1], end])
-                for middle in range(parts - 1, end)
-            )
-    return best[-1][len(layers)][1]
+    weights = [1 + sum(p.numel() for p in layer.parameters()) for layer in layers]
+    return best_partition(len(layers), stages, by_weight(weights)) or []

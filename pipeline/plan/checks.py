@@ -79,6 +79,16 @@ def _number_of_stages(plan: PlanTables) -> Iterator[PlanError]:
             yield PlanError("model.stages", f"cut = {list(cut)} makes {len(cut) + 1}; leave stages out")
 
 
+def _balance(plan: PlanTables) -> Iterator[PlanError]:
+    model = plan.model
+    given = [key for key in ("balance", "stage_memory") if getattr(model, key) not in (None, "parameters")]
+    for key in given:
+        if plan.scripted:
+            yield PlanError(f"model.{key}", "a script has no batch to measure with before its first; give it a cut")
+        elif model.cut is None and model.stages is None:
+            yield PlanError(f"model.{key}", "set the number of stages: add stages = 2")
+
+
 def _rows(plan: PlanTables) -> Iterator[PlanError]:
     rows, microbatches = plan.data.batch_size, plan.schedule.microbatches
     if rows < microbatches:
@@ -184,6 +194,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("run.steps", "run.epochs", "data.source", "schedule.mode", "recovery.record", "model.metrics"), _scripted),
     (("data.source", "data.dataset", *(f"data.{key}" for key in _WITH_DATASET)), _data),
     (_STAGES, _number_of_stages),
+    (("model.balance", "model.stage_memory", "data.source", *_STAGES), _balance),
     (("data.batch_size", "schedule.microbatches"), _rows),
     (("schedule.name", "schedule.mode", "schedule.microbatches"), _asynchronous),
     (("schedule.name", "schedule.window", *_STAGES), _window),

@@ -13,6 +13,8 @@ UNCOUNTED = frozenset(
         "run.name",
         "run.dir",
         "run.log_every",
+        "model.balance",  # what the two lead to is in model.cut
+        "model.stage_memory",
         "data.check",
         "data.num_workers",
         "queues.url",

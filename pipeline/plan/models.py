@@ -56,6 +56,13 @@ class PlanTables(Section):
         return self.data.source == SCRIPT_BATCHES
 
     @property
+    def measures_cut(self) -> bool:
+        """Whether the command that begins the run has yet to measure where the model is cut."""
+        model = self.model
+        wishes = model.balance == "time" or model.stage_memory is not None
+        return wishes and (model.stages or 1) > 1 and not isinstance(model.cut, tuple)
+
+    @property
     def placement(self) -> Placement:
         """The stages of each worker."""
         return tuple(worker.stages for worker in self.workers)

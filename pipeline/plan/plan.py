@@ -1,6 +1,6 @@
 """The plan as a value: what is trained, how it is cut and scheduled, and which worker owns which stage."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -24,6 +24,11 @@ _SEEN = (
     "{key} was given with a password on the command line, where every user of this machine can read it (ps). Leave "
     "that --set out, and put the address into the environment, as {variable}, or into a plan file that only you can "
     "read."
+)
+
+_MEASURED = (
+    "where to cut is measured once, by `stageline train`, which begins the run; this process cannot decide it. Run "
+    "`stageline plan`, and write the cut that it shows into the plan file, as model.cut"
 )
 
 
@@ -61,6 +66,18 @@ class Plan(PlanTables):
         if wrong := [plan._error(problem.key, problem.reason) for problem in problems(plan)]:
             raise PlanRefused(wrong)
         return plan
+
+    def with_cut(self, cut: Sequence[int]) -> "Plan":
+        """The same plan, cut before the layers of these numbers into as many stages as it has."""
+        model = self.model.model_copy(update={"cut": tuple(cut)})
+        return self.model_copy(update={"model": model, "origins": {**self.origins, "model.cut": "--set"}})
+
+    def demand_cut(self) -> None:
+        """Raises `PlanRefused` if where the model is cut has yet to be measured: two processes that each measured it
+        would not agree."""
+        if self.measures_cut:
+            key = "balance" if self.model.balance == "time" else "stage_memory"
+            raise PlanRefused([self._error(f"model.{key}", _MEASURED)])
 
     def as_mapping(self) -> dict[str, object]:
         """The plan as nested tables of JSON's own types, just as `from_mapping` takes it; what is None is left out.

@@ -1,7 +1,7 @@
 """What a run computes: the tables of a plan that say for how long, which model, on which data, in which order."""
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from .key_types import (
     Name,
     Options,
     Reference,
+    Size,
     Target,
     Truth,
     Unset,
@@ -26,6 +27,7 @@ from .section import FactorySection, Section
 # A typing error shall not make a billion stages, nor a list of a billion actions.
 MOST_STAGES = 1024
 _MOST_MICROBATCHES = 65536
+Balance = Literal["parameters", "time"]
 
 
 class RunPlan(Section):
@@ -80,6 +82,17 @@ class ModelPlan(Section):
     )
     stages: Unset[Annotated[int, whole(1, MOST_STAGES)]] = Field(
         default=None, description='How many stages there are. Without `cut` it cuts as "auto" does.', examples=[4]
+    )
+    balance: Annotated[Balance, one_of(get_args(Balance))] = Field(
+        default="parameters",
+        description="What `stages` stages share evenly: parameters, or the time of a microbatch, which is measured "
+        "when the run begins.",
+        examples=["time"],
+    )
+    stage_memory: Unset[Size] = Field(
+        default=None,
+        description="What a stage may take at most, in bytes; `stages` stages are cut so that none takes more.",
+        examples=["2GiB"],
     )
     loss: Reference = Field(
         description="A function of (outputs, targets), or a module class: the mean over the rows.",

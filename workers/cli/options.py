@@ -131,7 +131,14 @@ def plan_of(config: str, sets: Sequence[str]) -> "plans.Plan":
 
 def plan_of_run(folder: Path, config: str | None, sets: Sequence[str]) -> "plans.Plan":
     """The plan in `config`, or without it that of the command that has begun the run in `folder`, with its --set; then
-    `sets`, whose layout replaces the command's. Raises `CommandFailed` if it is not there."""
+    `sets`, whose layout replaces the command's. A cut that was measured is the run's. Raises `CommandFailed` if the
+    plan is not there."""
+    plan = _plan_of_run(folder, config, sets)
+    cut = runs.recorded_cut(plan, folder)
+    return plan if cut is None else plan.with_cut(cut)
+
+
+def _plan_of_run(folder: Path, config: str | None, sets: Sequence[str]) -> "plans.Plan":
     from stageline.workers.runs.owner import read_owner
 
     if config is not None:

@@ -23,7 +23,7 @@ from stageline.workers.runs.store import measured_timetable
 from .children import LocalRun, ScriptProcess
 from .supervisor import supervise
 from .template import Template
-from .trials import try_plan
+from .trials import cut_arguments, try_plan
 
 IN_MEMORY = "memory://"
 
@@ -40,6 +40,7 @@ class Launch:
     warnings: tuple[str, ...]
     resumes: bool = False
     spares: int = 0
+    measured: tuple[str, ...] = ()  # the cut, if the plan did not have one, as arguments of commands
 
     @property
     def steps(self) -> int:
@@ -80,9 +81,16 @@ def prepare_launch(
     if plan.queues.url != IN_MEMORY:
         demand_short_socket_paths()
     name = run or runs.name_of(plan, resume)
+    cut = runs.recorded_cut(plan, runs.folder(plan, name)) if resume is not None else None
+    if cut is not None:
+        plan = plan.with_cut(cut)
+        arguments = [*arguments, *cut_arguments(cut)]
     differs = resume is not None and runs.has_other_plan(plan.with_known_stages(), runs.folder(plan, name))
     tried = try_plan(plan, arguments, spawn, layouts=differs)
     expected = tried.estimate
+    if tried.cut is not None:
+        cut = list(tried.cut)
+        plan = plan.with_cut(cut)
     plan = plan.resolved(len(expected.stages))
     warnings = [*expected.warnings]
     if resume is not None:
@@ -93,7 +101,8 @@ def prepare_launch(
     if resume is None:  # a resumed run has its own plan there
         persist_json(folder / runs.PLAN, plan.as_mapping())
     schedule = _schedule_of(plan, tried.first_trainable)
-    return Launch(plan, schedule, name, folder, tried.length, tuple(warnings), resume is not None, spares)
+    measured = () if cut is None else tuple(cut_arguments(cut))
+    return Launch(plan, schedule, name, folder, tried.length, tuple(warnings), resume is not None, spares, measured)
 
 
 def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callable[[str], None]) -> str:
@@ -145,7 +154,7 @@ def keep_result(plan: Plan, folder: Path, facts: Facts, seconds: float) -> Resul
 def _outcome(
     launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None], template: Template
 ) -> LaunchOutcome:
-    plan = launch.plan
+    plan, arguments = launch.plan, [*arguments, *launch.measured]
     if plan.queues.url == IN_MEMORY:
         from stageline.workers.process.in_process import run_memory  # loads torch
         from stageline.workers.runtime.job import prepare

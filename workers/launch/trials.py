@@ -18,13 +18,15 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TextIO, cast
 
+from msgspec.structs import replace
+
 from stageline.broker.control.messages import Exited
 from stageline.broker.membership.failure_detector import describe_exit
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.workers.preflight.transcript import agrees, repeats
 from stageline.workers.preflight.trial_log import TrialLog
-from stageline.workers.preflight.trial_result import TrialRefusal, TriedPlan
+from stageline.workers.preflight.trial_result import MeasuredCut, TrialRefusal, TriedPlan
 from stageline.workers.process import last_line
 from stageline.workers.process.signals import Signals
 from stageline.workers.process.spawn import Spawn, SpawnedProcess
@@ -33,6 +35,7 @@ POLL = 0.02  # seconds between two looks at the processes
 TO_ANSWER = 1.0  # seconds for a process that hangs to tell its line
 TO_EXIT = 0.5  # seconds for a process with a result to exit, and for one that was killed
 _NOTHING = "Nothing was trained"
+_Outcome = TriedPlan | MeasuredCut
 
 
 class TrialFailed(ModelRefused):
@@ -51,25 +54,36 @@ def try_plan(
 
     What the user's code prints goes to stderr. Where two trials differ, the plan is refused; with `tell` that is called
     with the difference instead ("" if there is none), and the trials are compared even if `data.check` is false.
-    `layouts`: the result has those of the stages.
+    `layouts`: the result has those of the stages. Where a plan has to be cut is measured first, once.
     SIGINT and SIGTERM end the trials; then they do what they did before. Raises `PlanRefused`, `ModelRefused` or
     `DataError`.
     """
+    if plan.measures_cut:
+        measured = cast(MeasuredCut, _carried_out(plan, arguments, spawn, 1)[0])
+        cut = list(measured.cut)
+        found = try_plan(plan.with_cut(cut), [*arguments, *cut_arguments(cut)], spawn, tell=tell, layouts=layouts)
+        return replace(found, estimate=replace(found.estimate, seconds=measured.seconds), cut=measured.cut)
     compared = plan.data.check or tell is not None
-    found = _carried_out(plan, [*arguments, *(["--layouts"] if layouts else [])], spawn, 2 if compared else 1)
-    difference = (repeats(found[0].transcript) or agrees(found[0].transcript, found[1].transcript)) if compared else ""
+    wanted = [*arguments, *(["--layouts"] if layouts else [])]
+    tried = cast(list[TriedPlan], _carried_out(plan, wanted, spawn, 2 if compared else 1))
+    difference = (repeats(tried[0].transcript) or agrees(tried[0].transcript, tried[1].transcript)) if compared else ""
     if tell is not None:
         tell(difference)
     elif difference:
         raise ModelRefused(difference)
-    return found[0]
+    return tried[0]
 
 
-def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int) -> list[TriedPlan]:
+def cut_arguments(cut: Sequence[int]) -> list[str]:
+    """A cut that was measured, as arguments of commands: their plans have it from then on."""
+    return ["--set", f"model.cut={list(cut)}"]
+
+
+def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int) -> list[_Outcome]:
     bound = plan.recovery.loading
     shares_memory = any(worker.device != "cpu" for worker in plan.workers)
     each = 1 if shares_memory else count
-    found: list[TriedPlan] = []
+    found: list[_Outcome] = []
     with _interruptible() as interrupted:
         while len(found) < count:
             with ExitStack() as stack:
@@ -138,7 +152,7 @@ class _TrialProcess:
         self._file.close()
 
     @property
-    def result(self) -> TriedPlan | TrialRefusal | None:
+    def result(self) -> _Outcome | TrialRefusal | None:
         return self._log.result
 
     def follow(self) -> None:
@@ -159,9 +173,9 @@ class _TrialProcess:
             self._reveal()
             raise self.result.error
 
-    def outcome(self) -> TriedPlan:
+    def outcome(self) -> _Outcome:
         """Of a process that has a result; `follow` raises for any other than this."""
-        return cast(TriedPlan, self.result)
+        return cast(_Outcome, self.result)
 
     def _fail(self, how: str) -> None:
         self._reveal()

@@ -13,7 +13,7 @@ from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.workers.runtime.job import Job, prepare
 
 from .dry_run import UNWATCHED, TrialWatch, dry_run
-from .trial_result import Estimate, QueueEstimate
+from .trial_result import Estimate, QueueEstimate, StageEstimate
 
 
 def estimate(plan: Plan) -> Estimate:
@@ -40,7 +40,7 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
         )
         for key, message in sorted(messages.items())
     ]
-    if errors := list(_overflows(job, queues)):
+    if errors := [*_overflows(job, queues), *_over_limit(plan, stages)]:
         raise PlanRefused(errors)
     return Estimate(
         digest=plan.digest(),
@@ -94,6 +94,19 @@ def _overflows(job: Job, queues: list[QueueEstimate]) -> Iterator[PlanError]:
                 f"worker {worker} keeps the messages of {of}, {needed} bytes, and has room for {room} in memory and on "
                 f'disk: it would wait for ever. Use "{ceil(needed / (1 + SPILL) / 2**20)}MiB" or more{smaller}',
                 value=str(plan.queues.retain_bytes),
+            )
+
+
+def _over_limit(plan: Plan, stages: list[StageEstimate]) -> Iterator[PlanError]:
+    """The stages that take more than the plan allows."""
+    limit = plan.model.stage_memory
+    for stage in stages:
+        if limit is not None and stage.total > limit:
+            yield PlanError(
+                "model.stage_memory",
+                f"stage {stage.stage}, of layers {stage.layers[0]} to {stage.layers[-1]}, takes {stage.total} bytes; "
+                f"raise the limit, cut elsewhere, or leave model.cut out, to be cut so that stages fit",
+                value=str(limit),
             )
 
 

@@ -26,9 +26,10 @@ from stageline.workers.runtime.job import Job, prepare
 from .checksums import record
 from .dry_run import TrialWatch
 from .estimate import estimate_of
+from .measure import measured_cut
 from .transcript import LeafRecord, Transcript
 from .trial_log import DOING, RESULT
-from .trial_result import TrialRefusal, TriedPlan
+from .trial_result import MeasuredCut, TrialRefusal, TriedPlan
 
 
 class TrialWriter:
@@ -40,7 +41,7 @@ class TrialWriter:
     def doing(self, what: str) -> None:
         self._write(DOING, what.replace("\n", " ").encode(errors="replace"))
 
-    def result(self, found: TriedPlan | TrialRefusal) -> None:
+    def result(self, found: TriedPlan | MeasuredCut | TrialRefusal) -> None:
         self._write(RESULT, msgspec.json.encode(found))
 
     def _write(self, word: str, content: bytes) -> None:
@@ -52,9 +53,13 @@ class TrialWriter:
 
 
 def carry_out_trial(plan: Plan, writer: TrialWriter, *, layouts: bool = False) -> None:
-    """Writes the result, with `layouts` those of the stages; whatever the user's code raises is one."""
+    """Writes the result, with `layouts` those of the stages; whatever the user's code raises is one. If where to cut
+    has yet to be measured, the result is that."""
     try:
-        writer.result(_tried(plan, writer, layouts))
+        if plan.measures_cut:
+            writer.result(measured_cut(plan, writer.doing))
+        else:
+            writer.result(_tried(plan, writer, layouts))
     except StagelineError as error:
         writer.result(TrialRefusal.of(error))
 

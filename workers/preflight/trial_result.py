@@ -51,17 +51,26 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[StageEstimate]
     queues: list[QueueEstimate]
     idle: tuple[float, ...]
+    seconds: tuple[float, ...] = ()  # of a microbatch, by stage, if where to cut was measured
 
 
 class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
     """One microbatch was trained. `length` is the run's; `first_trainable`: stages below it run forward only. `layouts`
-    are the stages', if they were asked for."""
+    are the stages', if they were asked for; `cut` is where they begin, if that was measured."""
 
     estimate: Estimate
     length: RunLength
     first_trainable: int
     transcript: Transcript
     layouts: tuple[StageLayout, ...] = ()
+    cut: tuple[int, ...] | None = None
+
+
+class MeasuredCut(msgspec.Struct, frozen=True, tag="cut"):
+    """Where a plan is cut that has this measured, and the seconds that each stage takes for a microbatch."""
+
+    cut: tuple[int, ...]
+    seconds: tuple[float, ...]
 
 
 class TrialRefusal(msgspec.Struct, frozen=True, tag="refusal"):

@@ -212,6 +212,7 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
 
         job = prepare_model(plan)
         return job.plan, job.schedule
+    plan.demand_cut()
     choice = plan.schedule
     return plan, make_schedule(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
 

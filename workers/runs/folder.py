@@ -86,6 +86,27 @@ def has_other_plan(plan: "plans.Plan", folder: Path) -> bool:
     return bool(_differences(plan, folder))
 
 
+def recorded_cut(plan: "plans.Plan", folder: Path) -> list[int] | None:
+    """Where the run in `folder` was cut when it began, if this plan would measure that again, and has as many stages.
+    None if that cannot be read."""
+    try:
+        kept = msgspec.json.decode((folder / PLAN).read_bytes(), type=_RecordedPlan)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    cut = kept.model.cut
+    return cut if plan.measures_cut and len(cut) + 1 == plan.model.stages else None
+
+
+class _RecordedModel(msgspec.Struct):
+    cut: list[int]
+
+
+class _RecordedPlan(msgspec.Struct):
+    """What is read of a run's plan."""
+
+    model: _RecordedModel
+
+
 def _differences(plan: "plans.Plan", folder: Path) -> "Sequence[Difference]":
     try:
         kept = msgspec.json.decode((folder / PLAN).read_bytes(), type=dict[str, object])

@@ -14,6 +14,8 @@ DISAGREEING = [
     ({"data__held_out": "data.py:test"}, "data.held_out", "it goes with dataset"),
     ({"model__cut": "auto"}, "model.cut", "set the number of stages: add stages = 2"),
     ({"model__stages": 3}, "model.stages", "cut = [5] makes 2; leave stages out"),
+    ({"model__cut": None, "model__balance": "time"}, "model.balance", "set the number of stages: add stages = 2"),
+    ({"model__cut": None, "model__stage_memory": "1GiB"}, "model.stage_memory", "set the number of stages: add stag"),
     ({"data__batch_size": 3, "schedule__microbatches": 4}, "data.batch_size", "3 rows make no 4 microbatches; use"),
     (
         {"schedule__mode": "async", "schedule__microbatches": 2},
@@ -57,6 +59,8 @@ SCRIPTED = {"run__epochs": None, "data__source": "script:batches"}
 NOT_FOR_SCRIPTS = [
     ({"run__steps": 3}, "run.steps", "the script decides how long it trains; leave it out"),
     ({"run__epochs": 3}, "run.epochs", "the script decides how long it trains; leave it out"),
+    ({"model__balance": "time"}, "model.balance", "a script has no batch to measure with before its first; give it a"),
+    ({"model__stage_memory": 9}, "model.stage_memory", "a script has no batch to measure with before its first"),
     ({"schedule__mode": "async"}, "schedule.mode", 'a script trains batch by batch; use mode = "sync"'),
     (
         {"recovery__record": "all"},

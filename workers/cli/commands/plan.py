@@ -42,7 +42,8 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> Non
         click.echo(msgspec.json.encode(found))
         return
     options.warn(found.warnings[len(read.warnings) :])
-    keys = [(key, shown(value), found.origins.get(key, "the model")) for key, value in flat(found.plan).items()]
+    origins = {**found.origins, **({"model.cut": "measured"} if found.seconds else {})}
+    keys = [(key, shown(value), origins.get(key, "the model")) for key, value in flat(found.plan).items()]
     show("plan", ("key", "value", "from"), keys)
     _show_split(found)
     _show_queues(found)
@@ -66,6 +67,10 @@ def _show_split(found: "Estimate") -> None:
     ]
     heads = (part.replace("_", " ") for part in parts)
     show("stages", ("stage", "worker", "layers", "parameters", "in flight", *heads, "total"), rows)
+    if found.seconds:
+        times = ", ".join(f"stage {stage} {1000 * each:.3g} ms" for stage, each in enumerate(found.seconds))
+        cut = dict(flat(found.plan))["model.cut"]
+        say(f"cut = {shown(cut)} as measured now; forward and backward of a microbatch: {times}")
 
 
 def _show_queues(found: "Estimate") -> None:

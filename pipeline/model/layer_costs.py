@@ -1,0 +1,142 @@
+"""Decides where a model is cut by what its layers cost: the stages shall be balanced, and have room in memory.
+
+What a layer holds is given by names and numbers, since what two layers of one stage share is there once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.plan.training import Balance
+
+from .partition import Cost, best_partition, by_weight, can_divide
+
+InFlight = Callable[[int], Sequence[int] | None]  # by the number of stages: microbatches that each holds at most
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """What one layer costs.
+
+    `parameters`: how many. `nanoseconds`: its forward and backward of a microbatch. Bytes: `held` all the time, by
+    name: weights, gradients, the optimizer's state; of them `trained` is kept in versions in asynchronous mode; `saved`
+    by one microbatch, and its `output`, by numbers of memory.
+    """
+
+    parameters: int
+    nanoseconds: int
+    held: Mapping[str, int] = field(default_factory=dict)
+    trained: Mapping[str, int] = field(default_factory=dict)
+    saved: Mapping[int, int] = field(default_factory=dict)
+    output: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CutWish:
+    """How many stages, what is balanced, and the bytes that a stage may take; None: any. `stashes`: asynchronous."""
+
+    stages: int
+    balance: Balance = "parameters"
+    limit: int | None = None
+    stashes: bool = False
+
+
+def chosen_edges(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight) -> list[int]:
+    """The number of each stage's first layer, and at the end the number of layers: the best cut among those that fit.
+
+    Raises `ModelRefused` if none does, with what the stages would take at least.
+    """
+    if not 0 < wish.stages <= len(costs):
+        raise ModelRefused(f"model.stages = {wish.stages}, but the model has {len(costs)} layers: at most one each")
+    weights = [_weight(cost, wish.balance) for cost in costs]
+    of_weight, limit = by_weight(weights), wish.limit
+    if limit is None:
+        return best_partition(len(costs), wish.stages, of_weight) or []
+    taken = _memory(costs, wish, in_flight)
+
+    def cost(stage: int, begin: int, end: int) -> int | None:
+        return of_weight(stage, begin, end) if (taken(stage, begin, end) or 0) <= limit else None
+
+    edges = best_partition(len(costs), wish.stages, cost)
+    if edges is None:
+        raise ModelRefused(_refusal(costs, wish, in_flight, limit))
+    return edges
+
+
+def _weight(cost: LayerCost, balance: Balance) -> int:
+    """One more than there are, so that layers that cost nothing are spread too."""
+    return 1 + (cost.nanoseconds if balance == "time" else cost.parameters)
+
+
+def _memory(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight) -> Cost:
+    """The bytes of a stage, as a plan's estimate counts them."""
+    peaks = in_flight(wish.stages) or [1] * wish.stages
+    ranges = _Ranges(costs)
+
+    def taken(stage: int, begin: int, end: int) -> int:
+        held, trained, saved = ranges.bytes(begin, end)
+        stashed = trained * peaks[stage] if wish.stashes and stage < wish.stages - 1 else 0
+        return held + saved * peaks[stage] + stashed
+
+    return taken
+
+
+class _Ranges:
+    """What ranges of layers hold: by the first layer, those that end after it, as far as they were asked for."""
+
+    def __init__(self, costs: Sequence[LayerCost]) -> None:
+        self._costs = costs
+        self._known: dict[int, list[tuple[int, int, int]]] = {}
+
+    def bytes(self, begin: int, end: int) -> tuple[int, int, int]:
+        """Of all weights with what belongs to them, of those that are trained, and of a microbatch's activations."""
+        if begin not in self._known:
+            self._known[begin] = self._from(begin)
+        return self._known[begin][end - begin - 1]
+
+    def _from(self, begin: int) -> list[tuple[int, int, int]]:
+        held: dict[str, int] = {}
+        trained: dict[str, int] = {}
+        saved: dict[int, int] = {}
+        found, sums = [], [0, 0, 0]
+        for cost in self._costs[begin:]:
+            for place, (known, more) in enumerate(((held, cost.held), (trained, cost.trained), (saved, cost.saved))):
+                sums[place] += _added(known, more)  # type: ignore[arg-type]
+            leaves = sum(size for number, size in cost.output.items() if number not in saved)
+            found.append((sums[0], sums[1], sums[2] + leaves))
+        return found
+
+
+def _added(known: dict[object, int], more: Mapping[object, int]) -> int:
+    """Adds to `known` what it lacks, and returns the bytes of that."""
+    new = {key: size for key, size in more.items() if key not in known}
+    known.update(new)
+    return sum(new.values())
+
+
+def _refusal(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight, limit: int) -> str:
+    taken = _memory(costs, wish, in_flight)
+    edges = best_partition(len(costs), wish.stages, taken) or []
+    sizes = [taken(stage, *edges[stage : stage + 2]) or 0 for stage in range(wish.stages)]
+    largest = max(range(wish.stages), key=sizes.__getitem__)
+    layers = range(len(costs) + 1)[edges[largest] : edges[largest + 1]]
+    more = _stages_that_fit(costs, wish, in_flight, limit)
+    way_out = "no number of stages fits" if more is None else f"model.stages = {more} fits"
+    return (
+        f"model.stage_memory = {limit} bytes: no cut into {wish.stages} stages fits. With the best, model.cut = "
+        f"{edges[1:-1]}, the stages take {', '.join(map(str, sizes))} bytes; stage {largest}, of layers "
+        f"{layers[0]} to {layers[-1]}, takes most. At least {max(sizes)} is needed, or other stages: {way_out}"
+    )
+
+
+def _stages_that_fit(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight, limit: int) -> int | None:
+    """The smallest number above the wished one; None if there is none, or the schedule is for that number alone."""
+    ranges = range(wish.stages + 1, len(costs) + 1)
+    return next((stages for stages in ranges if _fit(costs, stages, wish, in_flight, limit)), None)
+
+
+def _fit(costs: Sequence[LayerCost], stages: int, wish: CutWish, in_flight: InFlight, limit: int) -> bool:
+    if in_flight(stages) is None:
+        return False
+    taken = _memory(costs, CutWish(stages, wish.balance, limit, wish.stashes), in_flight)
+    return can_divide(len(costs), stages, lambda *part: (taken(*part) or 0) <= limit)
