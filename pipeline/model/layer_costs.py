@@ -121,18 +121,19 @@ def _refusal(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight, lim
     largest = max(range(wish.stages), key=sizes.__getitem__)
     layers = range(len(costs) + 1)[edges[largest] : edges[largest + 1]]
     more = _stages_that_fit(costs, wish, in_flight, limit)
-    way_out = "no number of stages fits" if more is None else f"model.stages = {more} fits"
+    way_out = "no other number of stages fits" if more is None else f"model.stages = {more} would fit"
     return (
         f"model.stage_memory = {limit} bytes: no cut into {wish.stages} stages fits. With the best, model.cut = "
         f"{edges[1:-1]}, the stages take {', '.join(map(str, sizes))} bytes; stage {largest}, of layers "
-        f"{layers[0]} to {layers[-1]}, takes most. At least {max(sizes)} is needed, or other stages: {way_out}"
+        f"{layers[0]} to {layers[-1]}, takes most. At least {max(sizes)} is needed; {way_out}"
     )
 
 
 def _stages_that_fit(costs: Sequence[LayerCost], wish: CutWish, in_flight: InFlight, limit: int) -> int | None:
-    """The smallest number above the wished one; None if there is none, or the schedule is for that number alone."""
-    ranges = range(wish.stages + 1, len(costs) + 1)
-    return next((stages for stages in ranges if _fit(costs, stages, wish, in_flight, limit)), None)
+    """The next larger number, or else the next smaller one; None if there is none, or the schedule is for the wished
+    number alone."""
+    numbers = (*range(wish.stages + 1, len(costs) + 1), *range(wish.stages - 1, 0, -1))
+    return next((stages for stages in numbers if _fit(costs, stages, wish, in_flight, limit)), None)
 
 
 def _fit(costs: Sequence[LayerCost], stages: int, wish: CutWish, in_flight: InFlight, limit: int) -> bool:

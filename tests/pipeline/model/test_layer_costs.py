@@ -32,10 +32,13 @@ def test_where_none_fits_the_best_is_told_and_how_many_stages_would_fit() -> Non
     large = [LayerCost(1, 1, {f"weights {layer}": 100}) for layer in range(5)]
     with pytest.raises(ModelRefused, match=r"model\.cut = \[2\], the stages take 200, 300 bytes; stage 1, of layers"):
         chosen_edges(large, CutWish(2, "parameters", 120), one_each)
-    with pytest.raises(ModelRefused, match=r"At least 300 is needed, or other stages: model\.stages = 5 fits"):
+    with pytest.raises(ModelRefused, match=r"At least 300 is needed; model\.stages = 5 would fit"):
         chosen_edges(large, CutWish(2, "parameters", 120), one_each)
-    with pytest.raises(ModelRefused, match="no number of stages fits"):
+    with pytest.raises(ModelRefused, match="no other number of stages fits"):
         chosen_edges(large, CutWish(2, "parameters", 99), one_each)
+    busy = [LayerCost(1, 1, saved={layer: 100}) for layer in range(2)]  # fewer microbatches are under way in one stage
+    with pytest.raises(ModelRefused, match=r"model\.stages = 1 would fit"):
+        chosen_edges([*busy, LayerCost(1, 1)], CutWish(2, "parameters", 200), lambda stages: [stages**3] * stages)
 
 
 def test_what_layers_share_is_in_one_stage_once() -> None:

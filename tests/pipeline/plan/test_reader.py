@@ -20,6 +20,7 @@ def test_a_file_becomes_one_value_with_the_defaults_filled_in(file: Path) -> Non
             "options": {},
             "cut": [5],
             "stages": 2,
+            "balance": "parameters",
             "loss": "torch.nn.functional.cross_entropy",
             "metrics": [],
         },
