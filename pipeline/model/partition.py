@@ -11,7 +11,7 @@ _Found = tuple[int, list[int]]  # the dearest stage's cost, and the edges
 
 
 def best_partition(layers: int, stages: int, cost: Cost) -> list[int] | None:
-    """The edges of `stages` parts of which the dearest costs least; of several such, the earliest. None if there are
+    """The edges of `stages` parts of which the dearest costs least; of several such, always the same. None if there are
     none that are allowed."""
     best: dict[int, _Found] = {0: (0, [0])}
     for stage in range(stages):

@@ -12,12 +12,12 @@ WEIGHTS = st.lists(st.integers(0, 9), min_size=1, max_size=7)
 
 
 def all_ways(layers: int, stages: int) -> Iterator[list[int]]:
-    """In order: the earliest first."""
+    """The edges of each."""
     return ([0, *inner, layers] for inner in combinations(range(1, layers), stages - 1))
 
 
 @given(WEIGHTS, st.integers(1, 7), st.lists(st.integers(0, 30), min_size=7, max_size=7))
-def test_it_is_the_earliest_best_of_all_ways_in_which_each_stage_has_room(
+def test_it_is_the_best_of_all_ways_in_which_each_stage_has_room(
     weights: list[int], stages: int, room: list[int]
 ) -> None:
     """Memory is another weight, and each stage has a limit of its own."""
