@@ -3,8 +3,9 @@
 weights 5 1 1 1 4, 3 stages:   5 | 1 1 | 1 4      edges [0, 1, 3, 5]
 """
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, takewhile
 
 Cost = Callable[[int, int, int], int | None]  # of a stage with the layers from one up to another; None: not allowed
 _Found = tuple[int, list[int]]  # the dearest stage's cost, and the edges
@@ -35,16 +36,17 @@ def _best_before(best: dict[int, _Found], stage: int, end: int, cost: Cost) -> _
 
 
 def can_divide(layers: int, stages: int, fits: Callable[[int, int, int], bool]) -> bool:
-    """Whether there are `stages` parts that all fit. A part of what fits in a stage fits in it, too: so each takes as
-    many layers as it can and as the stages after it leave it."""
-    end = 0
+    """Whether there are `stages` parts that all fit. A part of what fits in a stage fits in it, too."""
+    ends = {0}
     for stage in range(stages):
-        begin, most = end, layers - (stages - stage - 1)
-        while end < most and fits(stage, begin, end + 1):
-            end += 1
-        if end == begin:
-            return False
-    return end == layers
+        most = layers - (stages - stage - 1)
+        ends = {end for begin in ends for end in _fitting(begin, most, partial(fits, stage, begin))}
+    return layers in ends
+
+
+def _fitting(begin: int, most: int, fits: Callable[[int], bool]) -> Iterator[int]:
+    """Where a part from `begin` on that fits can end."""
+    return takewhile(fits, range(begin + 1, most + 1))
 
 
 def by_weight(weights: Sequence[int]) -> Cost:

@@ -41,6 +41,11 @@ def test_it_is_the_best_of_all_ways_in_which_each_stage_has_room(
         assert found in allowed
 
 
+def test_a_stage_may_have_to_leave_layers_that_fit_to_the_next_which_has_no_room_for_others() -> None:
+    memory = by_weight([0, 0, 3, 0])
+    assert can_divide(4, 3, lambda stage, *part: (memory(stage, *part) or 0) <= [0, 0, 3][stage])
+
+
 def test_a_few_layers_are_divided_evenly() -> None:
     assert best_partition(5, 3, by_weight([5, 1, 1, 1, 4])) == [0, 1, 3, 5]
     assert best_partition(2, 3, by_weight([1, 1])) is None

@@ -105,7 +105,7 @@ def test_from_pretrained_reads_the_export_of_a_model_whose_config_is_that_of_its
         ),
         ("model.safetensors.index.json", b'{"weight_map": {"a": "../x.safetensors"}}', "files beside it"),
         ("model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00no header at all", "cannot be read"),
-        ("model.pt", b"\x80\x04cposix\nsystem\n.", "cannot be read"),
+        ("model.pt", b"\x80\x04cposix\nsystem\n.", "is not a whole file of torch.save"),
         ("notes.txt", b"", "a .txt file is not read"),
     ],
 )
