@@ -118,7 +118,7 @@ def test_a_resumed_run_without_records_goes_on_with_its_snapshots(
     """It was refused, as if there were no run."""
     plan = plan_in(tmp_path)
     before, _ = stopped(fork_server, plan)
-    *_, older, newest = older_than(before, STEPS + 1)  # on the disks there may be a newer one than the broker had heard of
+    *_, older, newest = older_than(before, STEPS + 1)  # the broker may not have heard of the newest on the disks
     lose_records(before)
     if damaged:
         flip(snapshot(before, 1, newest) / "weights.safetensors")
