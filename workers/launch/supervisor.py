@@ -78,7 +78,8 @@ class Supervisor:
         facts = self._look()
         if facts:
             on_status(facts)
-        if facts.get("phase") in ("finished", "failed") and not self._saves(facts):
+        over = facts.get("phase") in ("finished", "failed")
+        if over and not self._saves(facts):
             reason = self._reason(facts)
             self._client.dismiss()
             return LaunchOutcome(int(facts.get("code") or 0), reason, facts)
@@ -88,7 +89,7 @@ class Supervisor:
             self._stop()
         if self._stopped is None and (reason := self._irreplaceable()):
             self._give_up(reason)
-        return self._failure()
+        return None if over else self._failure()
 
     def _saves(self, facts: Facts) -> bool:
         """Whether workers of a stopped run are still finishing the step that is to be saved: they may be on other

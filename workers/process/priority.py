@@ -1,7 +1,7 @@
 """Threads that keep a run in order leave the processor to those that compute.
 
 A thread that wakes up for a message usually interrupts what runs there. What the broker and the calls of a script do is
-never what a worker waits for next: they take their turn instead (SCHED_BATCH of Linux, sched(7)), with no smaller share.
+never what a worker waits for next: they take their turn instead (SCHED_BATCH of Linux, sched(7)), and lose no share.
 """
 
 import os

@@ -280,6 +280,9 @@ def test_an_interrupted_run_ends_once_its_workers_have_saved(monkeypatch):
     ended = {"phase": "failed", "code": 75, "reason": "interrupted", "workers": []}
     scene.client.status = {**ended, "saving": True}
     assert scene.poll(signals=1) is None
+    scene.children.end("worker-0", 75, ExitCode.SAVED)  # the other still writes
+    assert scene.poll(signals=1) is None
+    assert scene.poll(signals=1, after=VERDICT_TIMEOUT + 0.1) is None
     scene.client.status = {**ended, "saving": False}
     assert scene.poll(signals=1).code == ExitCode.SAVED
 
