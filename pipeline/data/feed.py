@@ -47,14 +47,22 @@ class Feed:
         """Raises `DataError` if the source gives something that cannot be cut into microbatches."""
         return self.of_step(step)[microbatch]
 
+    @property
+    def last_of_epoch(self) -> int:
+        """The training step whose batch is the last of an epoch, and may have fewer rows than others; in a run of less
+        than an epoch, the last step."""
+        return min(self._steps, self._source.steps_per_epoch) - 1
+
     def batch(self, step: int) -> Batch:
-        """The batch of a training step, asked of the source again. Raises `DataError` if it has none to give."""
+        """The batch of a step, asked of the source again. Raises `DataError` if it has none to give."""
+        if step >= self._steps:
+            return self._held_out(step - self._steps)
         return _asked(self._source, step, "the data source")
 
     def _cut(self, step: int) -> list[Microbatch]:
         if step < self._steps:
             return self._cut_batch(step)
-        return cut(*self._held_out(step - self._steps), self._microbatches)
+        return cut(*self.batch(step), self._microbatches)
 
     def _held_out(self, number: int) -> Batch:
         """The batch of an evaluation step."""

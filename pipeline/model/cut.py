@@ -12,6 +12,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.training import LrSchedulerPlan, OptimizerPlan
+from stageline.pipeline.stage.layer import BoundLayer
 from stageline.pipeline.stage.stage import OptimizerFactory, Stage
 
 from .edges import EACH_LAYER, Cut, edges_of
@@ -97,6 +98,7 @@ def cut_model(model: Any, cut: Cut = None, stages: int | None = None) -> list[Se
         Segment(k, low, tuple(names[low:high]), tuple(layers[low:high]))
         for k, (low, high) in enumerate(pairwise(edges))
     ]
+    _refuse_impossible_cuts(segments)
     _refuse_shared_buffers(segments)
     return with_own_copies(segments)
 
@@ -187,6 +189,13 @@ def _layers_of(model: Any, cut: Cut) -> tuple[list[str], list[torch.nn.Module]]:
 
 def _parts_of_all(segments: Sequence[Segment]) -> list[tuple[str, torch.nn.Module]]:
     return [part for segment in segments for part in segment.parts]
+
+
+def _refuse_impossible_cuts(segments: Sequence[Segment]) -> None:
+    for part in segments[1:]:
+        first = part.layers[0]
+        if isinstance(first, BoundLayer) and first.no_cut:
+            raise ModelRefused(first.no_cut)
 
 
 def _refuse_shared_buffers(segments: Sequence[Segment]) -> None:

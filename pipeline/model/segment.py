@@ -1,16 +1,15 @@
 """A stage's part of the unsplit model, and the stage that computes it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from stageline.pipeline.stage.layer import BoundLayer, joined, named_state, parts_of
+from stageline.pipeline.stage.layer import BatchCheck, BoundLayer, joined, named_state, parts_of
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.tied import SharedParameters
 from stageline.pipeline.stage.tied_stage import TiedStage
-from stageline.pipeline.tree import Tree
 
 from .weights.stage_weights import StageWeights
 
@@ -38,11 +37,16 @@ class Segment:
             self.stored.check(self.parts)
 
     @property
-    def check_inputs(self) -> Callable[[Tree], object]:
-        """Raises `DataError` for a batch's inputs that the stage, as the first one, is known not to take. It keeps no
-        weights in memory."""
+    def check_inputs(self) -> BatchCheck:
+        """Raises `DataError` for a batch's inputs that the stage, as the first one, is known not to take in so many
+        microbatches. It keeps no weights in memory."""
         first = self.layers[0]
         return first.check_inputs if isinstance(first, BoundLayer) else BoundLayer.check_inputs
+
+    @property
+    def refuses_inputs(self) -> bool:
+        """Whether there are any that `check_inputs` refuses."""
+        return self.check_inputs is not BoundLayer.check_inputs
 
     def load(self) -> None:
         """Reads the stage's weights, if they are in files. Raises `ModelRefused`."""

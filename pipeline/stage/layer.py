@@ -12,16 +12,19 @@ import torch
 from stageline.pipeline.tree import Tree
 
 LayerFunction = Callable[..., Tree]  # of what travels, then of the layer's parts
+BatchCheck = Callable[[Tree, int], object]  # of a batch's inputs, and of how many microbatches it is cut into
 
 
 class BoundLayer(torch.nn.Module):
     """One cuttable step of a model: `function(x, *parts)`, of what travels and of modules or tensors of the model.
 
     `parts` are the model's own modules by their names in it, or `HeldTensor`s by the names of their tensors.
-    `check_inputs` raises `DataError` for a batch's inputs that the layer, as the first one, is known not to take.
+    `check_inputs` raises `DataError` for a batch's inputs that the layer, as the first one, is known not to take in so
+    many microbatches. `no_cut` is the reason why no stage can begin with the layer, "" if there is none.
     """
 
-    check_inputs: Callable[[Tree], object] = staticmethod(lambda inputs: None)
+    check_inputs: BatchCheck = staticmethod(lambda inputs, microbatches: None)
+    no_cut: str = ""
 
     def __init__(self, function: LayerFunction, parts: Mapping[str, torch.nn.Module]) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from support.workspace import Workspace
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
-STEPS, MICROBATCHES = 2, 4
+STEPS, MICROBATCHES = 2, 2
 PLACEMENTS = {2: looped(1, 2), 3: looped(1, 3), 4: looped(2, 2)}  # for interleaving
 
 

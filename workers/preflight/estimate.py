@@ -9,6 +9,7 @@ from math import ceil
 
 from stageline.broker.codec.message import messages_per_step
 from stageline.broker.queues.log import SPILL
+from stageline.pipeline.errors import DataError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.workers.runtime.job import Job, prepare
 
@@ -27,6 +28,7 @@ def estimate(plan: Plan) -> Estimate:
 def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
     """`estimate` for a job that is loaded. Its stages cannot be trained afterwards: see `dry_run`."""
     plan = job.plan
+    _demand_last_batches(job, watch)
     stages, messages = dry_run(job, watch)
     queues = [
         QueueEstimate(
@@ -52,6 +54,21 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
         queues=queues,
         idle=job.verdict.idle,
     )
+
+
+def _demand_last_batches(job: Job, watch: TrialWatch) -> None:
+    """The first batch is tried; the last of an epoch, and the last that is evaluated, may have fewer rows. Raises
+    `DataError` if the model is known not to take one of them."""
+    if not job.segments[0].refuses_inputs:
+        return
+    for step in (job.feed.last_of_epoch, *job.evaluation[-1:]):
+        name = "the last batch of the rows held out" if step in job.evaluation else f"batch({step})"
+        watch.doing(f"{job.plan.data.origin}: {name}")
+        inputs, _ = job.feed.batch(step)
+        try:
+            job.segments[0].check_inputs(inputs, job.schedule.microbatches)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
 
 
 def _steps_kept(job: Job) -> int:

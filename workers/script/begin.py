@@ -1,6 +1,7 @@
 """Begins the run of a `Line`: cuts the model, makes the plan and the schedule, and starts or makes the workers."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Placement, Schedule, make_schedule
+from stageline.pipeline.stage.layer import BatchCheck
 from stageline.pipeline.tree import Tree
 from stageline.workers.script.arguments.checks import demand_usable
 from stageline.workers.script.arguments.line_arguments import Workers
@@ -51,7 +53,8 @@ def _begin(
     model: Model, options: LineOptions, workers: Workers, resume: Path | None
 ) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
     whole, segments = build_model(model, options)
-    weights, check = weights_of(whole, segments), segments[0].check_inputs
+    weights = weights_of(whole, segments)
+    check = partial(_check_inputs, segments[0].check_inputs, options.microbatches)
     remote = None if options.broker is None else _remote_plan(model, options, options.broker)
     plan = plan_of(options, len(segments), None if remote is None else remote.tables)
     segments = with_stored_weights(plan, whole, segments, Path.cwd())
@@ -66,6 +69,10 @@ def _begin(
         return weights, check, _begin_remotely(plan, schedule, names, remote, resume)
     with registered(model, options):
         return weights, check, _begin_here(plan, schedule, names, segments, options, resume)
+
+
+def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree) -> None:
+    check(inputs, microbatches)
 
 
 def _schedule_of(options: LineOptions, plan: Plan, segments: Sequence[Segment]) -> Schedule:

@@ -1,4 +1,11 @@
-"""The inputs that a model was traced with: what those of every microbatch must be like, but for the number of rows."""
+"""The inputs that a model was traced with: what those of every microbatch must be like, but for the number of rows.
+
+example of 2 rows or more      a graph for microbatches of 2 rows or more
+example of 1 row               a graph for microbatches of 1 row
+
+torch.export takes a dimension of size 1 to be 1 for ever, and what it has found for other sizes, it has found for 2 and
+more: with 1 row, or none, the model may do something else.
+"""
 
 from typing import Any
 
@@ -22,13 +29,13 @@ class Example:
             raise ModelRefused(f"the example that the model is traced with: {error}") from error
         if not count:
             raise ModelRefused("the example that the model is traced with has no rows: give one or more")
-        # torch.export takes a dimension of size 1 to be 1 for ever.
-        self._inputs = map_tensors(lambda leaf: torch.cat([leaf, leaf]), inputs) if count == 1 else inputs
-        self._leaves = dict(leaves(self._inputs))
+        self.one_row = count == 1
+        self._inputs = inputs
+        self._leaves = dict(leaves(inputs))
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What a graph is traced with. Each has two rows or more."""
+        """What a graph is traced with."""
         return tuple(tensors(self._inputs))
 
     def call(self, model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> Any:
@@ -42,8 +49,9 @@ class Example:
             case one:
                 return model(one)
 
-    def taken(self, inputs: Tree) -> tuple[torch.Tensor, ...]:
-        """The tensors of a microbatch's `inputs`. Raises `DataError` if these are not like the example."""
+    def check(self, inputs: Tree, microbatches: int = 1) -> None:
+        """Raises `DataError` if a batch's `inputs` are not like the example, or if so many microbatches of it are not
+        all of a number of rows that the graph is for."""
         given = dict(leaves(inputs))
         if given.keys() != self._leaves.keys():
             raise DataError(
@@ -53,13 +61,42 @@ class Example:
         for path, wanted in self._leaves.items():
             if difference := _difference(given[path], wanted):
                 raise DataError(f"{_title(path)} {difference}: {_WAY_OUT}")
+        self._check_rows(rows(inputs), microbatches)
+
+    def taken(self, inputs: Tree) -> tuple[torch.Tensor, ...]:
+        """The tensors of a microbatch's `inputs`. Raises `DataError` as `check` does."""
+        self.check(inputs)
+        given = dict(leaves(inputs))
         return tuple(given[path] for path, leaf in self._leaves.items() if isinstance(leaf, torch.Tensor))  # type: ignore[misc]
 
+    def _check_rows(self, count: int, microbatches: int) -> None:
+        sizes = (count // microbatches, -(-count // microbatches))
+        wrong = [size for size in sizes if (size != 1 if self.one_row else size < 2)]
+        if not wrong:
+            return
+        title = next(_title(path) for path, leaf in self._leaves.items() if isinstance(leaf, torch.Tensor))
+        batch = "" if microbatches == 1 else f" ({_counted(count)} in {microbatches} microbatches)"
+        raise DataError(
+            f"{title} has {_counted(wrong[0])} in a microbatch{batch}, and the model was traced for microbatches of "
+            f"{_ONE_ROW if self.one_row else _MORE_ROWS}"
+        )
 
+
+_ONE_ROW = (
+    "1 row, since its example has 1. Give an example of 2 rows or more, or every batch as many rows as microbatches"
+)
+_MORE_ROWS = (
+    "2 rows or more: with fewer it may do something else. Take fewer microbatches, batches of another size, or leave "
+    "such a batch out (drop_last=True). For microbatches of 1 row each, trace it with an example of 1 row"
+)
 _WAY_OUT = (
     "all but the number of rows must be as in the example. Bring every batch to one shape, such as by padding, or list "
     "the model's layers: stageline.Layers (docs/models.md)"
 )
+
+
+def _counted(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _difference(given: Leaf, wanted: Leaf) -> str:

@@ -8,6 +8,7 @@
 The markers are those of torch.distributed.pipelining; forward pre-hooks put them there.
 """
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -52,20 +53,20 @@ COMPUTED: Any = object()  # stands for a leaf of the output that differs from mi
 def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str]) -> Forward:
     """The forward of `model`, its modules in the modes that they are in, with markers before the calls of `names`.
 
-    The number of rows may be another when the graph runs; all other shapes are those of the example. Raises
-    `ModelRefused` with torch.export's reason.
+    When the graph runs, the number of rows may be another from 2 on, unless the example has 1; all other shapes are
+    those of the example. Raises `ModelRefused` with torch.export's reason, or the model's own if the example does not
+    fit it.
     """
     called = _Called(model, example)
-    shapes = ({0: Dim("rows")},) * len(example.tensors)
-    with _marked(model, names, called.record.calls), _with_memory(model), torch.enable_grad():
-        try:
-            with redirect_stderr(StringIO()) as said:  # torch.export prints the graph of what it refuses
-                program = torch.export.export(called, example.tensors, dynamic_shapes=(shapes,), strict=False)
-            sys.stderr.write(said.getvalue())
-        except Exception as error:
-            if isinstance(error, ModelRefused) or not raised_by_user_code(error):
-                raise
-            raise _refused(model, error) from error
+    shapes: dict[int, Any] = {} if example.one_row else {0: Dim("rows")}
+    dynamic = ((shapes,) * len(example.tensors),)
+    try:
+        with _marked(model, names, called.record.calls), _with_memory(model), torch.enable_grad(), _unsaid():
+            program = torch.export.export(called, example.tensors, dynamic_shapes=dynamic, strict=False)
+    except Exception as error:
+        if isinstance(error, ModelRefused) or not raised_by_user_code(error):
+            raise
+        raise _refused(called, error) from error
     return _forward(program, called.record)
 
 
@@ -170,12 +171,53 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
-def _refused(model: torch.nn.Module, error: Exception) -> ModelRefused:
+def _refused(called: _Called, error: Exception) -> ModelRefused:
+    name = type(called.model).__name__
+    if own := _own_error(called):
+        return ModelRefused(
+            f"the example that the model is traced with does not fit: the {name}, called with it, raises {own}. Give "
+            f"what a batch's inputs are"
+        )
     text = describe_error(error)
     reason = " ".join(text.split("\n\n")[0].split()).rstrip(".")
     if "Constraints violated (rows)" in text:
         reason = f"its forward decides by the number of rows, or needs one: {reason.partition('Suggested fixes: ')[2]}"
     return ModelRefused(
-        f"torch.export cannot trace the {type(model).__name__}: {reason}. Change its forward, or list its layers "
-        f"yourself: stageline.Layers (docs/models.md)"
+        f"torch.export cannot trace the {name}: {reason}. Change its forward, or list its layers yourself: "
+        f" stageline.Layers (docs/models.md)"
     )
+
+
+def _own_error(called: _Called) -> str:
+    """The first line of what the model raises when it is called with the example untraced; "" if that is nothing, or
+    its parameters have no memory. Its buffers are as before."""
+    state = [*called.named_parameters(), *called.named_buffers()]
+    if any(tensor.is_meta for _, tensor in state):
+        return ""
+    buffers = {name: buffer.clone() for name, buffer in called.named_buffers()}
+    try:
+        torch.func.functional_call(called, buffers, called.example.tensors)
+    except Exception as error:
+        if not raised_by_user_code(error):
+            raise
+        return describe_error(error).splitlines()[0].rstrip(".")
+    return ""
+
+
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """A context in which torch.export does not tell, on stderr and in its log, what it raises too: an error, after the
+    graph that it has found so far."""
+    loggers = [(logger, logger.disabled) for logger in map(logging.getLogger, _LOGGERS)]
+    try:
+        for logger, _ in loggers:
+            logger.disabled = True
+        with redirect_stderr(StringIO()) as said:
+            yield
+        sys.stderr.write(said.getvalue())
+    finally:
+        for logger, disabled in loggers:
+            logger.disabled = disabled

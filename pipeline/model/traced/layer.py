@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stageline.pipeline.stage.layer import BoundLayer
+from stageline.pipeline.stage.layer import BatchCheck, BoundLayer
 from stageline.pipeline.tree import Tree
 
 from ..families.layers import Layer
@@ -17,12 +17,13 @@ from .piece import TracedPiece, Values
 class TracedFunction:
     """A piece as the function of a layer. `places` have for each name of its state the number of a part of the layer
     and the rest of the name, which is "" for a tensor. What is given to the first layer is `taken` apart, and what the
-    last one gives is `put` together."""
+    last one gives is `put` together. `check` is what the first layer has against a batch."""
 
     piece: TracedPiece
     places: Mapping[str, tuple[int, str]]
     taken: Callable[[Any], Values] = tuple
     put: Callable[[Values], Tree] = tuple
+    check: BatchCheck = BoundLayer.check_inputs
 
     def __call__(self, x: Tree, *parts: Any) -> Tree:
         return self.put(self.piece.run(self.taken(x), lambda name: _tensor(parts, *self.places[name])))
@@ -39,7 +40,8 @@ class TracedLayer(BoundLayer):
     ) -> None:
         super().__init__(training, parts)
         self._functions = {True: training, False: evaluation}
-        self.check_inputs = training.taken
+        self.check_inputs = training.check
+        self.no_cut = training.piece.no_cut or evaluation.piece.no_cut
 
     def forward(self, x: Tree) -> Tree:
         return self._functions[self.training](x, *self.arguments())

@@ -18,6 +18,7 @@ class TracedPiece:
 
     `graph` takes `arguments` of what is `received`, of `state` (with the names that it has in the model) and of
     `constants`, and gives what is `computed`. The `results` travel on. Without a graph nothing is computed.
+    `no_cut` is the reason why what is received cannot be sent, "" if it can.
     """
 
     graph: GraphModule | None
@@ -27,6 +28,7 @@ class TracedPiece:
     results: tuple[str, ...] = ()
     state: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    no_cut: str = ""
 
     def run(self, given: Values, tensor: Callable[[str], torch.Tensor]) -> Values:
         """The results, from what is received. `tensor` gives the parameter or buffer of a name in the model."""

@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.split_module import split_module
 
+from .aliases import one_memory
 from .export import Forward
 from .piece import TracedPiece
 
@@ -38,6 +39,8 @@ def pieces_of(forward: Forward, names: Sequence[str]) -> list[TracedPiece]:
     parts = {int(str(part.target).rpartition("_")[2]): part for part in split.graph.nodes if part.op == "call_module"}
     pieces = [_piece(split, parts.get(number)) for number in range(len(names))]
     travels = travelling([(piece.arguments, piece.computed) for piece in pieces], forward.inputs, ends)
+    nodes = {node.name: node for node in forward.graph.graph.nodes if node.op == "placeholder"}
+    nodes |= {name: node for piece in pieces for name, node in _computed(piece)}
     return [
         replace(
             piece,
@@ -45,6 +48,7 @@ def pieces_of(forward: Forward, names: Sequence[str]) -> list[TracedPiece]:
             results=travels[number + 1],
             state=_needed(forward.state, piece, travels[number + 1]),
             constants=_needed(forward.constants, piece, travels[number + 1]),
+            no_cut=_refusal(names[number], one_memory([nodes[name] for name in travels[number]])),
         )
         for number, piece in enumerate(pieces)
     ]
@@ -61,6 +65,23 @@ def travelling(
         needed = {*ends, *(name for arguments, _ in pieces[number:] for name in arguments)}
         found.append(tuple(name for name in there if name in needed))
     return [*found, tuple(ends)]
+
+
+def _computed(piece: TracedPiece) -> Iterator[tuple[str, Node]]:
+    """What the piece computes, by name."""
+    if piece.graph is not None and piece.computed:
+        given: Any = piece.graph.graph.output_node().args[0]
+        yield from zip(piece.computed, (given,) if isinstance(given, Node) else given, strict=True)
+
+
+def _refusal(layer: str, twice: str) -> str:
+    """Why no stage can begin with `layer`, if what travels to it has something twice."""
+    if not twice:
+        return ""
+    return (
+        f"no stage can begin with {layer}: two tensors that would cross the cut are in one memory, those of {twice}. "
+        f"Cut elsewhere, or let the forward use a clone() of one of them"
+    )
 
 
 def _needed(table: Mapping[str, Value], piece: TracedPiece, results: Sequence[str]) -> dict[str, Value]:

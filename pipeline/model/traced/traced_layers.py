@@ -30,9 +30,9 @@ def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) ->
     """The layers of `model`, found by torch.export: for a model of no known family, instead of writing `Layers`.
 
     `example` is a batch's inputs: a tensor, a dict of what the model is called with, or a tuple of it; tensors of any
-    dtype, of shape [rows, ...]. Other batches may have another number of rows. In place of the modules called `within`,
-    the modules in them are layers. All modules go on in the modes, training or not, that they are in now.
-    Raises `ModelRefused`, with torch.export's reason.
+    dtype, of shape [rows, ...]. With 2 rows or more, microbatches may have any number of rows from 2 on; with 1, they
+    have 1 row each. In place of the modules called `within`, the modules in them are layers. All modules go on in the
+    modes, training or not, that they are in now. Raises `ModelRefused`, with torch.export's reason.
     """
     if not isinstance(model, torch.nn.Module):
         raise ModelRefused(f"traced() was given a {type(model).__name__}; wanted is a torch module")
@@ -119,6 +119,12 @@ def _functions(
 
     last = len(pieces) - 1
     return [
-        TracedFunction(piece, has.places, inputs.taken if number == 0 else tuple, put if number == last else tuple)
+        TracedFunction(
+            piece,
+            has.places,
+            inputs.taken if number == 0 else tuple,
+            put if number == last else tuple,
+            inputs.check,
+        )
         for number, (piece, has) in enumerate(zip(pieces, parts, strict=True))
     ]

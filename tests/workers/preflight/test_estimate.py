@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from stageline.pipeline.errors import DataError
 from stageline.pipeline.plan import PlanRefused, read_plan
 from stageline.workers.preflight.estimate import estimate
 from support import reference
@@ -51,3 +52,20 @@ def test_what_stages_share_counts_once_and_its_gradients_are_messages(tied: str)
     assert ends == {f"{upward}-0": (2, 0), f"{upward}-2": (3, 2), "total-2": (0, 2), "total-3": (2, 3)}
     assert all(264 < queue.message < 364 for queue in messages.values())
     assert messages[f"{upward}-0"].retained == messages[f"{upward}-0"].message * 3 * (4 if tied == "microbatch" else 1)
+
+
+def test_the_last_batch_of_an_epoch_and_of_what_is_held_out_have_rows_that_a_traced_model_takes(
+    workspace: Workspace,
+) -> None:
+    """Of 32 rows, and 8 held out; batches of 6 rows leave two."""
+    model = workspace.folder / "model.py"
+    model.write_text(
+        model.read_text()
+        .replace("return nn", "return traced(nn")
+        .replace("2))", "2)), torch.ones(2, 4))")
+        .replace("from torch", "import torch\nfrom stageline import traced\nfrom torch")
+    )
+    for steps, name in ((6, r"batch\(5\)"), (4, "the last batch of the rows held out")):
+        with pytest.raises(DataError, match=rf"^{name}: the input has 0 rows in a microbatch \(2 rows in 3 micro"):
+            estimate(read_plan(workspace.folder, sets=[f"run.steps={steps}"]))
+    assert estimate(read_plan(workspace.folder, sets=["data.batch_size=8"])).steps == 6

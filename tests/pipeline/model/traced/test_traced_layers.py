@@ -1,6 +1,8 @@
 """torch.export finds the layers of any model that it can trace; tests/integration/test_traced.py has whole ones."""
 
+import logging
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +54,7 @@ WHOLE = WholeModel(
 @cache
 def model_and_layers() -> tuple[Tangled, Layers]:
     model = WHOLE.made()
-    return model, traced(model, torch.ones(1, 8))
+    return model, traced(model, torch.ones(2, 8))
 
 
 def test_a_traced_model_trains_as_it_does_unsplit():
@@ -62,7 +64,7 @@ def test_a_traced_model_trains_as_it_does_unsplit():
     untrained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with Line(layers, cut=["frozen", "head"], loss=mean_loss, optimizer=ADAM, microbatches=4, workers="inline") as line:
         assert [line.step(x, y).item() for x, y in WHOLE.batches(2)] == losses
-        scores = line.predict(torch.ones(4, 8))
+        scores = line.predict(torch.ones(8, 8))
     trained = line.state_dict()
     assert trained.keys() == state.keys()
     assert all(torch.equal(trained[key], value) for key, value in state.items())
@@ -71,7 +73,7 @@ def test_a_traced_model_trains_as_it_does_unsplit():
     plain = WHOLE.made().eval()
     plain.load_state_dict(state)
     with torch.no_grad():
-        assert torch.equal(scores, torch.cat([plain(row) for row in torch.ones(4, 1, 8)]))
+        assert torch.equal(scores, torch.cat([plain(rows) for rows in torch.ones(4, 2, 8)]))
 
 
 def test_the_layers_have_the_models_state_under_its_names():
@@ -134,6 +136,68 @@ def test_a_model_that_cannot_be_traced_is_refused_with_the_reason(odd, reason, c
     assert model.training
     assert not model.first._forward_pre_hooks
     assert "def forward" not in "".join(capfd.readouterr())
+
+
+def test_a_batch_with_a_microbatch_of_one_row_is_refused_and_an_example_of_one_row_is_for_those() -> None:
+    def odd(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] == 1 else x
+
+    model, x = Deciding(odd).eval(), torch.randn(8, 2)
+    options: dict[str, Any] = {"stages": 2, "loss": mean_loss, "optimizer": ADAM, "workers": "inline"}
+    with torch.no_grad():
+        pairs, ones = torch.cat([model(rows) for rows in x.split(2)]), torch.cat([model(row) for row in x.split(1)])
+    with Line(traced(model, torch.ones(2, 2)), microbatches=4, **options) as line:
+        five = x[:5]
+        for call in (lambda: line.step(five, five), lambda: line.predict(five), lambda: line.evaluate([(five, five)])):
+            with pytest.raises(DataError, match=r"the input has 1 row in a microbatch \(5 rows in 4 microbatches\)"):
+                call()
+        assert torch.equal(line.predict(x), pairs)
+    with Line(traced(model, torch.ones(1, 2)), microbatches=8, **options) as line:
+        assert torch.equal(line.predict(x), ones)
+
+
+def test_an_example_that_does_not_fit_is_told_with_the_models_own_error_alone(capfd) -> None:
+    model, said = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(2, 2)), KeptRecords()
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(said)
+    with pytest.raises(ModelRefused, match="does not fit: the Sequential, called with it, raises RuntimeError: mat1"):
+        traced(model, torch.ones(2, 3))
+    logger.removeHandler(said)
+    assert (said.records, capfd.readouterr()) == ([], ("", ""))
+    assert not logger.disabled
+    assert not model[0].num_batches_tracked
+
+
+class KeptRecords(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+class Viewing(nn.Module):
+    """Its last layer needs what the first one gives, and a view of that, or a copy of the view."""
+
+    def __init__(self, copy: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.copy = nn.Linear(2, 2), nn.Linear(2, 2), copy
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        turned = x.view(-1, 1, 2)
+        return self.last(turned.clone() if self.copy else turned).squeeze(1) + x
+
+
+@pytest.mark.parametrize("where", [{"cut": ["last"]}, {"stages": 2}])
+def test_a_cut_that_a_tensor_and_a_view_of_it_would_cross_is_refused(where: dict[str, Any]) -> None:
+    reason = r"no stage can begin with last: .*view.default in .*test_traced_layers.py, line \d+\) and linear.*clone"
+    with pytest.raises(ModelRefused, match=reason):
+        cut_model(traced(Viewing(copy=False), torch.ones(2, 2)), **where)
+    assert len(cut_model(traced(Viewing(copy=True), torch.ones(2, 2)), **where)) == 2
 
 
 def test_a_model_without_a_module_that_is_called_once_has_no_layers():
