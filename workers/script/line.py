@@ -154,7 +154,8 @@ class Line(AbstractContextManager["Line"]):
 
         `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows; they are copied. Raises `DataError`
         if they have different numbers of rows, one has no tensor, or a traced model was traced with inputs of another
-        shape (then nothing has changed), `RunFailed` or `ComputeFailed` if the run has failed, also in an earlier step.
+        shape or for other numbers of rows (then nothing has changed), `RunFailed` or `ComputeFailed` if the run has
+        failed, also in an earlier step.
         """
         done = self._submit(CallKind.TRAIN, x, y)
         done.add_done_callback(self._seen.step_ended)
