@@ -13,11 +13,11 @@ import torch
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.schedule import Mode, Ties
-from stageline.pipeline.stage.memory import copied
+from stageline.pipeline.stage.memory import copied, parameter_like
 from stageline.pipeline.stage.tied import SharedParameters
 
+from .references import References
 from .segment import Segment
-from .weights.unallocated import parameter_like
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,39 @@ def _with_copies(part: Segment, borrowed: Mapping[int, _Shared], shared: SharedP
         return replace(part, shared=shared)
     own = {key: _copy_of(each.parameter) for key, each in borrowed.items()}
     copies: dict[int, torch.nn.Module] = {}
+    layers = tuple(_with(own, layer, copies) for layer in part.layers)
+    _refuse_references(part, borrowed, copies)
     return replace(
         part,
-        layers=tuple(_with(own, layer, copies) for layer in part.layers),
+        layers=layers,
         shared=shared,
         copies={name: borrowed[id(each)].title for name, each in part.variables.items() if id(each) in borrowed},
     )
+
+
+def _refuse_references(part: Segment, borrowed: Mapping[int, _Shared], copies: Mapping[int, torch.nn.Module]) -> None:
+    """Raises `ModelRefused` for a module that would go on using what is `borrowed`, in place of the stage's copy."""
+    references = References({key: each.parameter for key, each in borrowed.items()})
+    for path, module in _modules_with_attributes(part, copies):
+        if found := references.first(module):
+            attribute, key = found
+            shared = borrowed[key]
+            raise ModelRefused(
+                f"stages {shared.first} and {part.index} share a parameter, {shared.title}, and stage {part.index} "
+                f"gets a copy of it; but {attribute} of {path}, a {type(module).__name__}, leads to the original. Look "
+                f"it up where it is used, as self.name in the forward; a hook has the module as its argument. Or cut "
+                f"so that one stage has both uses (docs/models.md)"
+            )
+
+
+def _modules_with_attributes(
+    part: Segment, copies: Mapping[int, torch.nn.Module]
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """By their names: those of the model, and the layers made of several of them that are copied. The function of
+    another layer may know the whole model, as those of the families do, which take its settings from it."""
+    for name, module in part.parts:
+        yield from module.named_modules(prefix=name)
+    yield from ((name, each) for name, each in zip(part.names, part.layers, strict=True) if id(each) in copies)
 
 
 def _copy_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:

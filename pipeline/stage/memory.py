@@ -111,6 +111,13 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     return copy.copy_(tensor.as_strided(stored, strides)).as_strided_(shape, kept)
 
 
+def parameter_like(former: torch.nn.Parameter, data: torch.Tensor) -> torch.nn.Parameter:
+    """`data` as a parameter with all else as `former` has it."""
+    parameter = torch.nn.Parameter(data, former.requires_grad)
+    parameter.__dict__.update(former.__dict__)  # what libraries note on it
+    return parameter
+
+
 class OutputGuard:
     """Makes the outputs of stage number `stage` safe to send: detached, without memory shared with what changes.
 

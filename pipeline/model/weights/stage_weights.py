@@ -14,11 +14,12 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.families.stored_names import StoredNames
 from stageline.pipeline.stage.layer import joined, state_of
+from stageline.pipeline.stage.memory import parameter_like
 
 from .comparison import Twins, listed, misformed, misnamed, sources
 from .reading import read_into
 from .tensor_files import Form, forms_in
-from .unallocated import memory_like, meta_like, parameter_like
+from .unallocated import memory_like, meta_like
 from .weight_files import files_by_name
 
 Parts = Sequence[tuple[str, torch.nn.Module]]  # modules of the unsplit model, by their names there

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.stage.layer import joined
-from stageline.pipeline.stage.memory import empty, layout
+from stageline.pipeline.stage.memory import empty, layout, parameter_like
 
 Made = TypeVar("Made")
 _WAY_OUT = "register it as a persistent buffer, which the weights have, or compute it in the forward"
@@ -65,13 +65,6 @@ def memory_like(tensor: torch.Tensor) -> torch.Tensor:
 def meta_like(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor on the meta device that lies as `tensor` does."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def parameter_like(former: torch.nn.Parameter, data: torch.Tensor) -> torch.nn.Parameter:
-    """`data` as a parameter with all else as `former` has it."""
-    parameter = torch.nn.Parameter(data, former.requires_grad)
-    parameter.__dict__.update(former.__dict__)  # what libraries note on it
-    return parameter
 
 
 @contextmanager
