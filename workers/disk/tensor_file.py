@@ -17,12 +17,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from stageline.pipeline.retry import lacks_memory
-from stageline.pipeline.stage.memory import empty, layout, packed_strides, skew_of
+from stageline.pipeline.stage.memory import ALIGNMENT, empty, layout, packed_strides, skew_of
 
 from .atomic_file import sync
 
 _NUMBER = re.compile(r"(?<=\(os error )\d+(?=\))|(?<=\()\d+(?=\)$)")  # of the system, in what safetensors and torch say
 _METADATA = "stageline"  # the key of the notes
+_COMPLEX = (torch.float16, torch.float32, torch.float64)  # of which pairs are complex numbers
+_MOST = 2**47  # bytes that a process can address
 
 
 class Unsaveable(Exception):
@@ -57,14 +59,14 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     _require_equal(path, stored)
 
 
-def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """The tensors of a file, or those of `names`, in memory of their own. Raises `OSError`, `ValueError`,
-    `MemoryError`."""
+def read_tensors(path: Path, names: Collection[str] | None = None, *, packed: bool = False) -> dict[str, torch.Tensor]:
+    """The tensors of a file, or those of `names`, in memory of their own, as they lay; or `packed`, row-major, whatever
+    is noted. Raises `OSError`, `ValueError`, `MemoryError`."""
     try:
         with _opened(path) as file:
             notes = _notes(file)
             wanted = [name for name in file.keys() if names is None or name in names]  # noqa: SIM118  # no mapping
-            return {name: _restored(file.get_tensor(name), notes.get(name, Note())) for name in wanted}
+            return {name: _restored(name, file.get_tensor(name), notes.get(name, Note()), packed) for name in wanted}
     except (SafetensorError, RuntimeError) as error:
         if lacks_memory(error):
             raise MemoryError(str(error)) from error
@@ -140,10 +142,33 @@ def _note(tensor: torch.Tensor) -> Note:
     return Note(strides if unusual else None, skew_of(tensor), tensor.is_complex())
 
 
-def _restored(stored: torch.Tensor, note: Note) -> torch.Tensor:
+def _restored(name: str, stored: torch.Tensor, note: Note, packed: bool) -> torch.Tensor:
+    """The tensor as it lay; if `packed`, row-major. Raises `ValueError` for a note that none of `_note` can be."""
+    if wrong := _fault(tuple(stored.shape), stored.dtype, note):
+        raise ValueError(f"{name} is damaged: {wrong}")
     tensor = torch.view_as_complex(stored) if note.complex else stored
     shape = tuple(tensor.shape)
-    return empty(shape, note.strides or _row_major(shape), tensor.dtype, note.skew).copy_(tensor)
+    strides, skew = (None, 0) if packed else (note.strides, note.skew)
+    return empty(shape, strides or _row_major(shape), tensor.dtype, skew).copy_(tensor)
+
+
+def _fault(shape: tuple[int, ...], dtype: torch.dtype, note: Note) -> str:
+    """What is wrong with the note on a tensor that is stored in this form; empty if nothing is. A layout may have gaps,
+    so it may take more memory than is stored."""
+    if note.complex:
+        if dtype not in _COMPLEX or shape[-1:] != (2,):
+            return f"noted are complex numbers, stored is {dtype} of shape {list(shape)}"
+        dtype, shape = dtype.to_complex(), shape[:-1]
+    if not 0 <= note.skew < ALIGNMENT or note.skew % dtype.itemsize:
+        return f"a skew of {note.skew} bytes cannot be: it is below {ALIGNMENT} and a multiple of {dtype.itemsize}"
+    if note.strides is None:
+        return ""
+    if len(note.strides) != len(shape) or min(note.strides, default=1) < 1:
+        return f"strides {list(note.strides)} cannot be of shape {list(shape)}"
+    extent = layout(shape, note.strides).extent
+    if extent is None:
+        return f"with strides {list(note.strides)}, numbers of shape {list(shape)} would lie in one place"
+    return "" if extent * dtype.itemsize < _MOST else f"strides {list(note.strides)} need more memory than there can be"
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,26 +8,22 @@ a folder with *.safetensors            all of them: stages, or shards of torch.d
 a folder with .metadata                refused: the metadata of torch.distributed.checkpoint is a pickle
 """
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.weights import tensor_files
 from stageline.pipeline.model.weights.tensor_files import TORCH
 from stageline.pipeline.model.weights.weight_files import INDEX, WHOLE, files_by_name
 
-from .stored_weights import Form, StoredWeights, WeightsUnusable
+from .slices import SlicedWeights, slices_in
+from .stored_weights import Form, StoredWeights, WeightsUnusable, same_bits
 
 _PICKLE = ".metadata"
-_SLICES = "DCP_SHARDING_INFO"  # in a file's metadata: {name: {"saved_offsets": [...]}}
 
 
 def foreign_weights(path: Path) -> StoredWeights:
@@ -37,10 +33,10 @@ def foreign_weights(path: Path) -> StoredWeights:
     if path.suffix in TORCH and not path.is_dir():
         return TorchWeights(f"the weights in {path}", (path,))
     files = _files_in(path) if path.is_dir() else _files_of(path)
-    sliced = any(_slices_in(file) is not None for file in files)
+    sliced = any(slices_in(file) is not None for file in files)
     found = SlicedWeights(f"the weights in {path}", files) if sliced else StoredWeights(f"the weights in {path}", files)
     if not sliced and len(files) > 1:
-        _require_single(found)
+        _demand_equal(found)
     return found
 
 
@@ -65,54 +61,6 @@ class TorchWeights(StoredWeights):
     def read(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         with _refused(), tensor_files.values_in(self.files[0]) as values:
             return {name: values(name, ...).clone(memory_format=torch.contiguous_format) for name in names}
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A part of a tensor in a file: where it begins, in each dimension, and its shape."""
-
-    file: Path
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-class SlicedWeights(StoredWeights):
-    """Of the shards that each process of a torch.distributed.checkpoint has written: tensors in slices."""
-
-    @cached_property
-    def forms(self) -> Mapping[str, Form]:
-        found: dict[str, Form] = {}
-        for name, slices in self._slices.items():
-            ends = [tuple(map(sum, zip(each.offsets, each.shape, strict=True))) for each in slices]
-            shape = tuple(map(max, zip(*ends, strict=True)))
-            if sum(torch.Size(each.shape).numel() for each in slices) != torch.Size(shape).numel():
-                raise WeightsUnusable(
-                    f"{self.title} have not all of {name}: a shard is missing beside {slices[0].file}"
-                )
-            found[name] = (self._forms[slices[0].file][name][0], shape)
-        return found
-
-    def read(self, names: Collection[str]) -> dict[str, torch.Tensor]:
-        return {name: self._assembled(name) for name in names}
-
-    @cached_property
-    def _slices(self) -> Mapping[str, list[Slice]]:
-        found: dict[str, dict[tuple[int, ...], Slice]] = {}
-        for file in self.files:
-            offsets = _slices_in(file) or {}
-            for name, (_, shape) in self._forms[file].items():
-                begin = _offsets(file, name, offsets, shape)
-                found.setdefault(name, {})[begin] = Slice(file, begin, shape)
-        return {name: list(slices.values()) for name, slices in found.items()}
-
-    def _assembled(self, name: str) -> torch.Tensor:
-        dtype, shape = self.forms[name]
-        whole = torch.empty(shape, dtype=dtype)
-        for part in self._slices[name]:
-            there = tuple(slice(low, low + size) for low, size in zip(part.offsets, part.shape, strict=True))
-            with _opened(part.file) as file:
-                whole[there].copy_(file.get_tensor(name))
-        return whole
 
 
 def _files_of(path: Path) -> tuple[Path, ...]:
@@ -148,37 +96,11 @@ def _refused() -> Iterator[None]:
         raise WeightsUnusable(str(refused)) from refused
 
 
-def _slices_in(file: Path) -> Mapping[str, Any] | None:
-    """Where its tensors begin, if they are slices."""
-    with _opened(file) as opened:
-        text = (opened.metadata() or {}).get(_SLICES)
-    try:
-        return None if text is None else dict(json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise WeightsUnusable(f"{file} does not tell which slices it has: {error}") from error
-
-
-def _offsets(file: Path, name: str, found: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
-    try:
-        offsets = tuple(int(each) for each in found[name]["saved_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise WeightsUnusable(f"{file} does not tell which slice of {name} it has") from error
-    if len(offsets) != len(shape) or any(each < 0 for each in offsets):
-        raise WeightsUnusable(f"{file} has a slice of {name} that begins at {list(offsets)}, of shape {list(shape)}")
-    return offsets
-
-
-def _opened(file: Path) -> Any:
-    try:
-        file.open("rb").close()  # safetensors takes any error for a missing file
-        return safe_open(file, "pt")
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise WeightsUnusable(f"{file} cannot be read: {error}") from error
-
-
-def _require_single(weights: StoredWeights) -> None:
-    """Raises `WeightsUnusable` for a name that two files have."""
+def _demand_equal(weights: StoredWeights) -> None:
+    """Raises `WeightsUnusable` for a name under which two files have different tensors. Stages that share a parameter
+    have a copy each."""
     for name in weights.places:
         first, *others = weights.files_with(name)
-        if others:
-            raise WeightsUnusable(f"{name} is in {first} and in {others[0]}: remove one of the files")
+        for file in others:
+            if not same_bits(weights.read_from(first, [name])[name], weights.read_from(file, [name])[name]):
+                raise WeightsUnusable(f"{name} is in {first} and in {file}, and differs: remove one of the files")

@@ -47,16 +47,24 @@ class StoredWeights:
         """The entries `names`, row-major and in memory of their own. Raises `WeightsUnusable`, `MemoryError`."""
         found: dict[str, torch.Tensor] = {}
         for file in dict.fromkeys(self.places[name] for name in names):
-            try:
-                found |= read_tensors(file, {name for name in names if self.places[name] == file})
-            except (OSError, ValueError) as error:
-                raise _unreadable(file, error) from error
-        return {name: found[name].contiguous() for name in names}
+            found |= self.read_from(file, [name for name in names if self.places[name] == file])
+        return {name: found[name] for name in names}
+
+    def read_from(self, file: Path, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """The same, of those that one of the files has."""
+        try:
+            return read_tensors(file, set(names), packed=True)
+        except (OSError, ValueError) as error:
+            raise _unreadable(file, error) from error
 
     def size(self, name: str) -> int:
         """Bytes of an entry."""
         dtype, shape = self.forms[name]
         return torch.Size(shape).numel() * dtype.itemsize
+
+    def names_in(self, file: Path) -> list[str]:
+        """The entries of one of the files."""
+        return list(self._forms[file])
 
     def files_with(self, name: str) -> list[Path]:
         """The files that have an entry of that name."""
@@ -65,6 +73,12 @@ class StoredWeights:
     @cached_property
     def _forms(self) -> Mapping[Path, Mapping[str, Form]]:
         return {file: _forms_in(file) for file in self.files}
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are of one form and have the same bits."""
+    alike = (one.shape, one.dtype) == (other.shape, other.dtype)
+    return alike and torch.equal(_bytes(one), _bytes(other))
 
 
 def weights_in(folder: Path, step: int | None) -> StoredWeights:
@@ -97,6 +111,10 @@ def _finished(folder: Path) -> StoredWeights:
     result = runs.result_in(folder)
     steps = "" if result is None else f" after {result.steps} steps"
     return StoredWeights(f"the weights of run {folder.resolve().name}{steps}", files)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _forms_in(file: Path) -> Mapping[str, Form]:

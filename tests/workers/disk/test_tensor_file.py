@@ -88,3 +88,25 @@ def test_a_lack_of_descriptors_while_a_file_is_read_is_told_as_one(tmp_path: Pat
     with one_descriptor_left(), pytest.raises(OSError, match="Too many open files") as caught:
         read_tensors(file)
     assert caught.value.errno == errno.EMFILE
+
+
+@pytest.mark.parametrize(
+    ("note", "reason"),
+    [
+        ('{"strides": [1, 1]}', r"a is damaged: with strides \[1, 1\], numbers of shape \[3, 2\] would lie in one p"),
+        ('{"strides": [0, 1]}', "cannot be of shape"),
+        ('{"strides": [-2, 1]}', "cannot be of shape"),
+        ('{"strides": [1]}', "cannot be of shape"),
+        ('{"strides": [1000000000000000000000, 1]}', "need more memory than there can be"),
+        ('{"skew": -4}', "a is damaged: a skew of -4 bytes cannot be: it is below 64"),
+        ('{"skew": 64}', "a skew of 64 bytes"),
+        ('{"skew": 2}', "a skew of 2 bytes cannot be: it is below 64 and a multiple of 4"),
+        ('{"complex": true, "strides": [2]}', r"a is damaged: noted are complex numbers, stored is torch.int32 of sha"),
+    ],
+)
+def test_a_note_that_is_of_no_tensor_is_refused_by_the_name_of_its_own(note: str, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "noted.safetensors"
+    save_file({"a": torch.zeros(3, 2, dtype=torch.int32)}, file, {"stageline": f'{{"a": {note}}}'})
+    for packed in (False, True):
+        with pytest.raises(ValueError, match=reason):
+            read_tensors(file, packed=packed)

@@ -1,6 +1,5 @@
 """Weights of other programs are read from files that execute nothing, and come back as they were."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -68,19 +67,6 @@ def test_torch_distributed_checkpoint_reads_the_export_and_its_safetensors_form_
     assert alike(foreign_weights(tmp_path / "hf").read(list(WEIGHTS)))
 
 
-def test_shards_that_have_slices_are_put_together_and_a_missing_one_is_found(tmp_path: Path) -> None:
-    """As each process of a distributed run writes them."""
-    whole = WEIGHTS["a.weight"]
-    for number, (low, high) in enumerate(((0, 2), (2, 3)), 1):
-        info = {"a.weight": {"saved_offsets": [low, 0]}}
-        file = tmp_path / f"shard-{number:05d}-model-00001-of-00001.safetensors"
-        save_file({"a.weight": whole[low:high].contiguous()}, file, {"DCP_SHARDING_INFO": json.dumps(info)})
-    assert torch.equal(foreign_weights(tmp_path).read(["a.weight"])["a.weight"], whole)
-    (tmp_path / "shard-00001-model-00001-of-00001.safetensors").unlink()
-    with pytest.raises(WeightsUnusable, match=r"have not all of a\.weight: a shard is missing"):
-        _ = foreign_weights(tmp_path).forms
-
-
 @pytest.mark.slow
 def test_from_pretrained_reads_the_export_of_a_model_whose_config_is_that_of_its_factory(tmp_path: Path) -> None:
     whole = WHOLE_MODELS["gpt2 tied"]
@@ -105,7 +91,7 @@ def test_from_pretrained_reads_the_export_of_a_model_whose_config_is_that_of_its
         ),
         ("model.safetensors.index.json", b'{"weight_map": {"a": "../x.safetensors"}}', "files beside it"),
         ("model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00no header at all", "cannot be read"),
-        ("model.pt", b"\x80\x04cposix\nsystem\n.", "is not a whole file of torch.save"),
+        ("model.pt", b"\x80\x04cposix\nsystem\n.", "model.pt is not a whole file of torch.save"),
         ("notes.txt", b"", "a .txt file is not read"),
     ],
 )
@@ -115,9 +101,25 @@ def test_what_cannot_be_used_is_named(name: str, content: bytes, reason: str, tm
         _ = foreign_weights(tmp_path / name).forms
 
 
-def test_a_name_that_two_files_have_is_refused(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        save_file({"a": torch.zeros(1)}, tmp_path / f"{name}.safetensors")
-    with pytest.raises(WeightsUnusable, match=r"a is in .*one\.safetensors and in .*two\.safetensors"):
+def test_a_name_that_two_files_have_is_refused_unless_they_are_equal(tmp_path: Path) -> None:
+    """As stages have a parameter that they share."""
+    for name, value in (("one", 0.0), ("two", float("nan"))):
+        save_file({"a": torch.full((1,), value), name: torch.zeros(2)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(WeightsUnusable, match=r"a is in .*one\.safetensors and in .*two\.safetensors, and differs"):
         foreign_weights(tmp_path)
-    assert load_file(tmp_path / "one.safetensors")
+    save_file({"a": torch.full((1,), float("nan")), "one": torch.zeros(2)}, tmp_path / "one.safetensors")
+    export_file(foreign_weights(tmp_path), tmp_path / "whole")
+    assert load_file(tmp_path / "whole").keys() == {"a", "one", "two"}
+
+
+def test_how_tensors_of_others_lay_is_not_asked_and_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    """Strides of two thousand million took as many times four bytes, for six numbers."""
+    file = tmp_path / "model.safetensors"
+    numbers = torch.arange(6.0).reshape(3, 2)
+    save_file({"a": numbers}, file, {"stageline": '{"a": {"strides": [2000000000, 1], "skew": 4}}'})
+    found = foreign_weights(file).read(["a"])["a"]
+    assert torch.equal(found, numbers)
+    assert found.untyped_storage().nbytes() == numbers.nbytes
+    save_file({"a": numbers}, file, {"stageline": '{"a": {"strides": [1, 1]}}'})
+    with pytest.raises(WeightsUnusable, match=r"model.safetensors cannot be read: a is damaged: with strides \[1, 1\]"):
+        foreign_weights(file).read(["a"])
