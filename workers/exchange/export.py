@@ -2,6 +2,7 @@
 
 safetensors     one file
 stages          stage-N.safetensors, and an index of them: each machine needs the index and its own stages' files
+                (an entry of several stages is in each of their files)
 transformers    config.json and model.safetensors, or shards and their index: what from_pretrained reads
 dcp             what torch.distributed.checkpoint.load reads
 """
@@ -9,14 +10,14 @@ dcp             what torch.distributed.checkpoint.load reads
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from stageline.pipeline.model.weights.weight_files import INDEX, WHOLE
+from stageline.pipeline.model.weights.weight_files import COPIES, INDEX, WHOLE
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync, write_file
 
 from .stored_weights import StoredWeights, WeightsUnusable
@@ -39,8 +40,7 @@ def export_file(weights: StoredWeights, target: Path) -> None:
 
 def export_stages(weights: StoredWeights, target: Path) -> None:
     """A folder with a file for each stage. Raises `WeightsUnusable`, `OSError`."""
-    shards = [[name for name, file in weights.places.items() if file == part] for part in weights.files]
-    named = {f"stage-{stage}.safetensors": names for stage, names in enumerate(shards)}
+    named = {f"stage-{stage}.safetensors": weights.names_in(part) for stage, part in enumerate(weights.files)}
     export_folder(target, lambda draft: write_shards(draft, weights, named))
 
 
@@ -94,13 +94,22 @@ def write_shards(folder: Path, weights: StoredWeights, shards: Mapping[str, Sequ
     in memory at a time."""
     for file, names in shards.items():
         write_tensors(folder / file, weights.read(names))
-    places = {name: file for file, names in shards.items() for name in names}
-    write_index(folder, places, sum(map(weights.size, places)))
+    sizes = {name: weights.size(name) for names in shards.values() for name in names}
+    write_index(folder, shards, sum(sizes.values()))
 
 
-def write_index(folder: Path, places: Mapping[str, str], size: int) -> None:
-    """Writes which file has which entry, and how many bytes all have."""
-    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+def write_index(folder: Path, shards: Mapping[str, Collection[str]], size: int) -> None:
+    """Writes which file has which entry, and how many bytes all have. `shards`: names of entries by the files'
+    names. The format names one file for each entry; which others have it too is noted beside."""
+    places: dict[str, str] = {}
+    copies: dict[str, list[str]] = {}
+    for file, names in shards.items():
+        if again := sorted(name for name in names if places.setdefault(name, file) != file):
+            copies[file] = again
+    metadata: dict[str, object] = {"total_size": size}
+    if copies:
+        metadata[COPIES] = copies
+    index = {"metadata": metadata, "weight_map": dict(sorted(places.items()))}
     write_file(folder / INDEX, json.dumps(index, indent=2).encode() + b"\n")
 
 

@@ -31,9 +31,9 @@ def import_stages(weights: StoredWeights, source: Path, plan: Plan, target: Path
         plan.resolved(len(segments))
         for part in segments:
             part.check()
-        places: dict[str, str] = {}
-        size = sum(_write(draft, part, places) for part in segments)
-        write_index(draft, places, size)
+        sizes: dict[str, int] = {}
+        shards = {_file_of(part): _write(draft, part, sizes) for part in segments}
+        write_index(draft, shards, sum(sizes.values()))
         merged.unlink(missing_ok=True)
 
     export_folder(target, write)
@@ -46,8 +46,8 @@ def _reading(plan: Plan, source: Path) -> Plan:
     return plan.model_copy(update={"model": model, "workers": workers})
 
 
-def _write(folder: Path, part: Segment, places: dict[str, str]) -> int:
-    """Writes a stage's file, and where its entries are into `places`; returns their bytes."""
+def _write(folder: Path, part: Segment, sizes: dict[str, int]) -> list[str]:
+    """Writes a stage's file, and the bytes of its entries into `sizes`; returns their names."""
     part.load()
     made: dict[int, torch.Tensor] = {}
     tensors: dict[str, torch.Tensor] = {}
@@ -55,8 +55,11 @@ def _write(folder: Path, part: Segment, places: dict[str, str]) -> int:
         shared = tensor.data_ptr() in made  # by another name of the same parameter
         tensors[name] = tensor.clone() if shared else tensor.contiguous()
         made[tensor.data_ptr()] = tensor
-    file = f"stage-{part.index}.safetensors"
-    write_tensors(folder / file, tensors)
-    places |= dict.fromkeys(tensors, file)
+    write_tensors(folder / _file_of(part), tensors)
+    sizes |= {name: tensor.nbytes for name, tensor in tensors.items()}
     torch.nn.ModuleList(part.layers).to("meta")  # makes room for the next
-    return sum(tensor.nbytes for tensor in tensors.values())
+    return list(tensors)
+
+
+def _file_of(part: Segment) -> str:
+    return f"stage-{part.index}.safetensors"

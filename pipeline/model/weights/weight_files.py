@@ -2,6 +2,7 @@
 
 model.safetensors, model.pt        that file
 model.safetensors.index.json       the files that it names beside it, "shards"; some may be lacking
+                                   what several stages have is taken from one that is there
 a folder, as transformers has one  model.safetensors.index.json in it, or model.safetensors
 """
 
@@ -14,6 +15,7 @@ from stageline.pipeline.errors import ModelRefused
 from .tensor_files import SAFETENSORS, TORCH, names_in
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+COPIES = "stageline_copies"  # in the metadata of an index: entries by the files that have them too
 _WANTED = (
     "wanted is a .safetensors file, a model.safetensors.index.json, a folder with one of them, or a .pt file of a "
     "state dict"
@@ -41,11 +43,17 @@ def _in_folder(folder: Path) -> Path:
 
 def _indexed(index: Path) -> Mapping[str, Path]:
     try:
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = {str(name): str(shard) for name, shard in shards.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        content = json.loads(index.read_text(encoding="utf-8"))
+        files = {str(name): str(shard) for name, shard in content["weight_map"].items()}
+        copies = (content.get("metadata") or {}).get(COPIES, {})
+        also = [(str(name), str(shard)) for shard, names in copies.items() for name in names]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelRefused(f"{index.name} is no index of safetensors files: {type(error).__name__}: {error}") from error
-    for shard in files.values():
+    for shard in (*files.values(), *(shard for _, shard in also)):
         if Path(shard).name != shard or Path(shard).suffix not in SAFETENSORS:
             raise ModelRefused(f"{index.name} names {shard!r}; wanted are .safetensors files beside it")
-    return {name: index.parent / shard for name, shard in files.items()}
+    found = {name: index.parent / shard for name, shard in files.items()}
+    for name, shard in also:
+        if name in found and not found[name].exists() and (index.parent / shard).exists():
+            found[name] = index.parent / shard
+    return found
