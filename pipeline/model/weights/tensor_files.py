@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.printable import printable_line
 from stageline.pipeline.retry import lacks_memory
 
 Form = tuple[tuple[int, ...], torch.dtype]
@@ -107,7 +108,7 @@ def _readable(path: Path) -> Iterator[None]:
     except Exception as error:  # whatever safetensors and torch raise for a damaged file
         if lacks_memory(error):
             raise
-        raise ModelRefused(f"{path.name} {_fault(error)}") from error
+        raise ModelRefused(f"{path.name} {printable_line(_fault(error))}") from error
 
 
 def _fault(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """What a path of weights may be, and what is said of one that is something else."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,4 +56,14 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
 def test_a_file_of_torch_holds_a_state_dict(tmp_path: Path, saved: object, told: str) -> None:
     torch.save(saved, tmp_path / "model.pt")
     with pytest.raises(ModelRefused, match=told):
+        files_by_name(tmp_path / "model.pt")
+
+
+def test_what_a_pickle_calls_a_class_does_not_reach_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = type("\x1b[2JGone", (), {"__module__": __name__})
+    monkeypatch.setattr(sys.modules[__name__], named.__name__, named, raising=False)
+    torch.save(named(), tmp_path / "model.pt")
+    with pytest.raises(ModelRefused, match=r"^model.pt has a \S*\.\\x1b\[2JGone in it; nothing but tensors is unpickl"):
         files_by_name(tmp_path / "model.pt")
