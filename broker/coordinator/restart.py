@@ -60,7 +60,8 @@ class Restart:
 
     def begin(self, mode: ResumeMode | None, now: float) -> None:
         """At the broker's start: `mode` says how the run is resumed, None if the broker only restarts."""
-        if mode is ResumeMode.WITHOUT_RECORDS and self._run.config.restarts:
+        below = self._is_below(self._run.checkpoints.complete)
+        if (below or mode is ResumeMode.WITHOUT_RECORDS) and self._run.config.restarts:
             self.lose_records(f"there are no records of run {self._run.id} here", now, resumed=True)
         elif mode is ResumeMode.UNLESS_AT_WORK and self._run.registry.members:
             self._run.lifecycle.move(RunEvent.BROKER_RESTARTED)
@@ -104,6 +105,9 @@ class Restart:
             return False
         found = collected.result(now)
         if found is None:
+            return False
+        if self._is_below(found.step):
+            self._refuse(collected.lacking(self._floor))
             return False
         if collected.resumed and not found.kept:
             self._restart_all_at(found.step)
@@ -184,7 +188,9 @@ class Restart:
 
     def _open(self) -> None:
         """Places may be given, but if all stages start at a checkpoint its snapshots are verified first."""
-        if self._starts_at_checkpoint():
+        if self._is_below(self._run.checkpoints.complete):
+            self._refuse([])
+        elif self._starts_at_checkpoint():
             self.poll = CheckpointPoll(self._placement, self._run.checkpoints.complete)
             self._run.lifecycle.move(RunEvent.CHECKPOINT_UNVERIFIED)
         else:
@@ -196,11 +202,12 @@ class Restart:
         return unplaced and self._run.config.snapshots and self._run.checkpoints.complete > 0
 
     def _begin_at(self, point: ResumePoint) -> None:
-        newest = self._run.checkpoints.complete
+        newest, earlier = self._run.checkpoints.complete, self._run.config.earlier
         if point.step is None:
+            way_out = "Put the files back" if earlier is None else f"{earlier.remedy(self._placement)},"
             self._run.fail(
                 f"checkpoint {newest} cannot be used, and there is no other one that can: "
-                f"{'; '.join(point.damages)}. Put the files back and resume the run, or begin another",
+                f"{'; '.join(point.damages)}. {way_out} and resume the run, or begin another",
                 ExitCode.FAILED,
             )
             return
@@ -211,6 +218,18 @@ class Restart:
             self._run.events.warnings.append(instead)
         self._run.events.infos.append(f"run {self._run.id} continues; every stage begins at step {point.step}")
         self._run.lifecycle.move(RunEvent.START_KNOWN)
+
+    @property
+    def _floor(self) -> int:
+        """The step that the run begins at, and not below: 0, or that of the run which it goes on from."""
+        return 0 if self._run.config.earlier is None else self._run.config.earlier.step
+
+    def _is_below(self, step: int) -> bool:
+        return step < self._floor
+
+    def _refuse(self, lacking: list[int]) -> None:
+        if (earlier := self._run.config.earlier) is not None:
+            self._run.fail(earlier.refusal(self._placement, lacking), ExitCode.FAILED)
 
     def _candidates(self) -> list[Hello]:
         return [contact.hello for contact in self._run.standby.values() if not contact.hello.spare]

@@ -10,6 +10,7 @@ from stageline.broker.control.messages import RunLength, Stop
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.errors import BrokerError
 from stageline.broker.membership.failure_detector import Leases
+from stageline.broker.recovery.earlier_run import EarlierRun
 from stageline.broker.stores.base import Fact, Store
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Placement, Schedule
@@ -75,6 +76,7 @@ class RunConfig:
     `restarts`: how often in a row a worker may be replaced. `snapshots`: the stages write snapshots, and queues are
     trimmed to complete checkpoints; without, to what every stage has finished, and no worker can be replaced. `length`:
     the run's, if it is known before a worker tells it. `code`: of a scripted run whose workers join by its names.
+    `earlier`: what it goes on from in another layout; its stages begin at no step below.
     """
 
     name: str
@@ -89,6 +91,7 @@ class RunConfig:
     length: RunLength | None = None
     scripted: bool = False  # a user's script calls the workers, and has the last place
     code: ScriptCode | None = None
+    earlier: EarlierRun | None = None
 
     @property
     def placement(self) -> Placement:

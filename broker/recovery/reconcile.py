@@ -80,6 +80,10 @@ class Reconciliation:
         kept = {index: owner for index, (owner, memory) in owners.items() if memory.step >= step}
         return ReconciledState(step, kept)
 
+    def lacking(self, step: int) -> list[int]:
+        """The stages of which no snapshot of `step` is known."""
+        return [stage for stages in self._placement for stage in stages if step not in self._steps_of(stage)]
+
     @property
     def _hellos(self) -> list[Hello]:
         return [contact.hello for contact in self._contacts.values()]

@@ -9,14 +9,10 @@ A run of its own, so that no election ever sees snapshots of two layouts. Its id
 the new plan: machines that write their workers' snapshots each for itself give it the same.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from hashlib import sha256
 from pathlib import Path
-
-import msgspec
 
 from stageline.pipeline.errors import ForeignState, ModelRefused
 from stageline.pipeline.model.stage_layout import StageLayout
@@ -25,30 +21,14 @@ from stageline.pipeline.plan.difference import LAYOUT_KEYS
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.recut_note import NOTE, RecutNote, recut_id
 
 from .directory import FOLDER, SnapshotDirectory
 from .regroup import Contents, Share, faults_of, listed, regrouped, shares_of
 from .snapshot import WEIGHTS, Origin, Snapshot, SnapshotDamaged, read_manifest
 from .source import CheckpointSource, NoCheckpoint
 
-NOTE = "recut.json"
 _CUT = ("model.cut", "model.stages")
-_SUFFIX = re.compile(r"-at\d+-[0-9a-f]{6}$")
-
-
-class RecutNote(msgspec.Struct, frozen=True):
-    """Of which run, and after how many of its steps, a run goes on in another layout."""
-
-    run: str
-    step: int
-
-
-def read_note(folder: Path) -> RecutNote | None:
-    """That of the run in `folder`; None without one, or with one that cannot be read."""
-    try:
-        return msgspec.json.decode((folder / NOTE).read_bytes(), type=RecutNote)
-    except (OSError, msgspec.MsgspecError):
-        return None
 
 
 def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
@@ -87,33 +67,32 @@ def _refused(reason: str) -> PlanRefused:
     return PlanRefused([PlanError("", reason)])
 
 
-def recut_id(source: CheckpointSource, step: int, plan: Plan) -> str:
-    """The id of the run that goes on from the checkpoint of `step` as `plan` has it."""
-    identity = sha256(f"{source.run}/{step}/{plan.digest()}".encode()).hexdigest()
-    return f"{_SUFFIX.sub('', source.run)}-at{step}-{identity[:6]}"
-
-
 def continued(
     plan: Plan, source: CheckpointSource, layouts: Sequence[StageLayout], tell: Callable[[str], None], run: str = ""
 ) -> str:
-    """The id of the run that goes on as `plan` has it, from the newest checkpoint in `source` that is whole: a run that
-    is there already, or one that is made now, `run` if that is given. `tell` gets what is damaged in newer ones.
+    """The id of the run that goes on as `plan` has it, from the newest whole checkpoint in `source`. If that run
+    is there already, what is missing or damaged of it is written again; else it is made now, with the id `run` if that
+    is given. `tell` gets what is damaged in newer checkpoints.
 
     Raises `NoCheckpoint`, `SnapshotDamaged`, `ModelRefused`, `PlanRefused`, `NoSuchRun` for one that has finished, or
     `OSError`.
     """
     damages: list[SnapshotDamaged] = []
     for step in source.complete or [source.step_of([*source.present][-1] if source.present else None)]:
-        recut = Recut(source, step, plan, layouts, run or recut_id(source, step, plan))
-        if runs.is_run(runs.folder(plan, recut.run)):
-            return runs.run_to_resume(plan, recut.run)
+        recut = Recut(source, step, plan, layouts, run or recut_id(source.run, step, plan))
+        folder = runs.folder(plan, recut.run)
+        stages: list[int] | None = None
+        if runs.is_run(folder):
+            runs.run_to_resume(plan, recut.run)
+            if not (stages := recut.missing_in(folder)):
+                return recut.run
         try:
-            recut.check()
+            recut.check(stages)
         except SnapshotDamaged as damage:
             damages.append(damage)
             tell(str(damage))
             continue
-        recut.write(runs.make_folder(plan, recut.run))
+        recut.write(runs.make_folder(plan, recut.run), stages)
         return recut.run
     raise SnapshotDamaged(source.snapshots.folder, [problem for damage in damages for problem in damage.problems])
 
@@ -153,6 +132,15 @@ class Recut:
         for old in sorted({old for share in wanted for old in share.sources}):
             if found := self.source.snapshots.verify(old, self.step):
                 raise SnapshotDamaged(self.source.snapshots.path(old, self.step), found)
+
+    def missing_in(self, folder: Path) -> list[int]:
+        """The new stages that the run in `folder` cannot begin without and has no whole snapshot of: none if it has a
+        whole checkpoint, this one or a later. Reads every byte of it. Raises `OSError` for a fault that may pass."""
+        there, stages = CheckpointSource(folder, self.run, self.plan), [layout.stage for layout in self.layouts]
+        for step in there.complete:
+            if step >= self.step and not any(there.snapshots.verify(stage, step) for stage in stages):
+                return []
+        return [stage for stage in stages if there.snapshots.verify(stage, self.step)]
 
     def write(self, folder: Path, stages: Iterable[int] | None = None) -> None:
         """Writes the snapshots of the new `stages`, by default of all, into `folder`, the new run's; and then the run's

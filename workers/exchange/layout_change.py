@@ -5,9 +5,10 @@ from pathlib import Path
 
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
-from stageline.workers.checkpoint.recut import Recut, needs_recut, recut_id
+from stageline.workers.checkpoint.recut import Recut, needs_recut
 from stageline.workers.checkpoint.regroup import Contents
 from stageline.workers.checkpoint.source import CheckpointSource, source_in
+from stageline.workers.runs.recut_note import recut_id
 
 from .planned import planned_layouts
 
@@ -27,7 +28,7 @@ def layout_change(plan: Plan, folder: Path, step: int | None) -> Recut:
         )
     absent = set(range(source.stages)) - source.present[found]
     contents = _contents(plan, source, absent) if absent else {}
-    return Recut(source, found, plan, layouts, recut_id(source, found, plan), contents)
+    return Recut(source, found, plan, layouts, recut_id(source.run, found, plan), contents)
 
 
 def _contents(plan: Plan, source: CheckpointSource, stages: set[int]) -> Mapping[int, Contents]:

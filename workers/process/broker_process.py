@@ -6,7 +6,7 @@ serve_channel   receives messages, lets the coordinator decide, sends what it re
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic, time
@@ -35,6 +35,7 @@ from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.code import read_code
 from stageline.workers.runs.owner import write_owner
+from stageline.workers.runs.recut_note import earlier_run
 from stageline.workers.runs.result import Result, result_of
 from stageline.workers.runs.store import open_store
 
@@ -96,7 +97,7 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         run = run_of(store, terms.plan, place.run, key, new=place.new, resume=place.resume, alone=supervised)
         # Not before: another plan's broker must leave this run's alone.
         persist_json(folder / runs.PLAN, plan.as_mapping())
-        core = wait.core = Coordinator(terms, store, run, time())
+        core = wait.core = Coordinator(replace(terms, earlier=earlier_run(plan, run)), store, run, time())
         if not supervised:
             write_owner(folder, plan, "broker")
         host = _Host(core, plan, folder, place.lifeline, signals)

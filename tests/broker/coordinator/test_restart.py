@@ -1,11 +1,14 @@
 """A broker that was killed, and is started with `--resume` as containers are: workers that still run go on."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from stageline.broker.control.messages import Answer, Ask, Assigned, Refused, Report, Standby, StopRun, WorkerRecord
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.run_state import RunState
+from stageline.broker.recovery.earlier_run import EarlierRun
 from stageline.broker.stores.memory import MemoryStore
 from support.conversation import PLAN, SNAPSHOTS, TERMS, Conversation, finished, having_read, hello, name, steps
 
@@ -200,3 +203,39 @@ def test_a_broker_killed_while_workers_reconnect_is_followed_by_one_that_waits_t
     listening.after(0.1)
     assert listening.core.run.lifecycle.state is not RunState.RECONNECTING
     assert again(again(listening), alone=True).core.run.registry.members == {}
+
+
+EARLIER = EarlierRun(40, "runs/small-1", "runs/small-1-at40-5e1d03")
+GOES_ON = replace(SNAPSHOTS, earlier=EARLIER)
+
+
+def looked(talk: Conversation, *found: list[tuple[int, int]]) -> None:
+    """Both workers come, with the snapshots that each has found."""
+    for index, snapshots in enumerate(found):
+        talk.send(name(index), msgspec.structs.replace(hello(index), snapshots=snapshots))
+    talk.after(0.2)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_in_another_layout_does_not_begin_below_the_step_that_it_goes_on_from(resume: bool):
+    """It was at checkpoint 0, and trained from there, if one machine had not written its snapshot."""
+    store = MemoryStore()
+    run_of(store, PLAN, "run-1", b"", resume=resume)
+    talk = Conversation(store, now=200.0, terms=GOES_ON)
+    looked(talk, [(0, 40)], [])
+    outcome = talk.core.run.outcome
+    assert outcome is not None
+    assert (outcome.phase, outcome.code, outcome.reason) == (RunPhase.FAILED, 1, EARLIER.refusal(((0,), (1,)), [1]))
+    talk = again(talk)
+    looked(talk, [(0, 40)], [(1, 40)])
+    assert talk.core.run.lifecycle.state is RunState.CHOOSING_CHECKPOINT
+    for index, damages in enumerate([(), ("it is damaged",)]):
+        talk.send(name(index), having_read(index, 40, *damages))
+    talk.after(0.2)
+    assert talk.core.run.outcome is not None
+    assert "`stageline checkpoint split runs/small-1 --step 40 --write`" in talk.core.run.outcome.reason
+
+
+def test_without_recovery_it_does_not_begin_at_all():
+    talk = Conversation(MemoryStore(), terms=replace(TERMS, earlier=EARLIER))
+    assert talk.core.run.phase is RunPhase.FAILED

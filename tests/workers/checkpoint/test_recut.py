@@ -1,11 +1,11 @@
-"""Which plans a run goes on with as a run of its own, and under which id."""
+"""Which plans a run goes on with as a run of its own."""
 
 from pathlib import Path
 
 import pytest
 
 from stageline.pipeline.plan import PlanRefused
-from stageline.workers.checkpoint.recut import needs_recut, recut_id
+from stageline.workers.checkpoint.recut import needs_recut
 from stageline.workers.checkpoint.source import CheckpointSource
 from support.small_plans import plan
 
@@ -46,14 +46,3 @@ def test_what_would_give_other_bits_or_begin_at_no_checkpoint_is_refused(
 ) -> None:
     with pytest.raises(PlanRefused, match=named):
         needs_recut(plan(**now).resolved(2), source(**before))
-
-
-def test_the_id_follows_from_run_step_and_plan_and_does_not_grow() -> None:
-    three, gpipe = plan(model__cut=[3]).resolved(2), plan(schedule__name="gpipe").resolved(2)
-    first = recut_id(source(), 40, three)
-    assert first.startswith("small-1-at40-")
-    assert len({first, recut_id(source(), 60, three), recut_id(source(), 40, gpipe)}) == 3
-    assert recut_id(source(), 40, three) == first
-    second = recut_id(source(first), 60, gpipe)
-    assert second.startswith("small-1-at60-")
-    assert second != recut_id(source(), 60, gpipe)

@@ -110,3 +110,21 @@ def test_what_would_change_the_bits_or_is_damaged_is_refused_before_anything_run
     shutil.rmtree(run / "checkpoints" / "stage-1")
     assert "stage-1/step-0000000006 is not there, with the layers 2" in error(workspace, capsys, 2, *resume, *LAYOUT)
     assert workspace.runs() == [run]
+
+
+@pytest.mark.slow
+def test_a_run_in_another_layout_whose_snapshots_are_not_all_there_begins_only_once_they_are(workspace, run, capsys):
+    """It began at step 0, and said nothing."""
+    (run / "result.json").unlink()
+    for newest in run.glob("checkpoints/stage-*/step-0000000006"):
+        shutil.rmtree(newest)
+    sets = ("--set", "recovery.snapshot_every=2", "--set", "data.check=false", *LAYOUT)
+    made = answer(workspace, capsys, "split", str(run), *LAYOUT, "--worker", "0", "--write")["new_run"]
+    folder = run.with_name(made)
+    refused = error(workspace, capsys, 1, "train", ".", "--resume", made, *sets)
+    assert f"from step 4 of {run.relative_to(workspace.folder)}, and does not begin below it." in refused
+    assert "stage 1 must have" in refused
+    assert "--step 4 --worker 1 --write`" in refused
+    (folder / "checkpoints/stage-0/step-0000000004/weights.safetensors").write_bytes(b"damaged")
+    assert workspace.here("train", ".", "--resume", run.name, *sets) == 0
+    assert "every stage begins at step 4" in (folder / "broker.log").read_text()
