@@ -1,4 +1,7 @@
-"""Lists the checkpoints in a folder, and what is wrong with their snapshots."""
+"""Lists the checkpoints in a folder, and what is wrong with their snapshots.
+
+The workers of a run that goes on delete old snapshots meanwhile: those are left out.
+"""
 
 from collections.abc import Iterator
 
@@ -32,7 +35,8 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
 
 def checkpoint_rows(source: CheckpointSource) -> list[CheckpointRow]:
     """All that are here, the oldest first. Raises `OSError`."""
-    return [_row(source, step, sorted(stages)) for step, stages in source.present.items()]
+    rows = (_row(source, step, sorted(stages)) for step, stages in source.present.items())
+    return [row for row in rows if row.stages]
 
 
 def snapshot_states(source: CheckpointSource, step: int | None) -> Iterator[SnapshotState]:
@@ -40,20 +44,27 @@ def snapshot_states(source: CheckpointSource, step: int | None) -> Iterator[Snap
     for each, stages in source.present.items():
         for stage in sorted(stages) if step in (None, each) else ():
             wrong = tuple(source.snapshots.verify(stage, each))
-            yield SnapshotState(stage=stage, step=each, folder=str(source.snapshots.path(stage, each)), damages=wrong)
+            folder = source.snapshots.path(stage, each)
+            if not wrong or folder.exists():
+                yield SnapshotState(stage=stage, step=each, folder=str(folder), damages=wrong)
 
 
 def _row(source: CheckpointSource, step: int, stages: list[int]) -> CheckpointRow:
     size, written, damages = 0, None, []
+    there: list[int] = []
     for stage in stages:
+        folder = source.snapshots.path(stage, step)
         try:
-            manifest = read_manifest(source.snapshots.path(stage, step))
+            manifest = read_manifest(folder)
         except SnapshotDamaged as damage:
-            damages.append(str(damage))
+            if folder.exists():
+                there.append(stage)
+                damages.append(str(damage))
             continue
+        there.append(stage)
         size += sum(file.bytes for file in manifest.files.values())
         written = max(written or 0.0, manifest.written)
-    complete = len(stages) == source.stages and not damages
+    complete = len(there) == source.stages and not damages
     return CheckpointRow(
-        step=step, stages=tuple(stages), complete=complete, bytes=size, written=written, damages=tuple(damages)
+        step=step, stages=tuple(there), complete=complete, bytes=size, written=written, damages=tuple(damages)
     )

@@ -4,7 +4,7 @@ a run's folder         the snapshots of a checkpoint, or stage-N.safetensors of 
 a saved folder         the snapshots in it
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,11 +19,20 @@ from stageline.workers.runs import folder as runs
 
 Form = tuple[torch.dtype, tuple[int, ...]]
 
+_ATTEMPTS = 10  # to read a checkpoint before it is deleted
+
 
 class WeightsUnusable(StagelineError):
     """Weights cannot be read, or not be written there; the text names the file."""
 
     exit_code = ExitCode.USAGE
+
+
+class RunMovedOn(WeightsUnusable):
+    """A run that goes on has deleted a snapshot while it was read."""
+
+    def __init__(self, snapshot: Path) -> None:
+        super().__init__(f"the run has moved on and deleted {snapshot}, which was being read: it has newer checkpoints")
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,7 @@ def weights_in(folder: Path, step: int | None) -> StoredWeights:
     """Of the checkpoint of `step`, by default the newest that all stages have; verified. Of a finished run without
     snapshots, what it has come to.
 
-    Raises `NoCheckpoint`, `SnapshotDamaged`, or `OSError` for a fault that may pass.
+    Raises `NoCheckpoint`, `SnapshotDamaged`, `RunMovedOn`, or `OSError` for a fault that may pass.
     """
     source = source_in(folder)
     if step is None and not source.present:
@@ -94,9 +103,29 @@ def weights_in(folder: Path, step: int | None) -> StoredWeights:
     source.demand_all(found)
     for stage in range(source.stages):
         if wrong := source.snapshots.verify(stage, found):
-            raise SnapshotDamaged(source.snapshots.path(stage, found), wrong)
+            snapshot = source.snapshots.path(stage, found)
+            raise SnapshotDamaged(snapshot, wrong) if snapshot.exists() else RunMovedOn(snapshot)
     files = tuple(source.snapshots.path(stage, found) / WEIGHTS for stage in range(source.stages))
     return StoredWeights(f"the weights of run {source.run} after {found} steps", files)
+
+
+def take_weights(
+    folder: Path, step: int | None, use: Callable[[StoredWeights], object], tell: Callable[[str], object]
+) -> StoredWeights:
+    """Calls `use` with what `weights_in` finds, and returns it. If the run deletes the newest checkpoint meanwhile,
+    `tell` gets that, and the newest by then is used.
+
+    Raises what `weights_in` and `use` do.
+    """
+    for _ in range(_ATTEMPTS - 1) if step is None else ():
+        try:
+            use(weights := weights_in(folder, None))
+        except RunMovedOn as gone:
+            tell(f"{gone}. The newest of them is taken")
+        else:
+            return weights
+    use(weights := weights_in(folder, step))
+    return weights
 
 
 def _finished(folder: Path) -> StoredWeights:
@@ -125,4 +154,7 @@ def _forms_in(file: Path) -> Mapping[str, Form]:
 
 
 def _unreadable(file: Path, error: Exception) -> WeightsUnusable:
+    snapshot = file.parent
+    if file.name == WEIGHTS and snapshot.parent.exists() and not snapshot.exists():
+        return RunMovedOn(snapshot)
     return WeightsUnusable(f"{file} cannot be read: {error}")

@@ -1,6 +1,6 @@
 """`stageline checkpoint`: lists, verifies and converts checkpoints, and lays them out for other stages."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from .checkpoint_split import split
 if TYPE_CHECKING:  # they load torch
     from stageline.workers.checkpoint.listing import CheckpointRow, SnapshotState
     from stageline.workers.checkpoint.source import CheckpointSource
+    from stageline.workers.exchange.stored_weights import StoredWeights
 
 FORMATS = ("safetensors", "stages", "transformers", "dcp")
 _SHARD = "5GiB"
@@ -63,7 +64,7 @@ def ls(run: str | None, as_json: bool) -> None:
     show(title, ("step", "stages", "is", "size", "written"), [_row(source, each) for each in rows])
     for row in rows:
         for damage in row.damages:
-            say(f"stageline: {damage}", err=True)
+            _tell(damage)
 
 
 @checkpoint.command(epilog="Example: stageline checkpoint verify runs/digits-20260131-101500-1f0c --step 120")
@@ -75,6 +76,7 @@ def ls(run: str | None, as_json: bool) -> None:
 def verify(run: str | None, step: int | None, as_json: bool) -> None:
     """Read every byte of the snapshots of RUN (default: the newest in ./runs); exit code 1 if one is damaged."""
     from stageline.workers.checkpoint.listing import snapshot_states
+    from stageline.workers.checkpoint.source import source_in
 
     source = _source(run)
     found = list(snapshot_states(source, None if step is None else source.step_of(step)))
@@ -84,12 +86,10 @@ def verify(run: str | None, step: int | None, as_json: bool) -> None:
     else:
         for each in found:
             say(_verdict(each))
-    damaged = [each for each in found if each.damages]
-    if damaged or not found:
-        what = f"{counted(len(damaged), 'snapshot is', 'snapshots are')} damaged" if damaged else "there is no snapshot"
-        raise CommandFailed(f"{what} in {source.folder}", ExitCode.FAILED, answered=True)
-    if step is not None:
-        source.demand_all(step)
+    if problem := _problem(source, found):
+        raise CommandFailed(f"{problem} in {source.folder}", ExitCode.FAILED, answered=True)
+    if step is not None:  # a run that goes on may have deleted some meanwhile
+        source_in(source.folder).demand_all(step)
 
 
 @checkpoint.command(epilog="Example: stageline checkpoint merge runs/digits-20260131-101500-1f0c digits.safetensors")
@@ -99,10 +99,9 @@ def verify(run: str | None, step: int | None, as_json: bool) -> None:
 def merge(run: str, file: str, step: int | None) -> None:
     """Write the weights of RUN into one safetensors FILE, under the unsplit model's names."""
     from stageline.workers.exchange.export import export_file
-    from stageline.workers.exchange.stored_weights import weights_in
+    from stageline.workers.exchange.stored_weights import take_weights
 
-    weights = weights_in(Path(run), step)
-    export_file(weights, Path(file))
+    weights = take_weights(Path(run), step, lambda found: export_file(found, Path(file)), _tell)
     say(f"{weights.title} are in {file}")
 
 
@@ -134,18 +133,22 @@ def merge(run: str, file: str, step: int | None) -> None:
 def export(run: str, out: str, form: str, step: int | None, config: str | None, most: int, plan: str | None) -> None:
     """Write the weights of RUN to OUT, which must not exist, in the form of another program."""
     from stageline.workers.exchange import export as forms
-    from stageline.workers.exchange.stored_weights import weights_in
+    from stageline.workers.exchange.stored_weights import take_weights
 
-    weights, target = weights_in(Path(run), step), Path(out)
-    match form:
-        case "safetensors":
-            forms.export_file(weights, target)
-        case "stages":
-            forms.export_stages(weights, target)
-        case "dcp":
-            forms.export_dcp(weights, target)
-        case _:
-            forms.export_transformers(weights, target, _configuration(Path(run), config, plan), most)
+    target = Path(out)
+
+    def write(weights: "StoredWeights") -> None:
+        match form:
+            case "safetensors":
+                forms.export_file(weights, target)
+            case "stages":
+                forms.export_stages(weights, target)
+            case "dcp":
+                forms.export_dcp(weights, target)
+            case _:
+                forms.export_transformers(weights, target, _configuration(Path(run), config, plan), most)
+
+    weights = take_weights(Path(run), step, write, _tell)
     say(f"{weights.title} are in {out}")
 
 
@@ -197,11 +200,24 @@ def _source(run: str | None) -> "CheckpointSource":
     return source_in(folder)
 
 
+def _tell(text: str) -> None:
+    say(f"stageline: {text}", err=True)
+
+
 def _row(source: "CheckpointSource", row: "CheckpointRow") -> tuple[object, ...]:
     lacking = sorted(set(range(source.stages)) - set(row.stages))
     state = "damaged" if row.damages else f"lacks stage {', '.join(map(str, lacking))}" if lacking else "complete"
     written = "-" if row.written is None else f"{datetime.fromtimestamp(row.written):%F %T}"
     return row.step, ", ".join(map(str, row.stages)), state, size(row.bytes), written
+
+
+def _problem(source: "CheckpointSource", found: "Sequence[SnapshotState]") -> str:
+    """What is wrong with the snapshots `found`; "" if nothing is."""
+    if damaged := sum(bool(each.damages) for each in found):
+        return f"{counted(damaged, 'snapshot is', 'snapshots are')} damaged"
+    if found:
+        return ""
+    return "the run has deleted meanwhile what was to be read" if source.present else "there is no snapshot"
 
 
 def _verdict(state: "SnapshotState") -> str:
