@@ -43,7 +43,10 @@ class Share:
 
 def shares_of(layouts: Sequence[StageLayout], contents: Mapping[int, Contents], stages: int) -> list[Share]:
     """What each new stage takes of a checkpoint of `stages` stages, of which those in `contents` are known."""
-    owners = {name: stage for stage, of in contents.items() for name in (*of.weights, *of.buffers)}
+    owners: dict[str, list[int]] = {}
+    for stage, of in sorted(contents.items()):
+        for name in (*of.weights, *of.buffers):
+            owners.setdefault(name, []).append(stage)
     every = {name for layout in layouts for name in (*layout.entries, *layout.buffers)}
     later: dict[int, list[str]] = {layout.stage: [] for layout in layouts}  # which the layers have made while training
     for name in owners.keys() - every:
@@ -52,12 +55,13 @@ def shares_of(layouts: Sequence[StageLayout], contents: Mapping[int, Contents], 
     return [_share(layout, later[layout.stage], owners, stages, last=layout is layouts[-1]) for layout in layouts]
 
 
-def _share(layout: StageLayout, later: list[str], owners: Mapping[str, int], stages: int, *, last: bool) -> Share:
+def _share(layout: StageLayout, later: list[str], owners: Mapping[str, list[int]], stages: int, *, last: bool) -> Share:
     wanted = (*layout.entries, *layout.buffers, *sorted(later))
     missing = tuple(name for name in layout.entries if name not in owners)
-    sources = {owners[name] for name in wanted if name in owners}
-    if last:  # the losses are there
-        sources.add(stages - 1)
+    sources = {stages - 1} if last else set()  # the losses are there
+    for found in sorted((owners[name] for name in wanted if name in owners), key=len):
+        if sources.isdisjoint(found):  # stages share it, and none of them is needed anyway
+            sources.add(found[0])
     return Share(layout, tuple(name for name in wanted if name in owners), tuple(sorted(sources)), missing)
 
 

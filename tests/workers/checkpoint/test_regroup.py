@@ -141,3 +141,13 @@ def test_what_a_stage_has_once_must_be_the_same_in_all_that_become_one() -> None
 def old(state: StageState) -> StageState:
     """As a snapshot of an older format has it."""
     return replace(state, parameters=())
+
+
+def test_of_the_stages_that_share_a_name_a_new_one_takes_one_that_it_needs_anyway() -> None:
+    """It asked for the last of them, which may be on another machine."""
+    form = ("float32", (2,))
+    has = (("tied", "0"), ("1",), ("tied", "2"))
+    old = {stage: Contents(dict.fromkeys(names, form), frozenset()) for stage, names in reversed([*enumerate(has)])}
+    wanted = (("tied", "0"), ("tied",), ("tied", "1", "2"))
+    new = [StageLayout(stage, (), (), names, (), {}, None, {}) for stage, names in enumerate(wanted)]
+    assert [share.sources for share in shares_of(new, old, 3)] == [(0,), (0,), (1, 2)]
