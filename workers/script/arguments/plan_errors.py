@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import PlanError, PlanRefused
+from stageline.pipeline.plan.difference import LAYOUT_KEYS
 
 _ROWS, _MICROBATCHES = "data.batch_size", "schedule.microbatches"
 _ARGUMENTS = {
@@ -31,6 +32,17 @@ _ARGUMENTS = {
 }
 _OF_WORKERS = {"stages": "placement", "device": "device", "threads": "threads"}
 _TYPED, _SETTINGS = "--set", "settings"
+_SAID = {
+    LAYOUT_KEYS: 'cut, stages, placement, schedule, window and settings["recovery.snapshot_every"]',
+    "leave out --resume to begin another run": "begin another run with Line(...)",
+    "--resume": "Line.resume",
+    "another plan": "other arguments",
+    "the plan that it began with": "the arguments that it began with",
+    "here: this plan": "here: these",
+    "this plan": "this line",
+    "Resume it with": "Call Line.resume with",
+    "workers.N.device and workers.N.threads": "device and threads",
+}
 
 
 @contextmanager
@@ -57,10 +69,22 @@ def _of_argument(error: PlanError) -> PlanError:
     if error.where == _TYPED:
         return replace(error, where=_SETTINGS)
     key = _argument(error.key)
-    reason = error.reason.replace("--resume", "resume=")
+    reason = error.reason if error.key else _with_every_argument(error.reason)
     if error.key.startswith("schedule."):
         reason = reason.replace('name = "', 'schedule = "')
     return replace(error, key=key, reason=reason)
+
+
+def _with_every_argument(reason: str) -> str:
+    """A reason that names keys itself: of a run that was begun in another way."""
+    for planned, said in _SAID.items():
+        reason = reason.replace(planned, said)
+    reason = re.sub(r"\bworkers\.(\d+)\.(stages|device|threads)\b", _of_worker, reason)
+    return re.sub(r"\b[a-z]+\.[a-z_]+\b", lambda key: _ARGUMENTS.get(key[0], key[0]), reason)
+
+
+def _of_worker(key: re.Match[str]) -> str:
+    return f"{_OF_WORKERS[key[2]]} of worker {key[1]}"
 
 
 def _argument(key: str) -> str:
