@@ -16,6 +16,7 @@ from pathlib import Path
 
 from stageline.pipeline.errors import ForeignState, ModelRefused
 from stageline.pipeline.model.stage_layout import StageLayout
+from stageline.pipeline.model.weights.comparison import listed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
 from stageline.pipeline.plan.difference import LAYOUT_KEYS
 from stageline.workers.disk.atomic_file import write_json
@@ -24,7 +25,7 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.recut_note import NOTE, RecutNote, recut_id
 
 from .directory import FOLDER, SnapshotDirectory
-from .regroup import Contents, Share, faults_of, listed, regrouped, shares_of
+from .regroup import Contents, Share, faults_of, regrouped, shares_of
 from .snapshot import WEIGHTS, Origin, Snapshot, SnapshotDamaged, read_manifest
 from .source import CheckpointSource, NoCheckpoint
 

@@ -20,8 +20,6 @@ from stageline.pipeline.model.stage_layout import Form, StageLayout
 from stageline.pipeline.plan.key_types import nearest
 from stageline.pipeline.stage.state import Settings, StageState
 
-_SHOWN = 4  # faults that one error tells
-
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -81,12 +79,6 @@ def faults_of(shares: Sequence[Share], contents: Mapping[int, Contents]) -> list
             if name in stored and stored[name] != form
         ),
     ]
-
-
-def listed(faults: Sequence[str]) -> str:
-    """The first faults, and how many more there are."""
-    more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-    return "; ".join(faults[:_SHOWN]) + more
 
 
 def regrouped(share: Share, states: Sequence[StageState]) -> StageState:
