@@ -87,9 +87,8 @@ def undisturbed(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactor
 
 
 def older_than(run: WholeRun, newest: int) -> list[int]:
-    """The steps before, of which both stages have a snapshot: the complete one before the newest that was announced,
-    that one, and those that became complete since. After a stop none is announced, and workers report what they have:
-    the last that is due by its number, and that of the step that they stop at."""
+    """The steps before, of which both stages have a snapshot: one, or two if the newest was never announced. More after
+    a stop at the end of a step, since nothing is announced while the workers come there."""
     return [step for step in besides(run, newest) if step < newest]
 
 
@@ -103,12 +102,9 @@ def test_the_complete_checkpoint_before_the_newest_is_kept_and_what_is_older_is_
 ) -> None:
     going = WholeRun(fork_server, plan_in(tmp_path), "run.steps=100")
     going.wait_for(lambda: all(min(steps_of(going, stage), default=0) > 2 for stage in (0, 1)))
-    going.stop()
+    going.stop(at_step_end=False)
     assert going.end()["code"] == 75
-    complete = complete_of(going)
-    older = older_than(going, complete)
-    assert older[0] > 2
-    assert {*range(older[0], complete, 2)} <= {*older}
+    assert 1 <= len(older_than(going, complete_of(going))) <= 2
 
 
 def lose_records(run: WholeRun) -> None:

@@ -96,10 +96,10 @@ class WholeRun:
         """The processes that are members of the run."""
         return {row["pid"] for row in self.facts("status")["workers"] if "pid" in row}
 
-    def stop(self) -> None:
-        """Asks it to end with the step that it is in."""
+    def stop(self, *, at_step_end: bool = True) -> None:
+        """Asks it to end at the end of a step that no stage has passed by then, or at once."""
         with self._client() as client:
-            client.stop_run("interrupted", at_step_end=True)
+            client.stop_run("interrupted", at_step_end=at_step_end)
 
     def end(self) -> dict[str, Any]:
         """How it ended; it has left nothing behind."""
