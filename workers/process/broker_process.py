@@ -39,7 +39,6 @@ from stageline.workers.runs.recut_note import earlier_run
 from stageline.workers.runs.result import Result, result_of
 from stageline.workers.runs.store import open_store
 
-from .priority import wait_for_turn
 from .signals import Signals
 from .store_wait import StoreWait
 
@@ -80,7 +79,6 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
     Raises `EndpointTaken`, `OtherRun`, `StoreUnusable`, `FolderUnusable`, and `PlanRefused` or `ModelRefused` for an
     unusable plan.
     """
-    wait_for_turn()
     place.lifeline.end_process_when_cut()
     plan, schedule = _scheduled(plan)
     folder = runs.make_folder(plan, place.run)

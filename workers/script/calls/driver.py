@@ -33,7 +33,6 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.session import Stopped
 from stageline.workers.errors import RunFailed
-from stageline.workers.process.priority import wait_for_turn
 from stageline.workers.runtime.calls import Call, CallKind, Position, settled_call
 from stageline.workers.runtime.program import AHEAD, Program, call_key, reply_key
 from stageline.workers.runtime.progress import Progress
@@ -153,7 +152,6 @@ class Driver:
         return reduce(Position.after, (each.call.kind for each in submitted), self.calls.position)
 
     def _serve(self) -> None:
-        wait_for_turn()
         try:
             self._begin()
             while not self._closing:
