@@ -207,7 +207,8 @@ def undisturbed_script(schedule: Schedule, kinds: tuple[CallKind, ...]) -> Chain
         call = made_call(kind, sequences[0].position)
         sent = [Message("", Flow.CALL, number, 0, worker, 1, number, encode_call(call)) for worker in workers]
         _run_in_turn(executors, sequences, [list(each.begin(sent[k]))[::-1] for k, each in enumerate(sequences)])
-        replies.append({worker: sequences[worker].reply() for worker in workers})
+        found = {worker: sequences[worker].reply() for worker in workers}
+        replies.append({key.stage: found[key.stage] for key in program.answers(kind)})
         for sequence in sequences:
             sequence.close()
     stages = {index: stage for executor in executors for index, stage in executor.stages.items()}

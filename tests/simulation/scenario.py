@@ -49,7 +49,7 @@ _TAMPERING = {
     PlannedFault.LOSE_RECORDS,
     PlannedFault.OLD_RECORDS,
     PlannedFault.POWER,
-}  # with a damaged snapshot besides, a run may end
+}
 
 
 OF_SCRIPT = (PlannedFault.KILL_SCRIPT, PlannedFault.PAUSE_SCRIPT)
@@ -86,6 +86,11 @@ class Scenario:
     contained: bool
     injections: tuple[Injection, ...]
     calls: tuple[CallKind, ...] = ()  # of a script; () if there is none
+
+    @property
+    def tampers(self) -> bool:
+        """Whether the broker's records are lost or old at times: with a damaged snapshot besides, a run may end."""
+        return any(injection.fault in _TAMPERING for injection in self.injections)
 
     def sees(self, index: int | None) -> Collection[int]:
         """The stages whose snapshots worker `index` sees: containers share no folder, unless there are spares."""
@@ -127,7 +132,7 @@ def drawn(seed: int) -> Scenario:
         injections=tuple(_injection(rng, actions, lease) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4, 6]))),
     )
     resumes = random.Random(seed + 10**9)  # of its own: the other injections of a seed are what they were without it
-    if resumes.random() < 0.6 or any(injection.fault in _TAMPERING for injection in found.injections):
+    if resumes.random() < 0.6 or found.tampers:
         return found
     return replace(
         found,

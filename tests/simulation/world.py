@@ -108,7 +108,7 @@ class World:
 
     def resume(self) -> None:
         """Everybody is gone, and the run is resumed as a whole, perhaps without records. What can be damaged of its
-        newest checkpoint is."""
+        newest checkpoint is, unless records are tampered with as well."""
         complete, disk = self.core.run.checkpoints.complete, self.environment.disk
         self._resumes, self._complete = True, 0
         for process in (*self.workers, *self.scripts):
@@ -116,7 +116,8 @@ class World:
         if self.broker.alive:
             self.broker.end(-9)
         stages = range(self.scenario.schedule.stages)
-        if complete and any(step < complete for step in disk.common()) and self.environment.rng.random() < 0.8:
+        older = any(step < complete for step in disk.common())
+        if complete and older and not self.scenario.tampers and self.environment.rng.random() < 0.8:
             disk.damage(self.environment.rng.choice(stages), complete)
             self.fired["a checkpoint is damaged"] += 1
         if self.environment.rng.random() < 0.3:
