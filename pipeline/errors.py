@@ -37,6 +37,14 @@ class StagelineError(Exception):
 
     exit_code: int = ExitCode.FAILED
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """As it is, whatever its constructor takes: a user's pool of processes may hand it on."""
+        return _error, (type(self), self.args), self.__dict__
+
+
+def _error(kind: type[StagelineError], args: tuple[object, ...]) -> StagelineError:
+    return kind.__new__(kind, *args)
+
 
 class ModelRefused(StagelineError):
     """The plan's model, data, loss or cut cannot be used; the text names the place and the way out."""

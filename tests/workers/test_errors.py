@@ -1,0 +1,16 @@
+"""What a script gets when its run fails."""
+
+import copy
+from pathlib import Path
+
+from stageline.pipeline.errors import ExitCode
+from stageline.workers.errors import RunFailed
+
+
+def test_a_failed_run_is_handed_on_as_it_is():
+    """`copy` goes the way of `pickle`, by which a pool of processes hands an exception on."""
+    failed = RunFailed("worker 1 failed", ExitCode.FAILED, Path("runs/one"))
+    same = copy.copy(failed)
+    assert same is not failed
+    assert (type(same), str(same)) == (RunFailed, "worker 1 failed (the logs are in runs/one)")
+    assert (same.exit_code, same.folder) == (ExitCode.FAILED, Path("runs/one"))
