@@ -1,14 +1,18 @@
 """How much memory a worker takes for its stage's weights: read from a file, or as part of the whole model.
 
-`python -m benchmarks.claims.weights` makes a model of 1 GB on disk, four stages of equal size, and for each worker a
-process that prepares its job and reads its weights, as `stageline worker` does before it makes optimizers. What is
-reported is the most memory that the process ever had (VmHWM), files that it maps included.
+`python -m benchmarks.claims.weights` makes a model of 1 GB on disk, and lets a script call four processes of
+`stageline worker --join`, each with a stage of equal size. What is reported is the most memory that a worker's process
+ever had (VmHWM), files that it maps included, when it waits for the script's first call.
 """
 
-import os
+import json
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
@@ -18,10 +22,12 @@ from benchmarks.measuring.machine import machine
 
 LAYERS, WIDTH, STAGES = 64, 2048, 4
 MB = 10**6
+LONGEST = 120.0  # seconds that a worker may take to begin, and to end
 ABOUT = f"""\
-A model of {LAYERS} layers of {WIDTH} x {WIDTH} float32 in one safetensors file, in {STAGES} stages. For each worker, a
-process that loads the plan and its own weights; MB of memory at most (VmHWM), without an optimizer. Built whole, the
-factory makes the model and loads the file into it. The bare process imports torch."""
+A model of {LAYERS} layers of {WIDTH} x {WIDTH} float32 in one safetensors file, in {STAGES} stages, on processes of
+`stageline worker --join` that wait for a script's first call; MB of memory at most (VmHWM). Built whole, the factory
+makes the model and loads the file into it. The bare process imports torch and makes an optimizer:
+the first one of a process loads code of torch's own."""
 
 MODEL = f"""
 import torch
@@ -38,27 +44,35 @@ def whole():
     model = build()
     model.load_state_dict(load_file(FILE))
     return model
+"""
+SCRIPT = f"""
+import sys
+from functools import partial
+import torch
+from torch import nn
+import model
+from stageline import Line
 
-def batches(batch_size, seed):
-    from stageline import Rows
-    x = torch.zeros(8, {WIDTH})
-    return Rows(x, x, batch_size, seed)
+address, factory, weights = sys.argv[1:]
+with Line(
+    getattr(model, factory),
+    cut={[LAYERS // STAGES * stage for stage in range(1, STAGES)]},
+    loss=nn.functional.mse_loss,
+    optimizer=partial(torch.optim.SGD, lr=0.1),
+    microbatches=1,
+    weights=weights or None,
+    broker=address,
+    progress=False,
+) as line:
+    print(line.folder, flush=True)
+    sys.stdin.readline()
 """
-PLAN = f"""
-[run]
-steps = 1
-[model]
-factory = "model.py:build"
-stages = {STAGES}
-loss = "torch.nn.functional.mse_loss"
-[data]
-source = "model.py:batches"
-batch_size = 4
-[optimizer]
-factory = "torch.optim.SGD"
-lr = 0.1
+BARE = """
+import torch
+{more}
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
-STORED, WHOLE, BARE = "model.weights=model.safetensors", "model.factory=model.py:whole", ""
+OPTIMIZER = "torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)"
 
 
 def measure(_: int) -> BenchmarkResult:
@@ -66,16 +80,18 @@ def measure(_: int) -> BenchmarkResult:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write(folder)
-        taken = {setting: [_memory(folder, setting, worker) for worker in range(STAGES)] for setting in (STORED, WHOLE)}
-        bare = _memory(folder, BARE, 0)
+        stored = _taken(folder, "build", folder / "model.safetensors")
+        whole = _taken(folder, "whole", None)
+        torch, bare = _bare(folder, ""), _bare(folder, OPTIMIZER)
     own = LAYERS // STAGES * (WIDTH + 1) * WIDTH * 4
     rows = [
-        (f"worker {worker}", _megabytes(own), _megabytes(stored), f"{(stored - bare) / own:.2f}", _megabytes(whole))
-        for worker, (stored, whole) in enumerate(zip(taken[STORED], taken[WHOLE], strict=True))
+        (f"worker {worker}", _megabytes(own), _megabytes(least), f"{(least - bare) / own:.2f}", _megabytes(most))
+        for worker, (least, most) in enumerate(zip(stored, whole, strict=True))
     ]
     columns = ("", "its stage", "with `weights`", "less bare, in stages", "built whole")
-    table = Table(f"MB; the bare process has {_megabytes(bare)}", columns, tuple(rows))
-    return BenchmarkResult("Weights of a stage", ABOUT, (table,), {"bare": bare, "own": own, "taken": taken})
+    title = f"MB; the bare process has {_megabytes(bare)}, without an optimizer {_megabytes(torch)}"
+    found = {"torch": torch, "bare": bare, "own": own, "stored": stored, "whole": whole}
+    return BenchmarkResult("Weights of a stage", ABOUT, (Table(title, columns, tuple(rows)),), found)
 
 
 def _megabytes(size: int) -> str:
@@ -85,40 +101,76 @@ def _megabytes(size: int) -> str:
 def _write(folder: Path) -> None:
     """In a process of its own, whose memory is given back."""
     (folder / "model.py").write_text(MODEL)
-    (folder / "stageline.toml").write_text(PLAN)
+    (folder / "train.py").write_text(SCRIPT)
     code = "import model; from safetensors.torch import save_file; save_file(model.build().state_dict(), model.FILE)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=folder)
 
 
-def _memory(folder: Path, setting: str, worker: int) -> int:
-    """The most bytes that a worker's process had."""
-    command = [sys.executable, "-m", "benchmarks.claims.weights", "--worker", str(worker), "--setting", setting, "--at"]
-    done = subprocess.run([*command, str(folder)], check=True, capture_output=True, text=True, env=dict(os.environ))
-    return int(done.stdout.split()[-1])
+def _taken(folder: Path, factory: str, weights: Path | None) -> list[int]:
+    """The most bytes that each worker's process had, one for each stage."""
+    address = f"tcp://127.0.0.1:{_free_port()}"
+    own = [] if weights is None else ["--set", f"model.weights={weights}"]
+    with ExitStack() as stack:
+        join = [sys.executable, "-m", "stageline", "worker", "--join", address, *own]
+        workers = [stack.enter_context(_running(join, folder)) for _ in range(STAGES)]
+        script = stack.enter_context(
+            _running([sys.executable, "train.py", address, factory, str(weights or "")], folder)
+        )
+        assert script.stdout is not None
+        assert script.stdin is not None
+        if not (run := script.stdout.readline().strip()):
+            raise click.ClickException(f"the script ended: exit status {script.wait()}")
+        _until_loaded(Path(run), folder)
+        taken = [_most(Path(f"/proc/{worker.pid}/status").read_text()) for worker in workers]
+        script.stdin.write("\n")
+        script.stdin.flush()
+        codes = [process.wait(LONGEST) for process in (script, *workers)]
+        if any(codes):
+            raise click.ClickException(f"the script and its workers ended with exit statuses {codes}")
+    return taken
 
 
-def _work(folder: Path, setting: str, worker: int) -> int:
-    import torch
+def _until_loaded(run: Path, folder: Path) -> None:
+    """Until all workers wait for the script's first call: their stages are made then."""
+    status = [sys.executable, "-m", "stageline", "status", str(run), "--json"]
+    for _ in range(round(LONGEST)):
+        workers = json.loads(subprocess.run(status, check=True, cwd=folder, capture_output=True).stdout)["workers"]
+        if all(str(worker.get("now")).startswith("waits for call") for worker in workers):
+            return
+        time.sleep(1)
+    raise click.ClickException(f"the workers have not come so far in {LONGEST:g} s: {workers}")
 
-    torch.set_num_threads(1)
-    if setting:
-        from stageline import read_plan
-        from stageline.workers.process import worker_process  # what a worker imports
-        from stageline.workers.runtime.job import prepare
 
-        assert worker_process
-        prepare(read_plan(folder, sets=[setting]), worker=worker).segments[worker].load()
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@contextmanager
+def _running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=folder, text=True, stdin=pipe, stdout=pipe) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _most(status: str) -> int:
+    """VmHWM of /proc/PID/status, in bytes."""
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def _bare(folder: Path, more: str) -> int:
+    """The most bytes that a process had which imports torch, and runs the line `more`."""
+    command = [sys.executable, "-c", BARE.format(more=more)]
+    return int(subprocess.run(command, check=True, cwd=folder, capture_output=True, text=True).stdout) * 1024
 
 
 @click.command()
-@click.option("--worker", default=0, hidden=True)
-@click.option("--setting", default="", hidden=True)
-@click.option("--at", default=None, type=click.Path(path_type=Path), hidden=True)
-def main(worker: int, setting: str, at: Path | None) -> None:
+def main() -> None:
     """Measure, and print the table."""
-    click.echo(f"{measure(1)}\n\n{machine()}" if at is None else _work(at, setting, worker))
+    click.echo(f"{measure(1)}\n\n{machine()}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """Files of tensors by names: which forms they have, and their values, row by row, without reading the others.
 
-*.safetensors    a header, which safetensors checks, and the tensors
+*.safetensors    a header, which safetensors checks, and the tensors; read, not mapped: a mapped file counts as memory
 *.pt, *.pth      what torch.save made of a state dict; nothing but tensors is unpickled (weights_only)
 """
 
+import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
@@ -21,7 +24,7 @@ from stageline.pipeline.retry import lacks_memory
 
 Form = tuple[tuple[int, ...], torch.dtype]
 Rows = slice | EllipsisType  # of dimension 0; all of a tensor that has none
-Values = Callable[[str, Rows], torch.Tensor]  # of a name and some rows; in the file's memory, while it is open
+Values = Callable[[str, Rows], torch.Tensor]  # of a name and some rows; while the file is open
 
 SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth")
 _AGAIN = "write it with torch.save(model.state_dict(), path), or with safetensors"
@@ -65,15 +68,56 @@ def forms_in(path: Path, names: set[str]) -> dict[str, Form]:
 
 @contextmanager
 def values_in(path: Path) -> Iterator[Values]:
-    """A context in which a file is open. What was read of it counts as this process's memory until it is left, and
-    nothing that it gave is used any more. Raises `ModelRefused`."""
+    """A context in which a file is open. Of one that is mapped (`is_mapped`), what was read counts as this process's
+    memory until it is left, and nothing that it gave is used any more. Raises `ModelRefused`."""
     with _readable(path):
         if path.suffix in TORCH:
             loaded = _loaded(path)
             yield lambda name, rows: loaded[name][rows]
         else:
-            with safe_open(path, "pt") as file:
-                yield lambda name, rows: file.get_tensor(name) if rows is ... else file.get_slice(name)[rows]
+            with safe_open(path, "pt"):  # which checks the header
+                pass
+            with path.open("rb") as file:
+                yield _Stored(file).read
+
+
+def is_mapped(path: Path) -> bool:
+    """Whether `values_in` maps the file into memory."""
+    return path.suffix in TORCH
+
+
+class _Stored:
+    """The tensors of an open file of safetensors, whose header has been checked.
+
+    https://huggingface.co/docs/safetensors/index#format: the header's size, 8 bytes; the header, JSON; the tensors.
+    """
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        size = int.from_bytes(file.read(8), "little")
+        if size > os.fstat(file.fileno()).st_size:  # it was replaced since
+            raise EOFError("its header goes beyond its end")
+        self._header = json.loads(file.read(size))
+        self._begin = 8 + size
+
+    def read(self, name: str, rows: Rows) -> torch.Tensor:
+        """Some rows of a tensor, or all of it, in memory of their own."""
+        stored = self._header[name]
+        shape, (begin, end) = stored["shape"], stored["data_offsets"]
+        if rows is not ...:
+            low, high, _ = rows.indices(shape[0])
+            row = (end - begin) // shape[0]
+            shape, begin, end = [high - low, *shape[1:]], begin + low * row, begin + high * row
+        dtype = _DTYPES[stored["dtype"]]
+        if begin == end:
+            return torch.empty(shape, dtype=dtype)
+        if self._begin + end > os.fstat(self._file.fileno()).st_size:
+            raise EOFError(f"it ends before {name} does")
+        content = bytearray(end - begin)
+        self._file.seek(self._begin + begin)
+        if self._file.readinto(content) < len(content):
+            raise EOFError(f"it ends within {name}")
+        return torch.frombuffer(content, dtype=dtype).view(shape)
 
 
 def _loaded(path: Path) -> Mapping[str, torch.Tensor]:

@@ -14,6 +14,7 @@ TENSORS = {
     "line": torch.arange(33),
     "number": torch.tensor(4),
     "none": torch.zeros(0, 3),
+    "truth": torch.tensor([True, False, True]),
     "half": torch.arange(12).to(torch.bfloat16).reshape(2, 2, 3),
 }
 
@@ -24,6 +25,7 @@ def test_what_is_read_is_what_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, most: int
 ) -> None:
     monkeypatch.setattr(reading, "ROUND", most)
+    monkeypatch.setattr(reading, "PIECE", most)
     file = tmp_path / f"m{suffix}"
     (save_file if suffix == ".safetensors" else torch.save)(TENSORS, file)
     targets = {name: torch.empty_like(tensor) for name, tensor in TENSORS.items()}
@@ -33,6 +35,7 @@ def test_what_is_read_is_what_was_saved(
 
 def test_a_round_has_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "ROUND", 100)
+    monkeypatch.setattr(reading, "PIECE", 100)
     pieces = [piece for name, tensor in TENSORS.items() for piece in pieces_of(name, tensor)]
     groups = list(rounds(pieces))
     assert [piece for group in groups for piece in group] == pieces
