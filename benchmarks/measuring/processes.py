@@ -9,8 +9,8 @@ R = TypeVar("R")
 
 PATIENCE = 60.0  # seconds a process waits for its partner before it gives up
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed.pipelining", "zmq"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch.distributed.pipelining", "zmq"])
 
 
 def together(*tasks: Callable[[], R]) -> list[R]:
@@ -18,5 +18,5 @@ def together(*tasks: Callable[[], R]) -> list[R]:
 
     An exception of a task is raised here; its partners end after their own `PATIENCE`.
     """
-    with ProcessPoolExecutor(len(tasks), mp_context=_CONTEXT) as pool:
+    with ProcessPoolExecutor(len(tasks), mp_context=CONTEXT) as pool:
         return [future.result() for future in [pool.submit(task) for task in tasks]]

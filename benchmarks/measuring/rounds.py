@@ -5,7 +5,7 @@ A B C, A B C, A B C: other load on the machine affects all of them alike, so rat
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import TypeVar
 
 R = TypeVar("R")
@@ -29,6 +29,11 @@ class Spread:
     @property
     def high(self) -> float:
         return max(self.rounds)
+
+    @property
+    def quartiles(self) -> tuple[float, float, float]:
+        low, middle, high = quantiles(self.rounds)
+        return low, middle, high
 
     def __truediv__(self, other: "Spread") -> "Spread":
         """Ratios, each within its own round."""
