@@ -72,6 +72,7 @@ def kill_all(workspace: Workspace) -> None:
         shutil.rmtree(left)
 
 
+@pytest.mark.slow
 def test_a_run_of_which_all_was_killed_tells_how_far_it_came_and_goes_on_by_the_command_it_names(workspace, capsys):
     folder = start_and_kill(workspace, capsys)
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
@@ -176,6 +177,7 @@ def test_a_run_that_failed_tells_why_and_who(url, workspace, capsys):
     assert (row["state"], row["reason"]) == ("failed", why["text"])
 
 
+@pytest.mark.slow
 def test_a_run_whose_records_are_at_a_redis_server_is_told_from_there(workspace, capsys):
     with RedisServer() as server:
         store = ("--set", f"broker.store={server.url}")

@@ -97,6 +97,7 @@ def besides(run: WholeRun, newest: int) -> list[int]:
     return [step for step in steps_of(run, 0) if step != newest and step in steps_of(run, 1)]
 
 
+@pytest.mark.slow
 def test_the_complete_checkpoint_before_the_newest_is_kept_and_what_is_older_is_not(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
@@ -142,13 +143,10 @@ def test_a_run_whose_records_are_lost_after_its_last_step_knows_the_loss_of_that
     assert f"every stage begins at step {STEPS}" in resumed.log("broker")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "name"),
-    [
-        (flip, "weights.safetensors"),
-        pytest.param(unreadable, "training.safetensors", marks=pytest.mark.slow),
-        pytest.param(Path.unlink, "manifest.json", marks=pytest.mark.slow),
-    ],
+    [(flip, "weights.safetensors"), (unreadable, "training.safetensors"), (Path.unlink, "manifest.json")],
 )
 def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_begins_at_the_newest_other(
     harm: Callable[[Path], None], name: str, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path: Path
@@ -192,16 +190,10 @@ def test_with_all_others_damaged_too_the_run_does_not_go_on_and_names_all(
     assert [steps_of(run, stage) for stage in (0, 1)] == before
 
 
-@pytest.mark.parametrize(
-    ("url", "mode"),
-    [
-        ("tcp://127.0.0.1:0", "sync"),
-        ("redis", "async"),
-        pytest.param("tcp://127.0.0.1:0", "async", marks=pytest.mark.slow),
-        pytest.param("redis", "sync", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("url", ["tcp://127.0.0.1:0", "redis"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("stage", [0, 1])
 def test_messages_of_before_do_not_stand_in_the_way(
     url: str, mode: str, stage: int, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -215,10 +207,8 @@ def test_messages_of_before_do_not_stand_in_the_way(
     assert came_to(resumed) == undisturbed(*sets[1:])
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [[("worker-1", 3), ("worker-0", 9)], *(pytest.param([("broker", n)], marks=pytest.mark.slow) for n in (5, 60))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [[("worker-1", 3), ("worker-0", 9)], [("broker", 5)], [("broker", 60)]])
 def test_a_run_that_has_gone_back_loses_processes_like_any_other(
     kills: list[Kill], fork_server: ForkServer, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -229,6 +219,7 @@ def test_a_run_that_has_gone_back_loses_processes_like_any_other(
     assert came_to(again.end()) == undisturbed()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_replaced_does_not_bring_the_others_back_and_names_what_does(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:

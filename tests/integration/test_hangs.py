@@ -26,6 +26,7 @@ sleep = _sleep
 """
 
 
+@pytest.mark.slow
 def test_a_hang_that_holds_the_interpreter_is_named_within_the_lease_and_replaced(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
@@ -59,7 +60,8 @@ def test_a_hanging_worker_whose_place_a_spare_has_is_ended(fork_server: ForkServ
     assert going.digest() == expected(120)
 
 
-@pytest.mark.parametrize("spares", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("spares", [0, 1])
 def test_a_worker_that_gets_sigterm_is_replaced_like_one_that_is_killed(
     spares: int, fork_server: ForkServer, tmp_path: Path
 ) -> None:
@@ -71,6 +73,7 @@ def test_a_worker_that_gets_sigterm_is_replaced_like_one_that_is_killed(
     assert going.end()["facts"]["restarts"] == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_for_longer_than_its_lease_exits_when_it_wakes_up(
     workspace: Workspace, tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_run_ends_as_if_no_stranger_had_been_at_its_ports(workspace: Workspace
         assert REASONS[endless_message] in logs[name], logs[name]
 
 
+@pytest.mark.slow
 def test_idle_connections_take_no_process_its_descriptors(workspace: Workspace) -> None:
     attacked = RunUnderAttack(workspace)
     pids = {attacked.broker_url: attacked.broker.pid, attacked.worker_urls[0]: attacked.workers[0].pid}

@@ -127,6 +127,7 @@ def test_a_server_that_cannot_be_used_is_named_at_once(
     assert outcome["facts"]["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_is_what_the_run_waits_for_by_name(
     server: RedisServer, workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:

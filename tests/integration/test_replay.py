@@ -56,12 +56,13 @@ def recorded(fork_server: ForkServer, folder: Path, mode: str, **kills: int) -> 
     return folder / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "kills"),
     [
-        pytest.param("sync", {}, marks=pytest.mark.slow),
+        ("sync", {}),
         ("sync", {"worker1": 55}),
-        pytest.param("async", {}, marks=pytest.mark.slow),
+        ("async", {}),
         ("async", {"worker0": 25, "worker1": 31}),
     ],
     ids=str,

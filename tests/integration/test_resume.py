@@ -28,6 +28,7 @@ def undisturbed(tmp_path_factory, fork_server) -> dict:
         return result(workspace.command("train", ".", "--json", "--set", "queues.url=memory://", *STEPS).stdout)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_where_it_was(workspace, capsys, undisturbed):
     train = workspace.start("train", ".", "--json", *STEPS, *RECOVERY)
     until(train.stderr, "running")

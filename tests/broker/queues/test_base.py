@@ -180,7 +180,9 @@ def test_a_rewind_to_what_is_forgotten_says_so(line: QueuePair) -> None:
         line.take()
 
 
-@pytest.mark.parametrize(("flow", "of_a_step"), [("backward", 4), ("evaluation", 4), ("call", 1), ("reply", 1)])
+@pytest.mark.parametrize(
+    ("flow", "of_a_step"), [("backward", 4), ("evaluation", 4), ("call", 1), ("loss", 1), ("reply", 1)]
+)
 def test_what_travels_says_how_many_messages_a_step_has(make: MakeLine, flow: str, of_a_step: int) -> None:
     line = make(key=QueueKey(Flow(flow), 1))
     line.outbound.trim(2)

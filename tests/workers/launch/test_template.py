@@ -51,6 +51,7 @@ def start_hanging(template: Template, log: TextIO, folder: Path) -> ForkedProces
     return hanging
 
 
+@pytest.mark.slow
 def test_a_command_runs_in_a_session_of_its_own_and_its_result_is_known(template: Template, log: TextIO) -> None:
     done = template(["worker", "--help"], log)
     assert (done.wait(60), done.result) == (0, 0)
@@ -130,6 +131,7 @@ def test_a_set_has_the_same_order_in_the_processes_of_every_template(
     assert (plan / "hash").read_text() == expected.stdout.strip()
 
 
+@pytest.mark.slow
 def test_what_a_killed_template_has_forked_goes_on_and_what_it_was_asked_for_another_template_forks(
     template: Template, log: TextIO, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def test_what_is_trimmed_is_gone_from_the_server(stack: ExitStack) -> None:
     assert [entry_id for entry_id, _ in client.xrange(STREAM)] == [b"8-1", b"9-1"]
 
 
+@pytest.mark.slow
 def test_a_killed_producer_is_replaced_and_the_consumer_goes_on(
     stack: ExitStack, fork_server: ForkServer, server: RedisServer
 ) -> None:

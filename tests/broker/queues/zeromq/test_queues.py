@@ -28,6 +28,7 @@ def take_numbers(consumer: ZeroMQQueues, count: int) -> list[int]:
     return [message.sequence for message in messages]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_a_killed_producer_is_replaced_and_the_consumer_goes_on(
     stack: ExitStack, fork_server: ForkServer, tmp_path: Path, transport: str
@@ -53,6 +54,7 @@ def test_an_address_that_cannot_be_dialled_leaves_no_socket_open(stack: ExitStac
     consumer.close()
 
 
+@pytest.mark.slow
 def test_a_producer_may_come_back_at_the_same_address(
     stack: ExitStack, fork_server: ForkServer, tmp_path: Path, hasty: None
 ) -> None:

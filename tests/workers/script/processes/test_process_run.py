@@ -132,6 +132,7 @@ def test_a_run_whose_script_was_killed_goes_on_after_the_steps_that_its_workers_
     assert resumed["weights"] == undisturbed["weights"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_processes_were_all_killed_goes_on_at_its_newest_checkpoint_with_the_same_rows_alone(
     workspace: Workspace, undisturbed: dict[str, Any]
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_run_whose_processes_were_all_killed_goes_on_at_its_newest_checkpoint_
     assert resumed["weights"] == undisturbed["weights"]
 
 
+@pytest.mark.slow
 def test_a_saved_checkpoint_is_a_beginning_when_the_run_is_long_gone(
     workspace: Workspace, undisturbed: dict[str, Any]
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_run_that_is_stopped_while_the_script_computes_goes_on_after_its_last_
     assert [worker.wait() for worker in workers] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_worker_with_other_code_says_which_and_so_does_the_script_with_which_worker_is_missing(
     workspace: Workspace, there: Workspace
 ) -> None:
