@@ -46,12 +46,15 @@ class Flow(StrEnum):
     TOTAL = "total"  # their sums over a step, from the earlier one to stage k
     EVALUATION = "evaluation"  # activations of evaluation for a script, from stage k-1 to stage k
     CALL = "call"  # what a script wants done, to worker k (in place of a stage)
-    REPLY = "reply"  # what came of it, from worker k to the script
+    LOSS = "loss"  # what came of a call to train, from the last stage's worker k to the script
+    REPLY = "reply"  # what came of any other call, from worker k to the script
 
     __hash__ = str.__hash__  # an Enum's own is Python code, called for every look-up of a queue
 
 
-_ONE_PER_STEP = frozenset({Flow.SUBTOTAL, Flow.TOTAL, Flow.CALL, Flow.REPLY})
+_ONE_PER_STEP = frozenset({Flow.SUBTOTAL, Flow.TOTAL, Flow.CALL, Flow.LOSS, Flow.REPLY})
+
+TO_SCRIPT = frozenset({Flow.LOSS, Flow.REPLY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,8 @@ def message_number(step: int, microbatch: int, microbatches: int) -> int:
 
 
 def messages_per_step(flow: Flow, microbatches: int) -> int:
-    """How many messages a step has in a queue of `flow`, in a run whose steps have `microbatches`: a step of CALL and
-    REPLY is a call, and has one; a step of EVALUATION is an evaluated batch. A step of SUBTOTAL and of TOTAL has
-    one."""
+    """How many messages a step has in a queue of `flow`, in a run whose steps have `microbatches`: a step of CALL is a
+    call, one of REPLY a call that does not train, one of EVALUATION an evaluated batch."""
     return 1 if flow in _ONE_PER_STEP else microbatches
 
 

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-CONTROL_VERSION = 6
+CONTROL_VERSION = 7
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 LONGEST_NAME = 1_000  # characters of a name, an address, or of what a worker does
 LONGEST_TEXT = 100_000  # characters of a reason
@@ -122,8 +122,9 @@ class Event(_ControlMessage, frozen=True, tag="event"):
 class Wait(_ControlMessage, frozen=True, tag="wait"):
     """The compute loop lacks message `number` of `queue` ("forward-1") for `action` ("1F3") of `step`, `since` then.
 
-    With `room` it lacks the space to put that message, the result of `action`, into `queue`. `source` is the stage that
-    puts it, where the queue's name does not tell: in those between stages that share parameters.
+    Of a call, a loss and a reply, `step` is the call's number. With `room` the loop lacks the space to put that
+    message, the result of `action`, into `queue`. `source` is the stage that puts it, where the queue's name does not
+    tell: in those between stages that share parameters.
     """
 
     queue: Name

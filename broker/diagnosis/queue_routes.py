@@ -2,19 +2,19 @@
 
     forward-2       stage 1 -> stage 2          call-1      the script -> worker 1
     backward-2      stage 3 -> stage 2          reply-1     worker 1 -> the script
-    evaluation-2    stage 1 -> stage 2
+    evaluation-2    stage 1 -> stage 2          loss-1      worker 1, which has the last stage -> the script
     tied-0          a later stage that shares parameters with stage 0 -> stage 0; or per step, subtotal-0
     total-2         an earlier stage that shares parameters with stage 2 -> stage 2
 
 Which stages share parameters only the workers know: the one that waits says which stage puts the message.
-Calls, replies and evaluations are those of scripted runs.
+Calls, losses, replies and evaluations are those of scripted runs.
 """
 
 from dataclasses import dataclass
 
 from stageline.pipeline.schedule import Schedule
 
-CALL, REPLY, EVALUATION = "call", "reply", "evaluation"
+CALL, LOSS, REPLY, EVALUATION = "call", "loss", "reply", "evaluation"
 TIED, SUBTOTAL, TOTAL = "tied", "subtotal", "total"
 _BEFORE = {"forward": -1, EVALUATION: -1, "backward": 1}  # from a stage to the one that puts into its queue
 
@@ -58,7 +58,7 @@ def _between_stages(flow: str, stage: int, source: int, schedule: Schedule) -> Q
 
 def _of_script(flow: str, index: int, script: int) -> QueueRoute | None:
     """The workers have the places before the script's."""
-    if index >= script or flow not in (CALL, REPLY):
+    if index >= script or flow not in (CALL, LOSS, REPLY):
         return None
     worker, caller = RouteEnd(index), RouteEnd(script)
     return QueueRoute(flow, worker, caller) if flow == CALL else QueueRoute(flow, caller, worker)

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stageline.broker.control.messages import Report
+from stageline.broker.control.messages import Report, Wait
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.replacements import Replacement
 from stageline.pipeline.schedule import Placement, Schedule
 
-from .queue_routes import CALL, REPLY, SUBTOTAL, TIED, TOTAL, RouteEnd, route_of
+from .queue_routes import CALL, LOSS, REPLY, SUBTOTAL, TIED, TOTAL, RouteEnd, route_of
 
 QUIET = 1.0  # seconds without a report after which a worker counts as silent; it reports ten times a second
 LATE = 1.0  # seconds that a message may take to arrive, or that two reports may be apart
@@ -174,13 +174,19 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
     if wait.room and gives is not None:
         behind = _furthest_behind(cluster, needs.stage)
         needs, gives = gives, RouteEnd(cluster.schedule.owner(behind), behind)
-    whole = route.flow in (SUBTOTAL, TOTAL, CALL, REPLY)
-    step, microbatch = (wait.number, 0) if whole else divmod(wait.number, cluster.ledger.microbatches)
+    step, microbatch = _place(wait, route.flow, cluster.ledger.microbatches)
     seconds = max(0.0, cluster.now - member.activity_since)
     source, on = (None, None) if gives is None else (gives.stage, gives.worker)
     return WaitEdge(
         index, needs.stage, wait.action, wait.queue, route.flow, step, microbatch, seconds, source, on, wait.room
     )
+
+
+def _place(wait: Wait, flow: str, microbatches: int) -> tuple[int, int]:
+    """The step and the microbatch that are lacking; of what travels between script and workers, the call."""
+    if flow in (LOSS, REPLY):
+        return wait.step, 0
+    return (wait.number, 0) if flow in (SUBTOTAL, TOTAL, CALL) else divmod(wait.number, microbatches)
 
 
 def _furthest_behind(cluster: ClusterState, consumer: int | None) -> int:
@@ -221,7 +227,7 @@ def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
         return cluster.ledger.finished[edge.source] > edge.step
     if edge.flow == CALL:  # the script's actions: the number of its next call
         return member.report is not None and member.report.actions > edge.step
-    if edge.flow == REPLY:  # the next call is taken once the reply was put
+    if edge.flow in (LOSS, REPLY):  # the next call is taken once the reply was put
         lacking = _edge_from(cluster, owner)
         return lacking is not None and lacking.flow == CALL and lacking.step > edge.step
     return _state_at_source(cluster, edge) in _SENT.get(edge.flow, ())

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import TO_SCRIPT, Message
 
 from .base import Inbound, Outbound, QueueKey
 from .log import SPILL, UNLIMITED, Log, RetentionBudget
@@ -77,7 +77,7 @@ class QueueEnds(ABC):
             if key in self.options.local:
                 self._outbounds[key] = self._local.outbound(key)
             else:
-                budget = self._replies if key.flow is Flow.REPLY else self._budget
+                budget = self._replies if key.flow in TO_SCRIPT else self._budget
                 self._outbounds[key] = self._new_outbound(Log(self.run, key, self.options.microbatches, budget))
         return self._outbounds[key]
 

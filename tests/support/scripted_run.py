@@ -14,7 +14,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from stageline.broker.codec.message import Flow, Message
+from stageline.broker.codec.message import TO_SCRIPT, Flow, Message
 from stageline.broker.queues.base import QueueKey, Queues, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import UNLIMITED
@@ -27,7 +27,7 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call, settled_call
 from stageline.workers.runtime.executor import Executor, Metric
 from stageline.workers.runtime.loop import CarryOut, WorkerLoop, take_turns
-from stageline.workers.runtime.program import AHEAD, ENDLESS, Instruction, Program, call_key, reply_key
+from stageline.workers.runtime.program import AHEAD, ENDLESS, Instruction, Program, call_key
 from support.reference import Recipe
 
 RUN = "scripted"
@@ -91,7 +91,8 @@ class ScriptedRun:
 
     def state(self) -> dict[str, Tensor]:
         number = self.put(CallKind.STATE)
-        return {name: tensor for worker in range(len(self.loops)) for name, tensor in self.take(worker, number).items()}
+        parts = [self.take(key, number) for key in self.program.answers(CallKind.STATE)]
+        return {name: tensor for part in parts for name, tensor in part.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.reply(self.put(CallKind.LOAD, state=state))
@@ -117,21 +118,23 @@ class ScriptedRun:
         self.queues.outbound(key).put(Message(RUN, key.flow, number, 0, key.stage, 1, number, payload))
 
     def reply(self, number: int, *, of_last_stage: bool = False) -> Tree:
-        """All workers' replies to call `number`; of the one that says something, if `of_last_stage`."""
-        replies = [self.take(worker, number) for worker in range(len(self.loops))]
-        others = [reply for worker, reply in enumerate(replies) if worker != self._owner(self.program.last)]
+        """All replies to call `number`, once it is done; of the one that says something, if `of_last_stage`."""
+        call, _ = self._unsettled[number]
+        found, *others = [self.take(key, number) for key in self.program.answers(call.kind)]
         assert all(reply is None for reply in others), others
-        return replies[self._owner(self.program.last)] if of_last_stage else None
+        self.turns(lambda: all(loop.calls > number for loop in self.loops))
+        return found if of_last_stage else None
 
-    def take(self, worker: int, number: int) -> Tree:
-        """The reply of `worker` to call `number`, which must be the next one."""
-        reply = self.receive(worker, number)
-        self.note_reply(worker, number, reply)
+    def take(self, key: QueueKey, number: int) -> Tree:
+        """What came of call `number`, which must be the next one that `key` brings something of."""
+        reply = self.receive(key, number)
+        self.note_reply(key.stage, number, reply)
         return reply
 
-    def receive(self, worker: int, number: int) -> Tree:
+    def receive(self, key: QueueKey, number: int) -> Tree:
         """The same, of which the script makes nothing yet."""
-        queue, found = self.queues.inbound(reply_key(worker)), list[Message]()
+        queue, found = self.queues.inbound(key), list[Message]()
+        call, _ = self._unsettled[number]
 
         def look() -> bool:
             if not found and (message := queue.take(0)) is not None:
@@ -139,14 +142,14 @@ class ScriptedRun:
             return bool(found)
 
         self.turns(look)
-        assert found[0].step == found[0].sequence == number
+        assert found[0].step == found[0].sequence == call.position.of(key.flow)
         return found[0].payload
 
     def note_reply(self, worker: int, number: int, reply: Tree) -> None:
         """As a script's driver does: what was only run forward, and is answered, is forgotten."""
         call, replies = self._unsettled[number]
         replies[worker] = reply
-        if len(replies) == len(self.loops):
+        if len(replies) == len(self.program.answers(call.kind)):
             del self._unsettled[number]
             for owner in self.program.batch_owners if call.kind.runs_forward_only else ():
                 self.queues.outbound(call_key(owner)).empty(number, settled_call(call, replies[owner]))
@@ -279,7 +282,7 @@ class WiredScriptedRun(ScriptedRun):
 
     def _open(self, place: int) -> WorkerQueues:
         microbatches = self.recipe.microbatches
-        single = (Flow.CALL, Flow.REPLY)
+        single = {Flow.CALL, *TO_SCRIPT}
         windows = {key: AHEAD if key.flow in single else 2 * microbatches for key in self.program.queues}
         options = QueueOptions(
             microbatches=microbatches,

@@ -54,7 +54,7 @@ class Snapshot:
 
     @property
     def position(self) -> Position:
-        return Position(self.step, self.calls, self.evaluations)
+        return Position.of_checkpoint(self.step, self.calls, self.evaluations)
 
 
 class SnapshotDamaged(StagelineError):
@@ -103,7 +103,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def position(self) -> Position:
-        return Position(self.step, self.calls, self.evaluations)
+        return Position.of_checkpoint(self.step, self.calls, self.evaluations)
 
     def same_state(self, other: "Manifest") -> bool:
         """Whether both snapshots hold the same bits, at the same position, whichever worker wrote them."""

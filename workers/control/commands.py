@@ -8,16 +8,15 @@ from collections.abc import Callable
 
 import structlog
 
-from stageline.broker.codec.message import Flow
+from stageline.broker.codec.message import TO_SCRIPT
 from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, Stop, Trim
-from stageline.broker.queues.base import WorkerQueues
+from stageline.broker.queues.base import Outbound, WorkerQueues
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
 from stageline.pipeline.stage.tied_stage import copies_in
 from stageline.workers.checkpoint.hooks import CheckpointHooks
-from stageline.workers.runtime.calls import Position
+from stageline.workers.runtime.calls import LAST_REPLIES, Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
-from stageline.workers.runtime.program import ENDLESS
 
 from .control_thread import ControlThread
 from .session import Stopped
@@ -116,12 +115,20 @@ class CommandHandler:
             except Stopped as stop:
                 if stop.code:
                     raise
+                self._hand_over_replies()
                 return
-            if self._control.silence < lease / 2 or self._has_untaken_messages():
+            if self._control.silence < lease / 2 or any(map(_is_untaken, self._outbound)):
                 deadline = self._clock.monotonic() + lease
             elif self._clock.monotonic() > deadline:
                 log.warning("the broker is away: the weights are saved, the result could not be reported")
                 return
+
+    def _hand_over_replies(self) -> None:
+        """The run is over, but the script may not have the replies to its last calls yet."""
+        replies = [outbound for outbound in self._outbound if outbound.key.flow in TO_SCRIPT]
+        deadline = self._clock.monotonic() + LAST_REPLIES
+        while any(map(_is_untaken, replies)) and self._clock.monotonic() < deadline:
+            self._queues.pump(PATIENCE)
 
     def _begin_at(self, start: Position) -> None:
         self._loop.begin_at(start)
@@ -135,7 +142,7 @@ class CommandHandler:
         for outbound in self._outbound:
             flow = outbound.key.flow
             floor = min(position.of(flow), self._loop.program.steps_of(outbound.key))
-            outbound.trim(min(floor, self._loop.progress.answered) if flow is Flow.REPLY else floor)
+            outbound.trim(min(floor, self._loop.progress.answered.get(flow, floor)))
 
     def _end(self, stop: Stop) -> None:
         """Ends at once, unless there is a step to finish first, or snapshots to report: those of a worker that has gone
@@ -156,7 +163,7 @@ class CommandHandler:
         if done:
             self._hooks.flush()
             self._wait_for_replies(CONFIRMATION)
-        self._loop.progress.answered = ENDLESS  # a script that goes on with the run begins after the newest snapshot
+        self._loop.progress.answered = {}  # a script that goes on with the run begins after the newest snapshot
         self._control.wait_until_confirmed(CONFIRMATION)
         raise self._stopped(self._newest(stop, CONFIRMATION if done else 0.0))
 
@@ -181,6 +188,8 @@ class CommandHandler:
         code = documented(stop.code) if self._finished else failure_code(stop.code)
         return Stopped(stop.reason, code, broker_knows=True)
 
-    def _has_untaken_messages(self) -> bool:
-        depths = [outbound.depth() for outbound in self._outbound]
-        return any(depth.ready or depth.in_flight for depth in depths)
+
+def _is_untaken(outbound: Outbound) -> bool:
+    """Whether messages have not arrived yet."""
+    depth = outbound.depth()
+    return bool(depth.ready or depth.in_flight)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from time import time
 
-from stageline.broker.codec.message import Flow
+from stageline.broker.codec.message import TO_SCRIPT
 from stageline.broker.control.messages import MOST_STEPS, WAITS, Event, Report, StepRecord, Wait
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.broker.queues.base import QueueKey, Trouble
@@ -115,8 +115,8 @@ class Reporter:
         if progress.writes or progress.over:
             return []
         if progress.waits and progress.call is not None:
-            (key, number), step = progress.call, min(progress.finished.values(), default=0)
-            return [Wait(str(key), number, f"call {number}", step, progress.since, room=key.flow is Flow.REPLY)]
+            (key, number), room = progress.call, progress.call[0].flow in TO_SCRIPT
+            return [Wait(str(key), number, f"call {number}", number, progress.since, room=room)]
         lacking = progress.lacking if progress.waits or full is not None else None
         if lacking is None:
             return []
@@ -182,6 +182,6 @@ class Reporter:
 
 def _of_script(key: QueueKey, number: int) -> str:
     """What the compute loop waits for the script to do, in words."""
-    if key.flow is Flow.REPLY:
+    if key.flow in TO_SCRIPT:
         return f"{WAITS} for the script to take its replies: there is no room for the one to call {number}"
     return f"{WAITS} for call {number} of the script"

@@ -9,13 +9,14 @@ from pathlib import Path
 from torch import Tensor
 
 from stageline.broker.codec.emptied import emptied
-from stageline.broker.codec.message import Message
+from stageline.broker.codec.message import TO_SCRIPT, Message
+from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.stage.memory import copied
 from stageline.pipeline.tree import Tree
 
 from .calls import Call, CallFeed, CallKind, CallRefused, Position, decode_call
 from .executor import Executor, Sums
-from .program import Instruction, Program, call_key, reply_key
+from .program import Instruction, Program, call_key
 
 SaveStages = Callable[[Path, Position], object]  # into a folder, which lacks a stage if that could not be done
 
@@ -26,7 +27,7 @@ class CallSequence:
 
     def __init__(self, program: Program, worker: int, executor: Executor, position: Position) -> None:
         self.calls = call_key(worker)
-        self.replies = reply_key(worker)
+        self.replies = [key for key in program.outbound(worker) if key.flow in TO_SCRIPT]
         self.position = self.start = position
         self.open: Call | None = None
         self.over = False
@@ -66,6 +67,12 @@ class CallSequence:
         """`stage` has run a microbatch of the open call forward."""
         if self.open is not None and self.open.kind is CallKind.PREDICT and stage == self._program.last:
             self._outputs.append(output)
+
+    @property
+    def answer(self) -> QueueKey | None:
+        """The queue that the reply to the open call is put into; None if it has none from this worker."""
+        keys = () if self.open is None else self._program.answers(self.open.kind)
+        return next((key for key in keys if key.stage == self._worker), None)
 
     def reply(self) -> Tree:
         """What the open call came to, now that everything is computed. Raises `CallRefused` for weights that do not

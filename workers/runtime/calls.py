@@ -1,13 +1,14 @@
 """What a user's script asks of the workers, and where in its calls a run is.
 
     script  --- Call 0, 1, 2, ... (one queue for each worker) --->  worker
-    script  <-- Reply 0, 1, 2, ... (one queue from each worker) --  worker
+    script  <-- Loss 0, 1, 2, ... (of training steps) -----------  worker with the last stage
+    script  <-- Reply 0, 1, 2, ... (to other calls; one queue from each worker) --  worker
 
 Every worker gets every call, and carries them out in order. A call's batch goes only where it is needed: the inputs to
 the owner of stage 0, the targets to the owner of the last stage. A worker cuts it into microbatches itself.
 
     kind       what the workers do                            what the reply holds
-    TRAIN      one training step                              the loss, None without rows           (last stage)
+    TRAIN      one training step                              no reply; the loss, None without rows (last stage)
     EVALUATE   one batch forward, with loss and metrics       {"rows": 7, "loss": 9.1, ...}: sums   (last stage)
     PREDICT    one batch forward                              a tuple: the microbatches' outputs    (last stage)
     STATE      nothing                                        the weights of the worker's stages
@@ -33,6 +34,8 @@ from stageline.broker.codec.message import Flow
 from stageline.pipeline.data import Microbatch, cut, split_batch
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.tree import Tree, describe, tensors
+
+LAST_REPLIES = 5.0  # seconds that the replies to a script's last calls may take, once the run is over
 
 
 class CallKind(StrEnum):
@@ -80,6 +83,11 @@ class Call:
     settled: bool = False
     reply: Tree = None
 
+    @property
+    def position(self) -> "Position":
+        """Before it."""
+        return Position(self.step, self.number, self.evaluation)
+
 
 class CallRefused(StagelineError):
     """A call cannot be carried out: it is malformed, or not the next one."""
@@ -92,16 +100,24 @@ class Position(msgspec.Struct, frozen=True):
     calls: int = 0
     evaluations: int = 0
 
+    @classmethod
+    def of_checkpoint(cls, step: int, calls: int, evaluations: int) -> "Position":
+        """As a checkpoint tells it. One that was saved or imported knows of no calls: then its steps count as calls."""
+        return cls(step, max(calls, step), evaluations)
+
     def after(self, kind: CallKind) -> "Position":
         """The position after one call more."""
         step = self.step + (kind is CallKind.TRAIN)
         return Position(step, self.calls + 1, self.evaluations + kind.runs_forward_only)
 
     def of(self, flow: Flow) -> int:
-        """The first step, call or evaluated batch from here on: whichever the messages of `flow` are counted by."""
+        """The first step, call, reply or evaluated batch from here on: whichever the messages of `flow` are counted
+        by."""
         match flow:
-            case Flow.CALL | Flow.REPLY:
+            case Flow.CALL:
                 return self.calls
+            case Flow.REPLY:
+                return max(0, self.calls - self.step)  # a call to train has none
             case Flow.EVALUATION:
                 return self.evaluations
             case _:

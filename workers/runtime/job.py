@@ -116,7 +116,7 @@ class Job:
     def _window(self, key: QueueKey) -> int:
         microbatches = self.schedule.microbatches
         match key.flow:
-            case Flow.CALL | Flow.REPLY:
+            case Flow.CALL | Flow.LOSS | Flow.REPLY:
                 return 3 * AHEAD  # `AHEAD` bounds how many are under way: the rest spares credits
             case Flow.EVALUATION:  # nothing bounds how far a stage is ahead but the calls
                 return 2 * microbatches + 2

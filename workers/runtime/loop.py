@@ -100,7 +100,7 @@ class WorkerLoop:
         if self._script is not None:
             self._script.begin_at(position)
             self.progress.positions[position.step] = position
-            self.progress.answered = position.calls
+            self.progress.answered = {key.flow: position.of(key.flow) for key in self._script.replies}
 
     def saves_with(self, save: SaveStages) -> None:
         """How the worker carries out a script's call to save its stages."""
@@ -116,6 +116,11 @@ class WorkerLoop:
     def finished(self) -> bool:
         """Whether the program is over."""
         return type(self._machine.command) is Finish and (self._script is None or self._script.over)
+
+    @property
+    def calls(self) -> int:
+        """How many calls of a script are done."""
+        return 0 if self._script is None else self._script.position.calls
 
     @property
     def step(self) -> int | None:
@@ -143,17 +148,19 @@ class WorkerLoop:
         """Which replies have arrived at the script, as far as the queues know now: all from before the checkpoint that
         this worker has begun at."""
         script = self._script
-        if script is not None and (replies := self._by_name.get(str(script.replies))) is not None:
-            depth = replies.depth()
-            self.progress.answered = max(script.start.calls, script.position.calls - depth.ready - depth.in_flight)
+        for key in () if script is None else script.replies:
+            if script is not None and (outbound := self._by_name.get(str(key))) is not None:
+                depth, flow = outbound.depth(), key.flow
+                arrived = script.position.of(flow) - depth.ready - depth.in_flight
+                self.progress.answered[flow] = max(script.start.of(flow), arrived)
 
     def lacks_room(self) -> None:
         """To be called while a `put` of this loop waits for room: a worker that waits does not hang."""
         command = self._machine.command
         if isinstance(command, Compute) and command.instruction.gives is not None:
             self.progress.lacks_room(Take(command.instruction.gives, command.instruction), self._now())
-        elif self._script is not None:
-            self.progress.lacks_room_for_reply(self._script.replies, self._script.position.calls, self._now())
+        elif self._script is not None and (key := self._script.answer) is not None:
+            self.progress.lacks_room_for_reply(key, self._script.position.calls, self._now())
 
     def poll(self, timeout: float) -> bool:
         """One turn: takes what the current instruction needs, waiting up to `timeout` seconds for each message, and
@@ -220,10 +227,12 @@ class WorkerLoop:
         return not script.over and self._take_call(script, timeout)
 
     def _reply(self, script: CallSequence) -> None:
-        key, number = script.replies, script.position.calls
-        message = Message(self._run, key.flow, number, 0, key.stage, self._incarnation, number, script.reply())
-        self._outbound(key).put(message)
-        self.progress.full = None
+        reply, key = script.reply(), script.answer
+        if key is not None:
+            number = script.position.of(key.flow)
+            message = Message(self._run, key.flow, number, 0, key.stage, self._incarnation, number, reply)
+            self._outbound(key).put(message)
+            self.progress.full = None
         trained = script.open is not None and script.open.kind is CallKind.TRAIN
         script.close()
         if not trained:  # the end of a training step has just done so

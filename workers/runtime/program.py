@@ -83,7 +83,16 @@ class Program:
             return between_stages
         evaluation = [QueueKey(Flow.EVALUATION, stage) for stage in range(1, self.schedule.stages)]
         calls = [key(worker) for worker in range(self.script) for key in (call_key, reply_key)]
-        return (*between_stages, *evaluation, *calls)
+        return (*between_stages, *evaluation, *calls, self._losses)
+
+    def answers(self, kind: CallKind) -> tuple[QueueKey, ...]:
+        """The queues that bring the script what came of a call of `kind`: of a training step its loss alone, for which
+        the backwards and updates of other workers need not be waited for; else replies of all workers, first the one
+        that says something."""
+        if kind is CallKind.TRAIN:
+            return (self._losses,)
+        last = self._losses.stage
+        return tuple(reply_key(worker) for worker in sorted(range(self.script), key=lambda worker: worker != last))
 
     def instructions(self, worker: int, start: int = 0) -> Iterator[Instruction]:
         """Everything that `worker` does from step `start` on, known beforehand: nothing in a scripted run. They are
@@ -136,11 +145,11 @@ class Program:
         return {key: self.producer(key) for key in self.inbound(worker) if self.producer(key) != worker}
 
     def consumer(self, key: QueueKey) -> int:
-        """The worker that takes from `key`; `script` for a reply."""
+        """The worker that takes from `key`; `script` for a loss or a reply."""
         match key.flow:
             case Flow.CALL:
                 return key.stage
-            case Flow.REPLY:
+            case Flow.LOSS | Flow.REPLY:
                 return self.script
             case _:
                 return self.schedule.owner(key.stage)
@@ -150,7 +159,7 @@ class Program:
         match key.flow:
             case Flow.CALL:
                 return self.script
-            case Flow.REPLY:
+            case Flow.LOSS | Flow.REPLY:
                 return key.stage
             case _:
                 return self.schedule.owner(self.source(key))
@@ -170,6 +179,10 @@ class Program:
         if self.scripted:
             return ENDLESS
         return self.steps + (len(self.evaluation) if key.flow is Flow.FORWARD else 0)
+
+    @cached_property
+    def _losses(self) -> QueueKey:
+        return loss_key(self.schedule.owner(self.last))
 
     @cached_property
     def _forward_only(self) -> Schedule:
@@ -223,8 +236,13 @@ def call_key(worker: int) -> QueueKey:
     return QueueKey(Flow.CALL, worker)
 
 
+def loss_key(worker: int) -> QueueKey:
+    """The queue of the training steps' losses, from `worker`, which has the last stage, to the script."""
+    return QueueKey(Flow.LOSS, worker)
+
+
 def reply_key(worker: int) -> QueueKey:
-    """The queue of the replies of `worker` to the script."""
+    """The queue of the replies of `worker` to the script's other calls."""
     return QueueKey(Flow.REPLY, worker)
 
 

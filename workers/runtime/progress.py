@@ -12,6 +12,7 @@ from time import time
 
 import msgspec
 
+from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import StepRecord, Wait, WorkerRecord
 from stageline.broker.queues.base import Depth, QueueKey, WorkerQueues
 from stageline.pipeline.retry import ResourceFault
@@ -62,7 +63,7 @@ class Progress:
     writes: bool = False  # the loop waits until a snapshot is written
     faults: dict[str, ResourceFault] = field(default_factory=dict)  # what cannot be done now, by what does it
     call: tuple[QueueKey, int] | None = None  # what the loop waits for the script to put or to take
-    answered: int = 0  # all calls before it have a reply that has arrived at the script
+    answered: dict[Flow, int] = field(default_factory=dict)  # how much has arrived at the script, of what it is sent
     called_for: int = 0  # training steps, by a script
     said: str = ""  # what a script does, in words; "" for a worker
     wants: Wait | None = None  # the reply that a script waits for
@@ -84,7 +85,8 @@ class Progress:
             self.full = now
 
     def waiting_for_script(self, key: QueueKey, number: int, now: float) -> None:
-        """Nothing is left to compute until the script puts call `number` into `key`, or takes that reply from it."""
+        """Nothing is left to compute until the script puts call `number` into `key`, or takes what came of it from
+        there."""
         if self.call != (key, number):
             self.since = now
         self.call, self.waits = (key, number), True
@@ -116,7 +118,7 @@ class Progress:
         """Whether a snapshot of `step` may become part of a checkpoint: not before the script has the replies to all
         calls up to there. A worker that begins there gives no reply to those."""
         position = self.positions.get(step)
-        return position is None or position.calls <= self.answered
+        return position is None or all(position.of(flow) <= count for flow, count in self.answered.items())
 
     @property
     def reportable(self) -> bool:

@@ -6,12 +6,12 @@ For debugging, and where no process may be started: a breakpoint in a layer's fo
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.schedule import Schedule
@@ -22,7 +22,7 @@ from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.loop import WorkerLoop, take_turns
-from stageline.workers.runtime.program import ENDLESS, Program, call_key, reply_key
+from stageline.workers.runtime.program import ENDLESS, Program, call_key
 from stageline.workers.script.arguments.script_plan import LineOptions
 from stageline.workers.script.calls.call_log import CallLog, WeightNames, messages
 from stageline.workers.script.calls.open_call import Replies
@@ -97,20 +97,16 @@ class InlineRun:
     def _carry_out(self, call: Call) -> "Future[Replies]":
         for message in messages(call, self._program, self._names, RUN, 1):
             self._queues.outbound(call_key(message.stage)).put(message)
-        replies: dict[int, Tree] = {}
-        take_turns(self._workers, partial(self._has_replied, replies))
+        take_turns(self._workers, lambda worker: worker.calls > call.number)
+        replies = {key.stage: self._reply(key) for key in self._program.answers(call.kind)}
         self._forget()
         done: Future[Replies] = Future()
         done.set_result(replies)
         return done
 
-    def _has_replied(self, replies: dict[int, Tree], loop: WorkerLoop) -> bool:
-        worker = self._workers.index(loop)
-        if worker not in replies:
-            reply = self._queues.inbound(reply_key(worker)).take(0)
-            if reply is not None:
-                replies[worker] = reply.payload
-        return worker in replies
+    def _reply(self, key: QueueKey) -> Tree:
+        message = self._queues.inbound(key).take(0)
+        return None if message is None else message.payload
 
     def _forget(self) -> None:
         """Nothing before this call is needed again."""

@@ -49,9 +49,11 @@ def test_an_incarnation_is_stored_before_it_is_handed_out():
 
 
 def test_another_control_version_is_refused_naming_both():
-    ((_, refused),) = Conversation().send(b"a", hello(0, version=7))
+    ((_, refused),) = Conversation().send(b"a", hello(0, version=CONTROL_VERSION + 1))
     assert isinstance(refused, Refused)
-    assert f"uses control protocol version 7, the broker version {CONTROL_VERSION}" in refused.reason
+    assert (
+        f"uses control protocol version {CONTROL_VERSION + 1}, the broker version {CONTROL_VERSION}" in refused.reason
+    )
 
 
 def test_a_worker_that_writes_no_snapshots_is_refused_where_the_others_do():

@@ -19,6 +19,7 @@ SCRIPT = 2
         ("evaluation-1", RouteEnd(1, 1), RouteEnd(0, 0)),
         ("call-1", RouteEnd(1), RouteEnd(SCRIPT)),
         ("reply-0", RouteEnd(SCRIPT), RouteEnd(0)),
+        ("loss-1", RouteEnd(SCRIPT), RouteEnd(1)),
     ],
 )
 def test_a_queue_has_a_consumer_and_a_producer(queue: str, consumer: RouteEnd, producer: RouteEnd | None):

@@ -30,6 +30,11 @@ def awaits_reply(talk: Conversation, worker: int, number: int, *, calls: int = 0
     talk.send(name(SCRIPT), script_says(f"waits for reply-{worker} message {number}", wait, calls=calls))
 
 
+def awaits_loss(talk: Conversation, worker: int, step: int, call: int) -> None:
+    wait = Wait(f"loss-{worker}", step, f"call {call}", call, 0.0)
+    talk.send(name(SCRIPT), script_says(f"waits for the loss of call {call}", wait, calls=call + 1))
+
+
 def awaits_activation(talk: Conversation, queue: str, number: int) -> None:
     wait = Wait(queue, number, "1F3", 0, 0.0)
     talk.send(name(1), report(1, actions=5, now=f"waits for {queue} to run 1F3", waits=[wait]))
@@ -78,6 +83,25 @@ def test_the_script_waits_for_a_reply_and_the_chain_leads_to_the_worker_that_han
         "which waits for the activation of step 5 microbatch 3 from stage 0 (worker-0, generation 1), "
         "which began 0F3 of step 5 4 s ago and has made no progress since; it is in layers.3"
     )
+
+
+def test_the_loss_of_a_step_is_named_by_its_call(talk: Conversation):
+    awaits_loss(talk, 1, 5, call=7)
+    talk.send(name(1), report(1, actions=5, now="1F3 of step 5", layer="layers.3"))
+    repeat(talk, 4.0)
+    assert why(talk)["text"] == (
+        "the script waits for the loss of call 7 from stage 1 (worker-1, generation 1), "
+        "which began 1F3 of step 5 4 s ago and has made no progress since; it is in layers.3"
+    )
+
+
+def test_a_loss_that_was_put_and_does_not_arrive_is_on_its_way(talk: Conversation):
+    awaits_loss(talk, 1, 5, call=7), awaits_call(talk, 0, 8), awaits_call(talk, 1, 8)
+    repeat(talk, 3.0)
+    facts = why(talk)
+    assert facts["root"]["cause"] == "on its way"  # type: ignore[index]
+    text = str(facts["text"])
+    assert ", which waits for the loss of call 7 from stage 1 (worker-1, generation 1), which has put it" in text
 
 
 def test_an_evaluation_is_named_by_its_batch(talk: Conversation):

@@ -13,11 +13,12 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.hooks import CheckpointHooks
+from stageline.workers.control import commands
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.session import Stopped
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.program import ENDLESS, Instruction, Program, call_key, queue_key, reply_key
+from stageline.workers.runtime.program import ENDLESS, Instruction, Program, call_key, loss_key, queue_key, reply_key
 
 STEPS = 5
 JOINED = Peers({0: (7, "ipc://0")})
@@ -133,6 +134,20 @@ def test_a_worker_with_steps_left_never_exits_with_0_whatever_a_message_says(of:
     assert stopped.value.code == meant
 
 
+def test_a_worker_stays_until_the_last_replies_have_arrived_though_the_run_is_over(called, monkeypatch) -> None:
+    monkeypatch.setattr(commands, "LAST_REPLIES", 60.0)
+    worker = called(CallKind.TRAIN, CallKind.STOP)
+    taken: list[int] = []
+
+    def pump(timeout: float) -> None:
+        if not worker.broker.commands and worker.broker.sent:  # the end of the run has been heard of
+            taken.extend(worker.queues.inbound(key).take(0).sequence for key in (loss_key(0), REPLIES))
+
+    worker.queues.pump = pump
+    worker.run()
+    assert taken == [0, 0]
+
+
 def test_a_stop_at_the_end_of_a_step_waits_for_that_and_for_its_snapshot() -> None:
     worker = CommandedWorker(JOINED, at={1: Stop("enough", 75, at_step_end=True, step=3)})
     with pytest.raises(Stopped, match="enough"):
@@ -202,7 +217,8 @@ CALLS = [CallKind.EVALUATE, CallKind.TRAIN, CallKind.EVALUATE, CallKind.TRAIN, C
 
 
 @pytest.fixture
-def called():
+def called(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(commands, "LAST_REPLIES", 0.0)  # the script takes nothing
     made: list[CalledWorker] = []
 
     def make(*kinds: CallKind, start: Position | None = None, at: Mapping[int, object] | None = None) -> CalledWorker:
@@ -218,13 +234,13 @@ def test_a_script_that_stops_ends_the_program_as_its_last_step_would(called) -> 
     worker = called(*CALLS)
     worker.run()
     assert worker.broker.sent == [Finished(7, {})]
-    assert worker.queues.outbound(REPLIES).depth().retained == len(CALLS)
+    assert worker.queues.outbound(REPLIES).depth().retained == len(CALLS) - 2  # what trains has none
 
 
 def test_a_replacement_takes_the_calls_and_the_evaluated_batches_from_its_checkpoint_on(called) -> None:
     worker = called(*CALLS, start=Position(10, 25, 14))
     worker.run()
-    assert worker.first_retained(REPLIES) == 25
+    assert worker.first_retained(REPLIES) == 15
     assert worker.first_retained(EVALUATION) == 14
     assert worker.first_retained(queue_key("forward-1")) == 10
 
@@ -250,21 +266,20 @@ def test_replies_are_kept_until_the_script_has_them(called) -> None:
     replies = worker.queues.inbound(REPLIES)
     worker.run()
     assert worker.first_retained(REPLIES) == 0
-    assert [replies.take(0).sequence for _ in CALLS] == list(range(len(CALLS)))
+    assert [replies.take(0).sequence for _ in range(4)] == [0, 1, 2, 3]
 
 
 def test_a_stop_at_the_end_of_a_step_waits_until_the_script_has_the_replies_before_its_snapshot(called) -> None:
     worker = called(*CALLS, at={0: Stop("enough", 75, at_step_end=True, step=1)})
-    replies, progress = worker.queues.inbound(REPLIES), worker.loop.progress
-    taken: list[int] = []
+    progress, taken = worker.loop.progress, []
 
     def pump(timeout: float) -> None:
-        if progress.held_back:  # the script takes a reply meanwhile
-            taken.append(replies.take(0).sequence)
+        if progress.held_back:  # the script takes what has come meanwhile
+            taken.append([worker.queues.inbound(key).take(0).sequence for key in (REPLIES, loss_key(0))])
 
     worker.queues.pump, worker.hooks.flush = pump, lambda: progress.durable(0, 1)
     with pytest.raises(Stopped, match="enough"):
         worker.run()
-    assert taken == [0, 1]
+    assert taken == [[0, 0]]
     assert progress.reportable
     assert worker.broker.confirmed == 1

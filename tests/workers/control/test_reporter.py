@@ -148,11 +148,11 @@ def test_a_worker_that_waits_for_the_script_says_for_which_call() -> None:
     report = reported(progress)
     assert report.waiting
     assert report.now == "waits for call 12 of the script"
-    assert report.waits == [Wait("call-0", 12, "call 12", 3, 50.0)]
+    assert report.waits == [Wait("call-0", 12, "call 12", 12, 50.0)]
     progress.lacks_room_for_reply(reply_key(0), 12, 60.0)
     report = reported(progress)
     assert report.now == "waits for the script to take its replies: there is no room for the one to call 12"
-    assert report.waits == [Wait("reply-0", 12, "call 12", 3, 60.0, room=True)]
+    assert report.waits == [Wait("reply-0", 12, "call 12", 12, 60.0, room=True)]
 
 
 def test_an_evaluated_batch_of_a_script_is_no_event_of_a_step() -> None:
@@ -165,11 +165,11 @@ def test_an_evaluated_batch_of_a_script_is_no_event_of_a_step() -> None:
 
 
 def test_a_snapshot_that_comes_before_its_replies_keeps_nothing_from_being_confirmed() -> None:
-    progress = Progress(positions={2: Position(2, 3, 0)})
+    progress = Progress(positions={2: Position(2, 3, 0)}, answered={Flow.LOSS: 1})
     progress.durable(0, 2)
     reporter = Reporter(progress, 1, None)
     assert reporter.report(0.0).snapshots == []
     assert reporter.all_confirmed
-    progress.answered = 3
+    progress.answered[Flow.LOSS] = 2
     assert not reporter.all_confirmed
     assert reporter.report(5.0).snapshots == [(0, 2)]

@@ -19,6 +19,7 @@ from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.schedule import schedule_names
 from stageline.workers.runtime.calls import Call, CallKind, CallRefused, Position, encode_call
+from stageline.workers.runtime.program import loss_key, reply_key
 from support.payloads import bits
 from support.redis_server import shared_server
 from support.reference import Recipe, train
@@ -196,7 +197,8 @@ def put(run: ScriptedRun, kind: CallKind, number: int) -> int:
 
 
 def replies(run: ScriptedRun, number: int) -> list[Any]:
-    return [bits(run.take(worker, number)) for worker in range(len(run.loops))]
+    call, _ = run._unsettled[number]
+    return [bits(run.take(key, number)) for key in run.program.answers(call.kind)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -279,13 +281,13 @@ def test_a_worker_gives_up_a_batch_whose_result_the_script_has(made, make, tmp_p
     run = WiredScriptedRun(recipe(), CUT, PLACEMENTS["a line"], open_queues=partial(open_ipc, tmp_path))
     made.append(run)
     saved, number = run.save(), run.put(CallKind.EVALUATE, *batch(0))
-    found = [run.receive(worker, number) for worker in range(4)]
+    found = {key.stage: run.receive(key, number) for key in run.program.answers(CallKind.EVALUATE)}
     run.lose(1, saved)
     waiting = run.loops[1]
     while waiting.doing == "waits for call 0 of the script":
         waiting.poll(0)
         run.queues.pump(0)
-    for worker, reply in enumerate(found):
+    for worker, reply in found.items():
         run.note_reply(worker, number, reply)
     run.lose(0, saved)
     run.turns(lambda: all(loop.doing == "waits for call 1 of the script" for loop in run.loops))
@@ -313,12 +315,12 @@ def test_the_state_that_was_replied_is_not_changed_by_the_steps_after_it(make) -
     run.put(CallKind.TRAIN, *batch(0))
     run.turns(lambda: all(loop.step == 1 for loop in run.loops))
     fresh = make()
-    assert all(same(run.take(worker, before), part) for worker, part in enumerate(states(fresh)))
+    assert all(same(run.take(reply_key(worker), before), part) for worker, part in enumerate(states(fresh)))
 
 
 def states(run: ScriptedRun) -> list[dict[str, Tensor]]:
     number = run.put(CallKind.STATE)
-    return [run.take(worker, number) for worker in range(len(run.loops))]
+    return [run.take(reply_key(worker), number) for worker in range(len(run.loops))]
 
 
 @pytest.mark.parametrize(
@@ -396,7 +398,7 @@ def test_a_snapshot_is_not_reported_before_the_script_has_its_replies(make) -> N
     loop.progress.durable(0, 1)
     run.rounds(1)
     assert loop.progress.held_back
-    run.take(0, 0)
+    run.take(loss_key(0), 0)
     run.rounds(1)
     assert loop.progress.reportable
 

@@ -67,6 +67,7 @@ def test_a_scripted_run_loads_no_data_and_has_no_length(monkeypatch: pytest.Monk
         "reply-0": 6,
         "call-1": 6,
         "reply-1": 6,
+        "loss-1": 6,
     }
     executor = prepared.executor([0])
     assert isinstance(executor.feed, CallFeed)

@@ -4,7 +4,7 @@ import pytest
 
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.calls import Call, CallKind
-from stageline.workers.runtime.program import Program, call_key, queue_key, reply_key
+from stageline.workers.runtime.program import Program, call_key, loss_key, queue_key, reply_key
 from support.shapes import line, looped
 
 
@@ -95,9 +95,11 @@ def test_the_script_is_one_more_place_that_calls_and_takes_replies() -> None:
     program = Program(make_schedule("gpipe", line(2), 1), 1, scripted=True)
     evaluation = queue_key("evaluation-1")
     assert program.script == 2
-    assert program.inbound(2) == [reply_key(0), reply_key(1)]
+    assert program.inbound(2) == [reply_key(0), reply_key(1), loss_key(1)]
     assert program.outbound(2) == [call_key(0), call_key(1)]
-    assert program.producers(2) == {reply_key(0): 0, reply_key(1): 1}
+    assert program.producers(2) == {reply_key(0): 0, reply_key(1): 1, loss_key(1): 1}
     assert program.producers(1) == {queue_key("forward-1"): 0, evaluation: 0, call_key(1): 2}
-    assert program.outbound(1) == [queue_key("backward-0"), reply_key(1)]
+    assert program.outbound(1) == [queue_key("backward-0"), reply_key(1), loss_key(1)]
+    assert program.answers(CallKind.TRAIN) == (loss_key(1),)
+    assert program.answers(CallKind.STATE) == (reply_key(1), reply_key(0))
     assert program.local(0) == program.local(2) == set()

@@ -2,6 +2,7 @@
 
 from array import array
 
+from stageline.broker.codec.message import Flow
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.program import Program, call_key
@@ -41,18 +42,18 @@ def test_a_snapshot_on_disk_is_reported_and_remembered() -> None:
 
 
 def test_a_snapshot_waits_for_the_replies_of_the_calls_before_it() -> None:
-    progress = Progress(positions={4: Position(4, 7, 2)}, answered=6)
+    progress = Progress(positions={4: Position(4, 7, 2)}, answered={Flow.LOSS: 4, Flow.REPLY: 2})
     progress.durable(1, 4)
     assert progress.held_back
-    progress.answered = 7
+    progress.answered[Flow.REPLY] = 3
     assert progress.reportable
     assert not progress.held_back
 
 
 def test_only_a_snapshot_whose_calls_are_all_answered_may_be_reported() -> None:
-    progress = Progress(positions={2: Position(2, 5, 0), 4: Position(4, 6, 2)}, answered=5)
+    progress = Progress(positions={2: Position(2, 5, 0), 4: Position(4, 7, 2)}, answered={Flow.LOSS: 3, Flow.REPLY: 3})
     assert [progress.may_report(step) for step in (2, 4)] == [True, False]
-    assert Progress(answered=0).may_report(4)  # no script has called
+    assert Progress(answered={Flow.LOSS: 0}).may_report(4)  # no script has called
 
 
 def test_positions_before_the_complete_checkpoint_are_forgotten() -> None:

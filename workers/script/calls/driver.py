@@ -3,7 +3,7 @@ broker.
 
     script                   Driver                                  workers
     submit(call) ── deque ──> put ── CALL (retained until trimmed) ──> carried out in order
-    Future       <─────────── take <─ REPLY, one from each worker ─────
+    Future       <─────────── take <─ LOSS, or a REPLY from each ──────
 
 At most `AHEAD` calls are under way. A script that leaves, or whose run is stopped, makes no more of them; it takes the
 replies to those that it has made, since its workers save the state after them. A call that was only run forward, and
@@ -16,16 +16,17 @@ at once.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import reduce
-from time import time
+from time import monotonic, time
 
 import structlog
 from torch import Tensor
 
 from stageline.broker.codec.emptied import is_emptied
+from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim, Wait
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import WorkerQueues
@@ -33,8 +34,8 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.session import Stopped
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.calls import Call, CallKind, Position, settled_call
-from stageline.workers.runtime.program import AHEAD, Program, call_key, reply_key
+from stageline.workers.runtime.calls import LAST_REPLIES, Call, CallKind, Position, settled_call
+from stageline.workers.runtime.program import AHEAD, Program, call_key
 from stageline.workers.runtime.progress import Progress
 
 from .batch_record import BatchRecord
@@ -44,6 +45,7 @@ from .open_call import OpenCall, Replies
 log = structlog.get_logger()
 
 _UNNUMBERED = 0, 0, 0
+_ANSWERS = {Flow.LOSS: "the loss of", Flow.REPLY: "the replies to"}
 _NO_ROOM = "has no room to keep its next call until another checkpoint is complete"
 TURN = 0.25  # seconds that one wait lasts at most, before the broker's commands are carried out
 
@@ -88,7 +90,6 @@ class Driver:
         self._numbering = threading.Lock()
         self._open: deque[OpenCall] = deque()
         self._producers = program.producers(program.script)
-        self._order = _order_of_replies(program)
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
 
     def begin(self) -> None:
@@ -107,7 +108,7 @@ class Driver:
         Raises `RunFailed` if the run is over.
         """
         self.raise_failure()
-        opened = OpenCall(Call(kind, *_UNNUMBERED, inputs, targets, state), deque(self._order))
+        opened = OpenCall(Call(kind, *_UNNUMBERED, inputs, targets, state), deque(self._program.answers(kind)))
         self._submitted.append(opened)  # all at once, where Ctrl-C comes before or after: a number alone would be lost
         self._queues.ring()
         if self.ended.is_set():  # the thread may have ended before it saw the call
@@ -168,7 +169,7 @@ class Driver:
 
     def _begin(self) -> None:
         for key in self._producers:
-            self._queues.inbound(key).rewind(self._start.calls)
+            self._queues.inbound(key).rewind(self._start.of(key.flow))
 
     def _obey(self) -> None:
         """Carries out the broker's commands."""
@@ -181,6 +182,9 @@ class Driver:
                     self._trim(step)
                 case Stop(at_step_end=True, step=None):
                     self.leave()
+                case Stop(reason, 0):
+                    self._take_last_replies()
+                    self._end(reason, 0)
                 case Stop(reason, code) | Refused(reason, code):
                     self._end(reason, code)
                 case Stopped() as stopped if not self.ended.is_set():  # the launcher ends after its run, too
@@ -220,25 +224,37 @@ class Driver:
 
     def _take_replies(self) -> None:
         """Waits for the next reply, or for something to do."""
-        if not self._open:
+        if self._open:
+            self._take_reply(TURN)
+        else:
             self._queues.pump(TURN)
-            return
+
+    def _take_last_replies(self) -> None:
+        """The workers stay for some seconds until all that they have put has arrived."""
+        deadline = monotonic() + LAST_REPLIES
+        with suppress(BrokerError):
+            while self._open and monotonic() < deadline:
+                self._take_reply(TURN)
+
+    def _take_reply(self, timeout: float) -> bool:
+        """Takes the next reply to the oldest call; False if none comes in time."""
         opened = self._open[0]
-        worker = opened.missing[0]
-        reply = self._queues.inbound(reply_key(worker)).take(TURN)
+        key = opened.missing[0]
+        reply = self._queues.inbound(key).take(timeout)
         if reply is None:
-            return
+            return False
         if is_emptied(reply.payload):
-            self._end(_gone(worker, opened.call), ExitCode.SAVED)
-            return
+            self._end(_gone(key.stage, opened.call), ExitCode.SAVED)
+            return False
         opened.missing.popleft()
-        opened.replies[worker] = reply.payload
+        opened.replies[key.stage] = reply.payload
         if not opened.missing:
             self._open.popleft()
             self._settle(opened)
         self._tell()
         if not opened.missing and not opened.done.done():
             opened.done.set_result(opened.replies)
+        return True
 
     def _settle(self, opened: OpenCall) -> None:
         """All replies are here: what was only run forward is not needed again, whichever worker is lost."""
@@ -258,9 +274,9 @@ class Driver:
         if oldest is None:
             progress.said, progress.wants = f"runs its own code after call {calls - 1}", None
             return
-        number, queue = oldest.call.number, str(reply_key(oldest.missing[0]))
-        progress.wants = Wait(queue, number, f"call {number}", number, progress.since)
-        progress.said = f"{WAITS} for the replies to call {number}"
+        number, key = oldest.call.number, oldest.missing[0]
+        progress.wants = Wait(str(key), oldest.call.position.of(key.flow), f"call {number}", number, progress.since)
+        progress.said = f"{WAITS} for {_ANSWERS[key.flow]} call {number}"
 
     def _end(self, reason: str, code: int) -> None:
         """The run is over: what the script waits for comes no more."""
@@ -283,9 +299,3 @@ def _gone(worker: int, call: Call) -> str:
         "this one, and the worker that had kept it was lost since. Resume the run once its processes have ended: all "
         "workers begin at its newest checkpoint then, and compute it again"
     )
-
-
-def _order_of_replies(program: Program) -> Sequence[int]:
-    """The owner of the last stage first: it has what the script waits for."""
-    last = program.schedule.owner(program.last)
-    return [last, *(worker for worker in range(program.script) if worker != last)]

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.calls import Call
 
@@ -16,6 +17,6 @@ class OpenCall:
     """A call that is put, and the replies that have come. `done` has them all, in the end."""
 
     call: Call
-    missing: deque[int]  # workers whose replies have not come yet, in the order in which they are taken
+    missing: deque[QueueKey]  # the queues of the replies that have not come yet, in the order in which they are taken
     replies: dict[int, Tree] = field(default_factory=dict)
     done: "Future[Replies]" = field(default_factory=Future)

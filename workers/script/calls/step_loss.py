@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 
 class StepLoss:
-    """What `Line.step` returns. `item()`, `float(loss)`, `print(loss)` and `f"{loss:.4f}"` wait for the step to end.
+    """What `Line.step` returns. `item()`, `float(loss)`, `print(loss)` and `f"{loss:.4f}"` wait for it.
 
-    A batch without rows has no loss: `item()` is None, `float(loss)` is nan. Reading it raises what the step raised.
+    A batch without rows has no loss: `item()` is None, `float(loss)` is nan. When it is there, the workers without the
+    last stage may still compute the step. Reading it raises what ended the run before; what one of those workers raises
+    later comes with a later call, or with `close`. Inline, the step is over when it is returned.
     """
 
     __slots__ = ("_value", "_wait")

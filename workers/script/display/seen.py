@@ -1,4 +1,4 @@
-"""What a script's process sees of its run: the steps that have ended, and their losses."""
+"""What a script's process sees of its run: the steps whose losses have come, and these."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -9,8 +9,8 @@ from .loss_curve import LossCurve
 
 
 class Seen:
-    """`steps` have ended, counted from the run's beginning; `loss` is the newest that there was. Written by the thread
-    that takes the replies, once for each step; read by any."""
+    """The losses of `steps` have come, counted from the run's beginning; `loss` is the newest that there was. Written
+    by the thread that takes the replies, once for each step; read by any."""
 
     def __init__(self, start: int) -> None:
         self.start = self.steps = start
@@ -18,7 +18,7 @@ class Seen:
         self.curve = LossCurve()
 
     def step_ended(self, done: "Future[Mapping[int, Tree]]") -> None:
-        """A step has its replies, of which that of the last stage's owner is its loss; or it has failed."""
+        """The loss of a step has come; or it has failed."""
         if done.cancelled() or done.exception() is not None:
             return
         loss = next((reply for reply in done.result().values() if isinstance(reply, float)), None)

@@ -73,4 +73,4 @@ class PositionFile:
             return {}
         except msgspec.MsgspecError as error:
             raise SnapshotDamaged(self._file, [str(error)]) from error
-        return {step: Position(step, *counts) for step, counts in found.items()}
+        return {step: Position.of_checkpoint(step, *counts) for step, counts in found.items()}

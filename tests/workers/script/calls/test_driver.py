@@ -1,5 +1,6 @@
 """The script's end of its queues: what is put when, and what a reply comes to."""
 
+import threading
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import CallKind, Position
-from stageline.workers.runtime.program import ENDLESS, Program, call_key, reply_key
+from stageline.workers.runtime.program import ENDLESS, Program, call_key, loss_key, reply_key
 from stageline.workers.script.calls.driver import Driver
 
 RUN = "driven-run"
@@ -46,10 +47,10 @@ def driver(queues: InterruptedQueues) -> Driver:
 
 
 def reply(driver: Driver, queues: MemoryQueues, number: int, *payloads: Tree) -> None:
-    """Both workers'."""
+    """Both workers'; or the loss alone."""
     for worker, payload in enumerate(payloads):
-        key = reply_key(worker)
-        queues.outbound(key).put(Message(RUN, key.flow, number, 0, worker, 1, number, payload))
+        key = reply_key(worker) if len(payloads) == 2 else loss_key(1)
+        queues.outbound(key).put(Message(RUN, key.flow, number, 0, key.stage, 1, number, payload))
         driver._take_replies()
 
 
@@ -97,7 +98,7 @@ def test_a_script_that_leaves_makes_the_calls_that_it_has_submitted_and_no_other
     driver._obey()
     with pytest.raises(RunFailed):
         done[2].result(0)
-    reply(driver, queues, 0, None, 0.5)
+    reply(driver, queues, 0, 0.5)
     driver._take_replies()
     driver._put_calls()
     assert put(queues) == [0, 1, 2]
@@ -113,3 +114,20 @@ def test_a_reply_that_is_gone_with_its_worker_fails_the_run_with_the_way_out(
         done.result(0)
     with pytest.raises(RunFailed):
         driver.submit(CallKind.PREDICT)
+
+
+def test_replies_that_arrive_late_are_taken_when_the_run_is_over(driver: Driver, queues: InterruptedQueues) -> None:
+    """The thread may wait for its turn for so long that the broker has said so already."""
+    loss, end = driver.submit(CallKind.TRAIN), driver.submit(CallKind.STOP)
+    driver._put_calls()
+    answers = {loss_key(1): 0.5, reply_key(0): None, reply_key(1): None}
+    (first, *later) = [Message(RUN, key.flow, 0, 0, key.stage, 1, 0, payload) for key, payload in answers.items()]
+    queues.outbound(loss_key(1)).put(first)
+    late = threading.Timer(0.3, lambda: [queues.outbound(reply_key(reply.stage)).put(reply) for reply in later])
+    late.start()
+    driver._commands.append(Stop("all steps are done", 0))
+    driver._obey()
+    late.join()
+    assert driver.ended.is_set()
+    assert loss.result(0) == {1: 0.5}
+    assert end.result(0) == {0: None, 1: None}
