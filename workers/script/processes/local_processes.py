@@ -78,6 +78,12 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
                 self._look()
             return self._outcome
 
+    @property
+    def killed(self) -> str:
+        """How the launcher ended if it was killed, else empty. Its processes fail for that reason. For any thread."""
+        outcome = self.poll()
+        return "" if outcome is None or self._told is not None else outcome.reason
+
     def news(self) -> list[str]:
         """What has happened to the workers since the last call, as lines for people. For any thread."""
         with self._polling:

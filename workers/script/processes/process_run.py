@@ -207,7 +207,7 @@ class ProcessRun:
         return dict.fromkeys(self._program.inbound(self._program.script), REPLIES_AHEAD)
 
     def _failure(self, reason: str, code: int) -> RunFailed:
-        return RunFailed(reason, code, self.folder)
+        return RunFailed(self._processes.killed or reason, code, self.folder)
 
 
 def position_of(plan: Plan, run: str, step: int) -> Position:

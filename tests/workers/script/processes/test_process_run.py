@@ -82,7 +82,7 @@ def test_an_exception_in_the_loop_ends_the_processes_and_is_the_users(workspace:
 
 
 def test_a_script_whose_launcher_is_killed_does_not_wait_for_ever(workspace: Workspace) -> None:
-    """Broker and workers end with the launcher, so nobody told the script, and its loop waited for a reply."""
+    """Whichever is noticed first: the launcher that is gone, or a worker that ends for that reason."""
     script = start(workspace, "processes", "kill-launcher", "6")
     _, errors = script.communicate()
     assert script.returncode == 1
