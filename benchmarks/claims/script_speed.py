@@ -13,12 +13,12 @@ from benchmarks.trainers import ours, script
 from benchmarks.workload import WORKLOADS
 
 LONGER = 2  # as many steps in each round as the other benchmarks time in one
-SECONDS = dict(zip(WORKLOADS, (2.0, 2.0, 4.0), strict=True))  # of a window
+SECONDS = dict(zip(WORKLOADS, (0.8, 0.8, 4.0), strict=True))  # of a window
 
 ABOUT = """\
 The workloads of the first table: with a plan, and as a script that calls `line.step(x, y)` and reads the losses at the
-end. Both runs are there at once and take turns: while one goes on for 2 seconds, 4 for the largest, all processes of
-the other are stopped. Rates are steps per second as `min / median / max` over the windows, the ratios those of each
+end. Both runs are there at once and take turns: while one goes on for 0.8 seconds, 4 for the largest, all processes
+of the other are stopped. Rates are steps per second as `min / median / max` over the windows, the ratios those of each
 window of the script to the two of the plan around it: median, and the quartiles."""
 
 

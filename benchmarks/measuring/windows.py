@@ -22,7 +22,7 @@ from .processes import CONTEXT
 from .rounds import Spread
 
 START_UP = 20.0  # seconds until both are past their start; they start at the same time
-SETTLING = 0.3  # seconds of a window that do not count, while processes go on one after the other
+SETTLING = 0.2  # seconds of a window that do not count, while processes go on one after the other
 LEAST = 4  # steps of a window that counts
 
 Window = tuple[float, float]  # from, until; seconds of `time.time`

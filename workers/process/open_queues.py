@@ -24,9 +24,11 @@ def open_queues(
     assigned: Assigned,
     folder: Path,
     waiting: Callable[[str], None],
+    *,
+    rung: bool = False,
 ) -> WorkerQueues:
-    """The queues of the worker that `assigned` names. `windows`: of `QueueOptions`. Sockets go into `folder`; `waiting`
-    is called with the reason for which a `put` waits.
+    """The queues of the worker that `assigned` names. `windows` and `rung`: of `QueueOptions`. Sockets go into
+    `folder`; `waiting` is called with the reason for which a `put` waits.
 
     Raises `BrokerError`: the address is taken, the server cannot be reached or is not fit.
     """
@@ -38,6 +40,7 @@ def open_queues(
         retain_bytes=plan.queues.retain_bytes,
         waiting=waiting,
         key=assigned.queue_key,
+        rung=rung,
     )
     if url.startswith(REDIS):
         from stageline.broker.queues.redis.queues import RedisQueues  # takes time to load

@@ -31,6 +31,8 @@ NO_HANDSHAKE = 3.0  # seconds without ZeroMQ's handshake after which a connectio
 CHECK = 0.5  # seconds between two checks of a connection that brings no answer
 
 _NOBLOCK = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
+_POLLIN = int(zmq.POLLIN)
+_POLLIN_POLLOUT = int(zmq.POLLIN | zmq.POLLOUT)
 
 
 class Dealer:
@@ -62,9 +64,13 @@ class Dealer:
         now = monotonic()
         while not receiver.ready and self.receive(now, wait=wait):
             wait = False
+        return self.pop(receiver)
+
+    def pop(self, receiver: Receiver) -> Message | None:
+        """The next message of the receiver, of those that `receive` has taken in."""
         message = receiver.pop() if receiver.ready else None
         if receiver.must_report:
-            self.send_requests(now)
+            self.send_requests(monotonic())
         return message
 
     def receive(self, now: float, *, wait: bool = False) -> bool:
@@ -108,7 +114,7 @@ class Dealer:
     @property
     def events(self) -> int:
         """What to poll `socket` for."""
-        return zmq.POLLIN | zmq.POLLOUT if self._blocked else zmq.POLLIN
+        return _POLLIN_POLLOUT if self._blocked else _POLLIN
 
     @property
     def due(self) -> float:

@@ -30,6 +30,8 @@ from .dealer import Dealer
 from .requests import Requester
 from .router import Router
 
+_POLLIN = int(zmq.POLLIN)  # plain: pyzmq's own flags are enums, and slow
+
 
 class ZeroMQQueues(QueueEnds):
     """All queue ends of one worker; other workers connect to its producers at `endpoint`.
@@ -106,7 +108,7 @@ class ZeroMQQueues(QueueEnds):
         arrived. True if `ring` was called."""
         self._send_requests()
         dealers = self._dealers.values()
-        watched: list[tuple[Any, int]] = [(self.router.socket, zmq.POLLIN), (self._wakeup.fd, zmq.POLLIN)]
+        watched: list[tuple[Any, int]] = [(self.router.socket, _POLLIN), (self._wakeup.fd, _POLLIN)]
         watched += [(dealer.socket, dealer.events) for dealer in dealers]
         due = min([until, *[dealer.due for dealer in dealers]])
         ready: dict[Any, int] = dict(zmq.zmq_poll(watched, max(0, math.ceil((due - monotonic()) * 1000))))
@@ -114,7 +116,7 @@ class ZeroMQQueues(QueueEnds):
             self.router.serve()
         now = monotonic()
         for dealer in dealers:
-            if ready.get(dealer.socket, 0) & zmq.POLLIN:
+            if ready.get(dealer.socket, 0) & _POLLIN:
                 dealer.receive(now)  # only one, so that it can be taken at once; the next turn receives the rest
         if self._wakeup.fd not in ready:
             return False
@@ -186,11 +188,12 @@ class ZeroMQInbound:
             return self._queues.wait_for(lambda: None, timeout) if timeout > 0 else None
         if timeout <= 0 or receiver.ready:
             return dealer.take(receiver)
-        if not self._queues.router.is_behind:  # then it is enough to wait at one socket: one system call, not several
+        queues = self._queues
+        if not queues.options.rung and not queues.router.is_behind:  # one system call at one socket, not several
             message = dealer.take(receiver, wait=True)
             if message is not None:
                 return message
-        return self._queues.wait_for(lambda: dealer.take(receiver), timeout)
+        return queues.wait_for(lambda: dealer.pop(receiver), timeout)
 
     def rewind(self, step: int) -> None:
         self.requester.rewind(step * messages_per_step(self.key.flow, self._queues.options.microbatches))

@@ -7,7 +7,6 @@ evaluation       0         0         0            1         1
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -56,11 +55,14 @@ class CallLog:
 def messages(call: Call, program: Program, names: WeightNames, run: str, incarnation: int) -> Iterator[Message]:
     """`call` as each worker gets it: a batch goes only where it is needed, and of the weights its own."""
     for worker, owned in enumerate(program.schedule.placement):
-        addressed = replace(
-            call,
-            inputs=call.inputs if 0 in owned or not call.kind.takes_batch else None,
-            targets=call.targets if program.last in owned else None,
-            state=None if call.state is None else {name: call.state[name] for name in names[worker]},
+        addressed = Call(
+            call.kind,
+            call.number,
+            call.step,
+            call.evaluation,
+            call.inputs if 0 in owned or not call.kind.takes_batch else None,
+            call.targets if program.last in owned else None,
+            None if call.state is None else {name: call.state[name] for name in names[worker]},
         )
         number = call.number
         yield Message(run, Flow.CALL, number, 0, worker, incarnation, number, encode_call(addressed))

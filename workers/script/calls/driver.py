@@ -223,8 +223,10 @@ class Driver:
         return opened
 
     def _take_replies(self) -> None:
-        """Takes the next reply if it is there; else waits for it, or for something to do, which a ring says."""
-        if not self._open or not self._take_reply():
+        """Waits for the next reply, or for something to do."""
+        if self._open:
+            self._take_reply(TURN)
+        else:
             self._queues.pump(TURN)
 
     def _take_last_replies(self) -> None:
@@ -232,13 +234,13 @@ class Driver:
         deadline = monotonic() + LAST_REPLIES
         with suppress(BrokerError):
             while self._open and monotonic() < deadline:
-                self._take_replies()
+                self._take_reply(TURN)
 
-    def _take_reply(self) -> bool:
-        """Takes the next reply to the oldest call; False if it is not there."""
+    def _take_reply(self, timeout: float) -> bool:
+        """Takes the next reply to the oldest call; False if none comes in time."""
         opened = self._open[0]
         key = opened.missing[0]
-        reply = self._queues.inbound(key).take(0)
+        reply = self._queues.inbound(key).take(timeout)
         if reply is None:
             return False
         if is_emptied(reply.payload):

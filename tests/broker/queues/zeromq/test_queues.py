@@ -14,6 +14,7 @@ import zmq
 from stageline.broker.codec.message import Message
 from stageline.broker.errors import Fenced
 from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.zeromq.connection import OPTIONS
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from support.fork_server import ForkServer
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
@@ -139,6 +140,17 @@ def test_a_queue_within_one_worker_needs_no_socket(stack: ExitStack) -> None:
     line.put(*range(5))
     assert line.take_numbers(5) == list(range(5))
     queues.ring()
+    assert line.inbound.take(10_000) is None
+
+
+def test_a_ring_ends_a_wait_at_once_where_another_thread_has_work(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that waits for a script's replies saw its next call up to 20 ms late."""
+    monkeypatch.setitem(OPTIONS[zmq.DEALER], zmq.RCVTIMEO, -1)  # a wait at one socket alone has no end
+    line = line_of(worker(stack, 1), worker(stack, 2, rung=True))
+    ringing = threading.Timer(0.05, line.consumer.ring)
+    ringing.start()
     assert line.inbound.take(10_000) is None
 
 
