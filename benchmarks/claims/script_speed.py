@@ -27,7 +27,7 @@ def measure(rounds: int) -> BenchmarkResult:
     for workload, seconds in SECONDS.items():
         longer = replace(workload, timed=workload.timed * rounds * LONGER)
         tasks = {"plan": partial(ours.train, longer), "script": partial(script.train, longer)}
-        rates = take_turns(tasks, seconds)
+        rates = {name: turns.rates for name, turns in take_turns(tasks, seconds).items()}
         found = ratios(rates["plan"], rates["script"])
         plan, called = (Spread(tuple(rate for rate in each if rate)) for each in rates.values())
         low, middle, high = found.quartiles

@@ -10,8 +10,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from itertools import cycle, pairwise
 
 import psutil
@@ -20,32 +21,55 @@ from benchmarks.workload import Timing
 
 from .processes import CONTEXT
 from .rounds import Spread
+from .usage import Usage, nothing, tree, usage
 
-START_UP = 20.0  # seconds until both are past their start; they start at the same time
+START_UP = 6.0  # seconds that each run has alone until it is past its start
 SETTLING = 0.2  # seconds of a window that do not count, while processes go on one after the other
 LEAST = 4  # steps of a window that counts
 
-Window = tuple[float, float]  # from, until; seconds of `time.time`
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From when until when a run went on, in seconds of `time.time`, and what its processes used meanwhile."""
+
+    begin: float
+    end: float
+    used: Usage
 
 
-def take_turns(tasks: Mapping[str, Callable[[], Timing]], seconds: float) -> dict[str, tuple[float, ...]]:
-    """The steps per second of two runs in each of their windows of `seconds`, without those that have hardly a step."""
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A run in its windows: `rates` in steps per second, 0 where there was hardly a step; `steps` of all windows, in
+    `seconds`, and what its processes `used` for them."""
+
+    rates: tuple[float, ...]
+    steps: int
+    seconds: float
+    used: Usage
+
+
+def take_turns(tasks: Mapping[str, Callable[[], Timing]], seconds: float) -> dict[str, Turns]:
+    """The runs in each of their windows of `seconds`, until the first of them ends."""
     with ExitStack() as stack:
         pools = {name: stack.enter_context(ProcessPoolExecutor(1, mp_context=CONTEXT)) for name in tasks}
         processes = {name: psutil.Process(pool.submit(os.getpid).result()) for name, pool in pools.items()}
-        running = {name: pools[name].submit(task) for name, task in tasks.items()}
+        running: dict[str, Future[Timing]] = {}
         try:
+            for name, task in tasks.items():
+                running[name] = pools[name].submit(task)
+                wait([running[name]], START_UP)
+                _send(processes[name], signal.SIGSTOP)
             windows = _alternate(processes, running, seconds)
         finally:
             for process in processes.values():
                 _send(process, signal.SIGCONT)
         ends = {name: future.result().ends for name, future in running.items()}
-    return {name: rates_in(ends[name], windows[name]) for name in tasks}
+    return {name: _turns(ends[name], windows[name]) for name in tasks}
 
 
 def rates_in(ends: Sequence[float], windows: Sequence[Window]) -> tuple[float, ...]:
     """Steps per second in each of the `windows`, of a run whose steps ended at `ends`; 0 with less than `LEAST`."""
-    inside = [[end for end in ends if low + SETTLING < end < high] for low, high in windows]
+    inside = [[end for end in ends if window.begin < end < window.end] for window in windows]
     return tuple((len(each) - 1) / (each[-1] - each[0]) if len(each) >= LEAST else 0.0 for each in inside)
 
 
@@ -55,28 +79,34 @@ def ratios(first: Sequence[float], second: Sequence[float]) -> Spread:
     return Spread(tuple(rate / mean for rate, mean in zip(second, between, strict=False) if rate and mean))
 
 
+def _turns(ends: Sequence[float], windows: Sequence[Window]) -> Turns:
+    steps = sum(window.begin < end < window.end for window in windows for end in ends)
+    seconds = sum(window.end - window.begin for window in windows)
+    return Turns(rates_in(ends, windows), steps, seconds, sum((window.used for window in windows), nothing()))
+
+
 def _alternate(
     processes: Mapping[str, psutil.Process], running: "Mapping[str, Future[Timing]]", seconds: float
 ) -> dict[str, list[Window]]:
-    """The windows that each run had while both were there."""
-    windows: dict[str, list[Window]] = {name: [] for name in processes}
-    time.sleep(START_UP)
-    for name in processes:
-        _send(processes[name], signal.SIGSTOP)
+    """The windows that each run had while all were there; the last round is not whole, and does not count."""
+    rounds: list[dict[str, Window]] = [{}]
     for name in cycle(processes):
+        if len(rounds[-1]) == len(processes):
+            rounds.append({})
         _send(processes[name], signal.SIGCONT)
-        begin = time.time()
+        time.sleep(SETTLING)
+        before, begin = usage(processes[name]), time.time()
         time.sleep(seconds)
+        end, after = time.time(), usage(processes[name])
         if any(future.done() for future in running.values()):
-            return windows
-        windows[name].append((begin, time.time()))
+            return {each: [window[each] for window in rounds[:-1]] for each in processes}
+        rounds[-1][name] = Window(begin, end, after.since(before))
         _send(processes[name], signal.SIGSTOP)
     raise AssertionError("there are no runs")
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:
     """To the process and all that it has started."""
-    with suppress(psutil.NoSuchProcess):
-        for each in (process, *process.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                each.send_signal(number)
+    for each in tree(process):
+        with suppress(psutil.NoSuchProcess):
+            each.send_signal(number)
