@@ -16,8 +16,6 @@ from support.redis_server import shared_server
 
 SOME = """
     ipc/2/worker-0@1  redis/4/worker-0@16+worker-1@16
-    ipc/4/worker-0@10+worker-1@10+worker-2@10+worker-3@10
-    ipc/2/worker-1@14+worker-1@3
     tcp/2/broker@9+worker-0@15+worker-1@15
 """
 MORE = """
@@ -25,6 +23,8 @@ MORE = """
     ipc/2/worker-1@13  ipc/2/worker-0@32  redis/4/worker-3@26
     tcp/4/worker-1@20+worker-2@20  redis/2/worker-0@25+worker-0@7
     ipc/2/broker@1  ipc/2/broker@5+worker-0@20
+    ipc/4/worker-0@10+worker-1@10+worker-2@10+worker-3@10
+    ipc/2/worker-1@14+worker-1@3
 """
 
 

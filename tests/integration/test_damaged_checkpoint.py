@@ -113,7 +113,8 @@ def lose_records(run: WholeRun) -> None:
         file.unlink()
 
 
-@pytest.mark.parametrize("damaged", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("damaged", [False, True])
 def test_a_resumed_run_without_records_goes_on_with_its_snapshots(
     damaged: bool, fork_server: ForkServer, tmp_path: Path
 ) -> None:

@@ -46,7 +46,8 @@ def line_of(text: str, **parts: str) -> int:
     return next(number for number, line in enumerate(code.splitlines(), start=1) if line.strip() == text)
 
 
-@pytest.mark.parametrize("status", [0, pytest.param(78, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [0, 78])
 def test_a_worker_whose_code_calls_exit_each_time_ends_the_run_as_failed(workspace: Workspace, status: int) -> None:
     """It was taken for one that is done: the run waited a minute, and ended with code 69; or, at 78, with that."""
     exits = f"os._exit({status})"

@@ -63,10 +63,9 @@ def cut_off_from_all(server: RedisServer) -> None:
     [
         restarted,
         emptied,
-        frozen,
         *(
             pytest.param(happens, marks=pytest.mark.slow)
-            for happens in (away_for_a_while, restarted_without_its_file, paused, cut_off_from_all)
+            for happens in (frozen, away_for_a_while, restarted_without_its_file, paused, cut_off_from_all)
         ),
     ],
     ids=lambda happens: happens.__name__,

@@ -23,7 +23,13 @@ STEPS = ("--set", "run.steps=600", "--set", "run.log_every=100")
 
 
 @pytest.mark.parametrize(
-    "kills", [[("worker-0", 40)], [("worker-1", 3)], [("worker-0", 25), ("worker-1", 30)]], ids=str
+    "kills",
+    [
+        [("worker-0", 40)],
+        pytest.param([("worker-1", 3)], marks=pytest.mark.slow),
+        pytest.param([("worker-0", 25), ("worker-1", 30)], marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_a_spare_takes_a_lost_workers_place(fork_server, tmp_path, kills):
     steps, microbatches = 12, 3

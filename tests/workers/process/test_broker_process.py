@@ -359,6 +359,7 @@ def test_a_broker_whose_run_is_over_leaves_by_itself():
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_broker_waits_for_workers_that_finish_their_step_and_no_longer(connect: Connect):
     stopped = core(replace(TERMS, restarts=1, snapshots=True))
     with served(stopped, linger=0.0) as (endpoint, thread):

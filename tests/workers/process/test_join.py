@@ -43,6 +43,7 @@ def test_what_the_machine_says_itself_comes_first() -> None:
     assert (str(plan.run.dir), plan.queues.url) == ("/data", "tcp://127.0.0.1:1")
 
 
+@pytest.mark.slow
 def test_a_plans_broker_is_not_joined_but_tells_how(workspace: Workspace) -> None:
     broker = workspace.start("broker", "--bind", (address := f"tcp://127.0.0.1:{free_port()}"))
     until(broker.stderr, "start every worker with")

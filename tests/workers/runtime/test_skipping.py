@@ -66,7 +66,7 @@ STEPS, MICROBATCHES = 12, 4
 BASE = ("run.steps=12", "run.log_every=1", "data.batch_size=8", "model.metrics=[]", "model.cut=[2, 4]")
 SYNC, ASYNC = ("schedule.microbatches=4",), ("schedule.microbatches=1", "schedule.mode=async")
 # Of the kills, those that `make test` tries: each mode, worker and stage once.
-KILLED_EACH_TIME = ((SYNC, 0, 1), (ASYNC, 1, 2))
+KILLED_EACH_TIME = ((SYNC, 0, 1),)
 SKIP = ("recovery.on_bad_microbatch=skip", "recovery.restarts=5", "recovery.snapshot_every=3", "recovery.record=all")
 WHERE = {  # the stage that finds out, and how
     0: ("model.options.picky=0",),

@@ -46,7 +46,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, fork_server: Any) -> d
     [
         pytest.param([], marks=pytest.mark.slow),
         pytest.param(["evaluate", "3"], marks=pytest.mark.slow),
-        ["validate", "7"],  # 18 MB, where 5 may be retained
+        pytest.param(["validate", "7"], marks=pytest.mark.slow),  # 18 MB, where 5 may be retained
         pytest.param(["mismatch", "4"], marks=pytest.mark.slow),
         pytest.param(["kill", "worker-0", "7"], marks=pytest.mark.slow),
         ["kill", "worker-1", "12"],
