@@ -74,7 +74,7 @@ class WaitEdge:
 
     `flow` is that of the queue. `source` is the stage that puts it; `on` is None if it comes from outside. Calls and
     replies are not of a stage: `stage` and `source` are None, and `step` is the number of the call. In an evaluation,
-    it is the number of the evaluated batch.
+    it is the number of the evaluated batch. `number` is that of the message in its queue.
     With `room` its `stage` has computed the message and waits for room to keep it, until `source` gets on.
     """
 
@@ -88,6 +88,7 @@ class WaitEdge:
     seconds: float
     source: int | None
     on: int | None
+    number: int
     room: bool = False
 
 
@@ -177,9 +178,8 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
     step, microbatch = _place(wait, route.flow, cluster.ledger.microbatches)
     seconds = max(0.0, cluster.now - member.activity_since)
     source, on = (None, None) if gives is None else (gives.stage, gives.worker)
-    return WaitEdge(
-        index, needs.stage, wait.action, wait.queue, route.flow, step, microbatch, seconds, source, on, wait.room
-    )
+    lacking = wait.action, wait.queue, route.flow, step, microbatch
+    return WaitEdge(index, needs.stage, *lacking, seconds, source, on, wait.number, wait.room)
 
 
 def _place(wait: Wait, flow: str, microbatches: int) -> tuple[int, int]:
@@ -227,8 +227,10 @@ def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
         return cluster.ledger.finished[edge.source] > edge.step
     if edge.flow == CALL:  # the script's actions: the number of its next call
         return member.report is not None and member.report.actions > edge.step
-    if edge.flow in (LOSS, REPLY):  # the next call is taken once the reply was put
-        lacking = _edge_from(cluster, owner)
+    lacking = _edge_from(cluster, owner)
+    if edge.flow == LOSS:  # put once the last stage has finished the step, if there is room to keep it
+        return cluster.ledger.finished[-1] > edge.number and (lacking is None or lacking.flow != LOSS)
+    if edge.flow == REPLY:  # the next call is taken once the reply was put
         return lacking is not None and lacking.flow == CALL and lacking.step > edge.step
     return _state_at_source(cluster, edge) in _SENT.get(edge.flow, ())
 
