@@ -11,6 +11,7 @@ from .claims import (
     queue_speed,
     recovery_cost,
     redis_speed,
+    rungs,
     script_speed,
     startup,
     throughput,
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 
 CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "throughput": throughput.measure,
+    "rungs": rungs.measure,
     "script": script_speed.measure,
     "recovery": recovery_cost.measure,
     "queues": queue_speed.measure,

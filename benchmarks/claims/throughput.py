@@ -12,9 +12,11 @@ from functools import partial
 from benchmarks.measuring.finding import BenchmarkResult, Table
 from benchmarks.measuring.rounds import Spread, alternate
 from benchmarks.trainers import bare, gloo, ours, unsplit
-from benchmarks.workload import WORKLOADS, Timing, Workload
+from benchmarks.workload import MICROBATCHES, STAGES, WORKLOADS, Timing, Workload
 
 OURS, TORCH, BARE = "stageline", "torch 1F1B, gloo", "bare ZeroMQ loop"
+ALONE = "one process, 1 thread"
+LIMIT = STAGES * MICROBATCHES / (MICROBATCHES + STAGES - 1)  # of 1F1B to one process: its bubble, and nothing else
 EAGER = "stageline, eager-1f1b"  # twice the microbatches in flight: a message on its way is not waited for
 
 TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {
@@ -23,7 +25,7 @@ TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {
     "stageline, redis": ours.train_over_redis,
     BARE: bare.train,
     TORCH: gloo.train,
-    "one process, 1 thread": partial(unsplit.train, threads=1),
+    ALONE: partial(unsplit.train, threads=1),
     "one process, 2 threads": partial(unsplit.train, threads=2),
 }
 
@@ -33,7 +35,8 @@ error, SGD, 8 microbatches a step, schedule 1f1b; eager-1f1b does the same work 
 that no message is waited for. In the row `redis` messages go through a Valkey server on a unix socket, which keeps
 nothing on disk. Recovery is off: what it costs is measured by itself. Every trainer starts from the same weights and
 must end with the same loss. They take turns; rates are steps per second as `min / median / max` over the rounds,
-ratios are medians of those within each round."""
+ratios are medians of those within each round. The limit is that of 1F1B, whose workers only wait for each other at the
+beginning and the end of a step: 2 workers * 8 / 9 of the rate of one process with one thread."""
 
 
 class UnequalWork(Exception):
@@ -68,10 +71,11 @@ def _table(workload: Workload, rates: Mapping[str, Spread]) -> Table:
             f"{rate.low:.3g} / {rate.middle:.3g} / {rate.high:.3g}",
             f"{(rate / rates[TORCH]).middle:.2f}",
             f"{(rate / rates[BARE]).middle:.2f}",
+            f"{(rate / rates[ALONE]).middle / LIMIT:.2f}",
         )
         for name, rate in rates.items()
     )
-    return Table(str(workload), ("trainer", "steps/s", "vs torch", "vs bare"), rows)
+    return Table(str(workload), ("trainer", "steps/s", "vs torch", "vs bare", "of limit"), rows)
 
 
 def _facts(workload: Workload, rates: Mapping[str, Spread]) -> dict[str, object]:
@@ -80,4 +84,7 @@ def _facts(workload: Workload, rates: Mapping[str, Spread]) -> dict[str, object]
         "steps_per_second": {name: rate.rounds for name, rate in rates.items()},
         "ratio_to_torch": {name: (rate / rates[TORCH]).rounds for name, rate in rates.items()},
         "ratio_to_bare": {name: (rate / rates[BARE]).rounds for name, rate in rates.items()},
+        "part_of_limit": {
+            name: [each / LIMIT for each in (rate / rates[ALONE]).rounds] for name, rate in rates.items()
+        },
     }
