@@ -16,6 +16,7 @@ from benchmarks.workload import MICROBATCHES, STAGES, WORKLOADS, Timing, Workloa
 
 OURS, TORCH, BARE = "stageline", "torch 1F1B, gloo", "bare ZeroMQ loop"
 ALONE = "one process, 1 thread"
+UNSPLIT = ALONE, "one process, 2 threads"
 LIMIT = STAGES * MICROBATCHES / (MICROBATCHES + STAGES - 1)  # of 1F1B to one process: its bubble, and nothing else
 EAGER = "stageline, eager-1f1b"  # twice the microbatches in flight: a message on its way is not waited for
 
@@ -26,7 +27,7 @@ TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {
     BARE: bare.train,
     TORCH: gloo.train,
     ALONE: partial(unsplit.train, threads=1),
-    "one process, 2 threads": partial(unsplit.train, threads=2),
+    UNSPLIT[1]: partial(unsplit.train, threads=2),
 }
 
 ABOUT = """\
@@ -36,7 +37,8 @@ that no message is waited for. In the row `redis` messages go through a Valkey s
 nothing on disk. Recovery is off: what it costs is measured by itself. Every trainer starts from the same weights and
 must end with the same loss. They take turns; rates are steps per second as `min / median / max` over the rounds,
 ratios are medians of those within each round. The limit is that of 1F1B, whose workers only wait for each other at the
-beginning and the end of a step: 2 workers * 8 / 9 of the rate of one process with one thread."""
+beginning and the end of a step: 2 workers * 8 / 9 of the rate of one process with one thread, which has the memory and
+the caches to itself."""
 
 
 class UnequalWork(Exception):
@@ -71,7 +73,7 @@ def _table(workload: Workload, rates: Mapping[str, Spread]) -> Table:
             f"{rate.low:.3g} / {rate.middle:.3g} / {rate.high:.3g}",
             f"{(rate / rates[TORCH]).middle:.2f}",
             f"{(rate / rates[BARE]).middle:.2f}",
-            f"{(rate / rates[ALONE]).middle / LIMIT:.2f}",
+            "" if name in UNSPLIT else f"{(rate / rates[ALONE]).middle / LIMIT:.2f}",
         )
         for name, rate in rates.items()
     )

@@ -6,6 +6,7 @@
 Other load on the machine that lasts for longer than a window, and a processor whose clock changes, affect both alike.
 """
 
+import math
 import os
 import signal
 import time
@@ -26,11 +27,21 @@ from .usage import Usage, nothing, tree, usage
 START_UP = 6.0  # seconds that each run has alone until it is past its start
 SETTLING = 0.2  # seconds of a window that do not count, while processes go on one after the other
 LEAST = 4  # steps of a window that counts
+FEWEST = 3  # windows of each run
+
+
+class TooFewWindows(Exception):
+    """A run had ended before all had taken their turns a few times."""
+
+
+class UnequalWork(Exception):
+    """Runs that did the same work would have ended with the same loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From when until when a run went on, in seconds of `time.time`, and what its processes used meanwhile."""
+    """From when until when a run went on, in seconds of `time.time`, and what its processes used meanwhile, as far as
+    it can be read at once: the run goes on for a millisecond or two while it is."""
 
     begin: float
     end: float
@@ -49,7 +60,10 @@ class Turns:
 
 
 def take_turns(tasks: Mapping[str, Callable[[], Timing]], seconds: float) -> dict[str, Turns]:
-    """The runs in each of their windows of `seconds`, until the first of them ends."""
+    """The runs in each of their windows of `seconds`, until the first of them ends.
+
+    Raises `TooFewWindows`, and `UnequalWork` if their losses are not about the same at the end.
+    """
     with ExitStack() as stack:
         pools = {name: stack.enter_context(ProcessPoolExecutor(1, mp_context=CONTEXT)) for name in tasks}
         processes = {name: psutil.Process(pool.submit(os.getpid).result()) for name, pool in pools.items()}
@@ -63,8 +77,9 @@ def take_turns(tasks: Mapping[str, Callable[[], Timing]], seconds: float) -> dic
         finally:
             for process in processes.values():
                 _send(process, signal.SIGCONT)
-        ends = {name: future.result().ends for name, future in running.items()}
-    return {name: _turns(ends[name], windows[name]) for name in tasks}
+        timings = {name: future.result() for name, future in running.items()}
+    _demand_equal_work(timings)
+    return {name: _turns(timings[name].ends, windows[name]) for name in tasks}
 
 
 def rates_in(ends: Sequence[float], windows: Sequence[Window]) -> tuple[float, ...]:
@@ -79,10 +94,18 @@ def ratios(first: Sequence[float], second: Sequence[float]) -> Spread:
     return Spread(tuple(rate / mean for rate, mean in zip(second, between, strict=False) if rate and mean))
 
 
+def _demand_equal_work(timings: Mapping[str, Timing]) -> None:
+    losses = {name: timing.loss for name, timing in timings.items()}
+    expected = next(iter(losses.values()))
+    if not all(math.isclose(loss, expected, rel_tol=1e-5) for loss in losses.values()):
+        raise UnequalWork(f"the runs ended with the losses {losses}")
+
+
 def _turns(ends: Sequence[float], windows: Sequence[Window]) -> Turns:
-    steps = sum(window.begin < end < window.end for window in windows for end in ends)
-    seconds = sum(window.end - window.begin for window in windows)
-    return Turns(rates_in(ends, windows), steps, seconds, sum((window.used for window in windows), nothing()))
+    before_end = [window for window in windows if window.end <= ends[-1]]
+    steps = sum(window.begin < end < window.end for window in before_end for end in ends)
+    seconds = sum(window.end - window.begin for window in before_end)
+    return Turns(rates_in(ends, windows), steps, seconds, sum((window.used for window in before_end), nothing()))
 
 
 def _alternate(
@@ -99,6 +122,8 @@ def _alternate(
         time.sleep(seconds)
         end, after = time.time(), usage(processes[name])
         if any(future.done() for future in running.values()):
+            if len(rounds) <= FEWEST:
+                raise TooFewWindows(f"each run had {len(rounds) - 1} whole windows: measure with more --rounds")
             return {each: [window[each] for window in rounds[:-1]] for each in processes}
         rounds[-1][name] = Window(begin, end, after.since(before))
         _send(processes[name], signal.SIGSTOP)

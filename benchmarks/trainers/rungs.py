@@ -55,7 +55,7 @@ from . import bare, ours
 RUN = "rungs"
 FORWARD, BACKWARD = QueueKey(Flow.FORWARD, 1), QueueKey(Flow.BACKWARD, 0)
 KEYS = BACKWARD, FORWARD  # the queue that each worker takes from
-WINDOW = 2 * MICROBATCHES
+WINDOW = 2 + MICROBATCHES  # as a run has it: what 1F1B may have on its way, and a step's messages
 _MORE, _COPY = int(zmq.SNDMORE), 0
 
 
@@ -230,9 +230,8 @@ class QueueEnds:
         self._out.put(Message(RUN, key.flow, step, microbatch, key.stage, self._incarnation, number, tensor))
 
     def take(self, microbatch: int) -> Tensor:
-        message = None
-        while message is None:
-            message = self._in.take(PATIENCE)
+        message = self._in.take(PATIENCE)
+        assert message is not None, "the other worker is gone"
         return cast(Tensor, message.payload)
 
     def trim(self, step: int) -> None:

@@ -228,8 +228,10 @@ def _is_on_its_way(cluster: ClusterState, edge: WaitEdge, owner: int) -> bool:
     if edge.flow == CALL:  # the script's actions: the number of its next call
         return member.report is not None and member.report.actions > edge.step
     lacking = _edge_from(cluster, owner)
-    if edge.flow == LOSS:  # put once the last stage has finished the step, if there is room to keep it
-        return cluster.ledger.finished[-1] > edge.number and (lacking is None or lacking.flow != LOSS)
+    if edge.flow == LOSS:  # put once the last stage has finished the step and has written what snapshot is due
+        rests = member.report is not None and member.report.waiting and lacking is None  # until that is written
+        has_room = lacking is None or lacking.flow != LOSS
+        return cluster.ledger.finished[-1] > edge.number and has_room and not rests
     if edge.flow == REPLY:  # the next call is taken once the reply was put
         return lacking is not None and lacking.flow == CALL and lacking.step > edge.step
     return _state_at_source(cluster, edge) in _SENT.get(edge.flow, ())

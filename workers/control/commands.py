@@ -124,10 +124,12 @@ class CommandHandler:
                 return
 
     def _hand_over_replies(self) -> None:
-        """The run is over, but the script may not have the replies to its last calls yet."""
+        """The run is over, but the script may not have the replies to its last calls yet. A command, which can only be
+        to end, ends that."""
         replies = [outbound for outbound in self._outbound if outbound.key.flow in TO_SCRIPT]
         deadline = self._clock.monotonic() + LAST_REPLIES
-        while any(map(_is_untaken, replies)) and self._clock.monotonic() < deadline:
+        commands = self._control.commands
+        while not commands and any(map(_is_untaken, replies)) and self._clock.monotonic() < deadline:
             self._queues.pump(PATIENCE)
 
     def _begin_at(self, start: Position) -> None:

@@ -8,7 +8,7 @@ Every worker gets every call, and carries them out in order. A call's batch goes
 the owner of stage 0, the targets to the owner of the last stage. A worker cuts it into microbatches itself.
 
     kind       what the workers do                            what the reply holds
-    TRAIN      one training step                              no reply; the loss, None without rows (last stage)
+    TRAIN      one training step                              the loss, None without rows            (last stage)
     EVALUATE   one batch forward, with loss and metrics       {"rows": 7, "loss": 9.1, ...}: sums   (last stage)
     PREDICT    one batch forward                              a tuple: the microbatches' outputs    (last stage)
     STATE      nothing                                        the weights of the worker's stages
@@ -35,7 +35,7 @@ from stageline.pipeline.data import Microbatch, cut, split_batch
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.tree import Tree, describe, tensors
 
-LAST_REPLIES = 5.0  # seconds that the replies to a script's last calls may take, once the run is over
+LAST_REPLIES = 2.0  # seconds that the replies to a script's last calls may take, once the run is over
 
 
 class CallKind(StrEnum):

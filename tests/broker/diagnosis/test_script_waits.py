@@ -106,6 +106,14 @@ def test_a_loss_that_was_put_and_does_not_arrive_is_on_its_way_whatever_its_work
     )
 
 
+def test_a_loss_is_put_after_the_snapshot_of_its_step(talk: Conversation):
+    awaits_loss(talk, 1, 5, call=7)
+    writes = report(1, actions=96, now="waits until a snapshot is written", steps=steps(1, *range(6), loss=0.5))
+    talk.send(name(1), writes)
+    repeat(talk, 3.0)
+    assert "has put it" not in str(why(talk)["text"])
+
+
 def test_an_evaluation_is_named_by_its_batch(talk: Conversation):
     awaits_activation(talk, "evaluation-1", 4 * 5 + 3)
     awaits_call(talk, 0, 7)

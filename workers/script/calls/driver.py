@@ -233,7 +233,7 @@ class Driver:
         """The workers stay for some seconds until all that they have put has arrived."""
         deadline = monotonic() + LAST_REPLIES
         with suppress(BrokerError):
-            while self._open and monotonic() < deadline:
+            while self._open and not self._closing and monotonic() < deadline:
                 self._take_reply(TURN)
 
     def _take_reply(self, timeout: float) -> bool:
