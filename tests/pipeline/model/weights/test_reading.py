@@ -1,13 +1,16 @@
 """Tensors are read in pieces that are small whatever the tensors are."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.weights import reading
 from stageline.pipeline.model.weights.reading import pieces_of, read_into, rounds
+from stageline.pipeline.model.weights.tensor_files import values_in
 
 TENSORS = {
     "table": torch.arange(70.0).reshape(7, 10),
@@ -41,3 +44,18 @@ def test_a_round_has_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) 
     assert [piece for group in groups for piece in group] == pieces
     assert all(sum(piece.bytes for piece in group) <= 100 for group in groups)
     assert sum(piece.bytes for piece in pieces) == sum(t.numel() * t.element_size() for t in TENSORS.values())
+
+
+def test_a_file_of_safetensors_that_is_cut_off_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    """It was mapped, and the process was killed by SIGBUS."""
+    file = tmp_path / "m.safetensors"
+    save_file(TENSORS, file)
+
+    def read() -> None:
+        with values_in(file) as values:
+            assert torch.equal(values("line", ...), TENSORS["line"])
+            os.truncate(file, 100)
+            values("table", ...)
+
+    with pytest.raises(ModelRefused, match=r"m\.safetensors cannot be read, so .* it ends before table does"):
+        read()

@@ -25,7 +25,8 @@ from stageline.workers.runs.owner import read_owner
 from stageline.workers.runs.records import recorded_run
 from stageline.workers.runs.result import LaunchOutcome
 from stageline.workers.script.processes.launcher import LaunchEnded, LauncherReport
-from stageline.workers.script.processes.local_processes import LocalProcesses, NotStarted
+from stageline.workers.script.processes.local_processes import LOG, LocalProcesses, NotStarted
+from stageline.workers.script.processes.process_run import ProcessRun
 from support.paths import importing_tests
 from support.script_runs import DATA, Barrier, Closures, Script, plan_of, start, told
 from support.workspace import Workspace
@@ -273,6 +274,17 @@ def test_what_the_launcher_has_said_counts_although_it_was_read_before_its_end(t
     assert processes.poll() is None
     launcher.returncode = 0
     assert processes.poll() == LaunchOutcome(0, "all steps are done", {"steps": 3})
+
+
+def test_a_run_whose_launcher_was_killed_fails_for_that_reason_though_a_worker_tells_of_it_first(tmp_path):
+    launcher = SimpleNamespace(pid=7, returncode=-9, poll=lambda: launcher.returncode)
+    with tempfile.TemporaryFile() as file:
+        report = LauncherReport(os.dup(file.fileno()))
+    (tmp_path / LOG).touch()
+    run = SimpleNamespace(_processes=LocalProcesses(launcher, report, LifelineOwner(), tmp_path), folder=tmp_path)
+    told = ProcessRun._failure(run, "worker 1 failed: the process that started this worker is gone", 1)
+    assert "the launcher of the run (pid 7) was killed by SIGKILL" in str(told)
+    assert "worker 1" not in str(told)
 
 
 def test_a_run_that_its_launcher_refuses_is_refused_when_it_begins(workspace, run_script):
