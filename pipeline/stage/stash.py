@@ -89,7 +89,7 @@ class Stashed(msgspec.Struct):
                 f"with respect to it, which the next stage's backward() returns"
             )
         share = self.share
-        return map_tensors(lambda loss: torch.ones_like(loss) * share, self.outputs)
+        return map_tensors(lambda loss: torch.full_like(loss, share), self.outputs)
 
 
 class Stash:
