@@ -4,6 +4,7 @@ Model, data and order of additions are the same for all, so all end a run with t
 skips work is detected.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -101,6 +102,18 @@ def _layer(width: int) -> nn.Module:
     return nn.TransformerEncoderLayer(
         width, HEADS, dim_feedforward=4 * width, dropout=0.0, norm_first=True, batch_first=True
     )
+
+
+class UnequalWork(Exception):
+    """Trainers that did the same work would have ended with the same loss."""
+
+
+def demand_equal_work(losses: Iterable[tuple[str, float]]) -> None:
+    """Raises `UnequalWork` unless all trainers, by name, ended with about the loss of the first."""
+    (first, expected), *others = losses
+    for name, loss in others:
+        if not math.isclose(loss, expected, rel_tol=1e-5):  # two threads add in another order
+            raise UnequalWork(f"{name} ended with loss {loss!r}, {first} with {expected!r}")
 
 
 @dataclass(frozen=True, slots=True)

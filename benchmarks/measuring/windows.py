@@ -6,7 +6,6 @@
 Other load on the machine that lasts for longer than a window, and a processor whose clock changes, affect both alike.
 """
 
-import math
 import os
 import signal
 import time
@@ -18,7 +17,7 @@ from itertools import cycle, pairwise
 
 import psutil
 
-from benchmarks.workload import Timing
+from benchmarks.workload import Timing, demand_equal_work
 
 from .processes import CONTEXT
 from .rounds import Spread
@@ -32,10 +31,6 @@ FEWEST = 3  # windows of each run
 
 class TooFewWindows(Exception):
     """A run had ended before all had taken their turns a few times."""
-
-
-class UnequalWork(Exception):
-    """Runs that did the same work would have ended with the same loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,7 @@ def take_turns(tasks: Mapping[str, Callable[[], Timing]], seconds: float) -> dic
             for process in processes.values():
                 _send(process, signal.SIGCONT)
         timings = {name: future.result() for name, future in running.items()}
-    _demand_equal_work(timings)
+    demand_equal_work((name, timing.loss) for name, timing in timings.items())
     return {name: _turns(timings[name].ends, windows[name]) for name in tasks}
 
 
@@ -92,13 +87,6 @@ def ratios(first: Sequence[float], second: Sequence[float]) -> Spread:
     """Each rate of `second` to the mean of the two of `first` before and after it. Both began in turn."""
     between = [(before + after) / 2 if before and after else 0.0 for before, after in pairwise(first)]
     return Spread(tuple(rate / mean for rate, mean in zip(second, between, strict=False) if rate and mean))
-
-
-def _demand_equal_work(timings: Mapping[str, Timing]) -> None:
-    losses = {name: timing.loss for name, timing in timings.items()}
-    expected = next(iter(losses.values()))
-    if not all(math.isclose(loss, expected, rel_tol=1e-5) for loss in losses.values()):
-        raise UnequalWork(f"the runs ended with the losses {losses}")
 
 
 def _turns(ends: Sequence[float], windows: Sequence[Window]) -> Turns:

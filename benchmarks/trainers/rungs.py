@@ -217,7 +217,7 @@ class Retained(Messages):
         return self._log.put(message, time.monotonic()) or []
 
 
-class QueueEnds:
+class CreditQueues:
     """The queues of a worker: a ROUTER that sends what credit allows, a DEALER that requests it."""
 
     def __init__(self, workload: Workload, folder: str, index: int) -> None:
@@ -249,7 +249,7 @@ BY_HAND: Mapping[str, Parts] = {
     "stages": (Stages, BareTensors),
     "headers and checksums": (Stages, Messages),
     "messages retained": (Stages, Retained),
-    "queues with credit": (Stages, QueueEnds),
+    "queues with credit": (Stages, CreditQueues),
 }
 
 
