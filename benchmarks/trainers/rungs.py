@@ -59,7 +59,7 @@ WINDOW = 2 + MICROBATCHES  # as a run has it: what 1F1B may have on its way, and
 _MORE, _COPY = int(zmq.SNDMORE), 0
 
 
-class Compute(Protocol):
+class RungModel(Protocol):
     """What one worker computes with."""
 
     def forward(self, x: Tensor, target: Tensor | None, step: int, microbatch: int) -> Tensor:
@@ -75,7 +75,7 @@ class Compute(Protocol):
         """The loss of a step, from what its forwards gave."""
 
 
-class Wire(Protocol):
+class RungWire(Protocol):
     """What one worker sends to the other, and receives from it."""
 
     def put(self, tensor: Tensor, step: int, microbatch: int) -> None: ...
@@ -88,7 +88,7 @@ class Wire(Protocol):
     def close(self) -> None: ...
 
 
-class Modules:
+class TorchModules:
     """torch's modules, as the bare loop uses them."""
 
     def __init__(self, workload: Workload, index: int) -> None:
@@ -119,7 +119,7 @@ class Modules:
         return mean_loss(losses)
 
 
-class Stages:
+class OurStages:
     """A stage of stageline."""
 
     def __init__(self, workload: Workload, index: int) -> None:
@@ -171,7 +171,7 @@ class BareTensors:
         self._context.term()
 
 
-class Messages(BareTensors):
+class WireMessages(BareTensors):
     """Messages of stageline's format over the same socket: a header, then the bytes, both with checksums."""
 
     def __init__(self, workload: Workload, folder: str, index: int) -> None:
@@ -203,7 +203,7 @@ class Messages(BareTensors):
         self.socket.send(frames[-1], _COPY, copy=len(frames[-1]) < ZERO_COPY)
 
 
-class Retained(Messages):
+class RetainedMessages(WireMessages):
     """The same, retained until both workers are past their step."""
 
     def __init__(self, workload: Workload, folder: str, index: int) -> None:
@@ -242,14 +242,14 @@ class CreditQueues:
         end(self._queues)
 
 
-Parts = tuple[type[Compute], Callable[[Workload, str, int], Wire]]
+Parts = tuple[type[RungModel], Callable[[Workload, str, int], RungWire]]
 
 BY_HAND: Mapping[str, Parts] = {
-    "the loop by hand": (Modules, BareTensors),
-    "stages": (Stages, BareTensors),
-    "headers and checksums": (Stages, Messages),
-    "messages retained": (Stages, Retained),
-    "queues with credit": (Stages, CreditQueues),
+    "the loop by hand": (TorchModules, BareTensors),
+    "stages": (OurStages, BareTensors),
+    "headers and checksums": (OurStages, WireMessages),
+    "messages retained": (OurStages, RetainedMessages),
+    "queues with credit": (OurStages, CreditQueues),
 }
 
 
@@ -306,7 +306,7 @@ def _by_hand(parts: Parts, workload: Workload, folder: str, index: int) -> tuple
     """When each step ended, and its loss. 1F1B: the first worker is one microbatch ahead."""
     torch.set_num_threads(1)
     make, connect = parts
-    compute = cast("Callable[[Workload, int], Compute]", make)(workload, index)
+    compute = cast("Callable[[Workload, int], RungModel]", make)(workload, index)
     ends: list[float] = []
     losses: list[float] = []
     with closing(connect(workload, folder, index)) as wire:
@@ -320,7 +320,7 @@ def _by_hand(parts: Parts, workload: Workload, folder: str, index: int) -> tuple
     return ends, losses
 
 
-def _first(compute: Compute, wire: Wire, inputs: tuple[Tensor, ...], step: int) -> float:
+def _first(compute: RungModel, wire: RungWire, inputs: tuple[Tensor, ...], step: int) -> float:
     for microbatch, x in enumerate(inputs):
         wire.put(compute.forward(x, None, step, microbatch), step, microbatch)
         if microbatch:
@@ -329,7 +329,7 @@ def _first(compute: Compute, wire: Wire, inputs: tuple[Tensor, ...], step: int) 
     return 0.0
 
 
-def _last(compute: Compute, wire: Wire, targets: tuple[Tensor, ...], step: int) -> float:
+def _last(compute: RungModel, wire: RungWire, targets: tuple[Tensor, ...], step: int) -> float:
     losses = []
     for microbatch, target in enumerate(targets):
         losses.append(compute.forward(wire.take(microbatch), target, step, microbatch))
