@@ -18,8 +18,8 @@ The two workers of the first table, from a loop by hand to a run, each with one 
 before. All are there at once and take turns: while one goes on for half a second, 3 seconds for the largest, all
 processes of the others are stopped. Rates are medians over the windows, the ratio that of each window to the one before
 it: median, and quartiles. Microseconds are those of a microbatch, forward and backward: of the wall's time, of the
-compute thread of one worker (the mean of both) on a processor, of those two threads ready but without a processor, and
-of all other threads together on a processor. Switches are how often a compute thread is given a processor, and faults
+compute thread of one worker (the mean of both) on a processor, of that thread ready but without a processor, and of
+all other threads together on a processor. Switches are how often a compute thread is given a processor, and faults
 those of pages in all processes, for a microbatch."""
 
 COLUMNS = (

@@ -15,7 +15,8 @@ from benchmarks.workload import MICROBATCHES, STAGES, WORKLOADS, Timing, Workloa
 
 OURS, TORCH, BARE = "stageline", "torch 1F1B, gloo", "bare ZeroMQ loop"
 ALONE = "one process, 1 thread"
-UNSPLIT = ALONE, "one process, 2 threads"
+TWO_THREADS = "one process, 2 threads"
+UNSPLIT = ALONE, TWO_THREADS
 LIMIT = STAGES * MICROBATCHES / (MICROBATCHES + STAGES - 1)  # of 1F1B to one process: its bubble, and nothing else
 EAGER = "stageline, eager-1f1b"  # twice the microbatches in flight: a message on its way is not waited for
 
@@ -26,7 +27,7 @@ TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {
     BARE: bare.train,
     TORCH: gloo.train,
     ALONE: partial(unsplit.train, threads=1),
-    UNSPLIT[1]: partial(unsplit.train, threads=2),
+    TWO_THREADS: partial(unsplit.train, threads=2),
 }
 
 ABOUT = """\

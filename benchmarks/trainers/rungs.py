@@ -56,7 +56,7 @@ RUN = "rungs"
 FORWARD, BACKWARD = QueueKey(Flow.FORWARD, 1), QueueKey(Flow.BACKWARD, 0)
 KEYS = BACKWARD, FORWARD  # the queue that each worker takes from
 WINDOW = 2 + MICROBATCHES  # as a run has it: what 1F1B may have on its way, and a step's messages
-_MORE, _COPY = int(zmq.SNDMORE), 0
+_MORE, _LAST = int(zmq.SNDMORE), 0  # what follows a frame of a message
 
 
 class RungModel(Protocol):
@@ -200,7 +200,7 @@ class WireMessages(BareTensors):
     def _send(self, frames: list[Frame]) -> None:
         for frame in frames[:-1]:
             self.socket.send(frame, _MORE, copy=len(frame) < ZERO_COPY)
-        self.socket.send(frames[-1], _COPY, copy=len(frames[-1]) < ZERO_COPY)
+        self.socket.send(frames[-1], _LAST, copy=len(frames[-1]) < ZERO_COPY)
 
 
 class RetainedMessages(WireMessages):

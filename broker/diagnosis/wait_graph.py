@@ -72,9 +72,9 @@ class ClusterState:
 class WaitEdge:
     """Worker `index` waits, for `seconds`, for a message that its `stage` needs from worker `on`: the edge of a chain.
 
-    `flow` is that of the queue. `source` is the stage that puts it; `on` is None if it comes from outside. Calls and
-    replies are not of a stage: `stage` and `source` are None, and `step` is the number of the call. In an evaluation,
-    it is the number of the evaluated batch. `number` is that of the message in its queue.
+    `flow` is that of the queue. `source` is the stage that puts it; `on` is None if it comes from outside. Calls,
+    losses and replies are not of a stage: `stage` and `source` are None, and `step` is the number of the call. In an
+    evaluation, it is the number of the evaluated batch. `number` is that of the message in its queue.
     With `room` its `stage` has computed the message and waits for room to keep it, until `source` gets on.
     """
 
