@@ -144,10 +144,13 @@ def test_a_run_whose_records_are_lost_after_its_last_step_knows_the_loss_of_that
     assert f"every stage begins at step {STEPS}" in resumed.log("broker")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "name"),
-    [(flip, "weights.safetensors"), (unreadable, "training.safetensors"), (Path.unlink, "manifest.json")],
+    [
+        (flip, "weights.safetensors"),
+        pytest.param(unreadable, "training.safetensors", marks=pytest.mark.slow),
+        pytest.param(Path.unlink, "manifest.json", marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_whose_newest_checkpoint_is_damaged_names_the_file_and_begins_at_the_newest_other(
     harm: Callable[[Path], None], name: str, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path: Path

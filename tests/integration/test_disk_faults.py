@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from support.fork_server import ForkServer
 from support.whole_run import WholeRun, expected, plan_in
 
@@ -35,7 +33,6 @@ sleep = _fill_the_disk
 """
 
 
-@pytest.mark.slow
 def test_a_disk_that_stays_full_ends_the_run_with_its_name_and_what_is_there_can_be_used(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:

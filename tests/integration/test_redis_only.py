@@ -133,7 +133,7 @@ def the_server_is_full(party: Party) -> None:
     "happens",
     [
         pytest.param(nothing_happens, marks=pytest.mark.slow),
-        pytest.param(the_broker_is_killed, marks=pytest.mark.slow),
+        the_broker_is_killed,
         pytest.param(a_worker_is_killed, marks=pytest.mark.slow),
         pytest.param(everyone_is_killed, marks=pytest.mark.slow),
         pytest.param(the_server_is_away, marks=pytest.mark.slow),
