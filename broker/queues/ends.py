@@ -27,7 +27,7 @@ class QueueOptions:
     waits up to `patience` seconds, calling `waiting` with the reason meanwhile, which may call `trim`. Replies to a
     script, as large as it asks for, have an eighth of `retain_bytes` for themselves, and the disk as far as it goes: a
     script that goes on from a checkpoint wants them again. `key` seals what workers request of each other over ZeroMQ.
-    `rung`: a `ring` ends a wait at once; else it may go on for 20 ms, which costs less.
+    `wakes_at_once`: a `ring` ends a wait at once; else, over ZeroMQ, it may go on for 20 ms, which costs less.
     """
 
     microbatches: int
@@ -39,7 +39,7 @@ class QueueOptions:
     waiting: Callable[[str], None] = lambda reason: None
     patience: float = 60.0
     key: bytes = field(default=b"", repr=False)
-    rung: bool = False
+    wakes_at_once: bool = False
 
 
 class QueueEnds(ABC):

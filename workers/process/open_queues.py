@@ -25,9 +25,9 @@ def open_queues(
     folder: Path,
     waiting: Callable[[str], None],
     *,
-    rung: bool = False,
+    wakes_at_once: bool = False,
 ) -> WorkerQueues:
-    """The queues of the worker that `assigned` names. `windows` and `rung`: of `QueueOptions`. Sockets go into
+    """The queues of the worker that `assigned` names. `windows` and `wakes_at_once`: of `QueueOptions`. Sockets go into
     `folder`; `waiting` is called with the reason for which a `put` waits.
 
     Raises `BrokerError`: the address is taken, the server cannot be reached or is not fit.
@@ -40,7 +40,7 @@ def open_queues(
         retain_bytes=plan.queues.retain_bytes,
         waiting=waiting,
         key=assigned.queue_key,
-        rung=rung,
+        wakes_at_once=wakes_at_once,
     )
     if url.startswith(REDIS):
         from stageline.broker.queues.redis.queues import RedisQueues  # takes time to load

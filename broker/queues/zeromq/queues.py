@@ -189,7 +189,8 @@ class ZeroMQInbound:
         if timeout <= 0 or receiver.ready:
             return dealer.take(receiver)
         queues = self._queues
-        if not queues.options.rung and not queues.router.is_behind:  # one system call at one socket, not several
+        # Then it is enough to wait at one socket: one system call, not several.
+        if not queues.options.wakes_at_once and not queues.router.is_behind:
             message = dealer.take(receiver, wait=True)
             if message is not None:
                 return message

@@ -185,7 +185,7 @@ class ProcessRun:
             if driver is not None:
                 driver.lack_room(reason)
 
-        queues = open_queues(self._plan, self._program, self._windows(), assigned, folder, waiting, rung=True)
+        queues = open_queues(self._plan, self._program, self._windows(), assigned, folder, waiting, wakes_at_once=True)
         start = self._position_of(assigned)
         commands = self._control.commands
         check, resumable = self._plan.data.check, self._plan.recovery.on

@@ -148,7 +148,7 @@ def test_a_ring_ends_a_wait_at_once_where_another_thread_has_work(
 ) -> None:
     """The thread that waits for a script's replies saw its next call up to 20 ms late."""
     monkeypatch.setitem(OPTIONS[zmq.DEALER], zmq.RCVTIMEO, -1)  # a wait at one socket alone has no end
-    line = line_of(worker(stack, 1), worker(stack, 2, rung=True))
+    line = line_of(worker(stack, 1), worker(stack, 2, wakes_at_once=True))
     ringing = threading.Timer(0.05, line.consumer.ring)
     ringing.start()
     assert line.inbound.take(10_000) is None
