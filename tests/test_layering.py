@@ -76,7 +76,7 @@ DECIDING = {
     "broker/network/rate_limit.py": PURE,
     "broker/queues/base.py": TENSORS,
     "broker/queues/delivery.py": TENSORS,
-    "broker/queues/zeromq/requests.py": PURE,
+    "broker/queues/requests.py": PURE,
     "pipeline/data/batch.py": TENSORS,
     "pipeline/data/feed.py": TENSORS,
     "pipeline/data/memory.py": TENSORS,

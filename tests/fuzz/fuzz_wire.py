@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.control.seal import sealed
     from stageline.broker.errors import BadMessage
     from stageline.broker.queues.redis.entries import read_credit
-    from stageline.broker.queues.zeromq.requests import (
+    from stageline.broker.queues.requests import (
         SEAL_BYTES,
         CreditRequest,
         RetentionReply,

@@ -14,7 +14,7 @@ import zmq
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Hello, Refused
 from stageline.broker.control.protocol import decode_from_broker, encode
-from stageline.broker.queues.zeromq.requests import SEAL_BYTES, RetentionReply, pack
+from stageline.broker.queues.requests import SEAL_BYTES, RetentionReply, pack
 from stageline.pipeline.plan import read_plan
 from stageline.workers.cli.app import run
 from stageline.workers.control.client import Client

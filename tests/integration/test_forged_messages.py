@@ -21,7 +21,7 @@ from stageline.broker.control.messages import (
     ToBroker,
 )
 from stageline.broker.control.protocol import encode
-from stageline.broker.queues.zeromq.requests import CreditRequest, pack
+from stageline.broker.queues.requests import CreditRequest, pack
 from support.hostile import HostileClient, frame, frames_in
 from support.run_under_attack import STEPS, RunUnderAttack, undisturbed_digest
 from support.workspace import Workspace, wait_for

@@ -24,7 +24,7 @@ from stageline.broker.queues.base import Depth, QueueKey
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import QueueEnds, QueueOptions
 from stageline.broker.queues.log import Log
-from stageline.broker.queues.zeromq.requests import CreditRequest, Requester, RetentionReply, reply_to
+from stageline.broker.queues.requests import CreditRequest, Requester, RetentionReply, reply_to
 
 RECONNECT = 0.05  # seconds between two attempts
 

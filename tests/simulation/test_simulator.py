@@ -28,7 +28,7 @@ from stageline.broker.membership.member import Member
 from stageline.broker.membership.registry import Registry
 from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.log import Log
-from stageline.broker.queues.zeromq.requests import CreditRequest, Requester
+from stageline.broker.queues.requests import CreditRequest, Requester
 from stageline.pipeline.schedule import Tied, Ties, make_schedule
 from stageline.workers.checkpoint.snapshot import Snapshot
 from stageline.workers.control.control_thread import ControlThread

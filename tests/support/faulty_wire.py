@@ -18,7 +18,7 @@ from stageline.broker.errors import BadMessage
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
-from stageline.broker.queues.zeromq.requests import (
+from stageline.broker.queues.requests import (
     CreditRequest,
     Requester,
     RetentionReply,

@@ -1,29 +1,16 @@
 """The socket of the queues that a worker takes from one other: a DEALER, connected to that worker's ROUTER.
 
-What arrives damaged or out of turn is dropped and requested again. The connection is replaced when requests stay
-unanswered for long, and soon if the other end does not speak ZeroMQ.
+The connection is replaced when requests stay unanswered for long, and soon if the other end does not speak ZeroMQ.
 """
 
 from contextlib import ExitStack
-from time import monotonic
 
 import zmq
 
-from stageline.broker.codec.message import (
-    Flow,
-    Message,
-    check_run,
-    complete,
-    fingerprint,
-    message_number,
-    messages_per_step,
-    read_header,
-)
-from stageline.broker.errors import BadMessage, ForeignMessage
-from stageline.broker.queues.delivery import TOO_OFTEN, Receiver
+from stageline.broker.queues.inbound_link import InboundLink
+from stageline.broker.queues.requests import CreditRequest, Requester
 
 from .connection import Context, Handshake, open_socket
-from .requests import CreditRequest, Requester, RetentionReply, pack, unpack
 
 UNANSWERED = 30.0  # seconds without any answer after which a connection is replaced; doubles up to LONGEST_UNANSWERED
 LONGEST_UNANSWERED = 600.0
@@ -35,49 +22,22 @@ _POLLIN = int(zmq.POLLIN)
 _POLLIN_POLLOUT = int(zmq.POLLIN | zmq.POLLOUT)
 
 
-class Dealer:
+class Dealer(InboundLink):
     """Serves the requesters given to `add` from the producers at `endpoint`. Times are monotonic, in seconds."""
 
     def __init__(
         self, context: Context, endpoint: str, run: str, *, microbatches: int, hwm: int, key: bytes = b""
     ) -> None:
-        self.endpoint = endpoint
-        self._key = key
-        self.requesters: dict[tuple[Flow, int], Requester] = {}  # by their queues' keys
+        super().__init__(endpoint, run, microbatches, key)
         self._blocked = False  # there is a request to send, and no connection yet
         self._context = context
-        self._run = run
-        self._per_step = {flow: messages_per_step(flow, microbatches) for flow in Flow}
         self._hwm = hwm
-        self._damages = 0
         self._unanswered = 0.0  # since when a request has had, or could have, no answer; 0: all are answered
         self._patience = UNANSWERED
         self._next_check = 0.0
         self._connect()
 
-    def add(self, requester: Requester) -> None:
-        self.requesters[requester.receiver.key] = requester
-        requester.introduce()
-
-    def take(self, receiver: Receiver, *, wait: bool = False) -> Message | None:
-        """The next message of the receiver, or None. With `wait`, blocks up to `SOLE_WAIT` ms."""
-        now = monotonic()
-        while not receiver.ready and self.receive(now, wait=wait):
-            wait = False
-        return self.pop(receiver)
-
-    def pop(self, receiver: Receiver) -> Message | None:
-        """The next message of the receiver, of those that `receive` has taken in."""
-        message = receiver.pop() if receiver.ready else None
-        if receiver.must_report:
-            self.send_requests(monotonic())
-        return message
-
     def receive(self, now: float, *, wait: bool = False) -> bool:
-        """Takes in one message. False if none has arrived.
-
-        Raises `ForeignMessage`, and what `Receiver` raises about messages that contradict each other.
-        """
         try:
             frame = self.socket.recv(0 if wait else _NOBLOCK, copy=False)
         except zmq.Again:
@@ -87,21 +47,10 @@ class Dealer:
             frame = self.socket.recv(copy=False)
             frames.append(frame.buffer)
         self._unanswered, self._patience = 0.0, UNANSWERED
-        try:
-            if frames[0].nbytes:
-                self._receive_message(frames, now)
-            else:  # a reply has an empty frame where a message has its header
-                self._receive_reply(b"".join(frames[1:]))
-        except ForeignMessage:
-            raise
-        except BadMessage as error:
-            self._count_damage(str(error))
-        else:
-            self._damages = 0
+        self._take_in(frames, now)
         return True
 
     def send_requests(self, now: float) -> None:
-        """Sends the requests that are due, as far as there is a connection."""
         self._blocked = False
         for requester in self.requesters.values():
             request = requester.request(now)
@@ -131,7 +80,7 @@ class Dealer:
 
     def _send(self, requester: Requester, request: CreditRequest, now: float) -> None:
         try:
-            self.socket.send(pack(request, self._key), _NOBLOCK)
+            self.socket.send(self._pack(request), _NOBLOCK)
         except zmq.Again:
             self._blocked = True
         else:
@@ -160,61 +109,3 @@ class Dealer:
         self._unanswered = 0.0
         for requester in self.requesters.values():
             requester.introduce()
-
-    def _receive_message(self, frames: list[memoryview], now: float) -> None:
-        header = read_header(frames[0])
-        check_run(header, self._run)
-        requester = self.requesters.get((header.flow, header.stage))
-        if requester is None:  # of a queue that has moved to another connection
-            return
-        per_step = self._per_step[header.flow]
-        if header.microbatch >= per_step:
-            raise ForeignMessage(
-                f"{header.identity} is not of this plan, in which a step has {per_step} of them: "
-                "start all workers from the same plan"
-            )
-        receiver, bits = requester.receiver, fingerprint(header)
-        number = message_number(header.step, header.microbatch, per_step)
-        whole = len(frames) > 1 or not header.tensors
-        if not receiver.accepts(number, bits, whole=whole):
-            return
-        try:
-            message = complete(header, frames[1:])
-        except BadMessage as error:
-            receiver.count_damage(str(error))
-            receiver.lose()
-        else:
-            receiver.accept(message, bits)
-            requester.postpone(now)
-
-    def _receive_reply(self, frame: bytes) -> None:
-        reply = self._unpack_reply(frame)
-        if reply.run != self._run:
-            raise ForeignMessage(
-                f"the worker at {self.endpoint} belongs to run {reply.run!r}, this one to run {self._run!r}; "
-                "two runs share a queue address: give one of them another queues.url"
-            )
-        if requester := self.requesters.get(reply.key):
-            requester.receive(reply)
-
-    def _unpack_reply(self, frame: bytes) -> RetentionReply:
-        """A producer of another run introduces itself without a key. Of this run nothing counts without its seal."""
-        try:
-            return unpack(frame, RetentionReply, self._key)
-        except ForeignMessage:
-            raise
-        except BadMessage:
-            introduction = unpack(frame, RetentionReply)
-            if introduction.run == self._run:
-                raise
-            return introduction
-
-    def _count_damage(self, reason: str) -> None:
-        """Something arrived damaged, of an unknown queue: all receivers request again."""
-        self._damages += 1
-        if self._damages > TOO_OFTEN:
-            raise BadMessage(
-                f"{self._damages} messages in a row from the worker at {self.endpoint} arrived damaged: {reason}"
-            )
-        for requester in self.requesters.values():
-            requester.receiver.lose()

@@ -24,10 +24,10 @@ from stageline.broker.queues.base import Depth, QueueKey, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import QueueEnds, QueueOptions, Wakeup
 from stageline.broker.queues.log import Log
+from stageline.broker.queues.requests import Requester
 
 from .connection import Context
 from .dealer import Dealer
-from .requests import Requester
 from .router import Router
 
 _POLLIN = int(zmq.POLLIN)  # plain: pyzmq's own flags are enums, and slow

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stageline.broker.errors import Disagreement, Fenced
-from stageline.broker.queues.zeromq.requests import CreditRequest
+from stageline.broker.queues.requests import CreditRequest
 from support.faulty_wire import KEY, MICROBATCHES, RUN, Faults, WireWorld, value
 
 

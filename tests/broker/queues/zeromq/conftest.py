@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline.broker.queues.zeromq import requests
+from stageline.broker.queues import requests
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ from structlog.testing import capture_logs
 
 from stageline.broker.codec.message import Flow, Message, messages_per_step
 from stageline.broker.errors import BadMessage, ForeignMessage
+from stageline.broker.queues import inbound_link, requests
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.ends import QueueOptions
-from stageline.broker.queues.zeromq import dealer, requests
+from stageline.broker.queues.requests import CreditRequest, RetentionReply, pack, run_named_in, unpack
+from stageline.broker.queues.zeromq import dealer
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
-from stageline.broker.queues.zeromq.requests import CreditRequest, RetentionReply, pack, run_named_in, unpack
 from support.proxy import Flip, Proxy
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
 from support.zeromq_queues import LOOPBACK, line_of, proxied, worker
@@ -160,7 +161,7 @@ def test_a_request_that_was_recorded_and_is_sent_again_diverts_no_queue(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded: list[bytes] = []
-    monkeypatch.setattr(dealer, "pack", lambda *of: recorded.append(pack(*of)) or recorded[-1])
+    monkeypatch.setattr(inbound_link, "pack", lambda *of: recorded.append(pack(*of)) or recorded[-1])
     producer, consumer = worker(stack, 1, key=QUEUE_KEY), worker(stack, 2, key=QUEUE_KEY)
     line = line_of(producer, consumer)
     line.put(0, 1)

@@ -5,11 +5,11 @@ import torch
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.errors import BadMessage, Fenced, ForeignMessage, QueueGap
+from stageline.broker.queues import requests
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.delivery import Credit, Receiver, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
-from stageline.broker.queues.zeromq import requests
-from stageline.broker.queues.zeromq.requests import (
+from stageline.broker.queues.requests import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     CreditRequest,
