@@ -40,6 +40,22 @@ def bind(socket: zmq.Socket[Any], url: str) -> str:
     return socket.get_string(zmq.LAST_ENDPOINT)
 
 
+def bind_path(socket: sockets.socket, url: str) -> None:
+    """Binds a Unix socket to the path of `url`, in place of one that a dead process has left behind. Raises
+    `EndpointTaken` as `bind` does."""
+    path = url.partition("://")[2]
+    _refuse_served_path(url, socket.type)
+    with suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    try:
+        socket.bind(path)
+        os.chmod(path, 0o600)  # to connect is to write to the file
+    except OSError as error:
+        reason = _REASONS.get(error.errno or errno.ENAMETOOLONG, str(error))  # that one has no number: it is Python's
+        raise EndpointTaken(f"cannot listen at {url}: {reason.format(by='')}") from error
+
+
 @contextmanager
 def listening(socket: zmq.Socket[Any], url: str) -> Iterator[str]:
     """`bind`; in the end the socket's file is removed, which ZeroMQ leaves behind, unless another has the path now."""
@@ -63,9 +79,9 @@ def _socket_file(url: str) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino) if url.startswith("ipc://") and stat.S_ISSOCK(found.st_mode) else None
 
 
-def _refuse_served_path(url: str) -> None:
-    path = re.sub("^@", "\\0", url.removeprefix("ipc://"))  # Linux's abstract names
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+def _refuse_served_path(url: str, kind: int = sockets.SOCK_STREAM) -> None:
+    path = re.sub("^@", "\\0", url.partition("://")[2])  # Linux's abstract names
+    with sockets.socket(sockets.AF_UNIX, kind) as probe:
         try:
             probe.connect(path)
         except OSError:  # nothing there, or left behind by a dead process

@@ -46,6 +46,15 @@ class InboundLink(ABC):
     def send_requests(self, now: float) -> None:
         """Sends the requests that are due, as far as there is a connection."""
 
+    @property
+    @abstractmethod
+    def due(self) -> float:
+        """When to call `send_requests` again though nothing has happened."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """What was to be requested is not."""
+
     def add(self, requester: Requester) -> None:
         self.requesters[requester.receiver.key] = requester
         requester.introduce()

@@ -45,6 +45,10 @@ class OutboundLink(ABC):
         self._introductions = RateLimit(INTRODUCED)
 
     @abstractmethod
+    def serve(self) -> None:
+        """Takes in what requests have arrived, and sends everything that is due."""
+
+    @abstractmethod
     def _send_message(self, route: bytes, frames: Sequence[Frame]) -> bool:
         """False if the connection takes nothing now. Raises `RouteGone`."""
 

@@ -15,12 +15,12 @@ REDIS = {
     "rediss": "rediss://user:password@host:6379/0",
     "unix": "unix:///run/redis.sock",
 }
-QUEUES = {"memory": "memory://", "ipc": "ipc://", "tcp": "tcp://127.0.0.1:5600", **REDIS}
+QUEUES = {"memory": "memory://", "shm": "shm://", "ipc": "ipc://", "tcp": "tcp://127.0.0.1:5600", **REDIS}
 BROKER = {"ipc": "ipc:///tmp/stageline", "tcp": "tcp://127.0.0.1:5600", **REDIS}
 
 EVERY_INTERFACE = ("0.0.0.0", "[::]", "*")  # noqa: S104 - to be looked for, not bound
 _TCP = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+]|[^\s:/\[\]]+):(?P<port>\d+|\*)")
-_LOCAL = ("ipc", "memory")  # what follows is a path, and may hold any sign
+_LOCAL = ("shm", "ipc", "memory")  # what follows is a path, and may hold any sign
 _SECRET = re.compile("pass|pwd|secret|token|auth", re.IGNORECASE)  # in the name of an option after `?`
 _ESCAPE = "write / ? # and @ in a user or password as %2F %3F %23 %40"
 

@@ -14,6 +14,7 @@ from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import RetentionBudget
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.broker.queues.redis.queues import RedisQueues
+from stageline.broker.queues.shm.queues import ShmQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.tree import Tree
 from support.redis_server import shared_server
@@ -96,19 +97,29 @@ def memory_line(
 
 
 def ipc_line(folder: Path, **terms: Any) -> QueuePair:
-    return _zeromq_line(lambda worker: f"ipc://{folder}/{worker}", **terms)
+    return _linked_line(ZeroMQQueues, lambda worker: f"ipc://{folder}/{worker}", **terms)
 
 
 def tcp_line(folder: Path, **terms: Any) -> QueuePair:
-    return _zeromq_line(lambda worker: "tcp://127.0.0.1:0", **terms)
+    return _linked_line(ZeroMQQueues, lambda worker: "tcp://127.0.0.1:0", **terms)
 
 
-def _zeromq_line(
-    url: Callable[[int], str], *, microbatches: int = 4, window: int = 8, key: QueueKey = KEY, **retention: Any
+def shm_line(folder: Path, **terms: Any) -> QueuePair:
+    return _linked_line(ShmQueues, lambda worker: f"shm://{folder}/{worker}", **terms)
+
+
+def _linked_line(
+    kind: type[ZeroMQQueues] | type[ShmQueues],
+    url: Callable[[int], str],
+    *,
+    microbatches: int = 4,
+    window: int = 8,
+    key: QueueKey = KEY,
+    **retention: Any,
 ) -> QueuePair:
     terms = QueueOptions(microbatches=microbatches, windows={key: window})
-    producer = ZeroMQQueues(RUN, 1, url(0), replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention}))
-    consumer = ZeroMQQueues(RUN, 2, url(1), terms)
+    producer = kind(RUN, 1, url(0), replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention}))
+    consumer = kind(RUN, 2, url(1), terms)
     consumer.connect({key: producer.endpoint})
     return QueuePair(producer, consumer, microbatches, key)
 
@@ -123,4 +134,4 @@ def redis_line(
     return QueuePair(producer, consumer, microbatches, key)
 
 
-LINES = {"memory": memory_line, "ipc": ipc_line, "tcp": tcp_line, "redis": redis_line}
+LINES = {"memory": memory_line, "ipc": ipc_line, "tcp": tcp_line, "shm": shm_line, "redis": redis_line}

@@ -9,6 +9,7 @@ from stageline.broker.control.messages import Assigned
 from stageline.broker.control.open import REDIS
 from stageline.broker.queues.base import QueueKey, WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.shm.queues import ShmQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import EVERY_INTERFACE, dialled, host_of
@@ -46,6 +47,8 @@ def open_queues(
         from stageline.broker.queues.redis.queues import RedisQueues  # takes time to load
 
         return RedisQueues(assigned.run, assigned.incarnation, url, options, since=assigned.since)
+    if url.startswith("shm://"):
+        return ShmQueues(assigned.run, assigned.incarnation, f"shm://{folder}/queues", options)
     bound = f"ipc://{folder}/queues" if url.startswith("ipc://") else url
     return ZeroMQQueues(assigned.run, assigned.incarnation, bound, options)
 

@@ -1,0 +1,171 @@
+"""The queue ends of a worker that is connected to others: one link for all that begins here, one to each worker from
+which something is taken.
+
+    worker 0                                worker 1
+    Outbound -- Sender -- OutboundLink      InboundLink -- Receiver -- Inbound
+                                    <- CreditRequest
+                                    messages ->
+
+A connection promises nothing: what it held when it broke is lost. So the producer retains every message until it is
+trimmed, and the consumer requests the next one again and again until it arrives.
+
+A worker that waits for one message serves all its queues meanwhile: it may be waiting for one of their consumers.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from stageline.broker.codec.message import Message, messages_per_step
+from stageline.broker.errors import QueueClosed
+
+from .base import Depth, QueueKey
+from .delivery import Receiver, Sender
+from .ends import QueueEnds, QueueOptions, Wakeup
+from .inbound_link import InboundLink
+from .log import Log
+from .outbound_link import OutboundLink
+from .requests import Requester
+
+
+class LinkedQueues(QueueEnds):
+    """All queue ends of one worker; other workers connect to its producers at `endpoint`.
+
+    Only the thread that made it may use it, except for `ring`.
+    """
+
+    outbound_link: OutboundLink
+    endpoint: str
+
+    def __init__(self, run: str, incarnation: int, options: QueueOptions) -> None:
+        super().__init__(run, incarnation, options)
+        self._closed = False
+        self._links: dict[str, InboundLink] = {}  # by the producers' endpoints
+        self._wakeup = Wakeup()
+        self.ring = self._wakeup.ring  # ends the wait of `take` or `pump`
+
+    @abstractmethod
+    def take_soon(self, link: InboundLink, receiver: Receiver) -> Message | None:
+        """The next message, if it comes within a short while for which it is enough to look at one connection."""
+
+    @abstractmethod
+    def _open_link(self, endpoint: str) -> InboundLink:
+        """A link to the producers at `endpoint`."""
+
+    @abstractmethod
+    def _poll(self, until: float) -> bool:
+        """Waits until something arrives, a request is to be repeated, or the time `until`, and takes in what has
+        arrived. True if `ring` was called."""
+
+    @abstractmethod
+    def _close_links(self) -> None:
+        """Called once."""
+
+    def connect(self, peers: Mapping[QueueKey, str]) -> None:
+        """Takes each of these queues from the producer at its endpoint, from now on."""
+        for key, endpoint in peers.items():
+            end = self.inbound(key)
+            if isinstance(end, LinkedInbound):
+                for other in self._links.values():
+                    other.requesters.pop(key, None)
+                end.link = self._link_to(endpoint)
+                end.link.add(end.requester)
+        for endpoint in [endpoint for endpoint, link in self._links.items() if not link.requesters]:
+            self._links.pop(endpoint).close()
+        self._send_requests()
+
+    def pump(self, timeout: float) -> None:
+        self.check_open()
+        if timeout > 0:
+            self._poll(monotonic() + timeout)
+        else:
+            self.outbound_link.serve()
+
+    def close(self) -> None:
+        """Waits a second at most for what is on its way out."""
+        if not self._closed:
+            self._closed = True
+            self._close_links()
+            self._wakeup.close()
+            super().close()
+
+    def check_open(self) -> None:
+        """Raises `QueueClosed` after `close`."""
+        if self._closed:
+            raise QueueClosed(f"the queues of incarnation {self.incarnation} in run {self.run!r} are closed")
+
+    def wait_for(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
+        until = monotonic() + timeout
+        while True:
+            rung = self._poll(until)
+            found = look()
+            if found is not None or rung or monotonic() >= until:
+                return found
+
+    def _link_to(self, endpoint: str) -> InboundLink:
+        if endpoint not in self._links:
+            self._links[endpoint] = self._open_link(endpoint)
+        return self._links[endpoint]
+
+    def _send_requests(self) -> None:
+        now = monotonic()
+        for link in self._links.values():
+            link.send_requests(now)
+
+    def _serve(self, seconds: float) -> None:
+        self._poll(monotonic() + seconds)
+
+    def _new_outbound(self, log: Log) -> "LinkedOutbound":
+        sender = Sender(log)
+        self.outbound_link.add(sender)
+        return LinkedOutbound(self, sender)
+
+    def _new_inbound(self, key: QueueKey, window: int) -> "LinkedInbound":
+        return LinkedInbound(self, Requester(self.run, self.incarnation, Receiver(key, window)))
+
+
+class LinkedOutbound:
+    """The producer's end: it sends at once what the consumer has granted, and the rest when that grants more."""
+
+    def __init__(self, queues: LinkedQueues, sender: Sender) -> None:
+        self.key = sender.log.key
+        self.trim = sender.log.trim
+        self.empty = sender.log.empty
+        self.checksums = sender.log.checksums
+        self.peek = sender.log.peek
+        self._queues = queues
+        self._link = queues.outbound_link
+        self._sender = sender
+
+    def put(self, message: Message) -> None:
+        self._queues.check_open()
+        self._sender.log.put(message, monotonic())
+        self._link.flush(self._sender)
+        if self._sender.is_behind:
+            self._link.serve()
+
+    def depth(self) -> Depth:
+        return self._sender.depth(monotonic())
+
+
+class LinkedInbound:
+    """The consumer's end, over `link` once the endpoint of the producer is known."""
+
+    def __init__(self, queues: LinkedQueues, requester: Requester) -> None:
+        self.key = requester.receiver.key
+        self.requester = requester
+        self.link: InboundLink | None = None
+        self._queues = queues
+
+    def take(self, timeout: float) -> Message | None:
+        link, receiver, queues = self.link, self.requester.receiver, self._queues
+        queues.check_open()
+        if link is None:
+            return queues.wait_for(lambda: None, timeout) if timeout > 0 else None
+        if timeout <= 0 or receiver.ready:
+            return link.take(receiver)
+        message = queues.take_soon(link, receiver)
+        return queues.wait_for(lambda: link.pop(receiver), timeout) if message is None else message
+
+    def rewind(self, step: int) -> None:
+        self.requester.rewind(step * messages_per_step(self.key.flow, self._queues.options.microbatches))

@@ -1,0 +1,102 @@
+"""Memory that the two ends of a connection share, without a name: it is gone when both are.
+
+The producer places messages in it one after the other, and begins again at the front when there is room:
+
+    0 ── free ── oldest │ ... │ newest ── free ── size          newest │ ── free ── oldest │ ... │ ── free
+"""
+
+import mmap
+import os
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+
+from stageline.broker.codec.message import Frame
+from stageline.broker.errors import BadMessage
+
+LEAST = 2**20  # bytes
+MESSAGES = 4  # of the largest so far that there is room for
+
+
+class Places:
+    """Decides where in `size` bytes a message lies. They are freed in the order in which they were taken."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._taken: deque[tuple[int, int]] = deque()  # from and to which byte, the oldest first
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def take(self, size: int) -> int | None:
+        """Where a message of `size` bytes goes; None if there is no room now."""
+        place = self._find(size)
+        if place is not None:
+            self._taken.append((place, place + size))
+        return place
+
+    def take_back(self) -> None:
+        """The newest was not needed."""
+        self._taken.pop()
+
+    def free(self, count: int) -> None:
+        """The oldest `count` are free again."""
+        for _ in range(count):
+            self._taken.popleft()
+
+    def _find(self, size: int) -> int | None:
+        if not self._taken:
+            return 0 if size <= self.size else None  # at the front again: that memory is still in the caches
+        (oldest, _), (newest, end) = self._taken[0], self._taken[-1]
+        if newest < oldest:
+            return end if end + size <= oldest else None
+        if end + size <= self.size:
+            return end
+        return 0 if size <= oldest else None
+
+
+class SharedMemory:
+    """`size` bytes that other processes map too. Needs Linux (memfd_create)."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        """Raises `OSError` if it cannot be mapped. The descriptor may be closed afterwards."""
+        self.size = size
+        self._map = mmap.mmap(descriptor, size)
+        self._bytes = memoryview(self._map)
+
+    @classmethod
+    def received(cls, descriptor: int, size: int) -> "SharedMemory":
+        """What a producer shares. Raises `BadMessage` if it is smaller than announced: to read it would end the
+        process."""
+        there = os.fstat(descriptor).st_size
+        if not 0 < size <= there:
+            raise BadMessage(f"shared memory of {there} bytes that was announced with {size}")
+        return cls(descriptor, size)
+
+    def write(self, place: int, parts: Iterable[Frame]) -> None:
+        for part in parts:
+            self._bytes[place : place + len(part)] = part
+            place += len(part)
+
+    def read(self, place: int, size: int) -> memoryview:
+        """A view, of use until `close`. Raises `BadMessage` if there are no such bytes."""
+        if place + size > self.size:
+            raise BadMessage(f"bytes {place} to {place + size} of shared memory that has {self.size}")
+        return self._bytes[place : place + size]
+
+    def close(self) -> None:
+        """Unmaps it, at once or when the last view is gone."""
+        self._bytes.release()
+        with suppress(BufferError):
+            self._map.close()
+
+
+def new_descriptor(size: int) -> int:
+    """Of `size` bytes of memory without a name, which are taken when they are first written to. Raises `OSError`."""
+    descriptor = os.memfd_create("stageline", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, size)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -1,0 +1,50 @@
+"""What travels over a connection, one packet at a time (SOCK_SEQPACKET): a byte that says its kind, and its content.
+
+    producer -> consumer   MESSAGE   lengths and bytes of a message's frames
+                           MEMORY    the size of shared memory, whose descriptor comes with the packet
+                           PLACE     where in that memory lengths and bytes of a message's frames are
+                           REPLY     a `RetentionReply`, packed
+    consumer -> producer   REQUEST   a `CreditRequest`, packed
+                           COPIED    how many messages have been copied out of shared memory, since the connection began
+
+Both ends are processes of one user on one machine: numbers are in its own byte order.
+"""
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+
+from stageline.broker.codec.message import Frame
+from stageline.broker.errors import BadMessage
+
+MESSAGE, MEMORY, PLACE, REPLY, REQUEST, COPIED = range(1, 7)
+
+NUMBER = struct.Struct("=BQ")  # of MEMORY and COPIED: the kind, and a number
+RANGE = struct.Struct("=BQQ")  # of PLACE: the kind, the offset of the first byte, and how many there are
+LARGEST = 2**15  # bytes of a packet; longer messages go through shared memory
+
+_COUNT = struct.Struct("=H")
+
+
+def preamble(frames: Sequence[Frame]) -> bytes:
+    """What comes before the frames of a message: their number, u16, and the length of each, u64."""
+    return _lengths(len(frames)).pack(len(frames), *map(len, frames))
+
+
+def split(content: memoryview) -> list[memoryview]:
+    """The frames of a message. Raises `BadMessage` unless their lengths are those of `content`."""
+    if len(content) < _COUNT.size:
+        raise BadMessage(f"a message of {len(content)} bytes, which is too short for one")
+    layout = _lengths(_COUNT.unpack_from(content)[0])
+    if layout.size > len(content) or layout.size == _COUNT.size:
+        raise BadMessage(f"a message of {len(content)} bytes cannot have the frames that it announces")
+    places = list(accumulate(layout.unpack_from(content)[1:], initial=layout.size))
+    if places[-1] != len(content):
+        raise BadMessage(f"a message of {len(content)} bytes announces frames of {places[-1] - layout.size}")
+    return [content[begin:end] for begin, end in pairwise(places)]
+
+
+@lru_cache(maxsize=64)
+def _lengths(frames: int) -> struct.Struct:
+    return struct.Struct(f"=H{frames}Q")
