@@ -23,6 +23,7 @@ EAGER = "stageline, eager-1f1b"  # twice the microbatches in flight: a message o
 TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {
     OURS: ours.train,
     EAGER: partial(ours.train, sets=("schedule.name=eager-1f1b",)),
+    "stageline, ipc": partial(ours.train, sets=("queues.url=ipc://",)),
     "stageline, redis": ours.train_over_redis,
     BARE: bare.train,
     TORCH: gloo.train,
@@ -33,12 +34,13 @@ TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {
 ABOUT = """\
 Two workers with one torch thread each on one machine; transformer encoder layers (pre-norm, no dropout), mean squared
 error, SGD, 8 microbatches a step, schedule 1f1b; eager-1f1b does the same work with more microbatches in flight, so
-that no message is waited for. In the row `redis` messages go through a Valkey server on a unix socket, which keeps
-nothing on disk. Recovery is off: what it costs is measured by itself. Every trainer starts from the same weights and
-must end with the same loss. They take turns; rates are steps per second as `min / median / max` over the rounds,
-ratios are medians of those within each round. The limit is that of 1F1B, whose workers only wait for each other at the
-beginning and the end of a step: 2 workers * 8 / 9 of the rate of one process with one thread, which has the memory and
-the caches to itself."""
+that no message is waited for. Messages go through `shm://`, as they do by default on Linux; in the row `ipc` they go
+through ZeroMQ's sockets, as those of the bare loop do, and in the row `redis` through a Valkey server on a unix socket,
+which keeps nothing on disk. Recovery is off: what it costs is measured by itself. Every trainer starts from the same
+weights and must end with the same loss. They take turns; rates are steps per second as `min / median / max` over the
+rounds, ratios are medians of those within each round. The limit is that of 1F1B, whose workers only wait for each other
+at the beginning and the end of a step: 2 workers * 8 / 9 of the rate of one process with one thread, which has the
+memory and the caches to itself."""
 
 
 def measure(rounds: int) -> BenchmarkResult:

@@ -4,6 +4,7 @@
     sends            tensors ── messages ── messages that are retained ── messages through queues with credit
     loop             written by hand ── a worker's own
     processes        two ── two with a control thread, a broker and a supervisor
+    over             ZeroMQ's sockets ── Unix sockets and shared memory
 
 The batches, the models and the order of additions are the same for all.
 """
@@ -271,7 +272,8 @@ RUNGS: Mapping[str, Callable[[Workload], Timing]] = {
     "bare": bare.train,
     **{name: partial(train_by_hand, parts) for name, parts in BY_HAND.items()},
     "a worker's loop": train_with_loops,
-    "processes": ours.train,
+    "processes": partial(ours.train, sets=("queues.url=ipc://",)),
+    "shared memory": ours.train,
 }
 
 

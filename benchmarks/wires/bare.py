@@ -14,7 +14,7 @@ IN_FLIGHT = 8  # messages either side may hold; as many tensors take turns recei
 
 
 def open_wire(url: str, end: int, nbytes: int) -> "BareWire":
-    return BareWire(url, end, nbytes)
+    return BareWire(url.replace("shm://", "ipc://"), end, nbytes)
 
 
 class BareWire:

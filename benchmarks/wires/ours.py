@@ -10,6 +10,7 @@ from benchmarks.measuring.processes import PATIENCE
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import QueueKey, Queues
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.shm.queues import ShmQueues
 from stageline.broker.queues.zeromq.queues import ZeroMQQueues
 
 ROUND = 8  # messages after which those received are trimmed
@@ -56,7 +57,8 @@ class OurWire:
 def open_wire(url: str, end: int, nbytes: int) -> OurWire:
     """Each end listens at an address of its own: at `url`, and right beside it."""
     places = url, _beside(url)
-    queues = ZeroMQQueues("wire", end + 1, places[end], TERMS)
+    kind = ShmQueues if url.startswith("shm://") else ZeroMQQueues
+    queues = kind("wire", end + 1, places[end], TERMS)
     queues.connect({KEYS[1 - end]: places[1 - end]})
     return OurWire(queues, end)
 

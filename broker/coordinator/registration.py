@@ -280,10 +280,11 @@ class Registration:
         return None
 
     def _unreachable_queues(self, hello: Hello) -> Refused | None:
-        """Refusal of a worker whose ipc:// queues workers on other hosts cannot reach; None if all can."""
+        """Refusal of a worker whose queues are at a file, where workers on other hosts cannot reach them; None if all
+        can."""
         for other in self._run.registry.members.values():
             if (
-                hello.endpoint.startswith("ipc://")
+                hello.endpoint.startswith(("shm://", "ipc://"))
                 and other.endpoint
                 and other.host != hello.host
                 and other.index != hello.claim

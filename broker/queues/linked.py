@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 
 from stageline.broker.codec.message import Message, messages_per_step
-from stageline.broker.errors import QueueClosed
+from stageline.broker.errors import ForeignMessage, QueueClosed
 
 from .base import Depth, QueueKey
 from .delivery import Receiver, Sender
@@ -36,6 +36,7 @@ class LinkedQueues(QueueEnds):
 
     outbound_link: OutboundLink
     endpoint: str
+    schemes: tuple[str, ...]  # of the endpoints that it can connect to
 
     def __init__(self, run: str, incarnation: int, options: QueueOptions) -> None:
         super().__init__(run, incarnation, options)
@@ -62,7 +63,8 @@ class LinkedQueues(QueueEnds):
         """Called once."""
 
     def connect(self, peers: Mapping[QueueKey, str]) -> None:
-        """Takes each of these queues from the producer at its endpoint, from now on."""
+        """Takes each of these queues from the producer at its endpoint, from now on. Raises `ForeignMessage` for an
+        endpoint of another kind of queues."""
         for key, endpoint in peers.items():
             end = self.inbound(key)
             if isinstance(end, LinkedInbound):
@@ -103,6 +105,11 @@ class LinkedQueues(QueueEnds):
                 return found
 
     def _link_to(self, endpoint: str) -> InboundLink:
+        if not endpoint.startswith(self.schemes):
+            raise ForeignMessage(
+                f"the queues of another worker are at {endpoint}, this one's at {self.endpoint}; set the same "
+                "queues.url for every worker"
+            )
         if endpoint not in self._links:
             self._links[endpoint] = self._open_link(endpoint)
         return self._links[endpoint]

@@ -19,7 +19,7 @@ class QueuesPlan(Section):
     """What carries the messages, and how many bytes of them a producer retains."""
 
     url: Annotated[str, address(addresses.QUEUES)] = Field(
-        default="ipc://",
+        default=addresses.LOCAL_QUEUES,
         description="What carries the messages between workers.",
         examples=list(addresses.QUEUES.values()),
     )

@@ -83,7 +83,7 @@ def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(f
     """The test is worker 0, and answers worker 1's requests for activations with what is not of this run."""
     broker = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}")
     url = address_of(broker)
-    worker = workspace.start("worker", ".", "--broker", url, "--index", "1")
+    worker = workspace.start("worker", ".", "--broker", url, "--index", "1", "--set", "queues.url=ipc://")
     until(worker.stderr, "assigned")  # the impostor makes no progress: its lease must not run out before
     with zmq.Context() as context, context.socket(zmq.ROUTER) as queues, context.socket(zmq.DEALER) as control:
         control.set(zmq.LINGER, 0)

@@ -44,7 +44,7 @@ class ConsumerConnection:
     def transmit(self, parts: Sequence[Frame]) -> bool:
         """Sends one packet. False if there is no room for it now. Raises `RouteGone`."""
         try:
-            self.socket.sendmsg(parts)
+            self.socket.send(b"".join(parts))  # short: to join them is faster than to have the system do it
         except BlockingIOError:
             self.blocked = True
             return False

@@ -99,10 +99,10 @@ class Dialer(InboundLink):
         """The frames of a message or of a reply. Raises `BadMessage`."""
         kind = packet[0]
         if kind == MESSAGE:
-            return [*split(packet[1:])]
+            return split(packet[1:])
         if kind == PLACE and len(packet) == RANGE.size and self._memory is not None:
             _, place, size = RANGE.unpack(packet)
-            return [*split(self._memory.read(place, size))]
+            return split(self._memory.read(place, size))
         if kind == REPLY:
             return [b"", packet[1:]]
         if kind == MEMORY and len(packet) == NUMBER.size and len(descriptors) == 1:

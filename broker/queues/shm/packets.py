@@ -13,7 +13,6 @@ Both ends are processes of one user on one machine: numbers are in its own byte 
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
 
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
@@ -32,17 +31,21 @@ def preamble(frames: Sequence[Frame]) -> bytes:
     return _lengths(len(frames)).pack(len(frames), *map(len, frames))
 
 
-def split(content: memoryview) -> list[memoryview]:
+def split(content: memoryview) -> list[Frame]:
     """The frames of a message. Raises `BadMessage` unless their lengths are those of `content`."""
     if len(content) < _COUNT.size:
         raise BadMessage(f"a message of {len(content)} bytes, which is too short for one")
     layout = _lengths(_COUNT.unpack_from(content)[0])
     if layout.size > len(content) or layout.size == _COUNT.size:
         raise BadMessage(f"a message of {len(content)} bytes cannot have the frames that it announces")
-    places = list(accumulate(layout.unpack_from(content)[1:], initial=layout.size))
-    if places[-1] != len(content):
-        raise BadMessage(f"a message of {len(content)} bytes announces frames of {places[-1] - layout.size}")
-    return [content[begin:end] for begin, end in pairwise(places)]
+    frames: list[Frame] = []
+    end = layout.size
+    for length in layout.unpack_from(content)[1:]:
+        begin, end = end, end + length
+        frames.append(content[begin:end])
+    if end != len(content):
+        raise BadMessage(f"a message of {len(content)} bytes announces frames of {end - layout.size}")
+    return frames
 
 
 @lru_cache(maxsize=64)

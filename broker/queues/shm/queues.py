@@ -28,6 +28,7 @@ from .patience import Looking
 class ShmQueues(LinkedQueues):
     """All queue ends of one worker. `url`: `shm://` and the path of a socket. Raises `EndpointTaken`."""
 
+    schemes = ("shm://",)
     _links: dict[str, Dialer]  # type: ignore[assignment]  # no other kind is opened here
 
     def __init__(self, run: str, incarnation: int, url: str, options: QueueOptions) -> None:

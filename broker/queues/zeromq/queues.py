@@ -34,6 +34,7 @@ class ZeroMQQueues(LinkedQueues):
     bound.
     """
 
+    schemes = ("ipc://", "tcp://")
     _links: dict[str, Dealer]  # type: ignore[assignment]  # no other kind is opened here
 
     def __init__(self, run: str, incarnation: int, bind_url: str, options: QueueOptions) -> None:

@@ -10,6 +10,8 @@ from stageline.pipeline.plan import PlanRefused, from_mapping, read_plan
 from stageline.pipeline.plan.models import PlanTables, section
 from support.small_plans import SMALLEST, VALUES, the_error
 
+QUEUES = '"memory://", "shm://", "ipc://", "tcp://127.0.0.1:5600", "redis://127.0.0.1:6379/0"'
+
 BAD = """\
 colour = 3
 [run]
@@ -111,12 +113,8 @@ WRONG = [
         "model.options",
         "at: x: a PosixPath does not travel: write it as text, and read it in the factory",
     ),
-    (
-        {"queues__url": "http://h"},
-        "queues.url",
-        '"memory://", "ipc://", "tcp://127.0.0.1:5600", "redis://127.0.0.1:6379/0"',
-    ),
-    ({"queues__url": "tcp"}, "queues.url", '"memory://", "ipc://", "tcp://127.0.0.1:5600", "redis://127.0.0.1:6379/0"'),
+    ({"queues__url": "http://h"}, "queues.url", QUEUES),
+    ({"queues__url": "tcp"}, "queues.url", QUEUES),
     ({"queues__url": "tcp://h"}, "queues.url", "tcp:// goes with a host and a port"),
     ({"broker__url": "tcp://h:65536"}, "broker.url", "a port is at most 65535"),
     ({"queues__url": "redis://h:65536/0"}, "queues.url", "a port is 0 to 65535"),

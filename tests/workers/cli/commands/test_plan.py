@@ -13,7 +13,7 @@ def test_a_plan_is_shown_with_who_decided_each_key_and_what_the_stages_take(work
     rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
     assert rows["run.steps"] == ["run.steps", "9", "--set"]
     assert rows["model.cut"] == ["model.cut", "[2]", "file"]
-    assert rows["queues.url"] == ["queues.url", '"ipc://"', "default"]
+    assert rows["queues.url"] == ["queues.url", '"shm://"', "default"]
     assert "forward-1" in rows
 
 
