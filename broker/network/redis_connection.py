@@ -9,11 +9,12 @@ A server can carry a run if it has version 6.2 or newer, and never evicts keys.
 import re
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
 from typing import Any, TypeAlias
 
 import hiredis
+import msgspec
 from redis.backoff import NoBackoff
 from redis.connection import (
     AbstractConnection,
@@ -55,12 +56,15 @@ _MISPLACED = (MovedError, AskError, ClusterCrossSlotError)
 _TYPES = {b"X": "stream", b"H": "hash", b"L": "list", b"R": "list", b"B": "list"}  # by a command's first letter
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Commands that are carried out together, and the function that takes their answers."""
+class Exchange(msgspec.Struct, frozen=True):
+    """Commands that are carried out together, and the function that takes their answers.
+
+    `has_more`: what is asked next depends on them, so they must not be left unread.
+    """
 
     unit: Unit
     receive: Callable[[list[Any]], None]
+    has_more: bool = False
 
 
 class RedisAway(BrokerError):
@@ -94,6 +98,10 @@ class RedisLink:
         self.warnings: tuple[str, ...] = ()
         self.is_fit = False  # the connection is made, and its server was checked
         self._connection: Any = _connection(url, self.address)  # its methods have no types
+        self._open: tuple[Any, hiredis.Reader] | None = None  # the socket, and what takes its answers apart
+        self._buffer = bytearray(READ)
+        self._answers: list[Any] = []  # those that are here, while others of the same units are not
+        self._explained = _Explained(self.close, self._trouble)
 
     def exchange(self, units: Sequence[Unit]) -> list[list[Any]]:
         """Carries out the units, each as a whole. The answers of each.
@@ -120,6 +128,17 @@ class RedisLink:
             raise RedisAway(f"the connection to Redis at {self.address} broke")
         return self._receive(units)
 
+    def receive_now(self, units: Sequence[Unit]) -> list[list[Any]] | None:
+        """As `receive`, if all answers are here. If not, does not wait: None."""
+        with self._explained:
+            return self._outcomes(units) if self._read(units, 0.0) else None
+
+    @property
+    def fd(self) -> int:
+        """The descriptor that is readable when more of an answer is here. Only while `is_fit`."""
+        number: int = self._connection._sock.fileno()
+        return number
+
     def ask(self, *command: bytes | memoryview) -> Any:
         """The answer to one command. Raises `RedisRefusal` if it is an error."""
         (outcome,) = self.exchange([[command]])
@@ -131,37 +150,62 @@ class RedisLink:
 
     def close(self) -> None:
         self.is_fit = False
+        self._open = None
+        self._answers.clear()
         self._connection.disconnect()
 
     def _send(self, packed: Sequence[bytes | memoryview]) -> None:
-        with self._explained():
-            self._connection.connect()
+        with self._explained:
+            if self._open is None:
+                self._connection.connect()
+                errors = self._connection._parser.parse_error  # redis-py's classes for what servers answer
+                self._open = self._connection._sock, hiredis.Reader(protocolError=InvalidResponse, replyError=errors)
             self._connection.send_packed_command(packed, check_health=False)
 
     def _receive(self, units: Sequence[Unit]) -> list[list[Any]]:
-        with self._explained():
-            outcomes = [self._outcome(unit) for unit in units]
-            return [self._named(unit, outcome) for unit, outcome in zip(units, outcomes, strict=True)]
+        with self._explained:
+            self._read(units, self._connection.socket_timeout)
+            return self._outcomes(units)
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """After any error the connection is closed: answers may still be on their way."""
+    def _read(self, units: Sequence[Unit], timeout: float) -> bool:
+        """Reads until all answers to the units are here. False if they are not, with a `timeout` of 0 seconds."""
+        if self._open is None:
+            raise ConnectionError("the connection was closed")
+        connected, reader = self._open
+        missing = sum(map(_count, units)) - len(self._answers)
+        while missing:
+            answer = reader.gets()
+            if answer is not False:
+                self._answers.append(self._checked(answer))
+                missing -= 1
+            elif not self._feed(connected, reader, timeout):
+                return False
+        return True
+
+    def _feed(self, connected: Any, reader: Any, timeout: float) -> bool:
+        connected.settimeout(timeout)
         try:
-            yield
-        except (RedisError, OSError) as error:
-            self.close()
-            raise self._trouble(error) from error
-        except BaseException:  # anything else that interrupts an answer is raised as it is
-            self.close()
-            raise
+            count = connected.recv_into(self._buffer)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        finally:
+            connected.settimeout(self._connection.socket_timeout)
+        if not count:
+            raise ConnectionError("the server closed the connection")
+        reader.feed(self._buffer, 0, count)
+        return True
 
-    def _outcome(self, unit: Unit) -> list[Any]:
+    def _outcomes(self, units: Sequence[Unit]) -> list[list[Any]]:
+        answers, self._answers = iter(self._answers), []
+        return [self._named(unit, self._outcome(unit, answers)) for unit in units]
+
+    def _outcome(self, unit: Unit, answers: Iterator[Any]) -> list[Any]:
         if len(unit) == 1:
-            return [self._answer()]
-        queued = [self._answer() for _ in range(len(unit) + 1)]
-        match self._answer():
-            case list(answers) if len(answers) == len(unit):
-                return [self._checked(answer) for answer in answers]
+            return [next(answers)]
+        queued = list(islice(answers, len(unit) + 1))
+        match next(answers):
+            case list(carried_out) if len(carried_out) == len(unit):
+                return [self._checked(answer) for answer in carried_out]
             case None:
                 return [ResponseError("a watched key was changed by another client")]
             case ResponseError() as error:
@@ -169,18 +213,16 @@ class RedisLink:
             case answer:
                 raise InvalidResponse(f"{answer!r} is no answer to a transaction")
 
-    def _answer(self) -> Any:
-        try:
-            return self._connection.read_response(disconnect_on_error=False)
-        except ResponseError as error:
-            return self._checked(error)
-
     def _checked(self, answer: Any) -> Any:
-        """The answer. Raises `RedisUnfit` if trying again cannot mend it."""
+        """The answer. Raises an error that is not of one command; `RedisUnfit` if trying again cannot mend it."""
+        if not isinstance(answer, RedisError):
+            return answer
         if isinstance(answer, NoPermissionError):
             raise RedisUnfit(f"the user of this run may not do all it needs at {self.address}: {answer}")
         if isinstance(answer, _MISPLACED):
             raise RedisUnfit(f"the keys of this run cannot be kept at {self.address}: {answer}")
+        if not isinstance(answer, ResponseError):
+            raise answer
         return answer
 
     def _named(self, unit: Unit, outcome: list[Any]) -> list[Any]:
@@ -198,8 +240,7 @@ class RedisLink:
         return KeyReplaced(f"key {key} {found}: another client replaced it. Delete it, and the run goes on")
 
     def _type_of(self, key: bytes | memoryview) -> str:
-        self._connection.send_packed_command(pack([[(b"TYPE", key)]]), check_health=False)
-        answer = self._answer()
+        ((answer,),) = self.exchange([[(b"TYPE", key)]])
         return answer.decode() if isinstance(answer, bytes) else "key of another type"
 
     def _trouble(self, error: RedisError | OSError) -> BrokerError:
@@ -217,6 +258,30 @@ class RedisLink:
         if isinstance(error, ResponseError) and not garbled:  # in the handshake: an unknown database, for example
             return RedisUnfit(f"Redis at {self.address} refuses the connection: {_plain(error)}")
         return RedisAway(f"Redis at {self.address} cannot be reached: {_plain(error)}")
+
+
+def _count(unit: Unit) -> int:
+    """How many answers come: in a transaction also to MULTI, to each command that it is queued, and to EXEC."""
+    return 1 if len(unit) == 1 else len(unit) + 2
+
+
+class _Explained:
+    """After any error in it the connection is closed: answers may still be on their way."""
+
+    def __init__(self, close: Callable[[], None], explain: Callable[[RedisError | OSError], BrokerError]) -> None:
+        self._close = close
+        self._explain = explain
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._close()
+        if isinstance(error, (RedisError, OSError)):
+            raise self._explain(error) from error  # anything else is raised as it is
 
 
 def sound(answers: list[Any]) -> list[Any]:
@@ -256,7 +321,7 @@ def _connection(url: str, address: str) -> AbstractConnection:
         options = {"socket_timeout": SILENCE, "socket_connect_timeout": CONNECTING, **options}
         if not issubclass(make, UnixDomainSocketConnection):
             options = {"socket_keepalive": True, **options}
-        connection: AbstractConnection = make(**options, retry=Retry(NoBackoff(), 0), protocol=2, socket_read_size=READ)
+        connection: AbstractConnection = make(**options, retry=Retry(NoBackoff(), 0), protocol=2)
     except (TypeError, ValueError) as error:
         raise RedisUnfit(
             f"{address} is not an address of a Redis server: {error}. Write redis://host:6379/0, rediss:// for TLS, "

@@ -15,6 +15,7 @@ import torch
 from stageline.broker.errors import Fenced
 from stageline.broker.network import redis_connection
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.redis import redis_thread
 from stageline.broker.queues.redis import sender_thread as sender_module
 from stageline.broker.queues.redis.queues import RedisQueues
 from support.proxy import Proxy
@@ -140,7 +141,7 @@ def _close(queues: RedisQueues) -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sender_module, "IDLE", 0.05)
-    monkeypatch.setattr(sender_module, "LONGEST_RETRY", 0.1)
+    monkeypatch.setattr(redis_thread, "LONGEST_RETRY", 0.1)
     monkeypatch.setattr(redis_connection, "SILENCE", 0.3)
     return
 

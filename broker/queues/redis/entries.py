@@ -22,9 +22,9 @@ incarnation that replaced it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.codec.message import Frame
@@ -49,8 +49,7 @@ class EntryId(NamedTuple):
         return b"%d-%d" % self
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEntry:
+class StreamEntry(msgspec.Struct, frozen=True):
     """Part of a message; the last part has its header."""
 
     id: EntryId

@@ -1,9 +1,11 @@
 """Queues over a Redis server (or Valkey): workers need nothing but a connection to it. `entries.py` has its keys.
 
     worker 0                                                       worker 1
-    put -> Sender ── StreamWriter ── sender thread ──>  Redis  ──> receiver thread ── StreamReader ── Receiver -> take
-                     StreamWriter <─ receiver thread           <── sender thread ──── StreamReader
-    computing      |     threads of their own        |         |     threads of their own        |        computing
+    put -> Sender ── StreamWriter ── SenderThread ───>  Redis  ──> ReceiverThread ─── StreamReader ── Receiver -> take
+                     StreamWriter <─ ReceiverThread            <── SenderThread ───── StreamReader
+
+What these two do is done by the computing thread, as far as it needs no waiting, while that puts and takes messages;
+else by threads of their own: `redis_thread.py`.
 
 The server keeps every message until it is trimmed, and so does its producer, which adds it again if the server forgot.
 """
@@ -25,7 +27,8 @@ from stageline.pipeline.tree import Tree
 
 from .entries import layout, prefix
 from .receiver_thread import ReceiverThread
-from .sender_thread import SenderThread, SharedEnds
+from .redis_thread import SharedEnds
+from .sender_thread import SenderThread
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter
 
@@ -70,8 +73,6 @@ class RedisQueues(QueueEnds):
         self.changed = self._shared.changed
         links = RedisLink(url), RedisLink(url)
         self._wakeup = Wakeup()
-        self._poll = select.poll()
-        self._poll.register(self._wakeup.fd, select.POLLIN)
         layout_entry = layout(run, options.microbatches)
         self._sender = SenderThread(links[0], self._shared, self._wake, layout_entry, options.patience)
         self.kick = self._sender.kick
@@ -98,15 +99,14 @@ class RedisQueues(QueueEnds):
         self._wakeup.ring()
 
     def pump(self, timeout: float) -> None:
-        """The threads serve the queues; this waits for a `ring`. Raises the error that ended one of them."""
+        """Waits for a `ring`, and serves the queues meanwhile. Raises the error that ended one of the threads."""
         self.check_open()
         if timeout > 0:
             self.wait_for(lambda: None, timeout)
 
     def flush(self, timeout: float) -> bool:
         """Waits until the server has all that may be sent to it now. False if it has not after `timeout` seconds."""
-        with self.changed:
-            return self.changed.wait_for(lambda: self._sender.is_settled or self._shared.failure is not None, timeout)
+        return self._sender.flush(timeout)
 
     def close(self) -> None:
         """Waits a second at most for what is on its way out."""
@@ -131,19 +131,35 @@ class RedisQueues(QueueEnds):
 
     def wait_for(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
         until = monotonic() + timeout
-        self._is_waiting = True
+        leads = False  # this thread reads what the server sends
         try:
             while True:
+                self._is_waiting = True
                 self.check_open()
                 rung, self._rung = self._rung, False
                 found = look()
                 pause = until - monotonic()
                 if found is not None or rung or pause <= 0:
                     return found
-                self._poll.poll(max(1, 1000 * pause))
-                self._wakeup.silence()
+                leads = self._receiver.ask(leads=leads)
+                if self._poll(pause, leads=leads):
+                    self._is_waiting = False
+                    leads = self._receiver.receive()
         finally:
             self._is_waiting = False
+            if leads:
+                self._receiver.lead.release()
+
+    def _poll(self, seconds: float, *, leads: bool) -> bool:
+        """Waits for a `ring`, and, with the lead, for the server. Whether more is here from that."""
+        poll = select.poll()
+        poll.register(self._wakeup.fd, select.POLLIN)
+        if leads:
+            poll.register(self._receiver.link.fd, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(max(1, 1000 * seconds))]
+        if self._wakeup.fd in ready:
+            self._wakeup.silence()
+        return any(fd != self._wakeup.fd for fd in ready)
 
     def _wake(self) -> None:
         if self._is_waiting:
@@ -187,7 +203,6 @@ class RedisOutbound:
     def trim(self, step: int) -> None:
         with self._queues.changed:
             self._writer.log.trim(step)
-            self._queues.kick()
 
     def empty(self, step: int, rest: Tree = None) -> None:
         """On the server the content stays until it is trimmed."""
@@ -217,7 +232,8 @@ class RedisInbound:
 
     def take(self, timeout: float) -> Message | None:
         self._queues.check_open()
-        return self._queues.wait_for(self._look, timeout) if timeout > 0 else self._look()
+        message = self._look()
+        return message if message is not None or timeout <= 0 else self._queues.wait_for(self._look, timeout)
 
     def rewind(self, step: int) -> None:
         with self._queues.changed:
@@ -227,6 +243,6 @@ class RedisInbound:
     def _look(self) -> Message | None:
         with self._queues.changed:
             message = self._reader.pop()
-            if self._reader.receiver.must_report:
+            if self._reader.receiver.must_report and self._reader.receiver.ready:  # else when it is asked for more
                 self._queues.kick()
             return message

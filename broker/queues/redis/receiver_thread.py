@@ -1,22 +1,38 @@
 """The thread that reads ahead from Redis: messages for the readers of a worker, and credit for its writers. A message
 is ready, whole and checked, before the compute loop asks for it.
+
+While that loop waits for messages again and again, it reads them itself, and the thread only looks whether it still
+does.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any
 
+import msgspec
+
 from stageline.broker.errors import BadMessage, ForeignMessage
-from stageline.broker.network.redis_connection import Command, RedisLink, sound
+from stageline.broker.network.redis_connection import Command, RedisLink, Unit, pack, sound
 from stageline.broker.queues.delivery import Retention
 
 from .entries import EntryId, last_entry, read_credit, read_retention
-from .sender_thread import RedisThread, SharedEnds
+from .redis_thread import RedisThread, SharedEnds
 from .stream_reader import StreamReader, WholeMessage
 
 BLOCK = 0.1  # seconds that the server holds an answer back when there is nothing
 BLOCK_BRIEFLY = 0.01  # the same while some queue has no room or pauses, and may be read again at any moment
 READ_AHEAD = 16 * 2**20  # bytes read at once, about
+PARKED = 0.005  # seconds without a wait of the computing thread, after which this one reads ahead
+OVERDUE = 1.0  # seconds for an answer, after which the thread waits for it: the connection may be lost
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What was asked for, and when: the announcements of the `doubtful`, and entries from `places` on."""
+
+    since: float
+    units: list[Unit]
+    doubtful: list[StreamReader]
+    places: dict[StreamReader, tuple[int, EntryId]]
 
 
 class ReceiverThread(RedisThread):
@@ -26,25 +42,72 @@ class ReceiverThread(RedisThread):
     def __init__(self, link: RedisLink, ends: SharedEnds, wake: Callable[[], None], kick: Callable[[], None]) -> None:
         super().__init__("receiver", link, ends, wake)
         self._kick = kick
+        self._request: Request | None = None  # what was asked for, and is not here yet
+        self._uses = self._seen = 0  # how often the computing thread has wanted to lead, and as this thread knows it
+
+    def ask(self, *, leads: bool) -> bool:
+        """Asks for messages, for the computing thread, which is about to wait; `leads` if it has the lead. Whether it
+        has it now: then it waits for `link`, calls `receive` when more is here, and releases `lead` in the end."""
+        if not leads:
+            self._uses += 1
+            leads = self.can_lead()
+        return leads and self.act(self._ask_now)
+
+    def receive(self) -> bool:
+        """Takes in what is here, for the computing thread. Whether it still has the lead."""
+        return self.act(self._receive_now)
+
+    def _take_lead(self) -> bool:
+        while not self._ends.over.is_set():
+            if self._uses == self._seen and self.lead.acquire(blocking=False):
+                return True
+            self._seen = self._uses
+            self._wait(PARKED)
+        return False
 
     def _turn(self) -> None:
+        if self._request is None or not self.link.is_fit:
+            self._request = self._ask()
+        if self._request is None:
+            self._wait(BLOCK_BRIEFLY)
+        else:
+            self._receive(self._request, self.link.receive(self._request.units))
+
+    def _ask_now(self) -> bool:
+        self._request = self._request or self._ask()
+        return self._request is not None and monotonic() - self._request.since < OVERDUE
+
+    def _receive_now(self) -> bool:
+        outcomes = self.link.receive_now(self._request.units) if self._request else None
+        if self._request is not None and outcomes is not None:
+            self._receive(self._request, outcomes)
+        return True
+
+    def _ask(self) -> Request | None:
+        now = monotonic()
         with self._ends.changed:
-            now = monotonic()
             places = {reader: place for reader in self._ends.readers if (place := reader.position(now))}
             doubtful = [reader for reader in self._ends.readers if reader.has_doubts]
             after = {writer.keys.taken: EntryId(*writer.sender.newest) for writer in self._ends.writers}
             after |= {reader.keys.entries: place for reader, (_, place) in places.items()}
+            if any(reader.receiver.must_report for reader in self._ends.readers):
+                self._kick()
             block = (
                 BLOCK if all(reader in places for reader in self._ends.readers if reader.is_started) else BLOCK_BRIEFLY
             )
         if not after:
-            self._wait(block)
-            return
+            return None
         asks = [last_entry(reader.keys.kept) for reader in doubtful]
-        outcomes = self.link.exchange([[ask] for ask in [*asks, _read(after, _count(places), block)]])
+        units: list[Unit] = [[ask] for ask in [*asks, _read(after, _count(places), block)]]
+        self.link.send(pack(units))
+        return Request(now, units, doubtful, places)
+
+    def _receive(self, request: Request, outcomes: list[list[Any]]) -> None:
+        self._request = None
         *retentions, streams = [sound(outcome)[0] for outcome in outcomes]
         found: dict[bytes, Any] = dict(streams or ())
-        for reader, newest_entry in zip(doubtful, retentions, strict=True):
+        places = request.places
+        for reader, newest_entry in zip(request.doubtful, retentions, strict=True):
             self._receive_retention(reader, newest_entry, nothing=reader in places and reader.keys.entries not in found)
         self._receive_credit(found)
         for reader, (turn, _) in places.items():
@@ -57,7 +120,6 @@ class ReceiverThread(RedisThread):
             return
         with self._ends.changed:
             reader.update(entry_id, retention, nothing=nothing)
-            self._kick_for(reader)
         if reader.gap:
             self._wake()
 
@@ -76,7 +138,6 @@ class ReceiverThread(RedisThread):
     def _receive_entries(self, reader: StreamReader, turn: int, entries: Sequence[Any]) -> None:
         with self._ends.changed:
             whole = reader.read(turn, entries, monotonic())
-            self._kick_for(reader)
         for message in whole:
             self._receive_message(reader, message)
 
@@ -88,16 +149,10 @@ class ReceiverThread(RedisThread):
         except BadMessage as error:
             with self._ends.changed:
                 reader.count_damage(whole, str(error), monotonic())
-                self._kick_for(reader)
             return
         with self._ends.changed:
             reader.accept(whole, message, bits)
-            self._kick_for(reader)
         self._wake()
-
-    def _kick_for(self, reader: StreamReader) -> None:
-        if reader.receiver.must_report:
-            self._kick()
 
 
 def _count(readers: Iterable[StreamReader]) -> int:

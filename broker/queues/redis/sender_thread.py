@@ -1,14 +1,12 @@
 """The thread that sends the commands of a worker's stream writers and readers to Redis, so that computing never waits.
 
-All that is due at one moment is sent together; of each queue one transaction is under way at a time. While the server
-is away, or refuses, sending is tried again, more and more seldom; nothing is forgotten meanwhile.
+All that is due at one moment is sent together; the next is sent when that is answered. A small message is sent by the
+thread that puts it, and its answer is read when the next one is put, or by this thread within a second. While the
+server is away, or refuses, sending is tried again, more and more seldom; nothing is forgotten meanwhile.
 """
 
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
 
@@ -18,98 +16,23 @@ from stageline.broker.errors import BrokerError, QueueFull
 from stageline.broker.network.redis_connection import (
     INQUIRY,
     Exchange,
-    RedisAway,
     RedisKeyTaken,
     RedisLink,
     RedisRefusal,
     RedisUnfit,
+    Unit,
     pack,
     sound,
 )
 from stageline.broker.queues.base import Trouble
 
-from .stream_reader import StreamReader
-from .stream_writer import StreamWriter
+from .redis_thread import RedisThread, SharedEnds
 
 IDLE = 1.0  # seconds between two checks whether the server still has everything
 FITNESS = 5.0  # seconds between two checks of the server's settings
 SMALL = 2**16  # bytes that a socket accepts at once when nothing else is under way
-FIRST_RETRY, LONGEST_RETRY = 0.02, 1.0  # seconds before the first retry, and at most
-
-# What a damaged answer can lead to, since the protocol has no checksum: the commands are sent once more, over another
-# connection, before the error is believed.
-GARBLED = (RedisUnfit, TypeError, ValueError, LookupError)
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True, eq=False)
-class SharedEnds:
-    """What the computing thread and the two threads of a worker share; `changed` guards it.
-
-    `failure` is the error that ended one of the threads.
-    """
-
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    writers: list[StreamWriter] = field(default_factory=list)
-    readers: list[StreamReader] = field(default_factory=list)
-    closing: bool = False
-    failure: Exception | None = None
-
-    def close(self, failure: Exception | None = None) -> None:
-        """Lets both threads end."""
-        with self.changed:
-            self.closing = True
-            self.failure = failure or self.failure
-            self.changed.notify_all()
-
-
-class RedisThread(threading.Thread, ABC):
-    """Takes turns until `ends` are closing, over `link`. Calls `wake` after an error that trying again cannot mend."""
-
-    def __init__(self, name: str, link: RedisLink, ends: SharedEnds, wake: Callable[[], None]) -> None:
-        super().__init__(name=f"redis {name}", daemon=True)
-        self.link = link
-        self._ends = ends
-        self._wake = wake
-        self._pause = FIRST_RETRY
-        self._was_garbled = False
-
-    @abstractmethod
-    def _turn(self) -> None:
-        """Exchanges once with the server."""
-
-    def run(self) -> None:
-        try:
-            while not self._ends.closing:
-                self._try_turn()
-        except Exception as error:  # noqa: BLE001 - it is raised where the queues are used
-            self._ends.close(error)
-            self._wake()
-        finally:
-            self.link.close()
-
-    def _try_turn(self) -> None:
-        try:
-            self._turn()
-            self._pause, self._was_garbled = FIRST_RETRY, False
-        except (RedisAway, RedisRefusal) as error:
-            self._back_off(error)
-        except GARBLED as error:
-            if self._was_garbled:
-                raise
-            self._was_garbled = True
-            self.link.close()
-            self._back_off(error)
-
-    def _back_off(self, error: Exception) -> None:
-        """Waits a little, longer each time."""
-        self._wait(self._pause)
-        self._pause = min(2 * self._pause, LONGEST_RETRY)
-
-    def _wait(self, seconds: float) -> None:
-        with self._ends.changed:
-            self._ends.changed.wait_for(lambda: self._ends.closing, seconds)
 
 
 @dataclass(slots=True)
@@ -117,13 +40,14 @@ class Batch:
     """What is sent together."""
 
     exchanges: list[Exchange]
+    units: list[Unit]
     packed: list[bytes | memoryview]
     sent: bool = False
 
     @property
     def small(self) -> bool:
         """Whether it can be sent without waiting: the system takes it in whole, whatever the server does."""
-        return len(self.packed) == 1 and 0 < len(self.packed[0]) <= SMALL
+        return len(self.packed) == 1 and len(self.packed[0]) <= SMALL
 
 
 class SenderThread(RedisThread):
@@ -145,41 +69,80 @@ class SenderThread(RedisThread):
         self.trouble: Trouble | None = None  # why nothing can be sent now
         self._layout = layout
         self._patience = patience
-        self._is_waiting = False  # the thread waits for something to send
-        self._batch = Batch([], [])
+        self._batch: Batch | None = None  # what is on its way, or to be sent
+        self._is_called = False  # the thread has something to do
+        self._is_awaited = False  # the computing thread waits until all answers are here
         self._checked_at = float("-inf")
         self._fitness_at = monotonic()
         self._refused_since = 0.0  # since when the server has refused; 0: it does not
         self._connected_once = False
 
     def kick(self) -> None:
-        """Call when there may be something to send. A small batch is sent at once, by this thread, without waiting.
+        """Call when there may be something to send. If it is small, and all before it is answered, it is sent at once,
+        by this thread, without waiting. `changed` is held."""
+        if self.can_lead() and self.act(self._send_now):
+            self.lead.release()
+        else:
+            self._call()
 
-        `changed` is held.
-        """
-        if self._is_waiting:
-            self._batch = self._prepare()
-            self._is_waiting = not self._batch.exchanges
-            if self._batch.small and self.link.is_fit:
-                self._batch.sent = True
-                with suppress(RedisAway):  # the thread will notice
-                    self.link.send(self._batch.packed)
+    def flush(self, timeout: float) -> bool:
+        """Waits until the server has all that may be sent to it now. False if it has not after `timeout` seconds."""
+        ends = self._ends
+        with ends.changed:
+            self._is_awaited = True
+            self._call()
+            ends.changed.wait_for(lambda: self._is_settled or ends.failure is not None, timeout)
+            self._is_awaited = False
+            return self._is_settled or ends.failure is not None
+
+    def _call(self) -> None:
+        """Lets the thread send what is due and wait for the answers. `changed` is held."""
+        self._is_called = True
         self._ends.changed.notify_all()
 
     @property
-    def is_settled(self) -> bool:
+    def _is_settled(self) -> bool:
         """Whether all that may be sent has arrived."""
         return (
-            self._is_waiting
+            self._batch is None
+            and not self._is_called
             and all(writer.is_settled for writer in self._ends.writers)
             and not any(reader.receiver.must_report for reader in self._ends.readers)
         )
 
+    def _take_lead(self) -> bool:
+        with self._ends.changed:
+            self._ends.changed.wait_for(lambda: self._is_called or self._ends.over.is_set(), IDLE)
+            self._is_called = False
+        return not self._ends.over.is_set() and self.lead.acquire()
+
     def _turn(self) -> None:
-        batch = self._next_batch()
-        if not batch.sent:
+        self._batch = self._batch or self._next_batch()
+        while self._batch is not None:
+            if not self._batch.sent:
+                self.link.send(self._batch.packed)
+            self._receive(self._batch, self.link.receive(self._batch.units))
+            self._batch = self._next_batch()
+        with self._ends.changed:
+            self._ends.changed.notify_all()
+
+    def _send_now(self) -> bool:
+        """As much of a turn as needs no waiting. False if the thread must do the rest."""
+        if self._batch is not None:
+            outcomes = self.link.receive_now(self._batch.units) if self._batch.sent else None
+            if outcomes is None:
+                return False
+            self._receive(self._batch, outcomes)
+        self._batch = batch = self._next_batch()
+        if batch is None:
+            return True
+        if batch.small:
             self.link.send(batch.packed)
-        outcomes = self.link.receive([exchange.unit for exchange in batch.exchanges])
+            batch.sent = True
+        return batch.sent and not self._is_awaited and not any(exchange.has_more for exchange in batch.exchanges)
+
+    def _receive(self, batch: Batch, outcomes: Sequence[list[Any]]) -> None:
+        self._batch = None
         refusals = []
         with self._ends.changed:
             for exchange, answers in zip(batch.exchanges, outcomes, strict=True):
@@ -195,22 +158,11 @@ class SenderThread(RedisThread):
             raise refusals[0]
         self._refused_since, self.trouble = 0.0, None
 
-    def _next_batch(self) -> Batch:
-        """Waits for something to send."""
+    def _next_batch(self) -> Batch | None:
         with self._ends.changed:
-            self._batch = self._prepare()
-            while not self._batch.exchanges and not self._ends.closing:
-                self._is_waiting = True
-                self._ends.changed.notify_all()
-                self._ends.changed.wait(IDLE)
-                if not self._batch.exchanges:  # `kick` has not prepared, and maybe sent, the next one
-                    self._batch = self._prepare()
-            self._is_waiting = False
-            return self._batch
-
-    def _prepare(self) -> Batch:
-        exchanges = list(self._exchanges())
-        return Batch(exchanges, pack([exchange.unit for exchange in exchanges]))
+            exchanges = list(self._exchanges())
+        units = [exchange.unit for exchange in exchanges]
+        return Batch(exchanges, units, pack(units)) if exchanges else None
 
     def _exchanges(self) -> Iterator[Exchange]:
         now = monotonic()
@@ -226,8 +178,7 @@ class SenderThread(RedisThread):
             if exchange := reader.next_exchange(idle=idle):
                 yield exchange
         for writer in self._ends.writers:
-            if exchange := writer.next_exchange(round(1000 * time()), idle=idle):
-                yield exchange
+            yield from writer.next_exchanges(round(1000 * time()), idle=idle)
 
     def _back_off(self, error: Exception) -> None:
         """Waits as both threads do. Raises `QueueFull` or `RedisUnfit` if the server has refused for too long, `error`
@@ -241,12 +192,13 @@ class SenderThread(RedisThread):
         if self._refused_since and monotonic() - self._refused_since > self._patience:
             raise self._given_up(error) from error
         with self._ends.changed:
+            self._batch = None
             self._checked_at = float("-inf")
             for writer in self._ends.writers:
                 writer.lose_connection()
             for reader in self._ends.readers:
                 reader.receiver.must_report = True
-            super()._back_off(error)
+        super()._back_off(error)
 
     def _given_up(self, error: Exception) -> BrokerError:
         if isinstance(error, RedisKeyTaken):

@@ -5,8 +5,9 @@ if that does not help, the message is announced as missing.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from stageline.broker.codec.message import (
     Message,
@@ -28,8 +29,7 @@ AGAIN = 0.1  # seconds before what was passed over or damaged is read again
 IN_VAIN = 3  # times that the same message was read without success, after which it is announced as missing
 
 
-@dataclass(frozen=True, slots=True)
-class WholeMessage:
+class WholeMessage(msgspec.Struct, frozen=True):
     """All entries of a message, not yet decoded. `turn` says since which rewind it was wanted."""
 
     number: int

@@ -4,9 +4,9 @@
     compare     those with what is put again
     add         the others; back to look when the stream is not as it was left: the server forgot, or others added
 
-One transaction of a queue is under way at a time, so that a refused message is never followed by the next one. What
-the server has forgotten is added again from the log. A stream with a hole cannot be mended, since its ids only grow: it
-is deleted and filled again. Consumers take messages only in order, whatever happens to the stream meanwhile.
+Messages of a queue are added by one transaction at a time, so that a refused message is never followed by the next one.
+What the server has forgotten is added again from the log. A stream with a hole cannot be mended, since its ids only
+grow: it is deleted and filled again. Consumers take messages only in order, whatever happens to the stream meanwhile.
 """
 
 from functools import partial
@@ -57,26 +57,30 @@ class StreamWriter:
         if is_newer and credit.missing is not None and credit.missing >= self.log.first:
             self._has_hole = True
 
-    def next_exchange(self, milliseconds: int, *, idle: bool) -> Exchange | None:
-        """What to ask next; None if everything is done. `idle`: check whether everything is as it was left.
+    def next_exchanges(self, milliseconds: int, *, idle: bool) -> list[Exchange]:
+        """What to ask next, in this order; nothing if everything is done. `idle`: check whether everything is as it was
+        left.
 
         `milliseconds` since 1970. Raises `Overwritten` if a message's tensor was written to after it was put.
         """
         due = self.sender.due()  # also skips what was trimmed
         if self._length is None:
-            return self._look()
+            return [self._look()]
         if self._has_hole:
-            return self._begin_again()
+            return [self._begin_again()]
+        exchanges = []
         if self._trimmed < self.log.first:
-            return self._trim(self.log.first)
+            exchanges.append(self._trim(self.log.first))
         retention = self.sender.retention
         advanced = retention.first > self._announced.first
         if self._announcer.must_announce or advanced or (idle and retention != self._announced):
             self._announced = retention
-            return Exchange(self._announcer.announce(*retention), self._announcer.check)
+            exchanges.append(Exchange(self._announcer.announce(*retention), self._announcer.check))
         if due is not None:
-            return self._compare() if self.sender.sent <= self._newest else self._add(milliseconds)
-        return Exchange([(b"XLEN", self.keys.entries), self._announcer.look], self._check) if idle else None
+            exchanges.append(self._compare() if self.sender.sent <= self._newest else self._add(milliseconds))
+        elif idle and not exchanges:
+            exchanges.append(Exchange([(b"XLEN", self.keys.entries), self._announcer.look], self._check))
+        return exchanges
 
     @property
     def is_settled(self) -> bool:
@@ -86,7 +90,7 @@ class StreamWriter:
 
     def _look(self) -> Exchange:
         key = self.keys.entries
-        return Exchange([(b"EXISTS", key), (b"XLEN", key), last_entry(key), self._announcer.look], self._looked)
+        return Exchange([(b"EXISTS", key), (b"XLEN", key), last_entry(key), self._announcer.look], self._looked, True)
 
     def _looked(self, answers: list[Any]) -> None:
         exists, length, newest, _ = sound(answers)
@@ -124,7 +128,7 @@ class StreamWriter:
             for number, frames in zip(numbers, batch, strict=True)
             for command in additions(self.keys.entries, number, frames, milliseconds, create=not self._exists)
         ]
-        return Exchange(commands, partial(self._added, numbers))
+        return Exchange(commands, partial(self._added, numbers), numbers.stop < self._addable)
 
     def _added(self, numbers: range, ids: list[Any]) -> None:
         if any(id_text is None or (isinstance(id_text, ResponseError) and _PASSED in str(id_text)) for id_text in ids):
@@ -135,7 +139,9 @@ class StreamWriter:
         sound(ids)
         for number in self._retained(numbers):
             self.log.frames(number)  # a tensor written to while it was on its way may have been sent torn
-        self._exists, self._length = True, (self._length or 0) + len(ids)
+        self._exists = True
+        if self._length is not None:
+            self._length += len(ids)
         self.sender.sent = numbers.stop
         self._newest = numbers.stop - 1
 
@@ -143,7 +149,7 @@ class StreamWriter:
         numbers, _ = self._batch()
         numbers = numbers[: self._newest + 1 - numbers.start]
         unit = [last_entry(self.keys.entries, number) for number in numbers]
-        return Exchange(unit, partial(self._compared, numbers))
+        return Exchange(unit, partial(self._compared, numbers), True)
 
     def _compared(self, numbers: range, answers: list[Any]) -> None:
         for number, found in zip(numbers, sound(answers), strict=True):
@@ -157,7 +163,8 @@ class StreamWriter:
 
     def _begin_again(self) -> Exchange:
         self._announced = Retention(self.log.first, self.log.first)
-        return Exchange([(b"DEL", self.keys.entries), *self._announcer.announce(*self._announced)], self._deleted)
+        unit = [(b"DEL", self.keys.entries), *self._announcer.announce(*self._announced)]
+        return Exchange(unit, self._deleted, True)
 
     def _deleted(self, answers: list[Any]) -> None:
         self._announcer.check(answers)
@@ -182,10 +189,15 @@ class StreamWriter:
         """Those that the log still has: it may have been trimmed while the server answered."""
         return range(max(numbers.start, self.log.first), max(numbers.stop, self.log.first))
 
+    @property
+    def _addable(self) -> int:
+        """All messages before it may be added now."""
+        return min(self.log.end, self.sender.limit)
+
     def _batch(self) -> tuple[range, list[list[Frame]]]:
         """The messages of the next transaction."""
         sent = self.sender.sent
-        numbers = range(sent, min(self.log.end, self.sender.limit, sent + BATCH_MESSAGES))
+        numbers = range(sent, min(self._addable, sent + BATCH_MESSAGES))
         batch: list[list[Frame]] = []
         size = 0
         for number in numbers:

@@ -4,8 +4,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from stageline.broker.network.redis_connection import RedisAway, RedisLink, RedisUnfit, check_fitness
+from stageline.broker.network.redis_connection import RedisAway, RedisLink, RedisUnfit, Unit, check_fitness, pack
 from support.proxy import Proxy
+from support.queue_pair import wait_for
 from support.redis_queues import acl, line_at, payloads, put_all, take_all, use, worker
 from support.redis_server import RedisServer
 from support.tls_proxy import CERTIFICATE, TlsProxy
@@ -80,6 +81,17 @@ def test_a_handshake_that_is_damaged_on_its_way_is_repeated(stack: ExitStack, se
     with pytest.raises(RedisAway, match="Protocol error"):
         link.ask(b"PING")
     assert link.ask(b"PING") == b"PONG"
+
+
+def test_answers_that_are_not_here_are_not_waited_for(stack: ExitStack, server: RedisServer) -> None:
+    client = stack.enter_context(closing(server.client()))
+    link = stack.enter_context(closing(RedisLink(server.url)))
+    units: list[Unit] = [[(b"PING",)], [(b"SET", b"key", b"1"), (b"GET", b"key")], [(b"BLPOP", b"list", b"0")]]
+    link.send(pack(units))
+    wait_for(lambda: client.get("key"))
+    assert link.receive_now(units) is None
+    client.rpush("list", "x")
+    assert wait_for(lambda: link.receive_now(units)) == [[b"PONG"], [b"OK", b"1"], [[b"list", b"x"]]]
 
 
 def test_an_old_server_is_named() -> None:

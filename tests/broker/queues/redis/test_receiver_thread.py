@@ -10,10 +10,31 @@ from stageline.broker.codec.message import Flow, Message, messages_per_step
 from stageline.broker.errors import BadMessage
 from stageline.broker.network import redis_connection
 from stageline.broker.queues.base import QueueKey
+from stageline.broker.queues.redis import receiver_thread
+from stageline.broker.queues.redis.receiver_thread import ReceiverThread
 from support.proxy import Flip, Proxy
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
 from support.redis_queues import STREAM, line_at, payloads, put_all, take_all, worker
 from support.redis_server import RedisServer, shared_server
+
+
+def test_a_waiting_computing_thread_reads_itself(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = line_at(stack, shared_server().own_database())
+    line.put(0)
+    line.take()
+    monkeypatch.setattr(ReceiverThread, "_take_lead", lambda thread: not thread._ends.over.wait())
+    for number in range(1, 8):  # the window: the producer does not wait for messages, so no more credit is read
+        line.put(number)
+        assert line.take().sequence == number
+
+
+def test_a_thread_takes_over_a_connection_without_answers(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that a computing thread has asked over may be lost, and that thread never waits long enough to see it."""
+    monkeypatch.setattr(receiver_thread, "OVERDUE", 0.0)
+    line = line_at(stack, shared_server().own_database())
+    for number in range(20):
+        line.put(number)
+        assert line.take().sequence == number
 
 
 def test_a_frozen_server_stops_no_computation(

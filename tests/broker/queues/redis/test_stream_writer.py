@@ -62,8 +62,9 @@ def writer(count: int, incarnation: int = 3, *, scale: float = 1.0) -> StreamWri
 
 
 def settle(end: StreamWriter, server: StreamServer) -> None:
-    while exchange := end.next_exchange(0, idle=False):
-        exchange.receive(server.carry_out(exchange.unit))
+    while exchanges := end.next_exchanges(0, idle=False):
+        for exchange in exchanges:
+            exchange.receive(server.carry_out(exchange.unit))
     assert end.is_settled
 
 
@@ -109,8 +110,7 @@ def test_messages_that_the_server_forgot_are_added_again_and_counted(noticed_by:
         end.update(Credit(5, 2, received=2, limit=6, missing=2))
     else:
         for _ in range(2):  # the announcement comes first
-            check = end.next_exchange(0, idle=True)
-            assert check is not None
+            [check] = end.next_exchanges(0, idle=True)
             check.receive(server.carry_out(check.unit))
     settle(end, server)
     assert server.numbers(end.keys.entries) == [0, 1, 2, 3, 4, 5]
