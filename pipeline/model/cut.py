@@ -128,6 +128,12 @@ def first_trainable(segments: Sequence[Segment]) -> int:
     )
 
 
+def frozen_stages(segments: Sequence[Segment]) -> tuple[int, ...]:
+    """Those above the first that trains of which nothing is trained."""
+    first = first_trainable(segments)
+    return tuple(part.index for part in segments if part.index > first and not part.trainable)
+
+
 def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool) -> Stage:
     """Makes the stage that computes `part`, with the plan's optimizer, and the plan's loss if it is the last. Reads its
     weights, if they are in files.

@@ -22,7 +22,7 @@ from stageline.broker.codec.message import (
 )
 from stageline.broker.queues.base import Depth, QueueKey
 from stageline.broker.queues.delivery import Receiver, Sender
-from stageline.broker.queues.ends import QueueEnds, QueueOptions
+from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions
 from stageline.broker.queues.log import Log
 from stageline.broker.queues.zeromq.requests import CreditRequest, Requester, RetentionReply, reply_to
 
@@ -86,7 +86,7 @@ class SimulatedQueues(QueueEnds):
             self.wakeup.wait(min(timeout, self._due() - self.process.clock.now))
             self.serve()
 
-    def wait_for(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
+    def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
         """What `look` finds within `timeout` seconds."""
         deadline = self.process.clock.now + timeout
         while True:
@@ -218,6 +218,9 @@ class SimulatedOutbound:
     def put(self, message: Message) -> None:
         self._sender.log.put(message, self._queues.process.clock.now)
         self._queues.flush(self._sender)
+
+    def has_credit(self, number: int, timeout: float) -> bool:
+        return bool(self._queues.wait_for(lambda: number < self._sender.limit or None, timeout))
 
     def depth(self) -> Depth:
         return self._sender.depth(self._queues.process.clock.now)

@@ -22,7 +22,7 @@ from stageline.broker.codec.message import Message, messages_per_step
 from stageline.broker.errors import EndpointTaken, QueueClosed
 from stageline.broker.queues.base import Depth, QueueKey, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
-from stageline.broker.queues.ends import QueueEnds, QueueOptions, Wakeup
+from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup
 from stageline.broker.queues.log import Log
 
 from .connection import Context
@@ -95,7 +95,7 @@ class ZeroMQQueues(QueueEnds):
         if self._closed:
             raise QueueClosed(f"the queues of incarnation {self.incarnation} in run {self.run!r} are closed")
 
-    def wait_for(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
+    def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
         until = monotonic() + timeout
         while True:
             rung = self._poll(until)
@@ -167,6 +167,13 @@ class ZeroMQOutbound:
         self._router.flush(self._sender)
         if self._sender.is_behind:
             self._router.serve()
+
+    def has_credit(self, number: int, timeout: float) -> bool:
+        self._queues.check_open()
+        if number < self._sender.limit:
+            return True
+        granted = self._queues.wait_for(lambda: number < self._sender.limit or None, timeout)
+        return bool(granted)
 
     def depth(self) -> Depth:
         return self._sender.depth(monotonic())
