@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor
 
-from stageline import Line, ModelRefused
+from stageline import Line, ModelRefused, traced
 from stageline.pipeline.plan import read_plan
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
 from support import reference
 from support.fork_server import ForkServer, Kill
-from support.frozen.model import build, loss
+from support.frozen.model import build, is_bad, loss
 from support.redis_server import RedisServer
+from support.whole_models import ADAM as WHOLE_ADAM
+from support.whole_models import WHOLE_MODELS, mean_loss, train_whole
 
 FOLDER = Path(reference.__file__).parent / "frozen"
 CONFIG = FOLDER / "stageline.toml"
@@ -50,7 +53,7 @@ def plain(trainable: Sequence[str], mode: str = "sync", cut: tuple[int, ...] = (
     return reference.train(recipe) if mode == "sync" else reference.train_pipedream(recipe, cut)
 
 
-def _frozen(make: Callable[[], nn.Sequential], trainable: Sequence[str]) -> nn.Sequential:
+def _frozen(make: Callable[[], Any], trainable: Sequence[str]) -> Any:
     model = make()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trainable))
@@ -127,8 +130,66 @@ def test_a_script_is_told_of_its_argument() -> None:
         _line(build, trainable=["middel.*"])
     with pytest.raises(ModelRefused, match=r"^trainable = 'middle.\*': wanted is a list of patterns of names"):
         _line(build, trainable="middle.*")
+    with pytest.raises(ModelRefused, match=r'^settings\["model.trainable"\]: the script needs it too. Pass trainable'):
+        _line(build, settings={"model.trainable": ["middle.*"]})
     with pytest.raises(ModelRefused, match=r"there is nothing to train. Name some in trainable, or"):
         _line(partial(_frozen, build, ()))
+
+
+@pytest.mark.parametrize(
+    ("name", "trainable", "trace"),
+    [
+        ("bert", ("bert.encoder.layer.1.*", "bert.pooler.*"), False),
+        ("gpt2 tied", ("transformer.wte.*",), False),
+        ("gpt2 tied", ("transformer.h.1.*",), False),
+        ("resnet18", ("layer3.*",), False),
+        pytest.param("resnet18", ("layer3.*",), True, marks=pytest.mark.slow),
+        pytest.param("llama", ("model.layers.1.*",), False, marks=pytest.mark.slow),
+        pytest.param("vit", ("*.bias",), True, marks=pytest.mark.slow),
+    ],
+)
+def test_parts_of_known_and_of_traced_models_are_frozen(name: str, trainable: Sequence[str], *, trace: bool) -> None:
+    whole = replace(WHOLE_MODELS[name], build=partial(_frozen, WHOLE_MODELS[name].build, trainable))
+    made = WHOLE_MODELS[name].made()
+    if trace:
+        layers = traced(made, whole.batches(1)[0][0])
+        whole = replace(whole, seeded=("", *layers.names[1:]))
+    cut = list(whole.cuts[3][1])
+    options: Any = {"loss": mean_loss, "optimizer": WHOLE_ADAM, "microbatches": 1, "workers": "inline"}
+    with Line(layers if trace else made, cut=cut, trainable=trainable, **options) as line:
+        losses = [line.step(x, y).item() for x, y in whole.batches(2)]
+        state = line.state_dict()
+    wanted, wanted_losses = train_whole(whole, 2, 1)
+    assert losses == wanted_losses
+    assert all(torch.equal(state[key], wanted[key]) for key in wanted)
+
+
+def test_weights_that_are_read_from_files_are_frozen_too(tmp_path: Path) -> None:
+    recipe = reference.recipe(FOLDER)
+    save_file(plain(("*",)).state, tmp_path / "model.safetensors")
+    first = build()
+    first.load_state_dict(plain(("*",)).state)
+    found = []
+    for model, weights in ((first, None), (build, tmp_path)):
+        with _line(model, weights=weights, trainable=["middle.outer.*"], workers="inline") as line:
+            losses = [line.step(*recipe.batch(step)).item() for step in range(3)]
+            found.append((losses, reference.weights_sha256(line.state_dict())))
+    assert found[0] == found[1]
+
+
+def test_bad_microbatches_are_left_out_where_no_gradient_goes_back_to_the_first_stages(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    sets = ("model.loss=model.py:picky", "recovery.on_bad_microbatch=skip", f"run.dir={tmp_path}")
+    outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=(BELOW, TRAINED))
+    recipe = replace(reference.recipe(FOLDER), build=partial(_frozen, build, ("middle.*",)), loss=_loss_of_the_good)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["facts"]["weights_sha256"] == reference.train(recipe).weights_sha256
+    assert list((tmp_path / "run" / "skipped" / "stage-4").iterdir())
+
+
+def _loss_of_the_good(outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.zeros((), requires_grad=True) if is_bad(targets) else loss(outputs, targets)
 
 
 @pytest.fixture(scope="module")

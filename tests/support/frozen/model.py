@@ -41,3 +41,12 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def wrong(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(2) != targets).float().mean()
+
+
+def picky(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Not a number for some microbatches."""
+    return loss(outputs, targets) * (float("nan") if is_bad(targets) else 1.0)
+
+
+def is_bad(targets: Tensor) -> bool:
+    return bool(targets[0, 0] == 3)
