@@ -27,6 +27,7 @@ from stageline.broker.queues.log import Log
 from stageline.broker.queues.zeromq.requests import CreditRequest, Requester, RetentionReply, reply_to
 
 RECONNECT = 0.05  # seconds between two attempts
+AHEAD = "a stage that runs forward only is as far ahead as it may be"
 
 # A message: its header, which holds all, and whether it counts as whole.
 Item = CreditRequest | RetentionReply | tuple[Frame, bool]
@@ -61,6 +62,7 @@ class SimulatedQueues(QueueEnds):
         self.ring = self.wakeup.set
         self.received: deque[tuple[Connection, Item]] = deque()
         self._environment = environment
+        self.fired = environment.fired
         self._senders: dict[QueueKey, Sender] = {}
         self._requesters: dict[QueueKey, Requester] = {}
         self._peers: dict[str, Peer] = {}
@@ -220,7 +222,9 @@ class SimulatedOutbound:
         self._queues.flush(self._sender)
 
     def has_credit(self, number: int, timeout: float) -> bool:
-        return bool(self._queues.wait_for(lambda: number < self._sender.limit or None, timeout))
+        granted = bool(self._queues.wait_for(lambda: number < self._sender.limit or None, timeout))
+        self._queues.fired[AHEAD] += not granted and self._sender.limit > 0
+        return granted
 
     def depth(self) -> Depth:
         return self._sender.depth(self._queues.process.clock.now)
