@@ -48,7 +48,7 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> Non
     _show_split(found)
     _show_queues(found)
     idle = ", ".join(f"worker {index} {share(part)}" for index, part in enumerate(found.idle))
-    frozen = ", one where nothing is trained," if any(not each.trained for each in found.stages) else ""
+    frozen = " (as one where nothing is trained)" if any(not each.trained for each in found.stages) else ""
     say(f"idle, if a backward takes as long as two forwards{frozen} and a message no time: {idle}")
 
 
