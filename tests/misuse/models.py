@@ -116,7 +116,7 @@ ROWS = (
         "patterns of which one matches no parameter",
         78,
         ('model.trainable: no parameter of the model matches "3.*". Parameters have names such as',),
-        sets=('model.trainable=["0.*", "3.*"]',),
+        (Change(PLAN, "cut = [2]", 'cut = [2]\ntrainable = ["0.*", "3.*"]'),),
     ),
     model("no parameters", "nn.Sequential(nn.ReLU(), nn.ReLU(), nn.ReLU())", "there is nothing to train"),
     build("`sys.exit(0)` in the factory", "sys.exit(0)", "SystemExit: 0 (/", "/model.py, line "),
