@@ -3,6 +3,9 @@
 embed first | drop act | norm middle | later tail | end head         embed, first ...: layers; |: a cut
 """
 
+import contextlib
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -18,6 +21,7 @@ from torch import Tensor
 from stageline import Line, ModelRefused, traced
 from stageline.pipeline.plan import read_plan
 from stageline.workers.process.in_process import run_memory
+from stageline.workers.runs.folder import result_in
 from stageline.workers.runtime.job import prepare
 from support import reference
 from support.fork_server import ForkServer, Kill
@@ -25,6 +29,7 @@ from support.frozen.model import build, is_bad, loss
 from support.redis_server import RedisServer
 from support.whole_models import ADAM as WHOLE_ADAM
 from support.whole_models import WHOLE_MODELS, mean_loss, train_whole
+from support.workspace import Workspace
 
 FOLDER = Path(reference.__file__).parent / "frozen"
 CONFIG = FOLDER / "stageline.toml"
@@ -177,6 +182,7 @@ def test_weights_that_are_read_from_files_are_frozen_too(tmp_path: Path) -> None
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_bad_microbatches_are_left_out_where_no_gradient_goes_back_to_the_first_stages(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
@@ -219,3 +225,22 @@ def test_workers_with_frozen_and_with_trained_stages_are_killed(
     assert outcome["code"] == 0, outcome["reason"]
     assert outcome["not killed"] == []
     assert _agrees(outcome["facts"], plain(("middle.*",)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1, 2])
+def test_a_scripts_worker_is_killed_whatever_of_its_stage_is_frozen(killed: int, workspace: Workspace) -> None:
+    """Stage 0 runs forward only, stage 1 trains, stage 2 passes gradients on."""
+    recipe, settings = reference.recipe(FOLDER), {"recovery.snapshot_every": 2}
+    options: Any = {"trainable": ["middle.inner.*"], "settings": settings, "folder": workspace.folder / "runs"}
+    with contextlib.chdir(workspace.folder), _line(build, **options) as line:
+        found = []
+        for step in range(recipe.steps):
+            found.append(line.step(*recipe.batch(step)))
+            if step == 4:
+                found[-1].item()
+                os.kill(workspace.worker(killed), signal.SIGKILL)
+    wanted = plain(("middle.inner.*",))
+    assert [loss.item() for loss in found] == wanted.losses
+    assert reference.weights_sha256(line.state_dict()) == wanted.weights_sha256
+    assert result_in(workspace.runs()[0]).restarts == 1
