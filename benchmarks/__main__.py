@@ -7,6 +7,7 @@ import click
 
 from .claims import (
     data_ahead,
+    freezing,
     python_cost,
     queue_speed,
     recovery_cost,
@@ -31,6 +32,7 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "redis": redis_speed.measure,
     "python": python_cost.measure,
     "data": data_ahead.measure,
+    "freezing": freezing.measure,
     "startup": startup.measure,
     "weights": weights.measure,
 }

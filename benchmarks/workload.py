@@ -118,10 +118,10 @@ def demand_equal_work(losses: Iterable[tuple[str, float]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One trainer's run of a workload: when stage 0 ended each step, in seconds of one clock, the last step's loss, and
-    the bytes retained at most.
+    """One trainer's run of a workload: when each step ended, in seconds of one clock, the last step's loss, and the
+    bytes retained at most.
 
-    Stage 0 is the last to end its part of a step, so its clock times the whole pipeline.
+    A trainer that times one stage takes stage 0, the last to end its part of a step.
     """
 
     ends: tuple[float, ...]

@@ -68,11 +68,13 @@ def settings(workload: Workload, folder: str) -> list[str]:
 
 
 def ends_in(folder: Path, schedule: Schedule, steps: int) -> tuple[float, ...]:
-    """When stage 0 ended each step of the run in `folder`."""
+    """When the last stage to do so ended each step of the run in `folder`: stage 0, unless it runs forward only."""
     store = SqliteStore(folder / runs.STORE)
     try:
         timed = measured(store, schedule, range(steps))
     finally:
         store.close()
-    last = {each.step: each.end for each in timed if each.action.stage == 0}
-    return tuple(last[step] for step in range(steps))
+    last = [0.0] * steps
+    for each in timed:
+        last[each.step] = max(last[each.step], each.end)
+    return tuple(last)

@@ -1,5 +1,7 @@
 """The unsplit model in one process, gradients accumulated over the same microbatches."""
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from time import perf_counter
 
@@ -11,14 +13,17 @@ from benchmarks.measuring.processes import together
 from benchmarks.workload import MICROBATCHES, Timing, Workload, batch, layers, mean_loss, optimizer, share
 
 
-def train(workload: Workload, threads: int) -> Timing:
-    [timing] = together(partial(_run, workload, threads))
+def train(workload: Workload, threads: int, trainable: Sequence[str] = ("*",)) -> Timing:
+    """Only parameters whose names match a pattern of `trainable` are trained."""
+    [timing] = together(partial(_run, workload, threads, trainable))
     return timing
 
 
-def _run(workload: Workload, threads: int) -> Timing:
+def _run(workload: Workload, threads: int, trainable: Sequence[str]) -> Timing:
     torch.set_num_threads(threads)
     model = nn.Sequential(*layers(workload))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trainable))
     sgd = optimizer(model)
     inputs, targets = batch(workload)
     ends = []

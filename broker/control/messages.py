@@ -123,8 +123,9 @@ class Wait(_ControlMessage, frozen=True, tag="wait"):
     """The compute loop lacks message `number` of `queue` ("forward-1") for `action` ("1F3") of `step`, `since` then.
 
     Of a call, a loss and a reply, `step` is the call's number; so is `number` where room for one is lacking. With
-    `room` the loop lacks the space to put that message, the result of `action`, into `queue`. `source` is the stage
-    that puts it, where the queue's name does not tell: in those between stages that share parameters.
+    `room` the loop lacks the space to put that message, the result of `action`, into `queue`; or, where `source` is the
+    stage that takes from `queue`, the credit of that stage. Otherwise `source` is the stage that puts it, where the
+    queue's name does not tell: in those between stages that share parameters.
     """
 
     queue: Name

@@ -173,7 +173,8 @@ def _edge_from(cluster: ClusterState, index: int) -> WaitEdge | None:
         return None
     needs, gives = route.consumer, route.producer
     if wait.room and gives is not None:
-        behind = _furthest_behind(cluster, needs.stage)
+        grants = route.flow == "forward" and wait.source == needs.stage  # what lacks is credit
+        behind = wait.source if grants and wait.source is not None else _furthest_behind(cluster, needs.stage)
         needs, gives = gives, RouteEnd(cluster.schedule.owner(behind), behind)
     step, microbatch = _place(wait, route.flow, cluster.ledger.microbatches)
     seconds = max(0.0, cluster.now - member.activity_since)

@@ -54,6 +54,10 @@ class Outbound(Protocol):
         `Unsendable` if it cannot travel, `QueueFull` if there is no room for it and waiting brings none.
         """
 
+    def has_credit(self, number: int, timeout: float) -> bool:
+        """Whether the consumer has granted message `number`, which need not be there yet; waits up to `timeout` seconds
+        for that. Within a worker all are granted. A message may be put without: it is retained, and sent later."""
+
     def trim(self, step: int) -> None:
         """Messages before `step` may be forgotten: no stage will need them again.
 

@@ -6,12 +6,15 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import TypeVar
 
 from stageline.broker.codec.message import TO_SCRIPT, Message
 
 from .base import Inbound, Outbound, QueueKey
 from .log import SPILL, UNLIMITED, Log, RetentionBudget
 from .memory import MemoryQueue, MemoryQueues
+
+Found = TypeVar("Found")
 
 REPLIES = 8  # the part of `retain_bytes` that a worker's replies may take in memory besides
 ROOM_WAIT = 0.25  # seconds between two calls of `waiting` while a `put` waits for room
@@ -59,7 +62,7 @@ class QueueEnds(ABC):
         self._inbounds: dict[QueueKey, Inbound] = {}
 
     @abstractmethod
-    def wait_for(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
+    def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
         """What `look` finds; None after `timeout` seconds or a `ring`. Serves the other queues meanwhile."""
 
     @abstractmethod

@@ -21,7 +21,7 @@ from stageline.broker.errors import ForeignMessage, QueueClosed
 
 from .base import Depth, QueueKey
 from .delivery import Receiver, Sender
-from .ends import QueueEnds, QueueOptions, Wakeup
+from .ends import Found, QueueEnds, QueueOptions, Wakeup
 from .inbound_link import InboundLink
 from .log import Log
 from .outbound_link import OutboundLink
@@ -96,7 +96,7 @@ class LinkedQueues(QueueEnds):
         if self._closed:
             raise QueueClosed(f"the queues of incarnation {self.incarnation} in run {self.run!r} are closed")
 
-    def wait_for(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
+    def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
         until = monotonic() + timeout
         while True:
             rung = self._poll(until)
@@ -150,6 +150,13 @@ class LinkedOutbound:
         self._link.flush(self._sender)
         if self._sender.is_behind:
             self._link.serve()
+
+    def has_credit(self, number: int, timeout: float) -> bool:
+        self._queues.check_open()
+        if number < self._sender.limit:
+            return True
+        granted = self._queues.wait_for(lambda: number < self._sender.limit or None, timeout)
+        return bool(granted)
 
     def depth(self) -> Depth:
         return self._sender.depth(monotonic())

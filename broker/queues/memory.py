@@ -3,6 +3,7 @@ it is taken, so that producer and consumer share no memory and every transport c
 """
 
 import threading
+from collections.abc import Mapping
 from time import monotonic
 
 from stageline.broker.codec.message import Message, decode, messages_per_step
@@ -11,22 +12,30 @@ from stageline.pipeline.tree import Tree
 
 from .base import Depth, QueueKey
 from .delivery import Retention
-from .log import Log, RetentionBudget
+from .log import UNLIMITED, Log, RetentionBudget
 
 
 class MemoryQueues:
-    """All queues of a run whose workers share this process and this object; `budget` is for all of them together."""
+    """All queues of a run whose workers share this process and this object; `budget` is for all of them together.
+    `windows`: how many messages beyond what is taken the consumer of a queue grants; without one, all."""
 
-    def __init__(self, run: str, microbatches: int, budget: RetentionBudget | None = None) -> None:
+    def __init__(
+        self,
+        run: str,
+        microbatches: int,
+        budget: RetentionBudget | None = None,
+        windows: Mapping[QueueKey, int] | None = None,
+    ) -> None:
         self._run = run
         self._microbatches = microbatches
         self._budget = budget or RetentionBudget()
+        self._windows = windows or {}
         self._queues: dict[QueueKey, MemoryQueue] = {}
 
     def outbound(self, key: QueueKey) -> "MemoryQueue":
         if key not in self._queues:
             log = Log(self._run, key, self._microbatches, self._budget)
-            self._queues[key] = MemoryQueue(log, self._microbatches)
+            self._queues[key] = MemoryQueue(log, self._microbatches, self._windows.get(key, UNLIMITED))
         return self._queues[key]
 
     inbound = outbound
@@ -42,9 +51,10 @@ class MemoryQueues:
 class MemoryQueue:
     """Both ends of one queue."""
 
-    def __init__(self, log: Log, microbatches: int) -> None:
+    def __init__(self, log: Log, microbatches: int, window: int) -> None:
         self.key = log.key
         self._log = log
+        self._window = window
         self._per_step = messages_per_step(log.key.flow, microbatches)
         self._next = 0
         self._closed = False
@@ -55,6 +65,10 @@ class MemoryQueue:
             self._check_open()
             self._log.put(message, monotonic())
             self._changed.notify_all()
+
+    def has_credit(self, number: int, timeout: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed or number < self._next + self._window, timeout)
 
     def trim(self, step: int) -> None:
         with self._changed:
@@ -85,11 +99,13 @@ class MemoryQueue:
             Retention(self._log.first, self._log.end).check_holds(self.key, self._next)
             message = decode(self._log.frames(self._next))
             self._next += 1
+            self._changed.notify_all()
             return message
 
     def rewind(self, step: int) -> None:
         with self._changed:
             self._next = step * self._per_step
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:

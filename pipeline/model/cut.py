@@ -21,6 +21,7 @@ from .families.layers import Layers
 from .load import base_folder, call, load_function, load_object
 from .segment import Segment
 from .ties import with_own_copies
+from .trainable import train_only
 from .weights.stage_weights import StageWeights, twins_of, variables_of
 from .weights.unallocated import demand_known, made_without_memory
 
@@ -39,21 +40,30 @@ def build_segments(plan: Plan) -> list[Segment]:
     base = base_folder(plan).absolute()  # before user code may change the current folder
     factory = load_object(plan.model.factory, base_folder(plan), "model.factory")
     make = partial(call, factory, f'model.factory = "{plan.model.factory}"', **plan.model.options)
-    model, segments = make_segments(make, plan.run.seed, plan.model.cut, plan.model.stages, stored=plan.loads_weights)
+    wanted = plan.model
+    model, segments = make_segments(
+        make, plan.run.seed, wanted.cut, wanted.stages, wanted.trainable, stored=plan.loads_weights
+    )
     return with_stored_weights(plan, model, segments, base)
 
 
 def make_segments(
-    make: Callable[[], Any], seed: int, cut: Cut = None, stages: int | None = None, *, stored: bool = False
+    make: Callable[[], Any],
+    seed: int,
+    cut: Cut = None,
+    stages: int | None = None,
+    trainable: Sequence[str] | None = None,
+    *,
+    stored: bool = False,
 ) -> tuple[Any, list[Segment]]:
-    """What `make` returns under `seed`, and its stages as `cut_model` cuts them. If its weights are `stored` in files,
+    """What `make` returns under `seed`, and its stages as `cut_model` makes them. If its weights are `stored` in files,
     its parameters have no memory. Raises `ModelRefused`."""
     if not stored:
         torch.manual_seed(seed)
         model = make()
-        return model, cut_model(model, cut, stages)
+        return model, cut_model(model, cut, stages, trainable)
     model, again = made_without_memory(make, seed)
-    segments = cut_model(model, cut, stages)
+    segments = cut_model(model, cut, stages, trainable)
     demand_known(_parts_of_all(segments), [] if again is None else _parts_of_all(cut_model(again, cut, stages)))
     return model, segments
 
@@ -72,9 +82,11 @@ def with_stored_weights(plan: Plan, model: Any, segments: Sequence[Segment], bas
     ]
 
 
-def cut_model(model: Any, cut: Cut = None, stages: int | None = None) -> list[Segment]:
+def cut_model(
+    model: Any, cut: Cut = None, stages: int | None = None, trainable: Sequence[str] | None = None
+) -> list[Segment]:
     """Cuts `model` into stages: before each layer in `cut`, numbers or names, or into `stages` of about equal parameter
-    count.
+    count. Only parameters whose names match a pattern of `trainable` are trained; None: those that require a gradient.
 
     `model` is an `nn.Sequential`, a model of a known family, `Layers`, or a list with one module for each stage. Raises
     `ModelRefused`.
@@ -100,6 +112,8 @@ def cut_model(model: Any, cut: Cut = None, stages: int | None = None) -> list[Se
     ]
     _refuse_impossible_cuts(segments)
     _refuse_shared_buffers(segments)
+    if trainable is not None:
+        train_only(segments, trainable)
     return with_own_copies(segments)
 
 
@@ -108,7 +122,16 @@ def first_trainable(segments: Sequence[Segment]) -> int:
     for part in segments:
         if part.trainable:
             return part.index
-    raise ModelRefused("no parameter of the model requires a gradient: there is nothing to train")
+    raise ModelRefused(
+        "no parameter of the model requires a gradient: there is nothing to train. Name some in model.trainable, or "
+        "leave their requires_grad True in the factory"
+    )
+
+
+def frozen_stages(segments: Sequence[Segment]) -> tuple[int, ...]:
+    """Those above the first that trains of which nothing is trained."""
+    first = first_trainable(segments)
+    return tuple(part.index for part in segments if part.index > first and not part.trainable)
 
 
 def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool) -> Stage:

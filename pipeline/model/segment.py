@@ -65,9 +65,20 @@ class Segment:
     @property
     def parameters(self) -> int:
         """How many numbers its parameters have; what layers share counts once, for the first stage that uses it."""
-        own = {id(p): p.numel() for layer in self.layers for p in layer.parameters()}
+        return sum(each.numel() for each in self._own_parameters)
+
+    @property
+    def trained(self) -> int:
+        """How many of these are trained."""
+        return sum(each.numel() for each in self._own_parameters if each.requires_grad)
+
+    @property
+    def _own_parameters(self) -> list[torch.nn.Parameter]:
+        """Each once, without those that an earlier stage has."""
         weights = self.variables
-        return sum(own.values()) - sum({id(weights[name]): weights[name].numel() for name in self.copies}.values())
+        borrowed = {id(weights[name]) for name in self.copies}
+        every = {id(each): each for layer in self.layers for each in layer.parameters()}
+        return [each for key, each in every.items() if key not in borrowed]
 
     @property
     def weight_names(self) -> frozenset[str]:

@@ -94,6 +94,18 @@ class ModelPlan(Section):
         description="What a stage may take at most, in bytes; `stages` stages are cut so that none takes more.",
         examples=["2GiB"],
     )
+    trainable: Unset[
+        Annotated[
+            tuple[Annotated[str, Field(strict=True, min_length=1)], ...],
+            Field(min_length=1),
+            Accepts('a list of patterns such as ["encoder.layer.40.*"]'),
+        ]
+    ] = Field(
+        default=None,
+        description="Patterns of the names of parameters that are trained; all others are frozen. Default: those that "
+        "require a gradient as the factory returns them.",
+        examples=[["encoder.layer.40.*", "head.*"]],
+    )
     loss: Reference = Field(
         description="A function of (outputs, targets), or a module class: the mean over the rows.",
         examples=["torch.nn.functional.cross_entropy"],

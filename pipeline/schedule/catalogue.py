@@ -29,11 +29,13 @@ def make_schedule(
     first_trainable: int = 0,
     ties: Ties = (),
     tied: Tied = "microbatch",
+    frozen: Sequence[int] = (),
 ) -> Schedule:
     """Makes the schedule `name` for a placement, the stages of each worker, and the microbatches of a step.
 
     `window` is for the schedule of that name: how many microbatches each stage has in flight at most. Stages below
-    `first_trainable` run no backward. Asynchronous mode is 1F1B without a flush; its steps are single microbatches.
+    `first_trainable` run no backward; `frozen` are those above it of which nothing is trained. Asynchronous mode is
+    1F1B without a flush; its steps are single microbatches.
     `ties` are pairs of stages that share parameters which are trained, in synchronous mode only; after each `tied` they
     send each other gradients.
     Raises `ScheduleRefused`, whose text gives the reason and what would work.
@@ -45,7 +47,7 @@ def make_schedule(
     if window is not None and name != "window":
         raise shape.refused('a window is for the schedule "window" alone; take it out, or use that schedule')
     lists = _without_flush(shape) if mode == "async" else _with_updates(shape, _lists(shape, window), ties, tied)
-    return Schedule(name, mode, shape.placement, microbatches, lists, first_trainable, ties, tied)
+    return Schedule(name, mode, shape.placement, microbatches, lists, first_trainable, ties, tied, tuple(frozen))
 
 
 def forward_only(placement: Sequence[Sequence[int]], microbatches: int) -> Schedule:

@@ -6,6 +6,7 @@ workers. All workers follow one order in time, in which nothing starts before it
 Here an action's microbatch is its step where each step is one microbatch.
 """
 
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -14,13 +15,14 @@ from .action import Action, Kind
 _COST = {Kind.FORWARD: 1, Kind.BACKWARD: 2}  # costs that are assumed before a run; messages take no time
 
 
-def merge(lists: Sequence[Iterator[Action]], first_trainable: int) -> Iterator[Action]:
-    """All actions of all stages' lists in the order of their start.
+def merge(lists: Sequence[Iterator[Action]], first_trainable: int, ahead: int = sys.maxsize) -> Iterator[Action]:
+    """All actions of all stages' lists in the order of their start. A stage below `first_trainable`, which waits for no
+    gradient, is at most `ahead` microbatches ahead of the next one.
 
     Of actions that start at once a backward goes first, then the lower number. Nothing else can tie: a microbatch is
     never at two stages at once.
     """
-    clock = _Clock(len(lists), first_trainable)
+    clock = _Clock(len(lists), first_trainable, ahead)
     heads = [next(actions, None) for actions in lists]
     while ready := [(start, action) for action in heads if action and (start := clock.start(action)) is not None]:
         start, action = min(ready, key=_precedence)
@@ -32,14 +34,21 @@ def merge(lists: Sequence[Iterator[Action]], first_trainable: int) -> Iterator[A
 class _Clock:
     """When each stage is free, and when the messages arrived that it has not used yet."""
 
-    def __init__(self, stages: int, first_trainable: int) -> None:
+    def __init__(self, stages: int, first_trainable: int, ahead: int) -> None:
         self._free = [0] * stages
+        self._unlimited, self._ahead = first_trainable, ahead
         forward = ((Kind.FORWARD, stage) for stage in range(1, stages))
         backward = ((Kind.BACKWARD, stage) for stage in range(first_trainable, stages - 1))
         self._arrivals: dict[tuple[Kind, int], deque[int]] = {queue: deque() for queue in (*forward, *backward)}
 
     def start(self, action: Action) -> int | None:
-        """When `action` can start; None until the message that it needs has been sent."""
+        """When `action` can start; None until the message that it needs has been sent, and while its stage is as far
+        ahead of the next one as it may be."""
+        if (
+            action.stage < self._unlimited
+            and len(self._arrivals.get((Kind.FORWARD, action.stage + 1), ())) >= self._ahead
+        ):
+            return None
         free = self._free[action.stage]
         arrivals = self._arrivals.get((action.kind, action.stage))
         if arrivals is None:

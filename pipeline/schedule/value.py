@@ -14,6 +14,8 @@ from .ties import Tied, Ties, tied_queues
 Mode = Literal["sync", "async"]
 Lists = tuple[tuple[Action, ...], ...]  # the actions of each worker in one step
 
+_AHEAD = 2  # microbatches by which the merged lists of asynchronous mode let a stage without backwards be ahead
+
 # What an action takes of the stage that its own one shares parameters with: what it adds its own gradients to, or sets
 # them to.
 _TIED = {Kind.BACKWARD: "tied", Kind.WEIGHT: "tied", Kind.SUBTOTAL: "subtotal", Kind.UPDATE: "total"}
@@ -27,6 +29,8 @@ class Schedule:
     `first_trainable` run forward only; their `U` marks the end of the step there.
     In asynchronous mode a step is one microbatch, and steps overlap as `program` orders them.
     `ties` are pairs of stages that share parameters, the lower one first; `tied` says after what they send gradients.
+    `frozen` are stages above `first_trainable` of which nothing is trained: their backwards compute the gradients of
+    their inputs alone.
     """
 
     name: str
@@ -37,10 +41,18 @@ class Schedule:
     first_trainable: int = 0
     ties: Ties = ()
     tied: Tied = "microbatch"
+    frozen: tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:
         return sum(len(stages) for stages in self.placement)
+
+    @property
+    def ahead(self) -> frozenset[str]:
+        """The queues from stages that run forward only to other workers. No gradient comes back for what is put there,
+        so the schedule does not say how far the producer may be ahead of the consumer: the consumer's credit does."""
+        forward_only = range(self.first_trainable if self.first_trainable < self.stages else 0)
+        return frozenset(f"forward-{stage + 1}" for stage in forward_only if self.owner(stage) != self.owner(stage + 1))
 
     @property
     def routes(self) -> dict[str, tuple[int, int]]:
@@ -107,4 +119,5 @@ class Schedule:
         ]
         if len(own) == 1:
             return lists[own[0]]
-        return (action for action in merge(lists, self.first_trainable) if action.stage in own)
+        merged = merge(lists, self.first_trainable, ahead=_AHEAD)
+        return (action for action in merged if action.stage in own)

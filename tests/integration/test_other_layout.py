@@ -2,7 +2,11 @@
 
 import json
 import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,3 +125,27 @@ def test_four_stages_over_zeromq_go_on_as_two_over_redis_and_then_as_one(here: W
             for rows, targets in zip(x.tensor_split(3), y.tensor_split(3), strict=True)  # its microbatches
         ]
     assert found["metrics"] == {"accuracy": sum(parts) / len(x)}
+
+
+FREEZING = ("--set", 'model.trainable=["3.*"]')
+
+
+@pytest.mark.slow
+def test_frozen_stages_go_on_where_they_are_cut_otherwise_but_with_the_same_parameters_trained(here: Workspace) -> None:
+    """Stage 0 of four runs forward only, then one of two does both."""
+    first, _ = stopped(here, *FREEZING, *FOUR)
+    other = here.command("train", ".", "--resume", first.name, "--set", 'model.trainable=["6.*"]', *FOUR)
+    assert other.returncode == 78
+    assert 'model.trainable: ["6.*"] here, ["3.*"] there' in other.stderr
+    last = here.command("train", ".", "--json", "--resume", first.name, *FREEZING, *TWO)
+    assert last.returncode == 0, last.stderr
+    recipe = reference.recipe(here.folder, steps=120)
+    expected = reference.train(replace(recipe, build=partial(_frozen_but, recipe.build, "3.")))
+    assert json.loads(last.stdout)["weights_sha256"] == expected.weights_sha256
+
+
+def _frozen_but(build: Callable[[], Any], prefix: str) -> Any:
+    model = build()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(prefix))
+    return model

@@ -112,6 +112,12 @@ ROWS = (
         sets=("schedule.mode=async", "schedule.microbatches=1"),
     ),
     model("nothing to train", f"{SEQUENTIAL}.requires_grad_(False)", "there is nothing to train"),
+    Misuse(
+        "patterns of which one matches no parameter",
+        78,
+        ('model.trainable: no parameter of the model matches "3.*". Parameters have names such as',),
+        (Change(PLAN, "cut = [2]", 'cut = [2]\ntrainable = ["0.*", "3.*"]'),),
+    ),
     model("no parameters", "nn.Sequential(nn.ReLU(), nn.ReLU(), nn.ReLU())", "there is nothing to train"),
     build("`sys.exit(0)` in the factory", "sys.exit(0)", "SystemExit: 0 (/", "/model.py, line "),
     forward("a forward that raises", "raise ValueError('cannot')", DRY, "ValueError: cannot"),

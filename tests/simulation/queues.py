@@ -22,11 +22,12 @@ from stageline.broker.codec.message import (
 )
 from stageline.broker.queues.base import Depth, QueueKey
 from stageline.broker.queues.delivery import Receiver, Sender
-from stageline.broker.queues.ends import QueueEnds, QueueOptions
+from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions
 from stageline.broker.queues.log import Log
 from stageline.broker.queues.requests import CreditRequest, Requester, RetentionReply, reply_to
 
 RECONNECT = 0.05  # seconds between two attempts
+AHEAD = "a stage that runs forward only is as far ahead as it may be"
 
 # A message: its header, which holds all, and whether it counts as whole.
 Item = CreditRequest | RetentionReply | tuple[Frame, bool]
@@ -61,6 +62,7 @@ class SimulatedQueues(QueueEnds):
         self.ring = self.wakeup.set
         self.received: deque[tuple[Connection, Item]] = deque()
         self._environment = environment
+        self.fired = environment.fired
         self._senders: dict[QueueKey, Sender] = {}
         self._requesters: dict[QueueKey, Requester] = {}
         self._peers: dict[str, Peer] = {}
@@ -86,7 +88,7 @@ class SimulatedQueues(QueueEnds):
             self.wakeup.wait(min(timeout, self._due() - self.process.clock.now))
             self.serve()
 
-    def wait_for(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
+    def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
         """What `look` finds within `timeout` seconds."""
         deadline = self.process.clock.now + timeout
         while True:
@@ -218,6 +220,11 @@ class SimulatedOutbound:
     def put(self, message: Message) -> None:
         self._sender.log.put(message, self._queues.process.clock.now)
         self._queues.flush(self._sender)
+
+    def has_credit(self, number: int, timeout: float) -> bool:
+        granted = bool(self._queues.wait_for(lambda: number < self._sender.limit or None, timeout))
+        self._queues.fired[AHEAD] += not granted and self._sender.limit > 0
+        return granted
 
     def depth(self) -> Depth:
         return self._sender.depth(self._queues.process.clock.now)

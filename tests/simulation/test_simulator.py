@@ -16,6 +16,7 @@ import pytest
 from simulation.broker import CONTINUES, STARTS_OVER
 from simulation.chain import Chain, State, mixed, undisturbed
 from simulation.disk import Disk
+from simulation.queues import AHEAD
 from simulation.run_seeds import simulate
 from simulation.scenario import OF_SCRIPT, PlannedFault, drawn
 from stageline.broker.control.messages import Assigned
@@ -41,7 +42,7 @@ EVERY_CHUNK_HAS = {*PlannedFault} - {*OF_SCRIPT} | {
                    "drop", "repeat", "overtake", "late messages", "lost messages", "exit unheard",
                    "a replaced worker is refused", "a spare takes a place",
                    "a worker goes on though the records are lost", "a checkpoint is damaged",
-                   CONTINUES, STARTS_OVER}  # fmt: skip
+                   AHEAD, CONTINUES, STARTS_OVER}  # fmt: skip
 
 
 GONE = "the script is gone for longer than a lease, and the run is resumed"

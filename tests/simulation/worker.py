@@ -20,6 +20,7 @@ from stageline.broker.control.messages import CONTROL_VERSION, Assigned, FromBro
 from stageline.broker.control.protocol import encode
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.ends import QueueOptions
+from stageline.pipeline.schedule.check import check_schedule
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import SnapshotHooks, restore
 from stageline.workers.control.commands import CommandHandler
@@ -159,6 +160,8 @@ def program_of(scenario: Scenario) -> Program:
 def queue_options(program: Program, worker: int, window: int) -> QueueOptions:
     """Of worker `worker`, or of the script."""
     windows = dict.fromkeys(program.inbound(worker), window)
+    bounds = check_schedule(program.schedule).queue_bound  # credit is renewed when half of it is used up
+    windows |= {key: max(window, 2 * bounds[str(key)]) for key in windows if str(key) in program.schedule.ahead}
     return QueueOptions(microbatches=program.schedule.microbatches, windows=windows, local=program.local(worker))
 
 

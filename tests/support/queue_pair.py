@@ -92,7 +92,7 @@ def wait_for(look: Callable[[], Found | None]) -> Found:
 def memory_line(
     folder: Path, *, microbatches: int = 4, window: int = 8, retain_bytes: int = 2**40, key: QueueKey = KEY
 ) -> QueuePair:
-    queues = MemoryQueues(RUN, microbatches, RetentionBudget(retain_bytes))
+    queues = MemoryQueues(RUN, microbatches, RetentionBudget(retain_bytes), {key: window})
     return QueuePair(queues, queues, microbatches, key)
 
 

@@ -147,12 +147,13 @@ def _run(layers: nn.Sequential, x: Tensor, place: str, first_layer: int = 0) -> 
 
 
 class _Stashing:
-    """One stage of PipeDream, with copies of its layers as they were before each of the last `delay` updates."""
+    """One stage of PipeDream, with copies of its layers as they were before each of the last `delay` updates. Buffers,
+    which forwards change, have no copies."""
 
     def __init__(self, recipe: Recipe, layers: nn.Sequential, first_layer: int, delay: int) -> None:
         self.first_layer, self._newest = first_layer, layers
         self._optimizers = _optimizers(recipe, layers)
-        self._versions = deque([deepcopy(layers)], maxlen=delay + 1)
+        self._versions = deque([_version(layers)], maxlen=delay + 1)
 
     @property
     def seen_by_forward(self) -> nn.Sequential:
@@ -162,20 +163,25 @@ class _Stashing:
         for new, old in zip(self._newest.parameters(), self.seen_by_forward.parameters(), strict=True):
             new.grad, old.grad = old.grad, None
         _update(self._newest, self._optimizers)
-        self._versions.append(deepcopy(self._newest))
+        self._versions.append(_version(self._newest))
+
+
+def _version(layers: nn.Sequential) -> nn.Sequential:
+    return deepcopy(layers, {id(buffer): buffer for buffer in layers.buffers()})
 
 
 def _pass(recipe: Recipe, stages: list[_Stashing], step: int) -> float | None:
     x, target = recipe.batch(step)
     received, sent = [], []
     for stage in stages:
-        received.append(x.detach().requires_grad_(stage.first_layer > 0))
+        received.append(x.detach().requires_grad_(x.requires_grad))
         x = _run(stage.seen_by_forward, received[-1], f"{recipe.seed}/{step}/0", stage.first_layer)
         sent.append(x)
     sent[-1] = recipe.loss(x, target)
     gradient = None
     for stage, given, output in zip(reversed(stages), reversed(received), reversed(sent), strict=True):
-        torch.autograd.backward(output, gradient)
+        if output.requires_grad:
+            torch.autograd.backward(output, gradient)
         gradient = given.grad
         stage.update()
     return sent[-1].item() if len(target) else None
@@ -188,7 +194,7 @@ def _unsplit(recipe: Recipe) -> nn.Sequential:
 
 def _optimizers(recipe: Recipe, layers: nn.Module) -> list[Optimizer | LRScheduler]:
     """The optimizer, if there is anything to train, and the learning rate scheduler, if the recipe has one."""
-    parameters = list(layers.parameters())
+    parameters = [each for each in layers.parameters() if each.requires_grad]
     if not parameters:
         return []
     optimizer = recipe.optimizer(parameters)

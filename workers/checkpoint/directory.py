@@ -61,7 +61,7 @@ class SnapshotDirectory:
         try:
             make_folder(target.parent)
             draft.mkdir()
-            manifest = write_snapshot(draft, snapshot, self.origin)
+            manifest = write_snapshot(draft, snapshot, self.origin, self._former(snapshot))
             self._publish(draft, target, manifest)
         except (OSError, Unsaveable, SnapshotDamaged) as error:
             raise SnapshotFailed(
@@ -116,6 +116,14 @@ class SnapshotDirectory:
     def path(self, stage: int, step: int) -> Path:
         """The folder of a stage's snapshot of a step, whether or not it is there."""
         return self._folder_of(stage) / f"step-{step:010d}"
+
+    def _former(self, snapshot: Snapshot) -> Path | None:
+        """A snapshot that one of a stage without an optimizer may share its weights with, as nothing changes them: the
+        last but one, so that two checkpoints in a row are never damaged together."""
+        if snapshot.state.optimizer is not None:
+            return None
+        earlier = [step for step in self.steps(snapshot.stage) if step < snapshot.step]
+        return self.path(snapshot.stage, earlier[-2]) if len(earlier) > 1 else None
 
     def _remove(self, *drafts: Path) -> None:
         for draft in drafts:

@@ -20,7 +20,7 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.stage.state import InFlight, StageState
 from stageline.workers.disk.atomic_file import sync
-from stageline.workers.disk.tensor_file import read_tensors, write_tensors
+from stageline.workers.disk.tensor_file import link_tensors, read_tensors, write_tensors
 from stageline.workers.runtime.calls import Position
 
 from .state_tree import BadStateTree, Json, decode_state, encode_state
@@ -115,14 +115,16 @@ class _Format(msgspec.Struct, frozen=True):
     format: str
 
 
-def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin) -> Manifest:
-    """Writes into an empty `folder`. When this returns, everything is on the disk and was read back from there.
+def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin, former: Path | None = None) -> Manifest:
+    """Writes into an empty `folder`. When this returns, everything is on the disk and was read back from there. Of the
+    stage's snapshot in `former`, the weights' file is shared if the weights are still the same.
 
     Raises `OSError`, and `Unsaveable` if the state holds a value that cannot be stored.
     """
     tensors: dict[str, torch.Tensor] = {}
     training = {name: encode_state(value, name, tensors) for name, value in _training(snapshot.state).items()}
-    write_tensors(folder / WEIGHTS, snapshot.state.weights)
+    if former is None or not link_tensors(folder / WEIGHTS, former / WEIGHTS, snapshot.state.weights):
+        write_tensors(folder / WEIGHTS, snapshot.state.weights)
     write_tensors(folder / TRAINING, tensors)
     manifest = Manifest(
         run=origin.run,

@@ -9,6 +9,7 @@ from stageline.broker.control.messages import MOST_STEPS, WAITS, Event, Report, 
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.broker.queues.base import QueueKey, Trouble
 from stageline.pipeline.schedule import Kind
+from stageline.workers.runtime.machine import AwaitCredit
 from stageline.workers.runtime.program import Instruction
 from stageline.workers.runtime.progress import Progress
 
@@ -122,6 +123,8 @@ class Reporter:
             return []
         instruction, since = lacking.instruction, progress.since if full is None else full
         place = instruction.number, instruction.name, instruction.step
+        if isinstance(lacking, AwaitCredit):
+            return [Wait(str(lacking.key), *place, since, room=True, source=lacking.key.stage)]
         source = progress.tied_sources.get(lacking.key)
         return [Wait(str(lacking.key), *place, since, room=full is not None, source=source)]
 
@@ -145,6 +148,8 @@ class Reporter:
             return f"{WAITS} for room in {instruction.gives} to put what {action} gives"
         if not progress.waits:
             return action
+        if isinstance(progress.lacking, AwaitCredit):
+            return f"{WAITS} for credit in {instruction.gives} to run {action}"
         return f"{WAITS} for {' and '.join(map(str, instruction.takes))} to run {action}"
 
     def _layer(self) -> str:
@@ -176,8 +181,14 @@ class Reporter:
         return [
             Event(instruction.action.stage, instruction.step, instruction.action.microbatch, state, at)
             for instruction, times in actions
-            for state, at in zip(_STATES.get(instruction.action.kind, ()), times, strict=False)
+            for state, at in zip(self._states(instruction), times, strict=False)
         ]
+
+    def _states(self, instruction: Instruction) -> tuple[MicrobatchState, ...]:
+        forward_only = instruction.evaluates or instruction.action.stage < self._progress.first_trainable
+        if forward_only and instruction.action.kind is Kind.FORWARD:
+            return MicrobatchState.FORWARD, MicrobatchState.DONE
+        return _STATES.get(instruction.action.kind, ())
 
 
 def _of_script(key: QueueKey, number: int) -> str:

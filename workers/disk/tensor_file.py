@@ -45,8 +45,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     Raises `OSError`, also if the file does not read back as it was written, and `Unsaveable` for a tensor that the
     format cannot hold (sparse, quantized).
     """
-    stored = _unshared({name: _stored(name, tensor) for name, tensor in tensors.items()})
-    notes = {name: note for name, tensor in tensors.items() if (note := _note(tensor)) != Note()}
+    stored, notes = _content(tensors)
     try:
         save_file(stored, path, {_METADATA: msgspec.json.encode(notes).decode()} if notes else None)
     except SafetensorError as error:
@@ -57,6 +56,20 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     sync(path)
     _drop_cache(path)
     _require_equal(path, stored)
+
+
+def link_tensors(path: Path, former: Path, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Gives the file `former` the new name `path` too, if it has just these CPU tensors, as they lie: it is read from
+    the disk first. False, and nothing has changed, if it has others or cannot be used. Raises `Unsaveable`."""
+    stored, notes = _content(tensors)
+    try:
+        _drop_cache(former)
+        if not _has(former, stored, notes):
+            return False
+        os.link(former, path)
+    except (OSError, ValueError, RuntimeError, SafetensorError):  # it is damaged, or the system has no such names
+        return False
+    return True
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None, *, packed: bool = False) -> dict[str, torch.Tensor]:
@@ -118,6 +131,23 @@ def _drop_cache(path: Path) -> None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
+
+
+def _content(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, Note]]:
+    """What a file of these tensors has: they as they are stored, and the notes that tell of more than that."""
+    stored = _unshared({name: _stored(name, tensor) for name, tensor in tensors.items()})
+    return stored, {name: note for name, tensor in tensors.items() if (note := _note(tensor)) != Note()}
+
+
+def _has(path: Path, stored: Mapping[str, torch.Tensor], notes: Mapping[str, Note]) -> bool:
+    with _opened(path) as file:
+        if {*file.keys()} != stored.keys() or _notes(file) != notes:
+            return False
+        return all(_same(file.get_tensor(name), tensor) for name, tensor in stored.items())
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(_bytes(one), _bytes(other))
 
 
 def _stored(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from stageline.pipeline.plan.addresses import dialled
 from stageline.pipeline.schedule import Schedule, make_schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json
+from stageline.workers.preflight.trial_result import TriedPlan
 from stageline.workers.process import last_line
 from stageline.workers.process.signals import Signals
 from stageline.workers.process.socket_paths import demand_short_socket_paths
@@ -100,7 +101,7 @@ def prepare_launch(
     folder = runs.make_folder(plan, name)
     if resume is None:  # a resumed run has its own plan there
         persist_json(folder / runs.PLAN, plan.as_mapping())
-    schedule = _schedule_of(plan, tried.first_trainable)
+    schedule = _schedule_of(plan, tried)
     measured = () if cut is None else tuple(cut_arguments(cut))
     return Launch(plan, schedule, name, folder, tried.length, tuple(warnings), resume is not None, spares, measured)
 
@@ -116,7 +117,7 @@ def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callabl
     return continued(plan, source, layouts, tell) if needs_recut(plan, source) else run
 
 
-def _schedule_of(plan: Plan, first_trainable: int) -> Schedule:
+def _schedule_of(plan: Plan, tried: TriedPlan) -> Schedule:
     choice = plan.schedule
     return make_schedule(
         choice.name,
@@ -124,7 +125,8 @@ def _schedule_of(plan: Plan, first_trainable: int) -> Schedule:
         choice.microbatches,
         mode=choice.mode,
         window=choice.window,
-        first_trainable=first_trainable,
+        first_trainable=tried.first_trainable,
+        frozen=tried.frozen,
     )
 
 

@@ -247,6 +247,7 @@ def _estimate(job: Job, stage: Stage, activations: int) -> StageEstimate:
         worker=job.schedule.owner(index),
         layers=job.segments[index].names,
         parameters=job.segments[index].parameters,
+        trained=job.segments[index].trained,
         in_flight=in_flight,
         bytes=held,
         total=sum(held.values()),

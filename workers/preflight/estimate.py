@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from stageline.broker.codec.message import messages_per_step
+from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.log import SPILL
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
@@ -37,8 +38,10 @@ def estimate_of(job: Job, watch: TrialWatch = UNWATCHED) -> Estimate:
             consumer=key.stage,
             message=message.bytes,
             passed_on=message.passed_on,
-            in_flight=job.verdict.queue_bound[str(key)],
-            retained=message.bytes * messages_per_step(key.flow, job.schedule.microbatches) * _steps_kept(job),
+            in_flight=_in_flight(job, key),
+            retained=message.bytes
+            * messages_per_step(key.flow, job.schedule.microbatches)
+            * _steps_kept(job, job.program.source(key)),
         )
         for key, message in sorted(messages.items())
     ]
@@ -71,14 +74,27 @@ def _demand_last_batches(job: Job, watch: TrialWatch) -> None:
             raise DataError(f"{name}: {error}") from error
 
 
-def _steps_kept(job: Job) -> int:
-    """How many steps' messages are kept at most: the next checkpoint is complete when all stages have come to it, and
-    the first stage is ahead of the last by less than a step; in asynchronous mode, by as many as there are stages."""
-    plan = job.plan
+def _in_flight(job: Job, key: QueueKey) -> int:
+    """The messages of a queue that are put and not yet taken, at most: what the schedule allows, or the credit."""
+    if str(key) not in job.schedule.ahead:
+        return job.verdict.queue_bound[str(key)]
+    return min(job.windows()[key], job.steps * job.schedule.microbatches)
+
+
+def _steps_kept(job: Job, stage: int) -> int:
+    """How many steps' messages `stage` keeps at most: the next checkpoint is complete when all stages have come to it,
+    and the first stage is ahead of the last by less than a step; in asynchronous mode, by as many as there are stages.
+    One that runs forward only is ahead of the next by what that one grants."""
+    plan, microbatches = job.plan, job.schedule.microbatches
+    granted = [ceil(job.windows()[key] / microbatches) for key in _ahead(job) if key.stage > stage]
     if plan.queues.url == "memory://" or not plan.recovery.on:
-        return 1
+        return min(1 + sum(granted), job.steps)
     ahead = 1 if job.schedule.mode == "sync" else max(1, job.program.last)
-    return min(plan.recovery.snapshot_every + ahead, job.steps)
+    return min(plan.recovery.snapshot_every + ahead + sum(granted), job.steps)
+
+
+def _ahead(job: Job) -> list[QueueKey]:
+    return [key for key in job.program.queues if str(key) in job.schedule.ahead]
 
 
 def _spills(job: Job, queues: list[QueueEstimate]) -> Iterator[str]:
@@ -100,10 +116,11 @@ def _overflows(job: Job, queues: list[QueueEstimate]) -> Iterator[PlanError]:
     plan = job.plan
     if plan.queues.url == "memory://":
         return
-    steps, every = _steps_kept(job), plan.recovery.snapshot_every
+    every = plan.recovery.snapshot_every
     room = (1 + SPILL) * plan.queues.retain_bytes
     for worker, needed in enumerate(_by_worker(job, queues)):
         if needed > room:
+            steps = max(_steps_kept(job, stage) for stage in job.schedule.placement[worker])
             of = f"{steps} steps (recovery.snapshot_every is {every})" if plan.recovery.on else "one step"
             smaller = ", or a smaller recovery.snapshot_every" if plan.recovery.on else ""
             yield PlanError(

@@ -78,9 +78,9 @@ def _tried(plan: Plan, writer: TrialWriter, layouts: bool) -> TriedPlan:
     kept = () if held_out is None else _record_batch(held_out)
     estimate = estimate_of(job, TrialWatch(writer.doing, gave))
     second = _batch(job, writer)
-    trained = job.schedule.first_trainable
+    schedule = job.schedule
     found = Transcript(first, second, kept, tuple(computed), plan.data.dataset is not None)
-    return TriedPlan(estimate, job.known_length, trained, found, of_stages)
+    return TriedPlan(estimate, job.known_length, schedule.first_trainable, found, of_stages, frozen=schedule.frozen)
 
 
 def _batch(job: Job, writer: TrialWriter) -> tuple[LeafRecord, ...]:

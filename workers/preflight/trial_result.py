@@ -14,12 +14,14 @@ from .transcript import Transcript
 
 
 class StageEstimate(msgspec.Struct, frozen=True):
-    """One stage. `in_flight` microbatches are held at most; `bytes` says what takes how much, `total` all of it."""
+    """One stage. Of its `parameters`, `trained` are; `in_flight` microbatches are held at most; `bytes` says what takes
+    how much, `total` all of it."""
 
     stage: int
     worker: int
     layers: tuple[str, ...]
     parameters: int
+    trained: int
     in_flight: int
     bytes: dict[str, int]
     total: int
@@ -55,8 +57,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
-    """One microbatch was trained. `length` is the run's; `first_trainable`: stages below it run forward only. `layouts`
-    are the stages', if they were asked for; `cut` is where they begin, if that was measured."""
+    """One microbatch was trained. `length` is the run's; `first_trainable`: stages below it run forward only; `frozen`
+    are those above of which nothing is trained. `layouts` are the stages', if they were asked for; `cut` is where they
+    begin, if that was measured."""
 
     estimate: Estimate
     length: RunLength
@@ -64,6 +67,7 @@ class TriedPlan(msgspec.Struct, frozen=True, tag="tried"):
     transcript: Transcript
     layouts: tuple[StageLayout, ...] = ()
     cut: tuple[int, ...] | None = None
+    frozen: tuple[int, ...] = ()
 
 
 class MeasuredCut(msgspec.Struct, frozen=True, tag="cut"):

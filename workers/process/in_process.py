@@ -87,7 +87,7 @@ class _Local:
         config = RunConfig.of(job.plan, job.schedule)
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
-        self._queues: Queues = MemoryQueues(run, job.schedule.microbatches)
+        self._queues: Queues = MemoryQueues(run, job.schedule.microbatches, windows=job.windows())
         self._decisions = SkipLog(runs.folder(job.plan, run))
         self._places = [self._place(index) for index in range(len(job.plan.workers))]
 

@@ -8,7 +8,7 @@ from stageline.broker.control.messages import RunLength
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed
 from stageline.pipeline.errors import DataError, ModelRefused
-from stageline.pipeline.model.cut import build_segments, first_trainable, make_stage
+from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages, make_stage
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.ties import ties_of
@@ -155,6 +155,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
         first_trainable=first_trainable(segments),
         ties=ties_of(segments, choice.mode),
         tied=choice.tied,
+        frozen=frozen_stages(segments),
     )
     length = None if plan.run.steps is None or plan.model.metrics else RunLength(plan.run.steps, 0)
     return Job(plan, segments, schedule, check_schedule(schedule), length)

@@ -1,6 +1,8 @@
 """One worker's loop: a machine decides, an executor computes, queues carry, and progress is left for the reports.
 
-poll():  Take     the queue gives a message, or nothing yet: then this turn is over   -> machine
+poll():  AwaitCredit   in a stage that runs forward only: the consumer is too far behind, then this turn is over
+                                                                                                       -> machine
+         Take     the queue gives a message, or nothing yet: then this turn is over   -> machine
          Compute  the executor computes, the queue gets the result; then it is over   -> machine
          Finish   in a scripted run: the reply to the call is put; then the script's next call is taken
 """
@@ -18,7 +20,7 @@ from stageline.pipeline.tree import Tree
 from .call_sequence import CallSequence, SaveStages
 from .calls import CallKind, Position
 from .executor import Executor
-from .machine import Compute, Finish, Machine, Take
+from .machine import AwaitCredit, Command, Compute, Finish, Machine, Take
 from .program import Instruction, Program
 from .progress import Progress
 
@@ -64,6 +66,7 @@ class WorkerLoop:
         finished = dict.fromkeys(program.schedule.placement[worker], start)
         self.progress = Progress(clock.time(), complete=start, last=program.last, finished=finished)
         self.progress.tied_sources = program.tied_sources
+        self.progress.first_trainable = program.schedule.first_trainable
         self.program = program
         self.attention = True
         self._on_step: OnStep = lambda stage, step, loss: None
@@ -135,6 +138,8 @@ class WorkerLoop:
     def doing(self) -> str:
         """What the loop does now, in words."""
         match self._machine.command:
+            case AwaitCredit(key, instruction):
+                return f"{instruction} waits for credit in {key}"
             case Take(key, instruction):
                 return f"{instruction} waits for message {instruction.number} of {key}"
             case Compute(instruction):
@@ -164,8 +169,12 @@ class WorkerLoop:
 
     def poll(self, timeout: float) -> bool:
         """One turn: takes what the current instruction needs, waiting up to `timeout` seconds for each message, and
-        carries it out. False if a message did not come, or the program is over."""
+        carries it out. False if a message or credit did not come, or the program is over."""
         command = self._machine.command
+        if type(command) is AwaitCredit:
+            command = self._await_credit(command, timeout)
+            if type(command) is AwaitCredit:
+                return False
         while type(command) is Take:
             self.progress.waiting(command)
             message = self._inbound(command.key).take(timeout)
@@ -177,6 +186,14 @@ class WorkerLoop:
             self._compute(command.instruction)
             return True
         return self._script is not None and self._between_instructions(self._script, timeout)
+
+    def _await_credit(self, wanted: AwaitCredit, timeout: float) -> Command:
+        outbound, number = self._outbound(wanted.key), wanted.instruction.number
+        if not outbound.has_credit(number, 0):
+            self.progress.waiting(wanted)
+            if not outbound.has_credit(number, timeout):
+                return wanted
+        return self._machine.granted()
 
     def _compute(self, instruction: Instruction) -> None:
         self.progress.computing(instruction, self._now())

@@ -8,6 +8,8 @@
        |  arrived,  |   arrived,   |
        +-- another -+   the last   +-- computed: again from the top
 
+One that needs credit is preceded by `AwaitCredit`: granted, it goes on as the others do.
+
 Where a script calls, nothing is left between two calls; the next one's instructions `extend` the program.
 
 The order of actions is the schedule's and nothing else's: neither time nor the order of arrival changes it.
@@ -29,6 +31,13 @@ class Take(msgspec.Struct, frozen=True):
     instruction: Instruction
 
 
+class AwaitCredit(msgspec.Struct, frozen=True):
+    """Command: wait until the consumer of `key` grants the message that `instruction` gives."""
+
+    key: QueueKey
+    instruction: Instruction
+
+
 class Compute(msgspec.Struct, frozen=True):
     """Command: carry out `instruction`; all that it takes is there."""
 
@@ -39,7 +48,7 @@ class Finish(msgspec.Struct, frozen=True):
     """Command: the program is over."""
 
 
-Command = Take | Compute | Finish
+Command = AwaitCredit | Take | Compute | Finish
 
 
 class OutOfPlace(Exception):
@@ -53,6 +62,13 @@ class Machine:
         self._instructions = instructions
         self._missing: list[Take] = []  # what the current instruction still waits for, the next one last
         self.command: Command = self._next()
+
+    def granted(self) -> Command:
+        """The consumer grants the message of the current instruction."""
+        if type(self.command) is not AwaitCredit:
+            raise OutOfPlace(f"credit came, and none was waited for: {self.command} is the command")
+        self.command = self._needed(self.command.instruction)
+        return self.command
 
     def arrived(self, key: QueueKey, step: int, microbatch: int) -> Command:
         """The message of (`step`, `microbatch`) was taken from `key`."""
@@ -88,6 +104,12 @@ class Machine:
         instruction = next(self._instructions, None)
         if instruction is None:
             return Finish()
+        if instruction.needs_credit and instruction.gives is not None:
+            return AwaitCredit(instruction.gives, instruction)
+        return self._needed(instruction)
+
+    def _needed(self, instruction: Instruction) -> Command:
+        """What comes first of taking and computing."""
         if not instruction.takes:
             return Compute(instruction)
         self._missing = [Take(key, instruction) for key in reversed(instruction.takes)]

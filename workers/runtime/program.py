@@ -16,7 +16,7 @@ import msgspec
 
 from stageline.broker.codec.message import Flow, message_number
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Schedule, forward_only
+from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, forward_only
 from stageline.pipeline.schedule.ties import tied_queues
 
 from .calls import Call, CallKind
@@ -30,6 +30,7 @@ _Touched = tuple[str, tuple[QueueKey, ...], QueueKey | None]  # an action's name
 
 class Instruction(msgspec.Struct, frozen=True):
     """An action of one step with the queues it takes from and gives to. `evaluates`: no stash, no gradient.
+    `needs_credit`: no gradient comes back for what it gives, so the consumer says when it may be computed.
 
     `name` is the action's, as in "1F0"; its messages have `number` in their queues. `counted`: its step is one of the
     run's, which the ledger knows; the evaluated batches of a script are not, and `step` then numbers those.
@@ -43,6 +44,7 @@ class Instruction(msgspec.Struct, frozen=True):
     gives: QueueKey | None
     evaluates: bool = False
     counted: bool = True
+    needs_credit: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} of {'step' if self.counted else 'evaluated batch'} {self.step}"
@@ -181,6 +183,11 @@ class Program:
         return self.steps + (len(self.evaluation) if key.flow is Flow.FORWARD else 0)
 
     @cached_property
+    def _runs_ahead(self) -> Callable[[Action], bool]:
+        ahead = self.schedule.ahead
+        return lambda action: action.outbound in ahead and action.kind is Kind.FORWARD
+
+    @cached_property
     def _losses(self) -> QueueKey:
         return loss_key(self.schedule.owner(self.last))
 
@@ -217,6 +224,7 @@ class Program:
                     *of_every_step(each),
                     evaluates,
                     counted,
+                    not evaluates and self._runs_ahead(each),
                 )
                 for step, each in islice(actions, CHUNK)
             ]:

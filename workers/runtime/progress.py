@@ -19,7 +19,7 @@ from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage import Stage
 
 from .calls import Position
-from .machine import Take
+from .machine import AwaitCredit, Take
 from .program import Instruction
 
 
@@ -49,7 +49,7 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     depths: dict[str, Depth] = field(default_factory=dict)
     depths_wanted: bool = False
-    lacking: Take | None = None  # the message that the loop waits for, if `waits`, or wants room for
+    lacking: Take | AwaitCredit | None = None  # what the loop waits for, if `waits`, or wants room for
     full: float | None = None  # since when it waits for room for what it has computed; None: it does not
     snapshots: deque[tuple[int, int]] = field(default_factory=deque)  # (stage, step) on disk, taken away by the reader
     complete: int = 0  # the newest complete checkpoint that the broker has announced, or that the loop has begun with
@@ -67,6 +67,7 @@ class Progress:
     called_for: int = 0  # training steps, by a script
     said: str = ""  # what a script does, in words; "" for a worker
     wants: Wait | None = None  # the reply that a script waits for
+    first_trainable: int = 0  # stages below it run forward only
     tied_sources: Mapping[QueueKey, int] = field(default_factory=dict)  # stages, by queues of what is shared
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
 
@@ -74,8 +75,9 @@ class Progress:
         """The loop starts on `instruction`."""
         self.instruction, self.waits, self.since = instruction, False, now
 
-    def waiting(self, lacking: Take) -> None:
-        """The loop needs a message for its next instruction; it may be here already."""
+    def waiting(self, lacking: Take | AwaitCredit) -> None:
+        """The loop needs a message for its next instruction, which may be here already, or credit for what that
+        gives."""
         self.instruction, self.lacking, self.waits = lacking.instruction, lacking, True
 
     def lacks_room(self, wanting: Take, now: float) -> None:

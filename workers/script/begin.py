@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stageline.pipeline.model.cut import first_trainable, with_stored_weights
+from stageline.pipeline.model.cut import first_trainable, frozen_stages, with_stored_weights
 from stageline.pipeline.model.layout import layouts_of
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.ties import ties_of
@@ -84,6 +84,7 @@ def _schedule_of(options: LineOptions, plan: Plan, segments: Sequence[Segment]) 
         first_trainable=first_trainable(segments),
         ties=ties_of(segments),
         tied=plan.schedule.tied,
+        frozen=frozen_stages(segments),
     )
 
 

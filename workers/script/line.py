@@ -53,7 +53,8 @@ class Line(AbstractContextManager["Line"]):
     {"recovery.lease": "30s"}.
     `resume` is what `Line.resume` passes on: None begins a run. `progress` is drawn on stderr: with
     None if that is a terminal. `weights`: the file or folder that each worker reads those of its stages from; a
-    function that makes the model is then called without memory for parameters.
+    function that makes the model is then called without memory for parameters. `trainable`: patterns of the names of
+    parameters that are trained, as `fnmatch` has them; all others get `requires_grad = False`, also in `model` itself.
 
     Equal, bit for bit, to the unsplit model under the same microbatches, loss shares and layer seeding. Raises
     `ModelRefused`, `ScheduleRefused` or `PlanRefused` for what cannot work, `NoSuchRun` for what cannot be resumed,
@@ -85,6 +86,7 @@ class Line(AbstractContextManager["Line"]):
         resume: str | Path | None = None,
         progress: bool | None = None,
         weights: str | Path | None = None,
+        trainable: Sequence[str] | None = None,
     ) -> None:
         options = LineOptions(
             loss=loss,
@@ -105,6 +107,7 @@ class Line(AbstractContextManager["Line"]):
             settings=settings or {},
             broker=broker,
             weights=weights,
+            trainable=trainable,
         )
         self._waiting: list[Future[Replies]] = []
         self._closed = ""

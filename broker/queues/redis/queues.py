@@ -20,7 +20,7 @@ from stageline.broker.errors import QueueClosed
 from stageline.broker.network.redis_connection import RedisLink
 from stageline.broker.queues.base import Depth, QueueKey, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
-from stageline.broker.queues.ends import QueueEnds, QueueOptions, Wakeup
+from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup
 from stageline.broker.queues.log import Log
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.tree import Tree
@@ -129,7 +129,7 @@ class RedisQueues(QueueEnds):
         if self._shared.failure is not None:
             raise self._shared.failure
 
-    def wait_for(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
+    def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
         until = monotonic() + timeout
         leads = False  # this thread reads what the server sends
         try:
@@ -199,6 +199,10 @@ class RedisOutbound:
         with self._queues.changed:
             self._writer.log.put(message, monotonic())
             self._queues.kick()
+
+    def has_credit(self, number: int, timeout: float) -> bool:
+        self._queues.check_open()
+        return bool(self._queues.wait_for(lambda: number < self._writer.sender.limit or None, timeout))
 
     def trim(self, step: int) -> None:
         with self._queues.changed:

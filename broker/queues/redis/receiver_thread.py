@@ -37,7 +37,7 @@ class Request(msgspec.Struct, frozen=True):
 
 class ReceiverThread(RedisThread):
     """Reads for the writers and readers of `ends`. Calls `kick` when one has something to send to the server, and
-    `wake` when a message is ready or will not come."""
+    `wake` when a message is ready or will not come, and when a writer has credit."""
 
     def __init__(self, link: RedisLink, ends: SharedEnds, wake: Callable[[], None], kick: Callable[[], None]) -> None:
         super().__init__("receiver", link, ends, wake)
@@ -134,6 +134,7 @@ class ReceiverThread(RedisThread):
                 with self._ends.changed:
                     writer.update(credit)
                     self._kick()
+                self._wake()
 
     def _receive_entries(self, reader: StreamReader, turn: int, entries: Sequence[Any]) -> None:
         with self._ends.changed:

@@ -1,7 +1,7 @@
 """The checker: simulates all workers of a schedule, and computes what is true of it before anything runs."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stageline.pipeline.schedule import Kind, Schedule
 
@@ -46,8 +46,9 @@ def check_schedule(
     """Checks and simulates `steps` steps: by default one in synchronous mode, and in asynchronous mode as many as it
     takes to reach a steady state.
 
-    Without `costs` a forward takes 1, a backward 2, an update and a message nothing. `windows` limits, by queue
-    ("forward-1", "backward-0"), the messages put and not yet taken: a worker that would put more waits.
+    Without `costs` a forward takes 1, a backward 2, or 1 in a frozen stage, an update and a message nothing. `windows`
+    limits, by queue ("forward-1", "backward-0"), the messages put and not yet taken: a worker that would put more
+    waits.
     Raises `Incomplete`, `Disordered` or `Deadlock`, all of them `UnsoundSchedule`, if the schedule cannot be run, and
     `ValueError` if the costs or windows do not fit it.
     """
@@ -57,7 +58,7 @@ def check_schedule(
     for worker, program in enumerate(programs):
         check_complete(schedule, worker, program, over)
         check_order(schedule, worker, program)
-    timed, queue_bound = simulate(schedule, costs or Costs.even(schedule.stages), over, windows or {})
+    timed, queue_bound = simulate(schedule, costs or _assumed(schedule), over, windows or {})
     return Verdict(
         timed=tuple(timed),
         span=max(each.end for each in timed),
@@ -71,6 +72,12 @@ def check_schedule(
         ),
         queue_bound=queue_bound,
     )
+
+
+def _assumed(schedule: Schedule) -> Costs:
+    """Costs before anything was measured."""
+    even = Costs.even(schedule.stages)
+    return replace(even, weight=tuple(0 if k in schedule.frozen else each for k, each in enumerate(even.weight)))
 
 
 def _in_flight(schedule: Schedule, program: Program, stages: tuple[int, ...]) -> Iterator[int]:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from stageline.broker.control.messages import Answer, Ask, Exited, Refused, Report, StopRun
+from stageline.broker.control.messages import Answer, Ask, Exited, Refused, Report, StopRun, Wait
 from stageline.broker.membership.failure_detector import EXIT_GRACE
 from support.conversation import Conversation
-from support.worker_line import WorkerLine, computing, hang
+from support.worker_line import M, WorkerLine, computing, hang
 
 
 @pytest.fixture
@@ -98,6 +98,20 @@ def test_a_worker_that_waits_for_room_outlives_its_lease(line: WorkerLine):
         line.passes(0.5)
     assert line.status()["phase"] == "running"
     assert line.status()["workers"][1]["now"].startswith("waits for room in forward-2")  # type: ignore[index]
+
+
+def test_a_stage_that_is_as_far_ahead_as_it_may_be_waits_for_the_next_one_and_that_for_the_root(line: WorkerLine):
+    wait = Wait("forward-1", 7 * M + 5, "0F5", 7, 0.0, room=True, source=1)
+    line.says(0, "waits for credit in forward-1 to run 0F5 of step 7", wait)
+    line.waits(1, "backward-1", 2, 5), line.waits(2, "backward-2", 2, 5)
+    line.says(3, "3B5 of step 2", events=(computing(3, 2, 5, "backward"),))
+    line.passes(3.0)
+    facts = line.why(stage="0")
+    assert str(facts["text"]).startswith(
+        "stage 0 waits for room in forward-1 until stage 1 (worker w1, generation 1) makes progress, which waits for "
+        "the gradient of step 2 microbatch 5 from stage 2 (worker w2, generation 1), which waits for the gradient"
+    )
+    assert facts["root"]["worker"]["index"] == 3  # type: ignore[index]
 
 
 def test_a_standstill_for_lack_of_room_is_found_and_named(line: WorkerLine):

@@ -15,7 +15,7 @@ from stageline.broker.codec.message import Flow
 from stageline.broker.errors import Disagreement, Overwritten, QueueClosed, QueueFull, QueueGap
 from stageline.broker.queues.base import QueueKey
 from support.payloads import bits, trees
-from support.queue_pair import LINES, QueuePair
+from support.queue_pair import LINES, QueuePair, wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -305,3 +305,33 @@ def test_after_close_nothing_can_be_put_or_taken(line: QueuePair) -> None:
 
 def test_an_end_knows_its_key(line: QueuePair) -> None:
     assert line.outbound.key == line.inbound.key == QueueKey(Flow.FORWARD, 1)
+
+
+def test_the_consumer_grants_a_window_beyond_what_it_has_taken(make: MakeLine) -> None:
+    line = make(window=4)
+    wait_for(lambda: _granted(line, 3))
+    assert not line.outbound.has_credit(4, 0)
+    assert not line.outbound.has_credit(4, 0.02)
+    line.put(*range(4))
+    assert line.take_numbers(4) == [0, 1, 2, 3]
+    wait_for(lambda: _granted(line, 7))
+    assert not line.outbound.has_credit(8, 0)
+
+
+def test_a_message_without_credit_is_kept_and_comes_later(make: MakeLine) -> None:
+    line = make(window=2)
+    line.put(*range(8))
+    assert line.take_numbers(8) == list(range(8))
+
+
+def test_a_consumer_that_begins_again_grants_a_window_from_there(make: MakeLine) -> None:
+    line = make(window=4)
+    line.inbound.rewind(2)
+    wait_for(lambda: _granted(line, 11))
+    assert not line.outbound.has_credit(12, 0)
+
+
+def _granted(line: QueuePair, number: int) -> bool | None:
+    line.inbound.take(0)
+    line.consumer.pump(0.01)
+    return line.outbound.has_credit(number, 0.01) or None

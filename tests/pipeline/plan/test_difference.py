@@ -24,6 +24,7 @@ COUNTED_CHANGES = [
     ({"model__factory": "model.py:other"}, "model.factory"),
     ({"model__options": {"width": 3}}, "model.options.width"),
     ({"model__cut": [3]}, "model.cut"),
+    ({"model__trainable": ["0.*"]}, "model.trainable"),
     ({"model__loss": "model.py:loss"}, "model.loss"),
     ({"model__metrics": ["model.py:accuracy"]}, "model.metrics"),
     ({"data__source": "data.py:other"}, "data.source"),

@@ -1,11 +1,14 @@
 """The folder of snapshots: every snapshot in it is whole, whenever its writer was killed."""
 
+import errno
 import json
 import os
 import resource
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -206,3 +209,55 @@ def test_a_snapshot_that_lacks_descriptors_to_be_written_leaves_nothing_once_it_
     write(checkpoints, (0, 40))
     assert [path.name for path in (checkpoints.folder / "stage-0").iterdir() if path.name.startswith(".")] == []
     assert checkpoints.verify(0, 40) == []
+
+
+FROZEN = replace(STATES[0], optimizer=None, parameters=(), lr_scheduler=None)
+
+
+def _same_file(checkpoints: SnapshotDirectory, one: int, other: int) -> bool:
+    return (checkpoints.path(0, one) / WEIGHTS).samefile(checkpoints.path(0, other) / WEIGHTS)
+
+
+def test_weights_that_nothing_trains_are_written_twice_and_then_shared_with_the_last_snapshot_but_one(checkpoints):
+    for step in (10, 20, 30, 40):
+        write(checkpoints, (0, step), state=FROZEN)
+    assert [_same_file(checkpoints, *pair) for pair in ((10, 20), (10, 30), (20, 40), (30, 40))] == [
+        *(False, True),
+        *(True, False),
+    ]
+    checkpoints.delete_before(0, 30)
+    assert not difference(checkpoints.load(0, 30).state, FROZEN)
+    assert not checkpoints.verify(0, 40)
+
+
+def test_weights_are_written_again_where_the_file_to_share_is_damaged(checkpoints):
+    write(checkpoints, (0, 10), (0, 20), state=FROZEN)
+    path = checkpoints.path(0, 10) / WEIGHTS
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    write(checkpoints, (0, 30), state=FROZEN)
+    assert not _same_file(checkpoints, 10, 30)
+    assert not difference(checkpoints.load(0, 30).state, FROZEN)
+
+
+@pytest.mark.parametrize("state", STATES, ids=["the same weights", "others"])
+def test_weights_that_are_trained_are_always_written(checkpoints, state):
+    write(checkpoints, (0, 10), (0, 20), state=STATES[0])
+    write(checkpoints, (0, 30), state=state)
+    assert not _same_file(checkpoints, 10, 30)
+
+
+def test_a_buffer_that_has_changed_in_a_frozen_stage_is_written(checkpoints):
+    changed = {**FROZEN.weights, "4.count": FROZEN.weights["4.count"] + 1}
+    write(checkpoints, (0, 10), (0, 20), state=FROZEN)
+    write(checkpoints, (0, 30), state=replace(FROZEN, weights=changed))
+    assert not _same_file(checkpoints, 10, 30)
+    assert not difference(checkpoints.load(0, 30).state, replace(FROZEN, weights=changed))
+
+
+def test_without_hard_links_they_are_written(checkpoints, monkeypatch):
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted")))
+    write(checkpoints, (0, 10), (0, 20), (0, 30), state=FROZEN)
+    assert not _same_file(checkpoints, 10, 30)
+    assert not difference(checkpoints.load(0, 30).state, FROZEN)

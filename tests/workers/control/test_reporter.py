@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from itertools import islice
 from time import monotonic, time
 from types import SimpleNamespace
 from typing import cast
@@ -22,7 +23,7 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.runtime.calls import Call, CallKind, Position
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.machine import Take
+from stageline.workers.runtime.machine import AwaitCredit, Take
 from stageline.workers.runtime.program import Instruction, Program, call_key, reply_key
 from stageline.workers.runtime.progress import Progress
 from support.redis_server import RedisServer
@@ -54,6 +55,28 @@ class Stages:
 
     def measured(self) -> dict[str, float]:
         return {}
+
+
+def test_credit_that_is_waited_for_is_told_with_the_stage_that_grants_it() -> None:
+    ahead = next(Program(make_schedule("1f1b", line(2), M, first_trainable=1), 1).instructions(0))
+    progress = Progress()
+    progress.waiting(AwaitCredit(FORWARD, ahead))
+    assert reported(progress).now == "waits for credit in forward-1 to run 0F0 of step 0"
+    (wait,) = reported(progress).waits
+    assert (wait.queue, wait.number, wait.action, wait.room, wait.source) == ("forward-1", 0, "0F0", True, 1)
+
+
+def test_a_microbatch_is_done_with_a_forward_that_no_backward_follows() -> None:
+    def state(first_trainable: int) -> str:
+        schedule = make_schedule("1f1b", line(2), M, first_trainable=first_trainable)
+        progress = Progress(first_trainable=first_trainable, since=1.0)
+        forward, following = islice(Program(schedule, 1).instructions(0), 2)
+        progress.computing(forward, 1.0)
+        progress.done(forward, 2.0)
+        progress.waiting(Take(FORWARD, following))
+        return reported(progress).events[-1].state
+
+    assert [state(first_trainable=1), state(first_trainable=0)] == ["done", "stashed"]
 
 
 def test_a_put_that_waits_for_room_is_reported_as_a_wait_and_not_as_computing() -> None:

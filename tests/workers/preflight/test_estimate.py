@@ -69,3 +69,35 @@ def test_the_last_batch_of_an_epoch_and_of_what_is_held_out_have_rows_that_a_tra
         with pytest.raises(DataError, match=rf"^{name}: the input has 0 rows in a microbatch \(2 rows in 3 micro"):
             estimate(read_plan(workspace.folder, sets=[f"run.steps={steps}"]))
     assert estimate(read_plan(workspace.folder, sets=["data.batch_size=8"])).steps == 6
+
+
+FROZEN = Path(reference.__file__).parent / "frozen"
+
+
+def test_what_is_frozen_holds_no_gradient_and_what_runs_ahead_keeps_what_the_next_stage_grants() -> None:
+    """Forwards of stages 0 and 1 may be ten messages ahead of the next: three steps of four, and of the last by one."""
+    found = estimate(read_plan(FROZEN))
+    assert [(stage.trained, stage.in_flight) for stage in found.stages] == [(0, 0), (0, 0), (84, 3), (0, 2), (0, 1)]
+    assert [stage.bytes["gradients"] > 0 for stage in found.stages] == [False, False, True, False, False]
+    assert [stage.bytes["activations"] > 0 for stage in found.stages] == [False, False, True, True, True]
+    queues = {queue.queue: (queue.in_flight, queue.retained // queue.message) for queue in found.queues}
+    assert queues == {
+        "forward-1": (10, 4 * 8),  # of two steps to the checkpoint, one, and three twice: not more than the run has
+        "forward-2": (10, 4 * 6),
+        "forward-3": (3, 4 * 3),
+        "forward-4": (2, 4 * 3),
+        "backward-2": (3, 4 * 3),
+        "backward-3": (2, 4 * 3),
+    }
+
+
+def test_a_backward_of_a_frozen_stage_counts_as_one_forward() -> None:
+    """In units of one forward. The second stage has no parameters."""
+    assert _work(["middle.*"]) == [1, 1, 3, 2, 2]
+    assert _work(["*"]) == [3, 2, 3, 3, 3]
+
+
+def _work(trainable: list[str]) -> list[float]:
+    """What each worker does for a microbatch, where one does three units."""
+    idle = estimate(read_plan(FROZEN, sets=[f"model.trainable={trainable}"])).idle
+    return [round(3 * (1 - each) / (1 - min(idle)), 3) for each in idle]

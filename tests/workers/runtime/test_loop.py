@@ -8,7 +8,8 @@ from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
-from stageline.workers.runtime.program import Instruction, Program
+from stageline.workers.runtime.machine import AwaitCredit
+from stageline.workers.runtime.program import Instruction, Program, queue_key
 from support.shapes import line
 
 STEPS, MICROBATCHES = 3, 2
@@ -49,6 +50,22 @@ def test_two_workers_in_turn_run_their_programs_to_the_end(queues: MemoryQueues)
     assert [record.loss for record in first.progress.steps] == [None] * 4
     assert last.progress.metrics == {"accuracy": 1.0}
     assert (first.doing, first.step) == ("finished", None)
+
+
+def test_a_stage_that_runs_forward_only_is_ahead_as_far_as_the_next_one_grants() -> None:
+    program = Program(make_schedule("1f1b", line(2), MICROBATCHES, first_trainable=1), STEPS)
+    queues = MemoryQueues("run", MICROBATCHES, windows={queue_key("forward-1"): 3})
+    first, last = (WorkerLoop(program, each, Echo(), queues, run="run", incarnation=1) for each in range(2))
+    while first.poll(0):
+        pass
+    assert first.doing == "0F1 of step 1 waits for credit in forward-1"
+    assert queues.outbound(queue_key("forward-1")).depth().ready == 3
+    assert isinstance(first.progress.lacking, AwaitCredit)
+    last.poll(0)
+    assert first.poll(0)
+    take_turns([first, last], lambda loop: loop.finished)
+    assert [record.step for record in first.progress.steps] == list(range(STEPS))
+    queues.close()
 
 
 def test_workers_that_wait_for_each_other_are_stuck_and_say_for_what(queues: MemoryQueues) -> None:

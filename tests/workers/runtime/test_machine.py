@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from stageline.pipeline.schedule import make_schedule
-from stageline.workers.runtime.machine import Compute, Finish, Machine, OutOfPlace, Take
+from stageline.workers.runtime.machine import AwaitCredit, Compute, Finish, Machine, OutOfPlace, Take
 from stageline.workers.runtime.program import Program, queue_key
 from support.shapes import line
 
@@ -40,6 +40,20 @@ def test_an_instruction_that_takes_from_two_queues_waits_for_both_in_order() -> 
 def test_a_message_of_another_place_is_refused(place) -> None:
     with pytest.raises(OutOfPlace, match="but 1F0 of step 0 needs microbatch 0 of step 0 on forward-1"):
         machine().arrived(*place)
+
+
+def test_what_a_stage_that_runs_forward_only_gives_waits_for_credit_first() -> None:
+    program = Program(make_schedule("gpipe", line(3), 1, first_trainable=2), 1)
+    walked = Machine(program.instructions(1))
+    assert isinstance(walked.command, AwaitCredit)
+    assert str(walked.command.key) == "forward-2"
+    assert isinstance(walked.granted(), Take)
+    assert isinstance(walked.arrived(FORWARD, 0, 0), Compute)
+    assert isinstance(walked.computed(), Compute)  # its update
+    with pytest.raises(OutOfPlace, match="none was waited for"):
+        walked.granted()
+    assert isinstance(Machine(program.instructions(0)).granted(), Compute)
+    assert isinstance(Machine(program.instructions(2)).command, Take)
 
 
 def test_an_event_that_does_not_answer_the_command_is_refused() -> None:

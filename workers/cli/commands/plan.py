@@ -48,17 +48,20 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> Non
     _show_split(found)
     _show_queues(found)
     idle = ", ".join(f"worker {index} {share(part)}" for index, part in enumerate(found.idle))
-    say(f"idle, if a backward takes as long as two forwards and a message no time: {idle}")
+    frozen = " (as one where nothing is trained)" if any(not each.trained for each in found.stages) else ""
+    say(f"idle, if a backward takes as long as two forwards{frozen} and a message no time: {idle}")
 
 
 def _show_split(found: "Estimate") -> None:
     parts = list(found.stages[0].bytes)
+    freezes = any(each.trained < each.parameters for each in found.stages)
     rows = [
         (
             each.stage,
             each.worker,
             each.layers[0] if len(each.layers) == 1 else f"{each.layers[0]} to {each.layers[-1]}",
             each.parameters,
+            *([each.trained] if freezes else []),
             each.in_flight,
             *(size(each.bytes[part]) for part in parts),
             size(each.total),
@@ -66,7 +69,8 @@ def _show_split(found: "Estimate") -> None:
         for each in found.stages
     ]
     heads = (part.replace("_", " ") for part in parts)
-    show("stages", ("stage", "worker", "layers", "parameters", "in flight", *heads, "total"), rows)
+    of_parameters = ("parameters", "trained") if freezes else ("parameters",)
+    show("stages", ("stage", "worker", "layers", *of_parameters, "in flight", *heads, "total"), rows)
     if found.seconds:
         times = ", ".join(f"stage {stage} {1000 * each:.3g} ms" for stage, each in enumerate(found.seconds))
         cut = dict(flat(found.plan))["model.cut"]

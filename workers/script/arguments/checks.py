@@ -28,6 +28,8 @@ def _complaints(options: LineOptions, *, inline: bool) -> Iterator[str]:
             f"cut = {options.cut!r} and stages = {options.stages!r} are two ways to say the same: cut names the layers "
             "that stages 1, 2, ... begin with, stages is their number. Leave out one"
         )
+    if "model.trainable" in options.settings:
+        yield 'settings["model.trainable"]: the script needs it too. Pass trainable = [...] instead'
     yield from _uncallable(options)
     if reason := _device_complaint(str(options.device)):
         yield f'device = "{options.device}": {reason}; wanted is one that this torch has, such as "cpu" or "cuda:0"'

@@ -64,6 +64,12 @@ def _is_place(value: object) -> bool:
     return _is_whole(value) or isinstance(value, str)
 
 
+def _are_patterns(value: object) -> bool:
+    return (
+        isinstance(value, Sequence) and _is_list(value) and bool(value) and all(isinstance(each, str) for each in value)
+    )
+
+
 def _is_placement(value: object) -> bool:
     return isinstance(value, Sequence) and all(_is_list(owned) and all(map(_is_whole, owned)) for owned in value)
 
@@ -89,6 +95,7 @@ _KINDS: tuple[tuple[str, Accepts, str], ...] = (
     ("stages", _optional(_is_stages), "a whole number from 1 on"),
     ("placement", _optional(_is_placement), "a list with the stages of each worker, such as [[0, 2], [1, 3]]"),
     ("window", _optional(_is_list), "a list with one whole number for each stage, such as [4, 2]"),
+    ("trainable", _optional(_are_patterns), 'a list of patterns of names, such as ["encoder.layer.40.*"]'),
     ("weights", _optional(_is_path), "the path of a file or folder of weights"),
     ("seed", _is_seed, "a whole number from 0 on, of at most 64 bits"),
     ("metrics", _is_list, "a list of functions of (outputs, targets), such as [accuracy]"),

@@ -36,3 +36,4 @@ class LineArguments(TypedDict, total=False):
     settings: Mapping[str, object] | None
     progress: bool | None
     weights: str | Path | None
+    trainable: Sequence[str] | None

@@ -21,6 +21,7 @@ _ARGUMENTS = {
     "model.loss": "loss",
     "model.metrics": "metrics",
     "model.stages": "stages",
+    "model.trainable": "trainable",
     "model.weights": "weights",
     "run.dir": "folder",
     "run.name": "name",
@@ -93,4 +94,4 @@ def _argument(key: str) -> str:
 
 
 def _with_arguments(text: str) -> str:
-    return re.sub(r"\bmodel\.(cut|stages|weights)\b", r"\1", text)
+    return re.sub(r"\bmodel\.(cut|stages|trainable|weights)\b", r"\1", text)

@@ -50,6 +50,7 @@ class LineOptions:
     folder: str | Path = "runs"
     settings: Mapping[str, object] = field(default_factory=dict)  # other keys of the plan: "recovery.lease"
     broker: str | None = None  # where workers on other machines find the broker; None: there are none
+    trainable: Sequence[str] | None = None  # patterns of names; None: what requires a gradient
     weights: str | Path | None = None  # where workers read their weights from; None: the model has them
 
     @property
@@ -76,7 +77,7 @@ def build_model(model: Model, options: LineOptions) -> tuple[Any, list[Segment]]
     was. Weights that are read from files are not there yet. Raises `ModelRefused`."""
     make, cut, stages = factory_of(model), options.cut, options.stages
     with generators_kept(torch.device("cpu")):
-        return make_segments(make, options.seed, cut, stages, stored=options.loads_weights)
+        return make_segments(make, options.seed, cut, stages, options.trainable, stored=options.loads_weights)
 
 
 def factory_of(model: Model) -> Callable[[], Any]:
@@ -128,6 +129,8 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
     }
     if options.weights is not None:  # another machine has a path of its own
         tables["model"]["weights"] = str(Path(options.weights).absolute())
+    if options.trainable is not None:
+        tables["model"]["trainable"] = list(options.trainable)
     if options.window is not None:
         tables["schedule"]["window"] = list(options.window)
     if options.lr_scheduler is not None:

@@ -184,3 +184,40 @@ def test_without_a_number_of_steps_asynchronous_mode_runs_until_it_is_steady() -
 def test_a_stage_that_does_not_train_holds_nothing() -> None:
     assert check_schedule(make_schedule("1f1b", line(3), 8, first_trainable=1)).stage_peak == (0, 2, 1)
     assert check_schedule(forward_only(((0, 2), (1,)), 8)).worker_peak == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b"])
+@pytest.mark.parametrize("seed", range(12))
+def test_stages_that_run_ahead_never_wait_for_ever_with_credit_for_what_one_step_puts(name: str, seed: int) -> None:
+    stages = seed % 3 + 2
+    placement = looped(2, 2) if name == "interleaved-1f1b" else scattered(stages, seed)
+    for schedule in accepted(name, placement, 6, first_trainable=seed % stages):
+        bounds = check_schedule(schedule).queue_bound
+        check_schedule(schedule, steps=5, windows={queue: bounds[queue] for queue in schedule.ahead})
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_in_asynchronous_mode_neither_and_on_one_worker_they_are_ahead_by_a_few_microbatches(seed: int) -> None:
+    stages = seed % 4 + 2
+    schedule = make_schedule("1f1b", scattered(stages, seed), 1, mode="async", first_trainable=seed % stages)
+    bounds = check_schedule(schedule).queue_bound
+    windows = {queue: bounds[queue] for queue in schedule.ahead}
+    found = check_schedule(schedule, steps=20 * stages, windows=windows).queue_bound
+    assert all(found[queue] <= bounds[queue] for queue in schedule.routes)
+
+
+def test_a_worker_that_has_a_later_stage_too_does_not_run_ahead_of_that() -> None:
+    """It ran the first stage three times as often as the other, over a whole run."""
+    schedule = make_schedule("1f1b", ((0, 2), (1,)), 1, mode="async", first_trainable=1)
+    ahead = most = 0
+    for _, action in schedule.program(0, range(200)):
+        ahead += (action == Action(Kind.FORWARD, 0)) - (action == Action(Kind.FORWARD, 2))
+        most = max(most, ahead)
+    assert most <= 5
+
+
+def test_the_backward_of_a_frozen_stage_computes_one_gradient_of_two() -> None:
+    verdict = check_schedule(make_schedule("gpipe", line(3), 1, first_trainable=1, frozen=(2,)))
+    assert times(verdict, 0) == {"0F0": (0, 1), "0U": (1, 1)}
+    assert times(verdict, 2) == {"2F0": (2, 3), "2B0": (3, 4), "2U": (4, 4)}
+    assert times(verdict, 1) == {"1F0": (1, 2), "1B0": (4, 6), "1U": (6, 6)}

@@ -1,0 +1,68 @@
+"""Which parameters are trained: those whose names in the unsplit model match a pattern of `model.trainable`.
+
+trainable = ["encoder.layer.40.*"]      encoder.layer.40.attention.weight is trained, all others are frozen
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.stage.layer import joined
+from stageline.pipeline.tree import describe
+
+from .segment import Segment
+
+_NEAR = 3  # names that a refusal gives
+
+
+def train_only(segments: Sequence[Segment], patterns: Sequence[str]) -> None:
+    """Sets `requires_grad` of each parameter: True if one of its names in the unsplit model matches one of `patterns`
+    (as `fnmatch.fnmatchcase` has them: `*` matches dots too), False otherwise. One that has several names, since
+    several layers use it, is trained if any of them matches.
+
+    Raises `ModelRefused` for a pattern that matches nothing, and for parameters that cannot be trained; nothing has
+    changed then.
+    """
+    named = [(name, parameter) for part in segments for name, parameter in _named_parameters(part)]
+    matching = {id(each): (name, each) for name, each in named if _matches(name, patterns)}
+    if wrong := [*_unmatched(patterns, [name for name, _ in named]), *_untrainable(matching.values())]:
+        raise ModelRefused("; ".join(wrong))
+    for _, parameter in named:
+        parameter.requires_grad_(id(parameter) in matching)
+
+
+def _named_parameters(part: Segment) -> Iterable[tuple[str, torch.nn.Parameter]]:
+    for name, module in part.parts:
+        for key, parameter in module.named_parameters(remove_duplicate=False):
+            yield joined(name, key), parameter
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _unmatched(patterns: Sequence[str], names: Sequence[str]) -> Iterable[str]:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            yield f'model.trainable: no parameter of the model matches "{pattern}". {_hint(pattern, names)}'
+
+
+def _hint(pattern: str, names: Sequence[str]) -> str:
+    if any(name.startswith(f"{pattern}.") for name in names):
+        return f'It names a module: write "{pattern}.*" for its parameters'
+    if not names:
+        return "The model has no parameters"
+    near = difflib.get_close_matches(pattern, names, _NEAR, 0.4) or list(names[:_NEAR])
+    return f"Parameters have names such as {', '.join(near)}"
+
+
+def _untrainable(matching: Iterable[tuple[str, torch.nn.Parameter]]) -> Iterable[str]:
+    for name, parameter in matching:
+        if not (parameter.is_floating_point() or parameter.is_complex()):
+            yield (
+                f"model.trainable: {name} is {describe(parameter)}, and only numbers with a fraction can be trained: "
+                "leave it out of the patterns"
+            )
