@@ -1,6 +1,6 @@
 """Makes the plan's model and cuts it into stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -93,6 +93,7 @@ def cut_model(model: Any, cut: Cut = None, stages: int | None = None) -> list[Se
         )
     if not layers or not all(isinstance(layer, torch.nn.Module) for layer in layers):
         raise ModelRefused("the model has no layers, or some are not torch modules")
+    order = _order_of(model, layers)
     edges = range(len(layers) + 1) if ready else edges_of(names, layers, cut, stages)
     segments = [
         Segment(k, low, tuple(names[low:high]), tuple(layers[low:high]))
@@ -100,7 +101,7 @@ def cut_model(model: Any, cut: Cut = None, stages: int | None = None) -> list[Se
     ]
     _refuse_impossible_cuts(segments)
     _refuse_shared_buffers(segments)
-    return with_own_copies(segments)
+    return with_own_copies([replace(part, order=_numbered(part, order)) for part in segments])
 
 
 def first_trainable(segments: Sequence[Segment]) -> int:
@@ -127,6 +128,7 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
         loss=load_function(plan.model.loss, base, "model.loss") if last else None,
         device=device,
         stash_weights=stash_weights,
+        clip_norm=plan.optimizer.clip_norm,
     )
 
 
@@ -185,6 +187,17 @@ def _layers_of(model: Any, cut: Cut) -> tuple[list[str], list[torch.nn.Module]]:
     if len(children) != len(model):  # named_children leaves out repetitions
         raise ModelRefused("the same module stands twice in the model: make two, or put both uses into one layer")
     return [name for name, _ in children], [child for _, child in children]
+
+
+def _order_of(model: Any, layers: Sequence[torch.nn.Module]) -> dict[int, int]:
+    """The number of each parameter in `model.parameters()`, by its identity."""
+    whole = model if isinstance(model, torch.nn.Module) else torch.nn.ModuleList(layers)
+    parameters = model.parameters if isinstance(model, Layers) else whole.parameters()
+    return {id(parameter): number for number, parameter in enumerate(parameters)}
+
+
+def _numbered(part: Segment, order: Mapping[int, int]) -> dict[str, int]:
+    return {name: order[id(state)] for name, state in part.state if id(state) in order}
 
 
 def _parts_of_all(segments: Sequence[Segment]) -> list[tuple[str, torch.nn.Module]]:

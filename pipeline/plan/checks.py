@@ -108,6 +108,15 @@ def _asynchronous(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError("schedule.name", 'mode = "async" is defined for name = "1f1b"; use that, or mode = "sync"')
 
 
+def _clipping(plan: PlanTables) -> Iterator[PlanError]:
+    if plan.clips and plan.schedule.mode == "async":
+        yield PlanError(
+            "optimizer.clip_norm",
+            'mode = "async" has no moment at which all stages have the gradients of one step; leave it out, or use '
+            'schedule.mode = "sync"',
+        )
+
+
 def _window(plan: PlanTables) -> Iterator[PlanError]:
     named, window, stages = plan.schedule.name == "window", plan.schedule.window, plan.model.stages
     if named and window is None:
@@ -197,6 +206,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("model.balance", "model.stage_memory", "data.source", *_STAGES), _balance),
     (("data.batch_size", "schedule.microbatches"), _rows),
     (("schedule.name", "schedule.mode", "schedule.microbatches"), _asynchronous),
+    (("optimizer.clip_norm", "schedule.mode"), _clipping),
     (("schedule.name", "schedule.window", *_STAGES), _window),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
     (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),

@@ -198,6 +198,7 @@ Device = Annotated[str, _matching(r"[a-z]+(:\d+)?", 'a device such as "cpu" or "
 Folder = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("a folder")]
 WeightsPath = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("the path of a file or folder of weights")]
 Truth = Annotated[bool, Field(strict=True), Accepts("true or false")]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), Accepts("a number above 0, such as 1.0,")]
 Size = Annotated[
     int,
     Field(strict=True, ge=1, le=_LARGEST),

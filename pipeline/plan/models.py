@@ -56,6 +56,11 @@ class PlanTables(Section):
         return self.data.source == SCRIPT_BATCHES
 
     @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped by their norm over all stages."""
+        return self.optimizer.clip_norm is not None
+
+    @property
     def measures_cut(self) -> bool:
         """Whether the command that begins the run has yet to measure where the model is cut."""
         model = self.model

@@ -13,6 +13,7 @@ from .key_types import (
     Folder,
     Name,
     Options,
+    Positive,
     Reference,
     Size,
     Target,
@@ -203,11 +204,17 @@ class SchedulePlan(Section):
 
 
 class OptimizerPlan(FactorySection):
-    """`factory` is called with a stage's parameters and the other keys."""
+    """`factory` is called with a stage's parameters and the keys that are not named here."""
 
     factory: Reference = Field(
         description="Is called with a stage's parameters, once for each stage that has any.",
         examples=["torch.optim.AdamW"],
+    )
+    clip_norm: Unset[Positive] = Field(
+        default=None,
+        description="What the norm of all stages' gradients may be at most; before each update they are scaled down to "
+        "it, as torch.nn.utils.clip_grad_norm_ does.",
+        examples=[1.0],
     )
 
 

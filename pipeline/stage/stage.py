@@ -25,6 +25,7 @@ from stageline.pipeline.errors import ForeignState, LossNotScalar, StageError
 from stageline.pipeline.tree import Tree, describe, map_tensors
 
 from .body import Body, Weights, evaluating
+from .clipping import GradientClip
 from .generators import default_generators
 from .memory import OutputGuard, copied
 from .stash import InputNodes, Stash, matched
@@ -36,6 +37,7 @@ LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.
 Loss = Callable[[Any, Any], torch.Tensor]
 
 LOSS, OPTIMIZER, LR_SCHEDULER = "the loss", "the optimizer", "the learning rate scheduler"  # in place of a layer's name
+GRADIENTS = "the gradients"  # likewise
 
 
 class _NotGiven:
@@ -52,6 +54,8 @@ class Stage:
     from `first_layer` on). `optimizer` makes an optimizer from parameters, as `functools.partial(SGD, lr=0.1)` does; a
     stage without trainable parameters makes none. `loss(output, target)` belongs to the last stage and is a mean over
     rows. With `stash_weights`, backward uses the weights that its forward used (PipeDream, SOSP'19, section 3.3).
+    `clip_norm` is the most that the norm of all stages' gradients may be: `norms` and `clip` go before each update.
+    `order` has each parameter's number among those of the unsplit model, by name; by default that of the layers.
     Every forward seeds torch's default generators, layer by layer.
     """
 
@@ -68,6 +72,8 @@ class Stage:
         loss: Loss | None = None,
         device: str | torch.device = "cpu",
         stash_weights: bool = False,
+        clip_norm: float | None = None,
+        order: Mapping[str, int] | None = None,
     ) -> None:
         self.index = index
         self.device = torch.device(device)
@@ -80,6 +86,7 @@ class Stage:
         trainable = [p for p in self._body.parameters() if p.requires_grad]
         self.optimizer = optimizer(trainable) if optimizer is not None and trainable else None
         self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
+        self._clip = None if clip_norm is None else GradientClip(index, clip_norm, *self._numbered(order))
         self._output_guard = OutputGuard(self._body, index)
         self._generators = default_generators(self.device)
         self._stash = Stash(index)
@@ -168,6 +175,24 @@ class Stage:
         result = stashed.input_nodes.gradients()
         return None if result is None else self._output_guard.sendable(result, None if owned else gradient)
 
+    @property
+    def gradient_norm(self) -> float | None:
+        """The norm, over all stages, of the gradients that were clipped last; None if none were."""
+        return None if self._clip is None else self._clip.total
+
+    def norms(self, later: Tree = None) -> Tree:
+        """After all backwards of a step, the last stage first: the norms of its gradients, with those that the stage
+        after it has returned, which are `later`. Raises `GradientNotFinite`, and `GradientMismatch` for what are no
+        norms; `StageError` without `clip_norm`."""
+        self.at_layer = GRADIENTS
+        return self._clipping().gather(later)
+
+    def clip(self, total: Tree = None) -> Tree:
+        """After `norms`, the first stage first: clips its gradients. Returns the norm over all stages, which is `total`
+        for the stage after it. Raises as `norms` does."""
+        self.at_layer = GRADIENTS
+        return self._clipping().clip(total, self.device)
+
     def update(self) -> None:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler."""
         self._forwarded = 0
@@ -250,6 +275,17 @@ class Stage:
         now = self._body.unsplit_buffers()
         changed = (name for name, kept in buffers.items() if name not in now or not torch.equal(kept, now[name]))
         self._body.set_buffers({name: buffers[name] for name in changed})
+
+    def _clipping(self) -> GradientClip:
+        if self._clip is None:
+            raise StageError(f"stage {self.index} clips no gradients: make it with clip_norm")
+        return self._clip
+
+    def _numbered(self, order: Mapping[str, int] | None) -> tuple[Weights, Mapping[str, int]]:
+        """The parameters, by name, and their numbers: those of another stage's layers are lower, or higher."""
+        named = self._body.unsplit_parameters()
+        first = self.first_layer * 2**32
+        return named, {name: first + place for place, name in enumerate(named)} if order is None else order
 
     def _run(self, x: Tree, key: tuple[int, int], version: Version | None) -> Tree:
         if self._versions and version:

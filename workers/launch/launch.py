@@ -125,6 +125,7 @@ def _schedule_of(plan: Plan, first_trainable: int) -> Schedule:
         mode=choice.mode,
         window=choice.window,
         first_trainable=first_trainable,
+        clips=plan.clips,
     )
 
 

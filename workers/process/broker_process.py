@@ -215,7 +215,14 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
         return job.plan, job.schedule
     plan.demand_cut()
     choice = plan.schedule
-    return plan, make_schedule(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
+    return plan, make_schedule(
+        choice.name,
+        plan.placement,
+        choice.microbatches,
+        mode=choice.mode,
+        window=choice.window,
+        clips=plan.clips,
+    )
 
 
 def _clear_queues(run: RunRecords, url: str) -> None:

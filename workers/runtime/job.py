@@ -155,6 +155,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
         first_trainable=first_trainable(segments),
         ties=ties_of(segments, choice.mode),
         tied=choice.tied,
+        clips=plan.clips,
     )
     length = None if plan.run.steps is None or plan.model.metrics else RunLength(plan.run.steps, 0)
     return Job(plan, segments, schedule, check_schedule(schedule), length)

@@ -84,6 +84,7 @@ def _schedule_of(options: LineOptions, plan: Plan, segments: Sequence[Segment]) 
         first_trainable=first_trainable(segments),
         ties=ties_of(segments),
         tied=plan.schedule.tied,
+        clips=plan.clips,
     )
 
 

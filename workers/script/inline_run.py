@@ -130,6 +130,7 @@ class InlineRun:
             lr_scheduler=options.lr_scheduler,
             loss=options.loss if part.index == self._program.last else None,
             device=options.device,
+            clip_norm=options.clip_norm,
         )
 
 

@@ -45,7 +45,8 @@ class Line(AbstractContextManager["Line"]):
     `model`: an `nn.Sequential`, a model of a known family or `Layers`, with `cut` (the numbers or names of the layers
     that stages 1, 2, ... begin with) or `stages` (their number); a list with one module for each stage; or a function
     that returns one of these. `loss` is a mean over rows;
-    `optimizer` makes an optimizer from a stage's parameters; `metrics` are means over rows, which `evaluate` gives.
+    `optimizer` makes an optimizer from a stage's parameters; before its steps gradients are scaled down so that their
+    norm over all stages is at most `clip_norm`; `metrics` are means over rows, which `evaluate` gives.
     `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
     `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
     thread. `broker`: the address at which workers on other machines join, "tcp://0.0.0.0:7000" or "redis://host/0":
@@ -67,6 +68,7 @@ class Line(AbstractContextManager["Line"]):
         loss: Loss,
         optimizer: OptimizerFactory,
         lr_scheduler: LrSchedulerFactory | None = None,
+        clip_norm: float | None = None,
         cut: Sequence[int | str] | None = None,
         stages: int | None = None,
         placement: Sequence[Sequence[int]] | None = None,
@@ -90,6 +92,7 @@ class Line(AbstractContextManager["Line"]):
             loss=loss,
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
+            clip_norm=clip_norm,
             cut=cut,
             stages=stages,
             placement=placement,
@@ -159,7 +162,7 @@ class Line(AbstractContextManager["Line"]):
         """
         done = self._submit(CallKind.TRAIN, x, y)
         done.add_done_callback(self._seen.step_ended)
-        return StepLoss(lambda: _loss_of(done.result()))
+        return StepLoss(lambda: _measured(done.result()))
 
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients.
@@ -268,6 +271,7 @@ def _only(replies: Replies) -> Any:
     return next((reply for reply in replies.values() if reply is not None), None)
 
 
-def _loss_of(replies: Replies) -> float | None:
-    loss: float | None = _only(replies)
-    return loss
+def _measured(replies: Replies) -> tuple[float | None, float | None]:
+    """A step's loss, and the norm of its gradients."""
+    found: float | tuple[float | None, float] | None = _only(replies)
+    return found if isinstance(found, tuple) else (found, None)

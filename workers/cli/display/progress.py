@@ -160,9 +160,11 @@ class Pace:
 
 
 def finished_loss(facts: Facts) -> str:
-    """`loss 0.1234`, of the newest step that every stage has finished; "" before the first, and if it has no rows."""
-    last = facts["finished_loss"]
-    return f"loss {last['loss']:.4g}" if last and last["loss"] is not None else ""
+    """`loss 0.1234`, of the newest step that every stage has finished, and where gradients are clipped, their norm; ""
+    before the first, and if it has no rows."""
+    last, norm = facts["finished_loss"], facts.get("gradient_norm")
+    loss = f"loss {last['loss']:.4g}" if last and last["loss"] is not None else ""
+    return f"{loss}, gradient norm {norm['norm']:.4g}" if loss and norm else loss
 
 
 def stage_activity(facts: Facts, stage: int) -> tuple[int, str]:

@@ -19,6 +19,7 @@ class LineArguments(TypedDict, total=False):
     loss: Required[Loss]
     optimizer: Required[OptimizerFactory]
     lr_scheduler: LrSchedulerFactory | None
+    clip_norm: float | None
     cut: Sequence[int | str] | None
     stages: int | None
     placement: Sequence[Sequence[int]] | None

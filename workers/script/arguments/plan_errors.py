@@ -25,6 +25,7 @@ _ARGUMENTS = {
     "run.dir": "folder",
     "run.name": "name",
     "run.seed": "seed",
+    "optimizer.clip_norm": "clip_norm",
     _MICROBATCHES: "microbatches",
     "schedule.name": "schedule",
     "schedule.window": "window",

@@ -36,6 +36,7 @@ class LineOptions:
     loss: Loss
     optimizer: OptimizerFactory
     lr_scheduler: LrSchedulerFactory | None = None
+    clip_norm: float | None = None
     cut: Sequence[int | str] | None = None
     stages: int | None = None
     placement: Sequence[Sequence[int]] | None = None
@@ -130,6 +131,8 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
         tables["model"]["weights"] = str(Path(options.weights).absolute())
     if options.window is not None:
         tables["schedule"]["window"] = list(options.window)
+    if options.clip_norm is not None:
+        tables["optimizer"]["clip_norm"] = options.clip_norm
     if options.lr_scheduler is not None:
         tables["lr_scheduler"] = {"factory": "script:lr_scheduler"}
     for table, keys in (remote or {}).items():
