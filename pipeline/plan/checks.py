@@ -8,6 +8,7 @@ from stageline.pipeline import schedule
 
 from .errors import PlanError
 from .models import PlanTables
+from .training import MOST_MICROBATCHES
 
 SCRIPT_SUMS = ("rows", "loss")  # what an evaluation for a script returns besides the metrics
 
@@ -104,6 +105,8 @@ def _asynchronous(plan: PlanTables) -> Iterator[PlanError]:
         return
     if plan.schedule.microbatches != 1:
         yield PlanError("schedule.microbatches", 'mode = "async" updates after every microbatch; use microbatches = 1')
+    if plan.schedule.accumulate != 1:
+        yield PlanError("schedule.accumulate", 'mode = "async" updates after every microbatch; use accumulate = 1')
     if plan.schedule.name != "1f1b":
         yield PlanError("schedule.name", 'mode = "async" is defined for name = "1f1b"; use that, or mode = "sync"')
 
@@ -114,6 +117,15 @@ def _clipping(plan: PlanTables) -> Iterator[PlanError]:
             "optimizer.clip_norm",
             'mode = "async" has no moment at which all stages have the gradients of one step; leave it out, or use '
             'schedule.mode = "sync"',
+        )
+
+
+def _accumulated(plan: PlanTables) -> Iterator[PlanError]:
+    if plan.schedule.in_step > MOST_MICROBATCHES:
+        yield PlanError(
+            "schedule.accumulate",
+            f"microbatches = {plan.schedule.microbatches} of each batch make {plan.schedule.in_step} in a step; use "
+            f"values whose product is at most {MOST_MICROBATCHES}",
         )
 
 
@@ -184,11 +196,11 @@ def _weights(plan: PlanTables) -> Iterator[PlanError]:
 def _shape(plan: PlanTables) -> Iterator[PlanError]:
     known = plan.model.stages is not None and any(plan.placement)
     # What the checks above have refused already, the catalogue would refuse a second time.
-    if not known or any(True for check in (_asynchronous, _window, _owners) for _ in check(plan)):
+    if not known or any(True for check in (_asynchronous, _accumulated, _window, _owners) for _ in check(plan)):
         return
     wanted = plan.schedule
     try:
-        schedule.make_schedule(wanted.name, plan.placement, wanted.microbatches, mode=wanted.mode, window=wanted.window)
+        schedule.make_schedule(wanted.name, plan.placement, wanted.in_step, mode=wanted.mode, window=wanted.window)
     except schedule.ScheduleRefused as refused:
         yield PlanError("schedule.name", str(refused))
 
@@ -196,7 +208,7 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
 Check = Callable[[PlanTables], Iterator[PlanError]]
 
 _STAGES = ("model.cut", "model.stages")
-_SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.window")
+_SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate", "schedule.window")
 
 _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("run.steps", "run.epochs"), _length),
@@ -205,7 +217,8 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (_STAGES, _number_of_stages),
     (("model.balance", "model.stage_memory", "data.source", *_STAGES), _balance),
     (("data.batch_size", "schedule.microbatches"), _rows),
-    (("schedule.name", "schedule.mode", "schedule.microbatches"), _asynchronous),
+    (("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate"), _asynchronous),
+    (("schedule.microbatches", "schedule.accumulate"), _accumulated),
     (("optimizer.clip_norm", "schedule.mode"), _clipping),
     (("schedule.name", "schedule.window", *_STAGES), _window),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),

@@ -27,7 +27,7 @@ from .section import FactorySection, Section
 
 # A typing error shall not make a billion stages, nor a list of a billion actions.
 MOST_STAGES = 1024
-_MOST_MICROBATCHES = 65536
+MOST_MICROBATCHES = 65536
 Balance = Literal["parameters", "time"]
 
 
@@ -173,10 +173,16 @@ class SchedulePlan(Section):
     name: Annotated[str, one_of(schedule_names())] = Field(
         default="1f1b", description="The order in which a stage runs forwards and backwards.", examples=["gpipe"]
     )
-    microbatches: Annotated[int, whole(1, _MOST_MICROBATCHES)] = Field(
+    microbatches: Annotated[int, whole(1, MOST_MICROBATCHES)] = Field(
         default=1,
         description="Slices of a batch that are under way at a time; more of them keep the workers busier.",
         examples=[8],
+    )
+    accumulate: Annotated[int, whole(1, MOST_MICROBATCHES)] = Field(
+        default=1,
+        description="Batches in a step, each in `microbatches` slices: their gradients are added up, then all stages "
+        "update once.",
+        examples=[4],
     )
     mode: Annotated[Mode, one_of(get_args(Mode))] = Field(
         default="sync",
@@ -201,6 +207,11 @@ class SchedulePlan(Section):
         description='For name = "window", and only there: how many microbatches each stage has in flight at most.',
         examples=[[7, 4]],
     )
+
+    @property
+    def in_step(self) -> int:
+        """The microbatches of a step."""
+        return self.microbatches * self.accumulate
 
 
 class OptimizerPlan(FactorySection):

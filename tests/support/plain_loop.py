@@ -17,32 +17,38 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass
 class PlainLoop:
-    """Trains `model`, in microbatches. `losses` and `norms` have an entry for each step."""
+    """Trains `model`, in microbatches of each batch; every `accumulate` batches are a step. `losses` and `norms` have
+    an entry for each step."""
 
     model: nn.Sequential
     loss: Callable[[Tensor, Tensor], Tensor]
     optimizer: torch.optim.Optimizer
     microbatches: int
+    accumulate: int = 1
     clip_norm: float | None = None
     seed: int = 0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
 
     def train(self, batches: Iterable[Batch]) -> "PlainLoop":
-        for x, y in batches:
-            self._step(x, y)
+        given = list(batches)
+        for first in range(0, len(given), self.accumulate):
+            self._step(given[first : first + self.accumulate])
         return self
 
     def state(self) -> dict[str, Tensor]:
         return self.model.state_dict()
 
-    def _step(self, x: Tensor, y: Tensor) -> None:
-        losses = []
-        slices = zip(x.tensor_split(self.microbatches), y.tensor_split(self.microbatches), strict=True)
-        for number, (inputs, targets) in enumerate(slices):
-            loss = self.loss(self._forward(inputs, number), targets) * (len(inputs) / len(x))
-            loss.backward()
-            losses.append(loss.detach())
+    def _step(self, batches: Sequence[Batch]) -> None:
+        losses: list[Tensor] = []
+        rows = sum(len(x) for x, _ in batches)
+        for x, y in batches:
+            for inputs, targets in zip(
+                x.tensor_split(self.microbatches), y.tensor_split(self.microbatches), strict=True
+            ):
+                loss = self.loss(self._forward(inputs, len(losses)), targets) * (len(inputs) / rows)
+                loss.backward()
+                losses.append(loss.detach())
         self.losses.append(reduce(torch.add, losses).item())
         if self.clip_norm is not None:
             self.norms.append(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm).item())

@@ -218,7 +218,7 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
     return plan, make_schedule(
         choice.name,
         plan.placement,
-        choice.microbatches,
+        choice.in_step,
         mode=choice.mode,
         window=choice.window,
         clips=plan.clips,
@@ -279,7 +279,7 @@ class _Host:
         for _, answer in self._core.handle(b"", Ask("status"), time()):
             if isinstance(answer, Answer) and answer.facts["weights_sha256"] and answer.facts["training_steps"]:
                 result = result_of(
-                    self._core.run.id, self._plan.schedule.microbatches, answer.facts, monotonic() - self._started
+                    self._core.run.id, self._plan.schedule.in_step, answer.facts, monotonic() - self._started
                 )
                 self._write(result)
 

@@ -64,7 +64,7 @@ def _view(run: RecordedRun) -> RunView:
     schedule = make_schedule(
         choice.name,
         plan.placement,
-        choice.microbatches,
+        choice.in_step,
         mode=choice.mode,
         window=choice.window,
         clips=plan.clips,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import RunLength
@@ -70,9 +71,10 @@ class Job:
         """The same with the data, which tell how long the run is. Raises `ModelRefused`."""
         doing(self.plan.data.origin)
         plan, source = self.plan, load_source(self.plan)
-        steps = plan.run.steps if plan.run.steps is not None else (plan.run.epochs or 0) * source.steps_per_epoch
+        steps = plan.run.steps if plan.run.steps is not None else _steps_of_epochs(plan, source.steps_per_epoch)
         keep = len(self.segments) + 2
-        feed = Feed(source, plan.schedule.microbatches, steps, plan.data.batch_size, keep=keep)
+        choice = plan.schedule
+        feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, accumulate=choice.accumulate, keep=keep)
         length = RunLength(steps, len(feed.evaluation) if plan.model.metrics else 0)
         return replace(self, own_feed=feed, length=length)
 
@@ -81,7 +83,8 @@ class Job:
         microbatches are left out if the plan says so. Raises `ModelRefused` for a wrong optimizer or loss."""
         device = {stage: worker.device for worker in self.plan.workers for stage in worker.stages}
         made = {stage: self._stage(stage, device[stage]) for stage in stages}
-        feed = CallFeed(self.schedule.microbatches) if self.plan.scripted else self.own_feed
+        choice = self.plan.schedule
+        feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
         parts = made, feed, self.program.last, self.metrics, self.plan.scripted
         if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
             return Executor(*parts)
@@ -149,7 +152,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     schedule = make_schedule(
         choice.name,
         plan.placement,
-        choice.microbatches,
+        choice.in_step,
         mode=choice.mode,
         window=choice.window,
         first_trainable=first_trainable(segments),
@@ -159,6 +162,18 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     )
     length = None if plan.run.steps is None or plan.model.metrics else RunLength(plan.run.steps, 0)
     return Job(plan, segments, schedule, check_schedule(schedule), length)
+
+
+def _steps_of_epochs(plan: Plan, batches: int) -> int:
+    """How many steps the plan's epochs of so many `batches` have. Raises `PlanRefused` if batches would be left."""
+    every, of = (plan.run.epochs or 0) * batches, plan.schedule.accumulate
+    if every % of:
+        raise plan.refused(
+            "run.epochs",
+            f"{every} batches, {batches} in each, are no whole steps of schedule.accumulate = {of} batches; use "
+            f"run.steps = {every // of or 1}, or a number of epochs that is a multiple of {of // gcd(of, batches)}",
+        )
+    return every // of
 
 
 def _told_apart(names: Sequence[str], short: Sequence[str]) -> list[str]:

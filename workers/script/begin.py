@@ -27,7 +27,7 @@ from .script_run import ScriptRun
 if TYPE_CHECKING:
     from stageline.workers.script.remote.remote_plan import RemotePlan
 
-InputsCheck = Callable[[Tree], object]
+InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times `microbatches` it is cut
 
 
 def begin_run(
@@ -71,15 +71,15 @@ def _begin(
         return weights, check, _begin_here(plan, schedule, names, segments, options, resume)
 
 
-def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree) -> None:
-    check(inputs, microbatches)
+def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree, times: int) -> None:
+    check(inputs, microbatches * times)
 
 
 def _schedule_of(options: LineOptions, plan: Plan, segments: Sequence[Segment]) -> Schedule:
     return make_schedule(
         options.schedule,
         plan.placement,
-        options.microbatches,
+        plan.schedule.in_step,
         window=options.window,
         first_trainable=first_trainable(segments),
         ties=ties_of(segments),

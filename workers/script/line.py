@@ -22,7 +22,7 @@ from stageline.pipeline.errors import DataError
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed
-from stageline.workers.runtime.calls import CallKind
+from stageline.workers.runtime.calls import CallKind, batches_of_step
 from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
 from stageline.workers.script.arguments.line_arguments import LineArguments, Workers
@@ -74,6 +74,7 @@ class Line(AbstractContextManager["Line"]):
         placement: Sequence[Sequence[int]] | None = None,
         schedule: str = "1f1b",
         microbatches: int = 1,
+        accumulate: int = 1,
         window: Sequence[int] | None = None,
         seed: int = 0,
         device: str | torch.device = "cpu",
@@ -98,6 +99,7 @@ class Line(AbstractContextManager["Line"]):
             placement=placement,
             schedule=schedule,
             microbatches=microbatches,
+            accumulate=accumulate,
             window=window,
             seed=seed,
             device=device,
@@ -111,7 +113,7 @@ class Line(AbstractContextManager["Line"]):
         )
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
-        self._name = name
+        self._name, self._accumulate = name, accumulate
         self._weights, self._check_inputs, self._run = begin_run(model, options, workers, resume)
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
@@ -155,7 +157,8 @@ class Line(AbstractContextManager["Line"]):
     def step(self, x: Tree, y: Tree) -> StepLoss:
         """Trains on one batch; its loss, which is waited for when it is read, so that the next step may begin before.
 
-        `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows; they are copied. Raises `DataError`
+        `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows; they are copied. With `accumulate`
+        above 1, each is a tuple of so many, of the step's batches. Raises `DataError`
         if they have different numbers of rows, one has no tensor, or a traced model was traced with inputs of another
         shape or for other numbers of rows (then nothing has changed), `RunFailed` or `ComputeFailed` if the run has
         failed, also in an earlier step.
@@ -183,7 +186,7 @@ class Line(AbstractContextManager["Line"]):
     def predict(self, x: Tree) -> Tree:
         """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
         rows(x)
-        self._check_inputs(x)
+        self._check_inputs(x, self._accumulate)
         return concatenate(_only(self._call(CallKind.PREDICT, _copied(x)).result()))
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -241,9 +244,14 @@ class Line(AbstractContextManager["Line"]):
             self._display.close()
 
     def _submit(self, kind: CallKind, x: Tree, y: Tree) -> "Future[Replies]":
-        demand_batch(x, y)
-        self._check_inputs(x)
+        self._demand(kind, x, y)
         return self._call(kind, _copied(x), _copied(y))
+
+    def _demand(self, kind: CallKind, x: Tree, y: Tree) -> None:
+        of_step = self._accumulate if kind is CallKind.TRAIN else 1
+        for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
+            demand_batch(inputs, targets)
+            self._check_inputs(inputs, self._accumulate // of_step)
 
     def _call(
         self, kind: CallKind, x: Tree = None, y: Tree = None, state: Mapping[str, Tensor] | None = None

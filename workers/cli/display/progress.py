@@ -109,7 +109,7 @@ class Pace:
     """What a single status does not hold: rates over a few seconds, and which damages are new."""
 
     def __init__(self, launch: Launch) -> None:
-        self._rows = launch.plan.data.batch_size
+        self._rows = launch.plan.data.batch_size * launch.plan.schedule.accumulate
         self._history: deque[tuple[float, int]] = deque()  # time in seconds, steps finished
         self._damages = 0
         self.steps = launch.steps

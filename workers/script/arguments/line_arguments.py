@@ -25,6 +25,7 @@ class LineArguments(TypedDict, total=False):
     placement: Sequence[Sequence[int]] | None
     schedule: str
     microbatches: int
+    accumulate: int
     window: Sequence[int] | None
     seed: int
     device: str | torch.device

@@ -27,6 +27,7 @@ _ARGUMENTS = {
     "run.seed": "seed",
     "optimizer.clip_norm": "clip_norm",
     _MICROBATCHES: "microbatches",
+    "schedule.accumulate": "accumulate",
     "schedule.name": "schedule",
     "schedule.window": "window",
     "workers": "placement",

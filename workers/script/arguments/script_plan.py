@@ -42,6 +42,7 @@ class LineOptions:
     placement: Sequence[Sequence[int]] | None = None
     schedule: str = "1f1b"
     microbatches: int = 1
+    accumulate: int = 1
     window: Sequence[int] | None = None
     seed: int = 0
     device: str | torch.device = "cpu"
@@ -123,7 +124,11 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
             **({"cut": list(options.cut)} if options.cut is not None else {"stages": stages}),
         },
         "data": {"source": SCRIPT_BATCHES, "batch_size": options.microbatches},
-        "schedule": {"name": options.schedule, "microbatches": options.microbatches},
+        "schedule": {
+            "name": options.schedule,
+            "microbatches": options.microbatches,
+            "accumulate": options.accumulate,
+        },
         "optimizer": {"factory": "script:optimizer"},
         "workers": workers,
     }
