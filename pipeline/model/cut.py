@@ -129,6 +129,7 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
         device=device,
         stash_weights=stash_weights,
         clip_norm=plan.optimizer.clip_norm,
+        autocast=plan.model.autocast,
     )
 
 

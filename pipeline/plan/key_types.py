@@ -156,6 +156,14 @@ def _quantity(kind: type[int | float], units: Mapping[str, float], value: object
     return kind(float(found[1]) * units[found[2]])
 
 
+def _no_float16(value: object) -> object:
+    if value in ("fp16", "float16", "half"):
+        raise ValueError(
+            f"{value} needs its loss scaled by a factor that follows from all gradients so far, which stages do not do"
+        )
+    return value
+
+
 def _arguments(table: object) -> dict[str, object]:
     if not isinstance(table, Mapping):
         raise PydanticCustomError("table_type", "a table is wanted")
@@ -198,6 +206,9 @@ Device = Annotated[str, _matching(r"[a-z]+(:\d+)?", 'a device such as "cpu" or "
 Folder = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("a folder")]
 WeightsPath = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("the path of a file or folder of weights")]
 Truth = Annotated[bool, Field(strict=True), Accepts("true or false")]
+Autocast = Annotated[
+    Literal["bf16"], BeforeValidator(_no_float16, json_schema_input_type=Literal["bf16"]), Accepts('"bf16"')
+]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), Accepts("a number above 0, such as 1.0,")]
 Size = Annotated[
     int,

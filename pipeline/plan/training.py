@@ -9,6 +9,7 @@ from stageline.pipeline.schedule import Mode, Tied, schedule_names
 
 from .key_types import (
     Accepts,
+    Autocast,
     Cut,
     Folder,
     Name,
@@ -98,6 +99,11 @@ class ModelPlan(Section):
     loss: Reference = Field(
         description="A function of (outputs, targets), or a module class: the mean over the rows.",
         examples=["torch.nn.functional.cross_entropy"],
+    )
+    autocast: Unset[Autocast] = Field(
+        default=None,
+        description="The precision in which torch.autocast computes forwards and the loss. Default: the weights' own.",
+        examples=["bf16"],
     )
     metrics: Annotated[tuple[Reference, ...], Accepts('a list such as ["metrics.py:accuracy"]')] = Field(
         default=(),

@@ -28,6 +28,7 @@ from .body import Body, Weights, evaluating
 from .clipping import GradientClip
 from .generators import default_generators
 from .memory import OutputGuard, copied
+from .precision import Autocast, precision_of
 from .stash import InputNodes, Stash, matched
 from .state import StageState, capture_state, restore_state
 from .versions import Version, Versions
@@ -56,6 +57,7 @@ class Stage:
     rows. With `stash_weights`, backward uses the weights that its forward used (PipeDream, SOSP'19, section 3.3).
     `clip_norm` is the most that the norm of all stages' gradients may be: `norms` and `clip` go before each update.
     `order` has each parameter's number among those of the unsplit model, by name; by default that of the layers.
+    With `autocast` = "bf16", forwards and the loss compute in that precision where torch's autocast does.
     Every forward seeds torch's default generators, layer by layer.
     """
 
@@ -74,10 +76,12 @@ class Stage:
         stash_weights: bool = False,
         clip_norm: float | None = None,
         order: Mapping[str, int] | None = None,
+        autocast: Autocast | None = None,
     ) -> None:
         self.index = index
         self.device = torch.device(device)
         self.loss = loss
+        self._precision = precision_of(autocast, self.device)
         self.seed = seed
         self.first_layer = first_layer
         self._layers = _listed(layers)
@@ -133,7 +137,8 @@ class Stage:
         output = self._run(map_tensors(partial(self._receive, input_nodes, owned), x), key, version)
         loss = self.loss if target is not None else None
         if loss is not None:
-            output = self._loss_of(loss, output, target)
+            with self._precision():
+                output = self._loss_of(loss, output, target)
         self._stash.put(key, output, share if loss is not None else None, input_nodes, version)
         self._forwarded += 1
         if loss is not None:
@@ -219,7 +224,7 @@ class Stage:
         `StageError` on a stage that has no loss."""
         if self.loss is None:
             raise StageError(f"stage {self.index} has no loss: only the last stage has one")
-        with torch.no_grad():
+        with torch.no_grad(), self._precision():
             return self._loss_of(self.loss, output, target).item()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -288,8 +293,12 @@ class Stage:
         return named, {name: first + place for place, name in enumerate(named)} if order is None else order
 
     def _run(self, x: Tree, key: tuple[int, int], version: Version | None) -> Tree:
-        if self._versions and version:
-            return self._versions.run(version, lambda: self._run(x, key, None))
+        with self._precision():
+            if self._versions and version:
+                return self._versions.run(version, lambda: self._run_layers(x, key))
+            return self._run_layers(x, key)
+
+    def _run_layers(self, x: Tree, key: tuple[int, int]) -> Tree:
         for position, layer in enumerate(self._layers):
             self.at_layer = self.names[position]
             number = layer_seed(self.seed, *key, self.first_layer + position)

@@ -26,6 +26,7 @@ class PlainLoop:
     microbatches: int
     accumulate: int = 1
     clip_norm: float | None = None
+    autocast: bool = False
     seed: int = 0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -46,7 +47,9 @@ class PlainLoop:
             for inputs, targets in zip(
                 x.tensor_split(self.microbatches), y.tensor_split(self.microbatches), strict=True
             ):
-                loss = self.loss(self._forward(inputs, len(losses)), targets) * (len(inputs) / rows)
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast, cache_enabled=False):
+                    loss = self.loss(self._forward(inputs, len(losses)), targets)
+                loss = loss * (len(inputs) / rows)
                 loss.backward()
                 losses.append(loss.detach())
         self.losses.append(reduce(torch.add, losses).item())

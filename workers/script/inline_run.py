@@ -131,6 +131,7 @@ class InlineRun:
             loss=options.loss if part.index == self._program.last else None,
             device=options.device,
             clip_norm=options.clip_norm,
+            autocast=options.autocast,
         )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError
+from stageline.pipeline.stage.precision import Autocast
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed
@@ -46,7 +47,8 @@ class Line(AbstractContextManager["Line"]):
     that stages 1, 2, ... begin with) or `stages` (their number); a list with one module for each stage; or a function
     that returns one of these. `loss` is a mean over rows;
     `optimizer` makes an optimizer from a stage's parameters; before its steps gradients are scaled down so that their
-    norm over all stages is at most `clip_norm`; `metrics` are means over rows, which `evaluate` gives.
+    norm over all stages is at most `clip_norm`. With `autocast` = "bf16", forwards and the loss are computed as in
+    torch.autocast. `metrics` are means over rows, which `evaluate` gives.
     `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
     `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
     thread. `broker`: the address at which workers on other machines join, "tcp://0.0.0.0:7000" or "redis://host/0":
@@ -78,6 +80,7 @@ class Line(AbstractContextManager["Line"]):
         window: Sequence[int] | None = None,
         seed: int = 0,
         device: str | torch.device = "cpu",
+        autocast: Autocast | None = None,
         threads: int = 1,
         metrics: Sequence[Metric] = (),
         workers: Workers = "processes",
@@ -103,6 +106,7 @@ class Line(AbstractContextManager["Line"]):
             window=window,
             seed=seed,
             device=device,
+            autocast=autocast,
             threads=threads,
             metrics=metrics,
             name=name,

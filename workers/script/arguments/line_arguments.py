@@ -6,6 +6,7 @@ from typing import Literal, Required, TypedDict
 
 import torch
 
+from stageline.pipeline.stage.precision import Autocast
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
 
 from .script_plan import Metric
@@ -29,6 +30,7 @@ class LineArguments(TypedDict, total=False):
     window: Sequence[int] | None
     seed: int
     device: str | torch.device
+    autocast: Autocast | None
     threads: int
     metrics: Sequence[Metric]
     workers: Workers

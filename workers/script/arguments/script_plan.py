@@ -22,6 +22,7 @@ from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.models import SCRIPT_BATCHES
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.generators import generators_kept
+from stageline.pipeline.stage.precision import Autocast
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
 from stageline.workers.runtime.metric_names import numbered
 
@@ -46,6 +47,7 @@ class LineOptions:
     window: Sequence[int] | None = None
     seed: int = 0
     device: str | torch.device = "cpu"
+    autocast: Autocast | None = None
     threads: int = 1
     metrics: Sequence[Metric] = ()
     name: str = "line"
@@ -136,6 +138,8 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
         tables["model"]["weights"] = str(Path(options.weights).absolute())
     if options.window is not None:
         tables["schedule"]["window"] = list(options.window)
+    if options.autocast is not None:
+        tables["model"]["autocast"] = options.autocast
     if options.clip_norm is not None:
         tables["optimizer"]["clip_norm"] = options.clip_norm
     if options.lr_scheduler is not None:
