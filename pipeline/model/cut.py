@@ -1,6 +1,6 @@
 """Makes the plan's model and cuts it into stages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -13,11 +13,13 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.training import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.layer import BoundLayer
-from stageline.pipeline.stage.stage import OptimizerFactory, Stage
+from stageline.pipeline.stage.optimizer import OptimizerFactory
+from stageline.pipeline.stage.stage import Stage
 
 from .edges import EACH_LAYER, Cut, edges_of
 from .families.known import FAMILIES, known_layers, stored_names_of
 from .families.layers import Layers
+from .groups import groups_of
 from .load import base_folder, call, load_function, load_object
 from .segment import Segment
 from .ties import with_own_copies
@@ -93,7 +95,6 @@ def cut_model(model: Any, cut: Cut = None, stages: int | None = None) -> list[Se
         )
     if not layers or not all(isinstance(layer, torch.nn.Module) for layer in layers):
         raise ModelRefused("the model has no layers, or some are not torch modules")
-    order = _order_of(model, layers)
     edges = range(len(layers) + 1) if ready else edges_of(names, layers, cut, stages)
     segments = [
         Segment(k, low, tuple(names[low:high]), tuple(layers[low:high]))
@@ -101,7 +102,7 @@ def cut_model(model: Any, cut: Cut = None, stages: int | None = None) -> list[Se
     ]
     _refuse_impossible_cuts(segments)
     _refuse_shared_buffers(segments)
-    return with_own_copies([replace(part, order=_numbered(part, order)) for part in segments])
+    return with_own_copies([_titled(model, layers, part) for part in segments])
 
 
 def first_trainable(segments: Sequence[Segment]) -> int:
@@ -130,6 +131,7 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
         stash_weights=stash_weights,
         clip_norm=plan.optimizer.clip_norm,
         autocast=plan.model.autocast,
+        groups=groups_of(plan),
     )
 
 
@@ -190,15 +192,17 @@ def _layers_of(model: Any, cut: Cut) -> tuple[list[str], list[torch.nn.Module]]:
     return [name for name, _ in children], [child for _, child in children]
 
 
-def _order_of(model: Any, layers: Sequence[torch.nn.Module]) -> dict[int, int]:
-    """The number of each parameter in `model.parameters()`, by its identity."""
+def _titled(model: Any, layers: Sequence[torch.nn.Module], part: Segment) -> Segment:
+    """`part` with the numbers and the names of its parameters in `model.named_parameters()`."""
     whole = model if isinstance(model, torch.nn.Module) else torch.nn.ModuleList(layers)
-    parameters = model.parameters if isinstance(model, Layers) else whole.parameters()
-    return {id(parameter): number for number, parameter in enumerate(parameters)}
-
-
-def _numbered(part: Segment, order: Mapping[int, int]) -> dict[str, int]:
-    return {name: order[id(state)] for name, state in part.state if id(state) in order}
+    parameters = model.parameters if isinstance(model, Layers) else dict(whole.named_parameters())
+    known = {id(parameter): (number, name) for number, (name, parameter) in enumerate(parameters.items())}
+    found = {name: known[id(state)] for name, state in part.state if id(state) in known}
+    return replace(
+        part,
+        order={name: number for name, (number, _) in found.items()},
+        titles={name: title for name, (_, title) in found.items()},
+    )
 
 
 def _parts_of_all(segments: Sequence[Segment]) -> list[tuple[str, torch.nn.Module]]:

@@ -176,6 +176,24 @@ def _arguments(table: object) -> dict[str, object]:
     return arguments
 
 
+def _groups(given: object) -> tuple[Mapping[str, object], ...]:
+    if not isinstance(given, list | tuple) or not given:
+        raise PydanticCustomError("groups_type", "a list is wanted")
+    return tuple(_group(place, each) for place, each in enumerate(given))
+
+
+def _group(place: int, given: object) -> Mapping[str, object]:
+    if not isinstance(given, Mapping):
+        raise ValueError(f"group {place} is {name_of(given)}")
+    match, settings = given.get("match"), {key: each for key, each in given.items() if key != "match"}
+    patterns = [match] if isinstance(match, str) else match
+    if not isinstance(patterns, list | tuple) or not patterns or not all(isinstance(each, str) for each in patterns):
+        raise ValueError(f'group {place} needs match, the names of its parameters, such as match = ["*.bias"]')
+    if not settings or "params" in settings:
+        raise ValueError(f"group {place} needs settings of the optimizer, such as weight_decay = 0.0, and no params")
+    return {"match": list(patterns), **_arguments(settings)}
+
+
 def _argument(value: object) -> object:
     match value:
         case bool() | str():
@@ -236,6 +254,12 @@ _Part = Annotated[str, Field(strict=True, min_length=1)] | Annotated[int, Field(
 Target = Annotated[  # of a sample, or of a batch
     _Part | Annotated[tuple[_Part, ...], Field(min_length=1)],
     Accepts('a part of a sample, such as "label", 1 or ["box", "label"], or a function such as "data.py:split",'),
+]
+Groups = Annotated[  # of parameters, each with settings of the optimizer
+    tuple[Mapping[str, object], ...],
+    PlainValidator(_groups, json_schema_input_type=list[dict[str, object]]),
+    PlainSerializer(list, return_type=list[dict[str, object]]),
+    Accepts('a list of tables such as { match = ["*.bias", "*norm*"], weight_decay = 0.0 }'),
 ]
 Argument = Annotated[object, PlainValidator(_argument), Accepts("an argument that TOML can write")]
 Options = Annotated[  # keyword arguments for a user's factory

@@ -12,6 +12,7 @@ from .key_types import (
     Autocast,
     Cut,
     Folder,
+    Groups,
     Name,
     Options,
     Positive,
@@ -232,6 +233,12 @@ class OptimizerPlan(FactorySection):
         description="What the norm of all stages' gradients may be at most; before each update they are scaled down to "
         "it, as torch.nn.utils.clip_grad_norm_ does.",
         examples=[1.0],
+    )
+    groups: Unset[Groups] = Field(
+        default=None,
+        description="Settings of the optimizer for parameters by their names in the model. The first group that "
+        "matches a name counts; other parameters have the settings of this table.",
+        examples=[[{"match": ["*.bias", "*norm*"], "weight_decay": 0.0}]],
     )
 
 

@@ -14,7 +14,7 @@ In a loop of your own:
     last.update()
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -28,12 +28,12 @@ from .body import Body, Weights, evaluating
 from .clipping import GradientClip
 from .generators import default_generators
 from .memory import OutputGuard, copied
+from .optimizer import OptimizerFactory, ParameterGroup, make_optimizer
 from .precision import Autocast, precision_of
 from .stash import InputNodes, Stash, matched
 from .state import StageState, capture_state, restore_state
 from .versions import Version, Versions
 
-OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -57,6 +57,7 @@ class Stage:
     rows. With `stash_weights`, backward uses the weights that its forward used (PipeDream, SOSP'19, section 3.3).
     `clip_norm` is the most that the norm of all stages' gradients may be: `norms` and `clip` go before each update.
     `order` has each parameter's number among those of the unsplit model, by name; by default that of the layers.
+    `groups` have settings of the optimizer for parameters by their names: those in `titles`, where it has them.
     With `autocast` = "bf16", forwards and the loss compute in that precision where torch's autocast does.
     Every forward seeds torch's default generators, layer by layer.
     """
@@ -77,6 +78,8 @@ class Stage:
         clip_norm: float | None = None,
         order: Mapping[str, int] | None = None,
         autocast: Autocast | None = None,
+        groups: Sequence[ParameterGroup] = (),
+        titles: Mapping[str, str] | None = None,
     ) -> None:
         self.index = index
         self.device = torch.device(device)
@@ -87,8 +90,12 @@ class Stage:
         self._layers = _listed(layers)
         self.names = tuple(names or (str(first_layer + k) for k in range(len(self._layers))))
         self._body = Body(self._layers, self.names, self.device)
-        trainable = [p for p in self._body.parameters() if p.requires_grad]
-        self.optimizer = optimizer(trainable) if optimizer is not None and trainable else None
+        trainable = {
+            (titles or {}).get(name, name): parameter
+            for name, parameter in self._body.unsplit_parameters().items()
+            if parameter.requires_grad
+        }
+        self.optimizer = None if optimizer is None else make_optimizer(optimizer, trainable, groups)
         self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
         self._clip = None if clip_norm is None else GradientClip(index, clip_norm, *self._numbered(order))
         self._output_guard = OutputGuard(self._body, index)

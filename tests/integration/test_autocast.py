@@ -59,13 +59,13 @@ def _evaluated(model: nn.Module, loss: Any, x: Tensor, y: Tensor) -> tuple[Tenso
 def test_a_weight_that_is_used_twice_in_a_stage_has_its_gradients_added_as_across_a_cut() -> None:
     """With torch's cache of weights that were cast they would be added in bfloat16."""
 
-    class Twice(nn.Linear):
+    class UsedTwice(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(torch.tanh(super().forward(x)))
 
     def build() -> nn.Sequential:
         torch.manual_seed(0)
-        return nn.Sequential(Twice(6, 6), nn.Linear(6, 2))
+        return nn.Sequential(UsedTwice(6, 6), nn.Linear(6, 2))
 
     x, y = torch.randn(8, 6), torch.randint(2, (8,))
     model, loss = build(), nn.functional.cross_entropy

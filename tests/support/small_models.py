@@ -1,5 +1,6 @@
 """Models of a few layers, with what training loops treat in ways of its own: norms, biases, dropout, statistics."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ class SmallModel:
     cut: tuple[int, ...]
 
 
-class Block(nn.Module):
+class TransformerLayer(nn.Module):
     """A transformer's layer, norms first."""
 
     def __init__(self, width: int) -> None:
@@ -35,20 +36,23 @@ class Block(nn.Module):
 
 def transformer() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(17, 8), Block(8), Block(8), nn.LayerNorm(8), nn.Linear(8, 17))
+    return nn.Sequential(
+        nn.Embedding(17, 8), TransformerLayer(8), TransformerLayer(8), nn.LayerNorm(8), nn.Linear(8, 17)
+    )
 
 
 def convolutions() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.Conv2d(4, 6, 3, stride=2),
-        nn.Flatten(),
-        nn.Dropout(0.2),
-        nn.Linear(54, 5),
-    )
+    layers = {
+        "conv1": nn.Conv2d(3, 4, 3, padding=1),
+        "norm": nn.BatchNorm2d(4),
+        "relu": nn.ReLU(),
+        "conv2": nn.Conv2d(4, 6, 3, stride=2),
+        "flat": nn.Flatten(),
+        "drop": nn.Dropout(0.2),
+        "head": nn.Linear(54, 5),
+    }
+    return nn.Sequential(OrderedDict(layers))
 
 
 def _words(number: int, rows: int) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.model.cut import build_segments, first_trainable, make_stage
+from stageline.pipeline.model.groups import demand_matched
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.ties import ties_of
@@ -147,6 +148,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     """`prepare` without the data."""
     doing(f'model.factory = "{plan.model.factory}"')
     segments = build_segments(plan)
+    demand_matched(plan, segments)
     plan = plan.resolved(len(segments))
     choice = plan.schedule
     schedule = make_schedule(

@@ -16,6 +16,7 @@ from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.generators import generators_kept
+from stageline.pipeline.stage.optimizer import ParameterGroup
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
@@ -35,8 +36,14 @@ class InlineRun:
     """The stages of `segments` as workers of `schedule`. `submit` computes, and raises `ComputeFailed`."""
 
     def __init__(
-        self, segments: Sequence[Segment], schedule: Schedule, names: WeightNames, options: LineOptions
+        self,
+        segments: Sequence[Segment],
+        schedule: Schedule,
+        names: WeightNames,
+        options: LineOptions,
+        groups: Sequence[ParameterGroup] = (),
     ) -> None:
+        self._groups = groups
         self.folder: Path | None = None
         self.size = len(schedule.placement)
         self._names = names
@@ -132,6 +139,7 @@ class InlineRun:
             device=options.device,
             clip_norm=options.clip_norm,
             autocast=options.autocast,
+            groups=self._groups,
         )
 
 

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError
+from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.precision import Autocast
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
+from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed
 from stageline.workers.runtime.calls import CallKind, batches_of_step
@@ -46,7 +47,8 @@ class Line(AbstractContextManager["Line"]):
     `model`: an `nn.Sequential`, a model of a known family or `Layers`, with `cut` (the numbers or names of the layers
     that stages 1, 2, ... begin with) or `stages` (their number); a list with one module for each stage; or a function
     that returns one of these. `loss` is a mean over rows;
-    `optimizer` makes an optimizer from a stage's parameters; before its steps gradients are scaled down so that their
+    `optimizer` makes an optimizer from a stage's parameters; `groups` give some of these settings of their own, by
+    their names: {"match": ["*.bias"], "weight_decay": 0.0}. Before its steps gradients are scaled down so that their
     norm over all stages is at most `clip_norm`. With `autocast` = "bf16", forwards and the loss are computed as in
     torch.autocast. `metrics` are means over rows, which `evaluate` gives.
     `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
@@ -71,6 +73,7 @@ class Line(AbstractContextManager["Line"]):
         optimizer: OptimizerFactory,
         lr_scheduler: LrSchedulerFactory | None = None,
         clip_norm: float | None = None,
+        groups: Sequence[Mapping[str, object]] | None = None,
         cut: Sequence[int | str] | None = None,
         stages: int | None = None,
         placement: Sequence[Sequence[int]] | None = None,
@@ -97,6 +100,7 @@ class Line(AbstractContextManager["Line"]):
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
             clip_norm=clip_norm,
+            groups=groups,
             cut=cut,
             stages=stages,
             placement=placement,

@@ -52,7 +52,7 @@ class Layer:
 
 class Layers:
     """`model` as the `layers` that its forward goes through, in order. `bound` are the modules that compute them;
-    `parameters` are the model's, in its own order.
+    `parameters` are the model's, by name, in its own order.
 
     Raises `ModelRefused` if a name is not the model's, two layers have one name, or a parameter or buffer of the model
     is in no layer.
@@ -60,7 +60,7 @@ class Layers:
 
     def __init__(self, model: torch.nn.Module, layers: Sequence[Layer]) -> None:
         self.names = [layer.names[0] for layer in layers]
-        self.parameters = list(model.parameters())
+        self.parameters = dict(model.named_parameters())
         if twice := [name for name in self.names if self.names.count(name) > 1]:
             raise ModelRefused(f"two layers are called {twice[0]}, which their first names must tell apart")
         self.bound = [each.bind({name: _part(model, name) for name in each.names}) for each in layers]

@@ -6,8 +6,9 @@ from typing import Literal, Required, TypedDict
 
 import torch
 
+from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.precision import Autocast
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
+from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
 
 from .script_plan import Metric
 
@@ -21,6 +22,7 @@ class LineArguments(TypedDict, total=False):
     optimizer: Required[OptimizerFactory]
     lr_scheduler: LrSchedulerFactory | None
     clip_norm: float | None
+    groups: Sequence[Mapping[str, object]] | None
     cut: Sequence[int | str] | None
     stages: int | None
     placement: Sequence[Sequence[int]] | None

@@ -27,6 +27,7 @@ _ARGUMENTS = {
     "run.name": "name",
     "run.seed": "seed",
     "optimizer.clip_norm": "clip_norm",
+    "optimizer.groups": "groups",
     _MICROBATCHES: "microbatches",
     "schedule.accumulate": "accumulate",
     "schedule.name": "schedule",

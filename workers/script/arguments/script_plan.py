@@ -22,8 +22,9 @@ from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.models import SCRIPT_BATCHES
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.generators import generators_kept
+from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.precision import Autocast
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
+from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
 from stageline.workers.runtime.metric_names import numbered
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
@@ -38,6 +39,7 @@ class LineOptions:
     optimizer: OptimizerFactory
     lr_scheduler: LrSchedulerFactory | None = None
     clip_norm: float | None = None
+    groups: Sequence[Mapping[str, object]] | None = None
     cut: Sequence[int | str] | None = None
     stages: int | None = None
     placement: Sequence[Sequence[int]] | None = None
@@ -142,6 +144,8 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
         tables["model"]["autocast"] = options.autocast
     if options.clip_norm is not None:
         tables["optimizer"]["clip_norm"] = options.clip_norm
+    if options.groups is not None:
+        tables["optimizer"]["groups"] = options.groups
     if options.lr_scheduler is not None:
         tables["lr_scheduler"] = {"factory": "script:lr_scheduler"}
     for table, keys in (remote or {}).items():
