@@ -57,10 +57,12 @@ class Inspection(_ControlMessage, frozen=True, tag="inspection"):
 
 
 class RunLength(_ControlMessage, frozen=True, tag="length"):
-    """How many steps a run trains, and how many steps of evaluation follow: known where the data is."""
+    """How many steps a run trains, and how many steps of evaluation follow: known where the data is. `epoch`: how many
+    steps an epoch has, where workers need to know; else 0."""
 
     training: Count
     evaluation: Count
+    epoch: Count = 0
 
 
 class Hello(_ControlMessage, frozen=True, tag="hello"):

@@ -113,9 +113,9 @@ def first_trainable(segments: Sequence[Segment]) -> int:
     raise ModelRefused("no parameter of the model requires a gradient: there is nothing to train")
 
 
-def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool) -> Stage:
+def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool, epoch: int = 1) -> Stage:
     """Makes the stage that computes `part`, with the plan's optimizer, and the plan's loss if it is the last. Reads its
-    weights, if they are in files.
+    weights, if they are in files. An epoch has `epoch` steps.
 
     Raises `ModelRefused`.
     """
@@ -132,12 +132,23 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
         clip_norm=plan.optimizer.clip_norm,
         autocast=plan.model.autocast,
         groups=groups_of(plan),
+        lr_every=1 if scheduler is None else _steps_between(scheduler, epoch),
     )
 
 
 def optimizer_of(plan: Plan) -> OptimizerFactory:
     """Makes the plan's optimizer of a stage's parameters. Raises `ModelRefused`, as does what it returns."""
     return _made(plan.optimizer, "optimizer", base_folder(plan), _OPTIMIZER)
+
+
+def _steps_between(scheduler: LrSchedulerPlan, epoch: int) -> int:
+    match scheduler.every:
+        case int(steps):
+            return steps
+        case "epoch":
+            return epoch
+        case _:
+            return 1
 
 
 def _demand_device(device: str, stage: int) -> None:

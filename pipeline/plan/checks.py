@@ -44,6 +44,8 @@ def _scripted(plan: PlanTables) -> Iterator[PlanError]:
     for key in ("steps", "epochs"):
         if getattr(plan.run, key) is not None:
             yield PlanError(f"run.{key}", "the script decides how long it trains; leave it out")
+    if plan.counts_epochs:
+        yield PlanError("lr_scheduler.every", "a script's epochs are not known; use a number of steps")
     if plan.schedule.mode != "sync":
         yield PlanError("schedule.mode", 'a script trains batch by batch; use mode = "sync"')
     if plan.recovery.record == "all":
@@ -210,9 +212,14 @@ Check = Callable[[PlanTables], Iterator[PlanError]]
 _STAGES = ("model.cut", "model.stages")
 _SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate", "schedule.window")
 
+_OF_SCRIPTS = (
+    *("run.steps", "run.epochs", "data.source", "schedule.mode", "recovery.record", "model.metrics"),
+    "lr_scheduler.every",
+)
+
 _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("run.steps", "run.epochs"), _length),
-    (("run.steps", "run.epochs", "data.source", "schedule.mode", "recovery.record", "model.metrics"), _scripted),
+    (_OF_SCRIPTS, _scripted),
     (("data.source", "data.dataset", *(f"data.{key}" for key in _WITH_DATASET)), _data),
     (_STAGES, _number_of_stages),
     (("model.balance", "model.stage_memory", "data.source", *_STAGES), _balance),

@@ -227,6 +227,10 @@ Truth = Annotated[bool, Field(strict=True), Accepts("true or false")]
 Autocast = Annotated[
     Literal["bf16"], BeforeValidator(_no_float16, json_schema_input_type=Literal["bf16"]), Accepts('"bf16"')
 ]
+Every = Annotated[
+    Literal["step", "epoch"] | Annotated[int, Field(strict=True, ge=1)],
+    Accepts('"step", "epoch" or a whole number of steps from 1 on'),
+]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), Accepts("a number above 0, such as 1.0,")]
 Size = Annotated[
     int,

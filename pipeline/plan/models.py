@@ -61,6 +61,11 @@ class PlanTables(Section):
         return self.optimizer.clip_norm is not None
 
     @property
+    def counts_epochs(self) -> bool:
+        """Whether workers need to know how many steps an epoch has."""
+        return self.lr_scheduler is not None and self.lr_scheduler.every == "epoch"
+
+    @property
     def measures_cut(self) -> bool:
         """Whether the command that begins the run has yet to measure where the model is cut."""
         model = self.model

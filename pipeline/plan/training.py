@@ -11,6 +11,7 @@ from .key_types import (
     Accepts,
     Autocast,
     Cut,
+    Every,
     Folder,
     Groups,
     Name,
@@ -243,9 +244,13 @@ class OptimizerPlan(FactorySection):
 
 
 class LrSchedulerPlan(FactorySection):
-    """`factory` is called with a stage's optimizer and the other keys."""
+    """`factory` is called with a stage's optimizer and the keys that are not named here."""
 
     factory: Reference = Field(
-        description="Is called with a stage's optimizer; steps once per step.",
-        examples=["torch.optim.lr_scheduler.StepLR"],
+        description="Is called with a stage's optimizer.", examples=["torch.optim.lr_scheduler.StepLR"]
+    )
+    every: Every = Field(
+        default="step",
+        description="When it steps: after each step, after the last step of each epoch, or after so many steps.",
+        examples=["epoch"],
     )

@@ -53,8 +53,9 @@ class Stage:
 
     `layers` are the segment's layers in order; `names` are their names in the unsplit model (by default their numbers,
     from `first_layer` on). `optimizer` makes an optimizer from parameters, as `functools.partial(SGD, lr=0.1)` does; a
-    stage without trainable parameters makes none. `loss(output, target)` belongs to the last stage and is a mean over
-    rows. With `stash_weights`, backward uses the weights that its forward used (PipeDream, SOSP'19, section 3.3).
+    stage without trainable parameters makes none. `lr_scheduler` steps after every `lr_every` updates.
+    `loss(output, target)` belongs to the last stage and is a mean over rows. With `stash_weights`, backward
+    uses the weights that its forward used (PipeDream, SOSP'19, section 3.3).
     `clip_norm` is the most that the norm of all stages' gradients may be: `norms` and `clip` go before each update.
     `order` has each parameter's number among those of the unsplit model, by name; by default that of the layers.
     `groups` have settings of the optimizer for parameters by their names: those in `titles`, where it has them.
@@ -72,6 +73,7 @@ class Stage:
         seed: int = 0,
         optimizer: OptimizerFactory | None = None,
         lr_scheduler: LrSchedulerFactory | None = None,
+        lr_every: int = 1,
         loss: Loss | None = None,
         device: str | torch.device = "cpu",
         stash_weights: bool = False,
@@ -98,6 +100,7 @@ class Stage:
         self.optimizer = None if optimizer is None else make_optimizer(optimizer, trainable, groups)
         self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
         self._clip = None if clip_norm is None else GradientClip(index, clip_norm, *self._numbered(order))
+        self._lr_every = lr_every
         self._output_guard = OutputGuard(self._body, index)
         self._generators = default_generators(self.device)
         self._stash = Stash(index)
@@ -205,8 +208,9 @@ class Stage:
         self.at_layer = GRADIENTS
         return self._clipping().clip(total, self.device)
 
-    def update(self) -> None:
-        """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler."""
+    def update(self, step: int | None = None) -> None:
+        """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler: after
+        the last of every `lr_every` steps, if the number of this `step` is given, counted from 0."""
         self._forwarded = 0
         if self.optimizer is None:
             return
@@ -215,7 +219,7 @@ class Stage:
         self.optimizer.zero_grad()
         if self._versions:
             self._versions.invalidate()
-        if self.lr_scheduler is not None:
+        if self.lr_scheduler is not None and (step is None or (step + 1) % self._lr_every == 0):
             self.at_layer = LR_SCHEDULER
             self.lr_scheduler.step()
 

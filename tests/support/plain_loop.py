@@ -26,6 +26,8 @@ class PlainLoop:
     microbatches: int
     accumulate: int = 1
     clip_norm: float | None = None
+    lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+    lr_every: int = 1  # steps
     autocast: bool = False
     seed: int = 0
     losses: list[float] = field(default_factory=list)
@@ -57,6 +59,8 @@ class PlainLoop:
             self.norms.append(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm).item())
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.lr_scheduler is not None and len(self.losses) % self.lr_every == 0:
+            self.lr_scheduler.step()
 
     def _forward(self, x: Any, microbatch: int) -> Tensor:
         for number, layer in enumerate(self.model):

@@ -107,8 +107,8 @@ class Executor:
                         self.loss, self.gradient_norm = self._summed_loss(instruction.step), stage.gradient_norm
                         self._losses.clear()
                     if isinstance(stage, TiedStage):
-                        return stage.exchange(*received)
-                    stage.update()
+                        return stage.exchange(*received, step=instruction.step)
+                    stage.update(instruction.step)
                     return None
         except (ComputeFailed, DataError):
             raise

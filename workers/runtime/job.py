@@ -76,7 +76,8 @@ class Job:
         keep = len(self.segments) + 2
         choice = plan.schedule
         feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, accumulate=choice.accumulate, keep=keep)
-        length = RunLength(steps, len(feed.evaluation) if plan.model.metrics else 0)
+        epoch = _steps_of_epoch(plan, source.steps_per_epoch) if plan.counts_epochs else 0
+        length = RunLength(steps, len(feed.evaluation) if plan.model.metrics else 0, epoch)
         return replace(self, own_feed=feed, length=length)
 
     def executor(self, stages: Iterable[int], decisions: SkipLog | None = None) -> Executor:
@@ -131,7 +132,10 @@ class Job:
     def _stage(self, stage: int, device: str) -> Stage:
         last = stage == self.program.last
         stash_weights = self.schedule.mode == "async" and self.verdict.stage_peak[stage] > 1
-        return make_stage(self.plan, self.segments[stage], last=last, device=device, stash_weights=stash_weights)
+        every = self.known_length.epoch if self.plan.counts_epochs else 1
+        return make_stage(
+            self.plan, self.segments[stage], last=last, device=device, stash_weights=stash_weights, epoch=every
+        )
 
 
 def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None, *, worker: int | None = None) -> Job:
@@ -162,7 +166,8 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
         tied=choice.tied,
         clips=plan.clips,
     )
-    length = None if plan.run.steps is None or plan.model.metrics else RunLength(plan.run.steps, 0)
+    told = plan.run.steps is None or plan.model.metrics or plan.counts_epochs  # by the data
+    length = None if told else RunLength(plan.run.steps or 0, 0)
     return Job(plan, segments, schedule, check_schedule(schedule), length)
 
 
@@ -176,6 +181,17 @@ def _steps_of_epochs(plan: Plan, batches: int) -> int:
             f"run.steps = {every // of or 1}, or a number of epochs that is a multiple of {of // gcd(of, batches)}",
         )
     return every // of
+
+
+def _steps_of_epoch(plan: Plan, batches: int) -> int:
+    """Raises `PlanRefused` if a step has batches of two epochs."""
+    if batches % plan.schedule.accumulate:
+        raise plan.refused(
+            "lr_scheduler.every",
+            f"an epoch has {batches} batches, which are no whole steps of schedule.accumulate = "
+            f"{plan.schedule.accumulate}; use a number of steps",
+        )
+    return batches // plan.schedule.accumulate
 
 
 def _told_apart(names: Sequence[str], short: Sequence[str]) -> list[str]:

@@ -135,6 +135,7 @@ class InlineRun:
             seed=options.seed,
             optimizer=options.optimizer,
             lr_scheduler=options.lr_scheduler,
+            lr_every=options.lr_every,
             loss=options.loss if part.index == self._program.last else None,
             device=options.device,
             clip_norm=options.clip_norm,

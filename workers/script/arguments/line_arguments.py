@@ -21,6 +21,7 @@ class LineArguments(TypedDict, total=False):
     loss: Required[Loss]
     optimizer: Required[OptimizerFactory]
     lr_scheduler: LrSchedulerFactory | None
+    lr_every: int
     clip_norm: float | None
     groups: Sequence[Mapping[str, object]] | None
     cut: Sequence[int | str] | None

@@ -26,6 +26,7 @@ _ARGUMENTS = {
     "run.dir": "folder",
     "run.name": "name",
     "run.seed": "seed",
+    "lr_scheduler.every": "lr_every",
     "optimizer.clip_norm": "clip_norm",
     "optimizer.groups": "groups",
     _MICROBATCHES: "microbatches",

@@ -38,6 +38,7 @@ class LineOptions:
     loss: Loss
     optimizer: OptimizerFactory
     lr_scheduler: LrSchedulerFactory | None = None
+    lr_every: int = 1
     clip_norm: float | None = None
     groups: Sequence[Mapping[str, object]] | None = None
     cut: Sequence[int | str] | None = None
@@ -147,7 +148,7 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
     if options.groups is not None:
         tables["optimizer"]["groups"] = options.groups
     if options.lr_scheduler is not None:
-        tables["lr_scheduler"] = {"factory": "script:lr_scheduler"}
+        tables["lr_scheduler"] = {"factory": "script:lr_scheduler", "every": options.lr_every}
     for table, keys in (remote or {}).items():
         tables[table] = {**tables.get(table, {}), **keys}
     sets = [f"{key}={_as_toml(value)}" for key, value in options.settings.items()]
