@@ -44,6 +44,8 @@ class Flow(StrEnum):
     TIED = "tied"  # gradients of parameters that two stages share, from the later one to stage k
     SUBTOTAL = "subtotal"  # the same, of a whole step
     TOTAL = "total"  # their sums over a step, from the earlier one to stage k
+    NORMS = "norms"  # norms of the gradients of a step, from stage k+1 to stage k
+    CLIP = "clip"  # the norm over all stages, by which they are clipped, from stage k-1 to stage k
     EVALUATION = "evaluation"  # activations of evaluation for a script, from stage k-1 to stage k
     CALL = "call"  # what a script wants done, to worker k (in place of a stage)
     LOSS = "loss"  # what came of a call to train, from the last stage's worker k to the script
@@ -52,7 +54,7 @@ class Flow(StrEnum):
     __hash__ = str.__hash__  # an Enum's own is Python code, called for every look-up of a queue
 
 
-_ONE_PER_STEP = frozenset({Flow.SUBTOTAL, Flow.TOTAL, Flow.CALL, Flow.LOSS, Flow.REPLY})
+_ONE_PER_STEP = frozenset({Flow.SUBTOTAL, Flow.TOTAL, Flow.NORMS, Flow.CLIP, Flow.CALL, Flow.LOSS, Flow.REPLY})
 
 TO_SCRIPT = frozenset({Flow.LOSS, Flow.REPLY})
 

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-CONTROL_VERSION = 7
+CONTROL_VERSION = 8
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 LONGEST_NAME = 1_000  # characters of a name, an address, or of what a worker does
 LONGEST_TEXT = 100_000  # characters of a reason
@@ -57,10 +57,12 @@ class Inspection(_ControlMessage, frozen=True, tag="inspection"):
 
 
 class RunLength(_ControlMessage, frozen=True, tag="length"):
-    """How many steps a run trains, and how many steps of evaluation follow: known where the data is."""
+    """How many steps a run trains, and how many steps of evaluation follow: known where the data is. `epoch`: how many
+    steps an epoch has, where workers need to know; else 0."""
 
     training: Count
     evaluation: Count
+    epoch: Count = 0
 
 
 class Hello(_ControlMessage, frozen=True, tag="hello"):
@@ -101,12 +103,14 @@ class StepRecord(_ControlMessage, frozen=True, tag="step"):
     its start and end in seconds since the epoch (float64, little-endian, 16 bytes per action).
 
     Empty `times`: not measured. `loss` is the step's on the last stage, None elsewhere and for a step without rows.
+    `norm`, also on the last stage, is that of all gradients, where they are clipped.
     """
 
     stage: Count
     step: Count
     times: bytes
     loss: float | None = None
+    norm: float | None = None
 
 
 class Event(_ControlMessage, frozen=True, tag="event"):

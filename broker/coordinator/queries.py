@@ -87,6 +87,7 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "finished_floor": ledger.finished_floor,
         "last_loss": _loss(ledger.last_loss),
         "finished_loss": _loss(ledger.finished_loss),
+        "gradient_norm": _norm(ledger.last_norm),
         "losses": {str(step): ledger.losses[step] for step in sorted(ledger.losses) if step >= first},
         # JSON has no number for "nan", "inf" and "-inf"; Python's `float` reads these texts.
         "metrics": {name: value if isfinite(value) else str(value) for name, value in run.metrics.items()},
@@ -102,6 +103,10 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "oddities": dict(run.events.anomalies),
         "workers": [_worker(view, index) for index in workers],
     }
+
+
+def _norm(found: tuple[int, float] | None) -> Facts | None:
+    return None if found is None else {"step": found[0], "norm": found[1]}
 
 
 def _loss(found: tuple[int, float | None] | None) -> Facts | None:

@@ -299,7 +299,8 @@ class Registration:
 
 
 def _steps(length: RunLength) -> str:
-    return f"{length.training} training and {length.evaluation} evaluation steps"
+    epoch = f", {length.epoch} in an epoch" if length.epoch else ""
+    return f"{length.training} training and {length.evaluation} evaluation steps{epoch}"
 
 
 def _restarts(hello: Hello) -> int | None:

@@ -3,6 +3,7 @@
     forward-2       stage 1 -> stage 2          call-1      the script -> worker 1
     backward-2      stage 3 -> stage 2          reply-1     worker 1 -> the script
     evaluation-2    stage 1 -> stage 2          loss-1      worker 1, which has the last stage -> the script
+    norms-2         stage 3 -> stage 2, where gradients are clipped; and clip-2, stage 1 -> stage 2
     tied-0          a later stage that shares parameters with stage 0 -> stage 0; or per step, subtotal-0
     total-2         an earlier stage that shares parameters with stage 2 -> stage 2
 
@@ -16,7 +17,8 @@ from stageline.pipeline.schedule import Schedule
 
 CALL, LOSS, REPLY, EVALUATION = "call", "loss", "reply", "evaluation"
 TIED, SUBTOTAL, TOTAL = "tied", "subtotal", "total"
-_BEFORE = {"forward": -1, EVALUATION: -1, "backward": 1}  # from a stage to the one that puts into its queue
+# From a stage to the one that puts into its queue.
+_BEFORE = {"forward": -1, EVALUATION: -1, "backward": 1, "norms": 1, "clip": -1}
 
 
 @dataclass(frozen=True, slots=True)

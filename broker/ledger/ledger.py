@@ -16,7 +16,7 @@ from typing import get_args
 
 from stageline.broker.control.messages import Event, Report, StepRecord
 from stageline.broker.errors import BrokerError
-from stageline.pipeline.schedule import Action, Kind, Schedule, Tied
+from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, Tied
 from stageline.pipeline.schedule.ties import with_gradients_sent
 
 ACTION_BYTES = 16  # of a step record's `times`: start and end of one action
@@ -112,6 +112,7 @@ class Ledger:
         self.finished = [0] * stages  # steps that each stage has finished
         self.losses: dict[int, float | None] = {}
         self.last_loss: tuple[int, float | None] | None = None
+        self.last_norm: tuple[int, float] | None = None  # a step, and the norm of its gradients
         self._log_every = log_every
         self._recent: dict[int, float | None] = {}  # losses by step: the newest that every stage has finished, and on
         self._open: list[dict[int, dict[int, LedgerEntry]]] = [{} for _ in range(stages)]  # [stage][step][microbatch]
@@ -210,6 +211,7 @@ class Ledger:
             )
         if self._has_loss(record):
             self._keep_loss(record.step, record.loss)
+            self._keep_norm(record)
         if record.step >= self.finished[record.stage]:
             self.finished[record.stage] = record.step + 1
             still_open = self._open[record.stage].items()
@@ -258,6 +260,10 @@ class Ledger:
         self._recent[step] = number
         self._recent = {each: loss for each, loss in self._recent.items() if each >= self._newest_finished}
 
+    def _keep_norm(self, record: StepRecord) -> None:
+        if record.norm is not None and isfinite(record.norm) and record.step >= (self.last_norm or (0,))[0]:
+            self.last_norm = record.step, record.norm
+
 
 def _check_owned(stage: int, stages: Collection[int]) -> None:
     if stage not in stages:
@@ -283,6 +289,7 @@ def timed_actions(schedule: Schedule, record: StepRecord) -> list[TimedAction]:
 
 def _sharing(stage: int, training: Sequence[Action]) -> Iterator[list[Action]]:
     """The step of a stage that shares parameters: per step, and per microbatch. With one microbatch, that is one."""
-    *work, update = training
+    work = [action for action in training if action.kind not in ONCE_PER_STEP]
+    end = training[len(work) :]
     for tied in reversed(get_args(Tied)):
-        yield [*with_gradients_sent(work, ((stage - 1, stage),), tied), update]
+        yield [*with_gradients_sent(work, ((stage - 1, stage),), tied), *end]

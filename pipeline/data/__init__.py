@@ -3,11 +3,23 @@
 Imports the files of `pipeline` alone. Read `source.py`, then `batch.py`; for datasets `loader.py`, then `samples.py`.
 """
 
-from .batch import Batch, Microbatch, cut, rows, split_batch
+from .batch import Batch, Microbatch, cut, cut_step, rows, split_batch
 from .feed import Feed
 from .loader import Loader
 from .memory import Rows
 from .source import Source
 from .stream import StreamLoader
 
-__all__ = ["Batch", "Feed", "Loader", "Microbatch", "Rows", "Source", "StreamLoader", "cut", "rows", "split_batch"]
+__all__ = [
+    "Batch",
+    "Feed",
+    "Loader",
+    "Microbatch",
+    "Rows",
+    "Source",
+    "StreamLoader",
+    "cut",
+    "cut_step",
+    "rows",
+    "split_batch",
+]

@@ -1,9 +1,10 @@
-"""A batch is cut into microbatches along its rows, as `torch.tensor_split` does.
+"""A batch is cut into microbatches along its rows, as `torch.tensor_split` does; so is each of a step's batches.
 
 10 rows, 4 microbatches        [0 1 2][3 4 5][6 7][8 9]        their mean losses count 3/10, 3/10, 2/10, 2/10
+10 and 6 rows, 2 of each       [0 1 2 3 4][5 6 7 8 9] [0 1 2][3 4 5]                5/16, 5/16, 3/16, 3/16
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -18,8 +19,8 @@ Batch: TypeAlias = tuple[Tree, Tree]  # inputs, targets
 class Microbatch(msgspec.Struct, frozen=True):
     """A slice of a batch.
 
-    `share` is the weight of its mean loss in the batch's: its fraction of the batch's rows, so that the weighted losses
-    add up to the batch's mean. It is 1 in an empty batch: gradients are zeros, and losses left out of every sum.
+    `share` is the weight of its mean loss in the step's: its fraction of the step's rows, so that the weighted losses
+    add up to their mean. It is 1 in an empty step: gradients are zeros, and losses left out of every sum.
     """
 
     inputs: Tree
@@ -30,15 +31,28 @@ class Microbatch(msgspec.Struct, frozen=True):
 
 def cut(inputs: Tree, targets: Tree, microbatches: int) -> list[Microbatch]:
     """One batch as microbatches, rows split as `torch.tensor_split` does. Raises `DataError` if they disagree."""
-    total = rows((inputs, targets))
-    each, more = divmod(total, microbatches)
-    counts = [each + (number < more) for number in range(microbatches)]
+    return cut_step([(inputs, targets)], microbatches)
+
+
+def cut_step(batches: Sequence[Batch], microbatches: int) -> list[Microbatch]:
+    """The batches of one step, each as so many microbatches, one after the other. Raises `DataError` as `cut` does."""
+    counts = [rows(batch) for batch in batches]
+    total = sum(counts)
     return [
         Microbatch(x, y, count, count / total if total else 1.0)
+        for (inputs, targets), size in zip(batches, counts, strict=True)
         for x, y, count in zip(
-            split_batch(inputs, microbatches), split_batch(targets, microbatches), counts, strict=True
+            split_batch(inputs, microbatches),
+            split_batch(targets, microbatches),
+            _sizes(size, microbatches),
+            strict=True,
         )
     ]
+
+
+def _sizes(size: int, microbatches: int) -> list[int]:
+    each, more = divmod(size, microbatches)
+    return [each + (number < more) for number in range(microbatches)]
 
 
 def rows(tree: Tree) -> int:

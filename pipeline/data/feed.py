@@ -1,5 +1,8 @@
 """The microbatches of a run: stage 0 asks for the inputs of a step and the last stage for its targets.
 
+    batch of the source    0  1  2     3  4  5     6  7  8
+    step                   0           1           2              accumulate = 3
+
 Each asks a source of its own: what a batch holds must follow from the seed and the step alone. After the training
 batches a run's held-out rows follow, as evaluation steps.
 """
@@ -8,19 +11,24 @@ from functools import lru_cache
 
 from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
 
-from .batch import Batch, Microbatch, cut, rows, slice_rows
+from .batch import Batch, Microbatch, cut, cut_step, rows, slice_rows
 from .source import Source
 
 
 class Feed:
     """The microbatches of a run: of training steps 0 to `steps` - 1, then of as many evaluation steps as needed.
 
-    The batches of the last `keep` steps are cached: that many are in use at once on one worker.
+    A training step has `accumulate` batches, each cut into `microbatches`; the one batch of an evaluation step is cut
+    into as many as a training step has. The batches of the last `keep` steps are cached: that many are in use at once
+    on one worker.
     """
 
-    def __init__(self, source: Source, microbatches: int, steps: int, batch_size: int, *, keep: int = 4) -> None:
+    def __init__(
+        self, source: Source, microbatches: int, steps: int, batch_size: int, *, accumulate: int = 1, keep: int = 4
+    ) -> None:
         self._source = source
         self._microbatches = microbatches
+        self._accumulate = accumulate
         self._steps = steps
         self._batch_size = batch_size
         self.held_out = source.held_out()
@@ -49,20 +57,21 @@ class Feed:
 
     @property
     def last_of_epoch(self) -> int:
-        """The training step whose batch is the last of an epoch, and may have fewer rows than others; in a run of less
-        than an epoch, the last step."""
-        return min(self._steps, self._source.steps_per_epoch) - 1
+        """The batch that is the last of an epoch, and may have fewer rows; in a run of less than an epoch, the last."""
+        return min(self._steps * self._accumulate, self._source.steps_per_epoch) - 1
 
-    def batch(self, step: int) -> Batch:
-        """The batch of a step, asked of the source again. Raises `DataError` if it has none to give."""
-        if step >= self._steps:
-            return self._held_out(step - self._steps)
-        return _asked(self._source, step, "the data source")
+    def batch(self, number: int) -> Batch:
+        """A batch to train on, asked of the source again. Raises `DataError` if it has none to give."""
+        return _asked(self._source, number, "the data source")
+
+    def held_out_batch(self, step: int) -> Batch:
+        """The batch of an evaluation step, likewise."""
+        return self._held_out(step - self._steps)
 
     def _cut(self, step: int) -> list[Microbatch]:
         if step < self._steps:
-            return self._cut_batch(step)
-        return cut(*self.batch(step), self._microbatches)
+            return self._cut_batches(range(step * self._accumulate, (step + 1) * self._accumulate))
+        return cut(*self.held_out_batch(step), self._microbatches * self._accumulate)
 
     def _held_out(self, number: int) -> Batch:
         """The batch of an evaluation step."""
@@ -76,12 +85,14 @@ class Feed:
             case source:
                 return _asked(source, number, "the held-out source")
 
-    def _cut_batch(self, step: int) -> list[Microbatch]:
-        batch = self.batch(step)
-        try:
-            return cut(*batch, self._microbatches)
-        except DataError as error:
-            raise DataError(f"the data source's batch({step}): {error}") from error
+    def _cut_batches(self, numbers: range) -> list[Microbatch]:
+        batches = [self.batch(number) for number in numbers]
+        for number, batch in zip(numbers, batches, strict=True):
+            try:
+                rows(batch)
+            except DataError as error:
+                raise DataError(f"the data source's batch({number}): {error}") from error
+        return cut_step(batches, self._microbatches)
 
 
 def _asked(source: Source, step: int, name: str) -> Batch:

@@ -13,11 +13,13 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.training import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.layer import BoundLayer
-from stageline.pipeline.stage.stage import OptimizerFactory, Stage
+from stageline.pipeline.stage.optimizer import OptimizerFactory
+from stageline.pipeline.stage.stage import Stage
 
 from .edges import EACH_LAYER, Cut, edges_of
 from .families.known import FAMILIES, known_layers, stored_names_of
 from .families.layers import Layers
+from .groups import groups_of
 from .load import base_folder, call, load_function, load_object
 from .segment import Segment
 from .ties import with_own_copies
@@ -114,7 +116,7 @@ def cut_model(
     _refuse_shared_buffers(segments)
     if trainable is not None:
         train_only(segments, trainable)
-    return with_own_copies(segments)
+    return with_own_copies([_titled(model, layers, part) for part in segments])
 
 
 def first_trainable(segments: Sequence[Segment]) -> int:
@@ -134,9 +136,9 @@ def frozen_stages(segments: Sequence[Segment]) -> tuple[int, ...]:
     return tuple(part.index for part in segments if part.index > first and not part.trainable)
 
 
-def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool) -> Stage:
+def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weights: bool, epoch: int = 1) -> Stage:
     """Makes the stage that computes `part`, with the plan's optimizer, and the plan's loss if it is the last. Reads its
-    weights, if they are in files.
+    weights, if they are in files. An epoch has `epoch` steps.
 
     Raises `ModelRefused`.
     """
@@ -150,12 +152,26 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
         loss=load_function(plan.model.loss, base, "model.loss") if last else None,
         device=device,
         stash_weights=stash_weights,
+        clip_norm=plan.optimizer.clip_norm,
+        autocast=plan.model.autocast,
+        groups=groups_of(plan),
+        lr_every=1 if scheduler is None else _steps_between(scheduler, epoch),
     )
 
 
 def optimizer_of(plan: Plan) -> OptimizerFactory:
     """Makes the plan's optimizer of a stage's parameters. Raises `ModelRefused`, as does what it returns."""
     return _made(plan.optimizer, "optimizer", base_folder(plan), _OPTIMIZER)
+
+
+def _steps_between(scheduler: LrSchedulerPlan, epoch: int) -> int:
+    match scheduler.every:
+        case int(steps):
+            return steps
+        case "epoch":
+            return epoch
+        case _:
+            return 1
 
 
 def _demand_device(device: str, stage: int) -> None:
@@ -208,6 +224,19 @@ def _layers_of(model: Any, cut: Cut) -> tuple[list[str], list[torch.nn.Module]]:
     if len(children) != len(model):  # named_children leaves out repetitions
         raise ModelRefused("the same module stands twice in the model: make two, or put both uses into one layer")
     return [name for name, _ in children], [child for _, child in children]
+
+
+def _titled(model: Any, layers: Sequence[torch.nn.Module], part: Segment) -> Segment:
+    """`part` with the numbers and the names of its parameters in `model.named_parameters()`."""
+    whole = model if isinstance(model, torch.nn.Module) else torch.nn.ModuleList(layers)
+    parameters = model.parameters if isinstance(model, Layers) else dict(whole.named_parameters())
+    known = {id(parameter): (number, name) for number, (name, parameter) in enumerate(parameters.items())}
+    found = {name: known[id(state)] for name, state in part.state if id(state) in known}
+    return replace(
+        part,
+        order={name: number for name, (number, _) in found.items()},
+        titles={name: title for name, (_, title) in found.items()},
+    )
 
 
 def _parts_of_all(segments: Sequence[Segment]) -> list[tuple[str, torch.nn.Module]]:

@@ -5,25 +5,34 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from stageline.pipeline.stage.layer import parts_of
-from stageline.pipeline.stage.stage import OptimizerFactory
+from stageline.pipeline.stage.optimizer import OptimizerFactory, ParameterGroup, make_optimizer
 
 from .segment import Segment
 from .stage_layout import Form, StageLayout
 
 
-def layouts_of(segments: Sequence[Segment], optimizer: OptimizerFactory) -> list[StageLayout]:
-    """Of all stages of a model. `optimizer` is called with each stage's parameters. Raises what that raises."""
+def layouts_of(
+    segments: Sequence[Segment], optimizer: OptimizerFactory, groups: Sequence[ParameterGroup] = ()
+) -> list[StageLayout]:
+    """Of all stages of a model. `optimizer` is called with each stage's parameters, in their `groups`. Raises what that
+    raises, and as `make_optimizer` does."""
     twins = _twins(segments)
-    return [_layout(part, optimizer, twins) for part in segments]
+    return [_layout(part, optimizer, groups, twins) for part in segments]
 
 
-def _layout(part: Segment, optimizer: OptimizerFactory, twins: Mapping[str, tuple[str, ...]]) -> StageLayout:
+def _layout(
+    part: Segment,
+    optimizer: OptimizerFactory,
+    groups: Sequence[ParameterGroup],
+    twins: Mapping[str, tuple[str, ...]],
+) -> StageLayout:
     names: dict[int, str] = {}
     for name, state in part.state:
         names.setdefault(id(state), name)
     body = torch.nn.ModuleList(part.layers)
-    trainable = [each for each in body.parameters() if each.requires_grad]  # in the order in which a stage has them
-    made = optimizer(trainable) if trainable else None
+    named = ((names[id(each)], each) for each in body.parameters())  # in the order in which a stage has them
+    trainable = {part.titles.get(name, name): each for name, each in named if each.requires_grad}
+    made = make_optimizer(optimizer, trainable, groups)
     entries = tuple(part.weights)
     return StageLayout(
         part.index,

@@ -20,7 +20,8 @@ class Segment:
 
     If its weights are `stored` in files, its parameters have no memory before `load`. `shared` are parameters that are
     trained and that other stages use too, with a copy each; `copies` are the names of what an earlier stage has, each
-    with that in the first stage.
+    with that in the first stage. `order` has the number of each parameter among those of the unsplit model, by name,
+    and `titles` its name among those: stages that share one may call it otherwise.
     """
 
     index: int
@@ -30,6 +31,8 @@ class Segment:
     shared: SharedParameters = field(default_factory=SharedParameters)
     copies: Mapping[str, str] = field(default_factory=dict)
     stored: StageWeights | None = None
+    order: Mapping[str, int] = field(default_factory=dict)
+    titles: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raises `ModelRefused` if the files do not have the stage's weights. Reads no more than their headers."""
@@ -112,7 +115,13 @@ class Segment:
 
     def stage(self, **options: Any) -> Stage:
         """The stage that computes it, with these `options` of a `Stage`."""
-        place: dict[str, Any] = {"index": self.index, "first_layer": self.first_layer, "names": self.names}
+        place: dict[str, Any] = {
+            "index": self.index,
+            "first_layer": self.first_layer,
+            "names": self.names,
+            "order": self.order,
+            "titles": self.titles,
+        }
         if self.shared:
             return TiedStage(self.layers, shared=self.shared, **place, **options)
         return Stage(self.layers, **place, **options)

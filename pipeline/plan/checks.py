@@ -8,6 +8,7 @@ from stageline.pipeline import schedule
 
 from .errors import PlanError
 from .models import PlanTables
+from .training import MOST_MICROBATCHES
 
 SCRIPT_SUMS = ("rows", "loss")  # what an evaluation for a script returns besides the metrics
 
@@ -43,6 +44,8 @@ def _scripted(plan: PlanTables) -> Iterator[PlanError]:
     for key in ("steps", "epochs"):
         if getattr(plan.run, key) is not None:
             yield PlanError(f"run.{key}", "the script decides how long it trains; leave it out")
+    if plan.counts_epochs:
+        yield PlanError("lr_scheduler.every", "a script's epochs are not known; use a number of steps")
     if plan.schedule.mode != "sync":
         yield PlanError("schedule.mode", 'a script trains batch by batch; use mode = "sync"')
     if plan.recovery.record == "all":
@@ -104,8 +107,28 @@ def _asynchronous(plan: PlanTables) -> Iterator[PlanError]:
         return
     if plan.schedule.microbatches != 1:
         yield PlanError("schedule.microbatches", 'mode = "async" updates after every microbatch; use microbatches = 1')
+    if plan.schedule.accumulate != 1:
+        yield PlanError("schedule.accumulate", 'mode = "async" updates after every microbatch; use accumulate = 1')
     if plan.schedule.name != "1f1b":
         yield PlanError("schedule.name", 'mode = "async" is defined for name = "1f1b"; use that, or mode = "sync"')
+
+
+def _clipping(plan: PlanTables) -> Iterator[PlanError]:
+    if plan.clips and plan.schedule.mode == "async":
+        yield PlanError(
+            "optimizer.clip_norm",
+            'mode = "async" has no moment at which all stages have the gradients of one step; leave it out, or use '
+            'schedule.mode = "sync"',
+        )
+
+
+def _accumulated(plan: PlanTables) -> Iterator[PlanError]:
+    if plan.schedule.in_step > MOST_MICROBATCHES:
+        yield PlanError(
+            "schedule.accumulate",
+            f"microbatches = {plan.schedule.microbatches} of each batch make {plan.schedule.in_step} in a step; use "
+            f"values whose product is at most {MOST_MICROBATCHES}",
+        )
 
 
 def _window(plan: PlanTables) -> Iterator[PlanError]:
@@ -175,11 +198,11 @@ def _weights(plan: PlanTables) -> Iterator[PlanError]:
 def _shape(plan: PlanTables) -> Iterator[PlanError]:
     known = plan.model.stages is not None and any(plan.placement)
     # What the checks above have refused already, the catalogue would refuse a second time.
-    if not known or any(True for check in (_asynchronous, _window, _owners) for _ in check(plan)):
+    if not known or any(True for check in (_asynchronous, _accumulated, _window, _owners) for _ in check(plan)):
         return
     wanted = plan.schedule
     try:
-        schedule.make_schedule(wanted.name, plan.placement, wanted.microbatches, mode=wanted.mode, window=wanted.window)
+        schedule.make_schedule(wanted.name, plan.placement, wanted.in_step, mode=wanted.mode, window=wanted.window)
     except schedule.ScheduleRefused as refused:
         yield PlanError("schedule.name", str(refused))
 
@@ -187,16 +210,23 @@ def _shape(plan: PlanTables) -> Iterator[PlanError]:
 Check = Callable[[PlanTables], Iterator[PlanError]]
 
 _STAGES = ("model.cut", "model.stages")
-_SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.window")
+_SCHEDULE = ("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate", "schedule.window")
+
+_OF_SCRIPTS = (
+    *("run.steps", "run.epochs", "data.source", "schedule.mode", "recovery.record", "model.metrics"),
+    "lr_scheduler.every",
+)
 
 _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("run.steps", "run.epochs"), _length),
-    (("run.steps", "run.epochs", "data.source", "schedule.mode", "recovery.record", "model.metrics"), _scripted),
+    (_OF_SCRIPTS, _scripted),
     (("data.source", "data.dataset", *(f"data.{key}" for key in _WITH_DATASET)), _data),
     (_STAGES, _number_of_stages),
     (("model.balance", "model.stage_memory", "data.source", *_STAGES), _balance),
     (("data.batch_size", "schedule.microbatches"), _rows),
-    (("schedule.name", "schedule.mode", "schedule.microbatches"), _asynchronous),
+    (("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate"), _asynchronous),
+    (("schedule.microbatches", "schedule.accumulate"), _accumulated),
+    (("optimizer.clip_norm", "schedule.mode"), _clipping),
     (("schedule.name", "schedule.window", *_STAGES), _window),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
     (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),

@@ -156,6 +156,14 @@ def _quantity(kind: type[int | float], units: Mapping[str, float], value: object
     return kind(float(found[1]) * units[found[2]])
 
 
+def _no_float16(value: object) -> object:
+    if value in ("fp16", "float16", "half"):
+        raise ValueError(
+            f"{value} needs its loss scaled by a factor that follows from all gradients so far, which stages do not do"
+        )
+    return value
+
+
 def _arguments(table: object) -> dict[str, object]:
     if not isinstance(table, Mapping):
         raise PydanticCustomError("table_type", "a table is wanted")
@@ -166,6 +174,24 @@ def _arguments(table: object) -> dict[str, object]:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return arguments
+
+
+def _groups(given: object) -> tuple[Mapping[str, object], ...]:
+    if not isinstance(given, list | tuple) or not given:
+        raise PydanticCustomError("groups_type", "a list is wanted")
+    return tuple(_group(place, each) for place, each in enumerate(given))
+
+
+def _group(place: int, given: object) -> Mapping[str, object]:
+    if not isinstance(given, Mapping):
+        raise ValueError(f"group {place} is {name_of(given)}")
+    match, settings = given.get("match"), {key: each for key, each in given.items() if key != "match"}
+    patterns = [match] if isinstance(match, str) else match
+    if not isinstance(patterns, list | tuple) or not patterns or not all(isinstance(each, str) for each in patterns):
+        raise ValueError(f'group {place} needs match, the names of its parameters, such as match = ["*.bias"]')
+    if not settings or "params" in settings:
+        raise ValueError(f"group {place} needs settings of the optimizer, such as weight_decay = 0.0, and no params")
+    return {"match": list(patterns), **_arguments(settings)}
 
 
 def _argument(value: object) -> object:
@@ -198,6 +224,14 @@ Device = Annotated[str, _matching(r"[a-z]+(:\d+)?", 'a device such as "cpu" or "
 Folder = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("a folder")]
 WeightsPath = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("the path of a file or folder of weights")]
 Truth = Annotated[bool, Field(strict=True), Accepts("true or false")]
+Autocast = Annotated[
+    Literal["bf16"], BeforeValidator(_no_float16, json_schema_input_type=Literal["bf16"]), Accepts('"bf16"')
+]
+Every = Annotated[
+    Literal["step", "epoch"] | Annotated[int, Field(strict=True, ge=1)],
+    Accepts('"step", "epoch" or a whole number of steps from 1 on'),
+]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), Accepts("a number above 0, such as 1.0,")]
 Size = Annotated[
     int,
     Field(strict=True, ge=1, le=_LARGEST),
@@ -224,6 +258,12 @@ _Part = Annotated[str, Field(strict=True, min_length=1)] | Annotated[int, Field(
 Target = Annotated[  # of a sample, or of a batch
     _Part | Annotated[tuple[_Part, ...], Field(min_length=1)],
     Accepts('a part of a sample, such as "label", 1 or ["box", "label"], or a function such as "data.py:split",'),
+]
+Groups = Annotated[  # of parameters, each with settings of the optimizer
+    tuple[Mapping[str, object], ...],
+    PlainValidator(_groups, json_schema_input_type=list[dict[str, object]]),
+    PlainSerializer(list, return_type=list[dict[str, object]]),
+    Accepts('a list of tables such as { match = ["*.bias", "*norm*"], weight_decay = 0.0 }'),
 ]
 Argument = Annotated[object, PlainValidator(_argument), Accepts("an argument that TOML can write")]
 Options = Annotated[  # keyword arguments for a user's factory

@@ -56,6 +56,16 @@ class PlanTables(Section):
         return self.data.source == SCRIPT_BATCHES
 
     @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped by their norm over all stages."""
+        return self.optimizer.clip_norm is not None
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether workers need to know how many steps an epoch has."""
+        return self.lr_scheduler is not None and self.lr_scheduler.every == "epoch"
+
+    @property
     def measures_cut(self) -> bool:
         """Whether the command that begins the run has yet to measure where the model is cut."""
         model = self.model

@@ -79,6 +79,10 @@ class Plan(PlanTables):
             key = "balance" if self.model.balance == "time" else "stage_memory"
             raise PlanRefused([self._error(f"model.{key}", _MEASURED)])
 
+    def refused(self, key: str, reason: str) -> PlanRefused:
+        """The error that refuses the value of `key`, for what a plan alone does not tell."""
+        return PlanRefused([self._error(key, reason)])
+
     def as_mapping(self) -> dict[str, object]:
         """The plan as nested tables of JSON's own types, just as `from_mapping` takes it; what is None is left out.
 

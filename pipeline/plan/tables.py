@@ -7,7 +7,7 @@ from typing import Any
 
 Key = tuple[str, ...]  # ("schedule", "microbatches")
 
-_HEADER = re.compile(r"\s*\[([^\[\]]+)]\s*(?:#.*)?$")
+_HEADER = re.compile(r"\s*\[{1,2}([^\[\]]+)]{1,2}\s*(?:#.*)?$")
 _ASSIGNMENT = re.compile(r"""\s*([\w"'-]+(?:\s*\.\s*[\w"'-]+)*)\s*=""")
 
 

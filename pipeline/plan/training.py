@@ -9,10 +9,14 @@ from stageline.pipeline.schedule import Mode, Tied, schedule_names
 
 from .key_types import (
     Accepts,
+    Autocast,
     Cut,
+    Every,
     Folder,
+    Groups,
     Name,
     Options,
+    Positive,
     Reference,
     Size,
     Target,
@@ -26,7 +30,7 @@ from .section import FactorySection, Section
 
 # A typing error shall not make a billion stages, nor a list of a billion actions.
 MOST_STAGES = 1024
-_MOST_MICROBATCHES = 65536
+MOST_MICROBATCHES = 65536
 Balance = Literal["parameters", "time"]
 
 
@@ -110,6 +114,11 @@ class ModelPlan(Section):
         description="A function of (outputs, targets), or a module class: the mean over the rows.",
         examples=["torch.nn.functional.cross_entropy"],
     )
+    autocast: Unset[Autocast] = Field(
+        default=None,
+        description="The precision in which torch.autocast computes forwards and the loss. Default: the weights' own.",
+        examples=["bf16"],
+    )
     metrics: Annotated[tuple[Reference, ...], Accepts('a list such as ["metrics.py:accuracy"]')] = Field(
         default=(),
         description="Functions of (outputs, targets) that measure the rows held out, after the last step.",
@@ -184,10 +193,16 @@ class SchedulePlan(Section):
     name: Annotated[str, one_of(schedule_names())] = Field(
         default="1f1b", description="The order in which a stage runs forwards and backwards.", examples=["gpipe"]
     )
-    microbatches: Annotated[int, whole(1, _MOST_MICROBATCHES)] = Field(
+    microbatches: Annotated[int, whole(1, MOST_MICROBATCHES)] = Field(
         default=1,
         description="Slices of a batch that are under way at a time; more of them keep the workers busier.",
         examples=[8],
+    )
+    accumulate: Annotated[int, whole(1, MOST_MICROBATCHES)] = Field(
+        default=1,
+        description="Batches in a step, each in `microbatches` slices: their gradients are added up, then all stages "
+        "update once.",
+        examples=[4],
     )
     mode: Annotated[Mode, one_of(get_args(Mode))] = Field(
         default="sync",
@@ -213,20 +228,41 @@ class SchedulePlan(Section):
         examples=[[7, 4]],
     )
 
+    @property
+    def in_step(self) -> int:
+        """The microbatches of a step."""
+        return self.microbatches * self.accumulate
+
 
 class OptimizerPlan(FactorySection):
-    """`factory` is called with a stage's parameters and the other keys."""
+    """`factory` is called with a stage's parameters and the keys that are not named here."""
 
     factory: Reference = Field(
         description="Is called with a stage's parameters, once for each stage that has any.",
         examples=["torch.optim.AdamW"],
     )
+    clip_norm: Unset[Positive] = Field(
+        default=None,
+        description="What the norm of all stages' gradients may be at most; before each update they are scaled down to "
+        "it, as torch.nn.utils.clip_grad_norm_ does.",
+        examples=[1.0],
+    )
+    groups: Unset[Groups] = Field(
+        default=None,
+        description="Settings of the optimizer for parameters by their names in the model. The first group that "
+        "matches a name counts; other parameters have the settings of this table.",
+        examples=[[{"match": ["*.bias", "*norm*"], "weight_decay": 0.0}]],
+    )
 
 
 class LrSchedulerPlan(FactorySection):
-    """`factory` is called with a stage's optimizer and the other keys."""
+    """`factory` is called with a stage's optimizer and the keys that are not named here."""
 
     factory: Reference = Field(
-        description="Is called with a stage's optimizer; steps once per step.",
-        examples=["torch.optim.lr_scheduler.StepLR"],
+        description="Is called with a stage's optimizer.", examples=["torch.optim.lr_scheduler.StepLR"]
+    )
+    every: Every = Field(
+        default="step",
+        description="When it steps: after each step, after the last step of each epoch, or after so many steps.",
+        examples=["epoch"],
     )

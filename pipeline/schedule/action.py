@@ -10,6 +10,11 @@ Besides, two stages that share parameters are joined by queues of their own, whi
     stage 0  <-- tied-0 -------   stage 2      put by 2T, taken by 0B; or once per step:
     stage 0  <-- subtotal-0 ---   stage 2      put by 2S, taken by 0S
     stage 0  --- total-2 ----->   stage 2      put by 0U, taken by 2U
+
+Where gradients are clipped by their norm over all stages, neighbours have two more, once per step:
+
+    stage 1  <-- norms-1 ------   stage 2      put by 2N, taken by 1N
+    stage 1  --- clip-2 ------>   stage 2      put by 1C, taken by 2C
 """
 
 from enum import StrEnum
@@ -25,12 +30,14 @@ class Kind(StrEnum):
     WEIGHT = "W"  # the gradient with respect to the weights; only the update waits for it
     TIED = "T"  # sends the gradients of parameters that a stage before uses too; it waits for them
     SUBTOTAL = "S"  # the same, once per step: adds up what the stages that share them have
+    NORMS = "N"  # once per step: the norms of gradients, of this stage and of those after it
+    CLIP = "C"  # once per step: clips the gradients by the norm over all stages
     UPDATE = "U"  # the optimizer; once per step, with no microbatch of its own
 
     __hash__ = str.__hash__  # Enum's own is slow Python code, and runs for every action of a program
 
 
-ONCE_PER_STEP = frozenset({Kind.SUBTOTAL, Kind.UPDATE})  # with no microbatch of their own: theirs is 0
+ONCE_PER_STEP = (Kind.SUBTOTAL, Kind.NORMS, Kind.CLIP, Kind.UPDATE)  # in this order; their microbatch is 0
 
 
 _CARRIED = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "backward"}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from .action import Action, Kind
 from .alternating import alternate, checked_window, eager, gpipe, one_f_one_b
+from .clipping import check_clips, clipping
 from .interleaved import interleaved
 from .merge import merge
 from .shape import Placement, ScheduleRefused, Shape
@@ -30,6 +31,7 @@ def make_schedule(
     ties: Ties = (),
     tied: Tied = "microbatch",
     frozen: Sequence[int] = (),
+    clips: bool = False,
 ) -> Schedule:
     """Makes the schedule `name` for a placement, the stages of each worker, and the microbatches of a step.
 
@@ -37,17 +39,25 @@ def make_schedule(
     `first_trainable` run no backward; `frozen` are those above it of which nothing is trained. Asynchronous mode is
     1F1B without a flush; its steps are single microbatches.
     `ties` are pairs of stages that share parameters which are trained, in synchronous mode only; after each `tied` they
-    send each other gradients.
+    send each other gradients. With `clips`, gradients are clipped by their norm over all stages, in synchronous mode
+    only.
     Raises `ScheduleRefused`, whose text gives the reason and what would work.
     """
     _check_name(name)
     shape = Shape(name, _frozen(placement), microbatches, first_trainable)
     _check_mode(shape, mode)
     check_ties(shape, mode, ties, tied)
+    if clips:
+        check_clips(shape, mode)
     if window is not None and name != "window":
         raise shape.refused('a window is for the schedule "window" alone; take it out, or use that schedule')
-    lists = _without_flush(shape) if mode == "async" else _with_updates(shape, _lists(shape, window), ties, tied)
-    return Schedule(name, mode, shape.placement, microbatches, lists, first_trainable, ties, tied, tuple(frozen))
+    if mode == "async":
+        lists = _without_flush(shape)
+    else:
+        lists = _with_updates(shape, _lists(shape, window), ties, tied, clips=clips)
+    return Schedule(
+        name, mode, shape.placement, microbatches, lists, first_trainable, ties, tied, tuple(frozen), clips=clips
+    )
 
 
 def forward_only(placement: Sequence[Sequence[int]], microbatches: int) -> Schedule:
@@ -106,9 +116,13 @@ def _alternating(shape: Shape, warm_ups: Sequence[int]) -> Lists:
     return tuple(tuple(action for action in actions if action.stage in stages) for stages in shape.placement)
 
 
-def _with_updates(shape: Shape, lists: Lists, ties: Ties, tied: Tied) -> Lists:
+def _with_updates(shape: Shape, lists: Lists, ties: Ties, tied: Tied, *, clips: bool) -> Lists:
     return tuple(
-        (*with_gradients_sent(actions, ties, tied), *(Action(Kind.UPDATE, stage) for stage in sorted(stages)))
+        (
+            *with_gradients_sent(actions, ties, tied),
+            *(clipping(stages, shape.first_trainable) if clips else ()),
+            *(Action(Kind.UPDATE, stage) for stage in sorted(stages)),
+        )
         for actions, stages in zip(lists, shape.placement, strict=True)
     )
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from .action import Action, Kind
 from .alternating import alternate, one_f_one_b
+from .clipping import clip_queues
 from .merge import merge
 from .shape import Placement
 from .ties import Tied, Ties, tied_queues
@@ -16,9 +17,16 @@ Lists = tuple[tuple[Action, ...], ...]  # the actions of each worker in one step
 
 _AHEAD = 2  # microbatches by which the merged lists of asynchronous mode let a stage without backwards be ahead
 
-# What an action takes of the stage that its own one shares parameters with: what it adds its own gradients to, or sets
-# them to.
-_TIED = {Kind.BACKWARD: "tied", Kind.WEIGHT: "tied", Kind.SUBTOTAL: "subtotal", Kind.UPDATE: "total"}
+# What an action takes besides: of the stage that its own one shares parameters with, what it adds its own gradients to,
+# or sets them to; of a neighbour, norms of gradients, or the norm by which it clips its own.
+_BESIDES = {
+    Kind.BACKWARD: "tied",
+    Kind.WEIGHT: "tied",
+    Kind.SUBTOTAL: "subtotal",
+    Kind.NORMS: "norms",
+    Kind.CLIP: "clip",
+    Kind.UPDATE: "total",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class Schedule:
     `ties` are pairs of stages that share parameters, the lower one first; `tied` says after what they send gradients.
     `frozen` are stages above `first_trainable` of which nothing is trained: their backwards compute the gradients of
     their inputs alone.
+    With `clips`, gradients are clipped by their norm over all stages.
     """
 
     name: str
@@ -42,6 +51,7 @@ class Schedule:
     ties: Ties = ()
     tied: Tied = "microbatch"
     frozen: tuple[int, ...] = ()
+    clips: bool = False
 
     @property
     def stages(self) -> int:
@@ -59,13 +69,14 @@ class Schedule:
         """Every queue between stages: the stage that puts into it, and the one that takes from it."""
         forward = {f"forward-{stage}": (stage - 1, stage) for stage in range(1, self.stages)}
         backward = {f"backward-{stage}": (stage + 1, stage) for stage in range(self.first_trainable, self.stages - 1)}
-        return forward | backward | tied_queues(self.ties, self.tied)
+        clip = clip_queues(self.first_trainable, self.stages) if self.clips else {}
+        return forward | backward | tied_queues(self.ties, self.tied) | clip
 
     def takes(self, action: Action) -> tuple[str, ...]:
         """The queues whose next messages `action` needs, in the order in which it takes them."""
-        names = (action.inbound, f"{_TIED[action.kind]}-{action.stage}") if action.kind in _TIED else (action.inbound,)
+        besides = f"{_BESIDES[action.kind]}-{action.stage}" if action.kind in _BESIDES else ""
         routes = self.routes
-        return tuple(name for name in names if name in routes)
+        return tuple(name for name in (action.inbound, besides) if name in routes)
 
     def gives(self, action: Action) -> str | None:
         """The queue that the result of `action` is put into."""
@@ -74,6 +85,10 @@ class Schedule:
                 names = [f"tied-{lower}" for lower, upper in self.ties if upper == action.stage]
             case Kind.SUBTOTAL:
                 names = [f"subtotal-{lower}" for lower, upper in self.ties if upper == action.stage]
+            case Kind.NORMS:
+                names = [f"norms-{action.stage - 1}"]
+            case Kind.CLIP:
+                names = [f"clip-{action.stage + 1}"]
             case Kind.UPDATE:
                 names = [f"total-{upper}" for lower, upper in self.ties if lower == action.stage]
             case _:

@@ -14,7 +14,7 @@ In a loop of your own:
     last.update()
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -25,17 +25,20 @@ from stageline.pipeline.errors import ForeignState, LossNotScalar, StageError
 from stageline.pipeline.tree import Tree, describe, map_tensors
 
 from .body import Body, Weights, evaluating
+from .clipping import GradientClip
 from .generators import default_generators
 from .memory import OutputGuard, copied
+from .optimizer import OptimizerFactory, ParameterGroup, make_optimizer
+from .precision import Autocast, precision_of
 from .stash import InputNodes, Stash, matched
 from .state import StageState, capture_state, restore_state
 from .versions import Version, Versions
 
-OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 Loss = Callable[[Any, Any], torch.Tensor]
 
 LOSS, OPTIMIZER, LR_SCHEDULER = "the loss", "the optimizer", "the learning rate scheduler"  # in place of a layer's name
+GRADIENTS = "the gradients"  # likewise
 
 
 class _NotGiven:
@@ -50,8 +53,13 @@ class Stage:
 
     `layers` are the segment's layers in order; `names` are their names in the unsplit model (by default their numbers,
     from `first_layer` on). `optimizer` makes an optimizer from parameters, as `functools.partial(SGD, lr=0.1)` does; a
-    stage without trainable parameters makes none. `loss(output, target)` belongs to the last stage and is a mean over
-    rows. With `stash_weights`, backward uses the weights that its forward used (PipeDream, SOSP'19, section 3.3).
+    stage without trainable parameters makes none. `lr_scheduler` steps after every `lr_every` updates.
+    `loss(output, target)` belongs to the last stage and is a mean over rows. With `stash_weights`, backward
+    uses the weights that its forward used (PipeDream, SOSP'19, section 3.3).
+    `clip_norm` is the most that the norm of all stages' gradients may be: `norms` and `clip` go before each update.
+    `order` has each parameter's number among those of the unsplit model, by name; by default that of the layers.
+    `groups` have settings of the optimizer for parameters by their names: those in `titles`, where it has them.
+    With `autocast` = "bf16", forwards and the loss compute in that precision where torch's autocast does.
     Every forward seeds torch's default generators, layer by layer.
     """
 
@@ -65,21 +73,34 @@ class Stage:
         seed: int = 0,
         optimizer: OptimizerFactory | None = None,
         lr_scheduler: LrSchedulerFactory | None = None,
+        lr_every: int = 1,
         loss: Loss | None = None,
         device: str | torch.device = "cpu",
         stash_weights: bool = False,
+        clip_norm: float | None = None,
+        order: Mapping[str, int] | None = None,
+        autocast: Autocast | None = None,
+        groups: Sequence[ParameterGroup] = (),
+        titles: Mapping[str, str] | None = None,
     ) -> None:
         self.index = index
         self.device = torch.device(device)
         self.loss = loss
+        self._precision = precision_of(autocast, self.device)
         self.seed = seed
         self.first_layer = first_layer
         self._layers = _listed(layers)
         self.names = tuple(names or (str(first_layer + k) for k in range(len(self._layers))))
         self._body = Body(self._layers, self.names, self.device)
-        trainable = [p for p in self._body.parameters() if p.requires_grad]
-        self.optimizer = optimizer(trainable) if optimizer is not None and trainable else None
+        trainable = {
+            (titles or {}).get(name, name): parameter
+            for name, parameter in self._body.unsplit_parameters().items()
+            if parameter.requires_grad
+        }
+        self.optimizer = None if optimizer is None else make_optimizer(optimizer, trainable, groups)
         self.lr_scheduler = lr_scheduler(self.optimizer) if lr_scheduler is not None and self.optimizer else None
+        self._clip = None if clip_norm is None else GradientClip(index, clip_norm, *self._numbered(order))
+        self._lr_every = lr_every
         self._output_guard = OutputGuard(self._body, index)
         self._generators = default_generators(self.device)
         self._stash = Stash(index)
@@ -126,7 +147,8 @@ class Stage:
         output = self._run(map_tensors(partial(self._receive, input_nodes, owned), x), key, version)
         loss = self.loss if target is not None else None
         if loss is not None:
-            output = self._loss_of(loss, output, target)
+            with self._precision():
+                output = self._loss_of(loss, output, target)
         self._stash.put(key, output, share if loss is not None else None, input_nodes, version)
         self._forwarded += 1
         if loss is not None:
@@ -168,8 +190,27 @@ class Stage:
         result = stashed.input_nodes.gradients()
         return None if result is None else self._output_guard.sendable(result, None if owned else gradient)
 
-    def update(self) -> None:
-        """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler."""
+    @property
+    def gradient_norm(self) -> float | None:
+        """The norm, over all stages, of the gradients that were clipped last; None if none were."""
+        return None if self._clip is None else self._clip.total
+
+    def norms(self, later: Tree = None) -> Tree:
+        """After all backwards of a step, the last stage first: the norms of its gradients, with those that the stage
+        after it has returned, which are `later`. Raises `GradientNotFinite`, and `GradientMismatch` for what are no
+        norms; `StageError` without `clip_norm`."""
+        self.at_layer = GRADIENTS
+        return self._clipping().gather(later)
+
+    def clip(self, total: Tree = None) -> Tree:
+        """After `norms`, the first stage first: clips its gradients. Returns the norm over all stages, which is `total`
+        for the stage after it. Raises as `norms` does."""
+        self.at_layer = GRADIENTS
+        return self._clipping().clip(total, self.device)
+
+    def update(self, step: int | None = None) -> None:
+        """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler: after
+        the last of every `lr_every` steps, if the number of this `step` is given, counted from 0."""
         self._forwarded = 0
         if self.optimizer is None:
             return
@@ -178,7 +219,7 @@ class Stage:
         self.optimizer.zero_grad()
         if self._versions:
             self._versions.invalidate()
-        if self.lr_scheduler is not None:
+        if self.lr_scheduler is not None and (step is None or (step + 1) % self._lr_every == 0):
             self.at_layer = LR_SCHEDULER
             self.lr_scheduler.step()
 
@@ -194,7 +235,7 @@ class Stage:
         `StageError` on a stage that has no loss."""
         if self.loss is None:
             raise StageError(f"stage {self.index} has no loss: only the last stage has one")
-        with torch.no_grad():
+        with torch.no_grad(), self._precision():
             return self._loss_of(self.loss, output, target).item()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -251,9 +292,24 @@ class Stage:
         changed = (name for name, kept in buffers.items() if name not in now or not torch.equal(kept, now[name]))
         self._body.set_buffers({name: buffers[name] for name in changed})
 
+    def _clipping(self) -> GradientClip:
+        if self._clip is None:
+            raise StageError(f"stage {self.index} clips no gradients: make it with clip_norm")
+        return self._clip
+
+    def _numbered(self, order: Mapping[str, int] | None) -> tuple[Weights, Mapping[str, int]]:
+        """The parameters, by name, and their numbers: those of another stage's layers are lower, or higher."""
+        named = self._body.unsplit_parameters()
+        first = self.first_layer * 2**32
+        return named, {name: first + place for place, name in enumerate(named)} if order is None else order
+
     def _run(self, x: Tree, key: tuple[int, int], version: Version | None) -> Tree:
-        if self._versions and version:
-            return self._versions.run(version, lambda: self._run(x, key, None))
+        with self._precision():
+            if self._versions and version:
+                return self._versions.run(version, lambda: self._run_layers(x, key))
+            return self._run_layers(x, key)
+
+    def _run_layers(self, x: Tree, key: tuple[int, int]) -> Tree:
         for position, layer in enumerate(self._layers):
             self.at_layer = self.names[position]
             number = layer_seed(self.seed, *key, self.first_layer + position)

@@ -61,11 +61,11 @@ class TiedStage(Stage):
         the later stage returned, to which this stage's are added. None if no earlier stage uses its parameters."""
         return self._tied.subtotal(received)
 
-    def exchange(self, totals: Tree = None) -> Tree:
+    def exchange(self, totals: Tree = None, *, step: int | None = None) -> Tree:
         """The stage's update. `totals`: what that of the earlier stage returned, the step's gradients of what both use.
         Returns the same for a later stage; None if no later one uses this stage's parameters."""
         given = self._tied.exchange(totals)
-        self.update()
+        self.update(step)
         return given
 
 

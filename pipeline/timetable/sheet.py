@@ -13,6 +13,8 @@ WORDS = {
     Kind.WEIGHT: "weight gradient",
     Kind.TIED: "gradients of shared parameters",
     Kind.SUBTOTAL: "sum of gradients of shared parameters",
+    Kind.NORMS: "norms of gradients",
+    Kind.CLIP: "clipping",
     Kind.UPDATE: "update",
 }
 

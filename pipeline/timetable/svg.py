@@ -156,6 +156,8 @@ _LIGHT = _rules(
         Kind.WEIGHT: ("#c7b3f0", "#e0d5f8", "#a98de4", "#eee8fb"),
         Kind.TIED: ("#8fd0c4", "#c6e8e1", "#5fb8a8", "#e0f3ef"),
         Kind.SUBTOTAL: ("#8fd0c4", "#c6e8e1", "#5fb8a8", "#e0f3ef"),
+        Kind.NORMS: ("#d6c98a", "#ebe3bd", "#c2b25f", "#f5f0da"),
+        Kind.CLIP: ("#d6c98a", "#ebe3bd", "#c2b25f", "#f5f0da"),
         Kind.UPDATE: ("#aab4be", "#ccd3da", "#8b97a3", "#e1e5e9"),
     },
 )
@@ -174,6 +176,8 @@ _DARK = _rules(
         Kind.WEIGHT: ("#6f51b5", "#4d3785", "#896dcb", "#3a2966"),
         Kind.TIED: ("#2b7a6d", "#1d544b", "#3f988a", "#163f38"),
         Kind.SUBTOTAL: ("#2b7a6d", "#1d544b", "#3f988a", "#163f38"),
+        Kind.NORMS: ("#857428", "#5c501b", "#a08d3a", "#463d14"),
+        Kind.CLIP: ("#857428", "#5c501b", "#a08d3a", "#463d14"),
         Kind.UPDATE: ("#5b6570", "#3f474f", "#737e89", "#30363d"),
     },
 )

@@ -22,6 +22,8 @@ _ASCII = {
     Kind.WEIGHT: "+",
     Kind.TIED: "t",
     Kind.SUBTOTAL: "s",
+    Kind.NORMS: "n",
+    Kind.CLIP: "c",
     Kind.UPDATE: "u",
 }
 _UNICODE = {
@@ -31,6 +33,8 @@ _UNICODE = {
     Kind.WEIGHT: "▒",
     Kind.TIED: "▀",
     Kind.SUBTOTAL: "▚",
+    Kind.NORMS: "▝",
+    Kind.CLIP: "▗",
     Kind.UPDATE: "▄",
 }
 

@@ -5,6 +5,7 @@ backward   H(version, moving, input, gradient)       version, moving: those that
 update     weights = H(weights, gradients in order)
 shared     T = H(result of backward, the later stage's T); both update with all that the earlier one has of it
            or, per step, H(all that it has, the later stage's)
+clip       N = H(gradients, the later stage's N); the first stage's is the total, by which all change their gradients
 evaluate   H(weights, moving, place, input), and nothing changes
 
 Where a script calls, inputs and targets are texts that it has put into its calls.
@@ -55,6 +56,7 @@ class Chain:
     gradient: str = ""
     totals: str = ""  # of the parameters that it shares with a later stage
     leaving: str = ""  # the gradient of what it shares with an earlier stage
+    norms: str = ""  # of its gradients and those of later stages
     stash: dict[Key, tuple[Read, str]] = field(default_factory=dict)
     again: dict[Key, Read] = field(default_factory=dict)
 
@@ -81,6 +83,16 @@ class Chain:
     def subtotal(self, *later: str) -> str:
         self.totals = mixed("S", self.totals, *later)
         return self.totals
+
+    def gather(self, *later: str) -> str:
+        self.norms = mixed("N", self.gradient, self.totals, *later)
+        return self.norms
+
+    def clip(self, *total: str) -> str:
+        norm = total[0] if total else self.norms
+        self.gradient = mixed("C", self.gradient, norm)
+        self.totals = mixed("C", self.totals, norm)
+        return norm
 
     def update(self, *totals: str) -> str:
         total = totals[0] if totals else self.totals
@@ -123,6 +135,7 @@ class ChainExecutor:
     ) -> None:
         self.stages = {stage: Chain(stage, stage < schedule.first_trainable) for stage in schedule.placement[worker]}
         self.loss: float | None = None
+        self.gradient_norm: float | None = None
         self.feed = feed
         self.sums = Sums()
         self.gives_up = False
@@ -161,6 +174,10 @@ class ChainExecutor:
                 return stage.leaving
             case Kind.SUBTOTAL:
                 return stage.subtotal(*map(str, received))
+            case Kind.NORMS:
+                return stage.gather(*map(str, received))
+            case Kind.CLIP:
+                return stage.clip(*map(str, received))
             case _:
                 if stage.index == self._last:
                     self.loss, self._sum = self._sum, 0.0

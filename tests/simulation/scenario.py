@@ -100,6 +100,7 @@ class Scenario:
     def __str__(self) -> str:
         s = self.schedule
         ties = f", ties {s.ties} per {s.tied}" if s.ties else ""
+        ties += ", clips" if s.clips else ""
         shape = f"{s.mode} {s.name} {s.placement}, M {s.microbatches}, first trainable {s.first_trainable}{ties}"
         injections = "; ".join(
             f"{b.fault} (action {b.after} + {b.delay:.2f} s, {b.seconds:.2f} s, {b.number})" for b in self.injections
@@ -114,7 +115,7 @@ class Scenario:
 def drawn(seed: int) -> Scenario:
     """The scenario of `seed`."""
     rng = random.Random(seed)
-    schedule = _tied(_schedule(rng), random.Random(seed + 3 * 10**9))
+    schedule = _clipped(_tied(_schedule(rng), random.Random(seed + 3 * 10**9)), random.Random(seed + 4 * 10**9))
     steps = rng.randint(3, 8) if schedule.mode == "sync" else rng.randint(4, 14)
     lease = rng.choice([1.0, 2.0])
     actions = steps * sum(map(len, schedule.workers))
@@ -147,7 +148,7 @@ def drawn_script(seed: int) -> Scenario:
     """The scenario of `seed` in which a script calls the workers: the same faults, and some that befall the script."""
     found, rng = drawn(seed), random.Random(seed + 2 * 10**9)
     while found.schedule.mode != "sync":
-        found = replace(found, schedule=_tied(_schedule(rng), rng))
+        found = replace(found, schedule=_clipped(_tied(_schedule(rng), rng), rng))
     kinds = [kind for _ in range(found.steps) for kind in (CallKind.TRAIN, *_between(rng))]
     strikes = [_strike_of_script(rng, found) for _ in range(rng.choice([0, 1, 1, 2, 3]))]
     return replace(found, calls=(*_between(rng), *kinds, CallKind.STOP), injections=(*found.injections, *strikes))
@@ -190,6 +191,14 @@ def _tied(schedule: Schedule, rng: random.Random) -> Schedule:
     )
 
 
+def _clipped(schedule: Schedule, rng: random.Random) -> Schedule:
+    """The same, in some runs with gradients clipped by their norm over all stages."""
+    s = schedule
+    if s.mode == "async" or rng.random() < 0.75:
+        return s
+    return _made(s.name, s.placement, s.microbatches, "sync", s.first_trainable, s.ties, s.tied, clips=True)
+
+
 @cache
 def _made(
     name: str,
@@ -199,12 +208,14 @@ def _made(
     frozen: int,
     ties: Ties = (),
     tied: Tied = "microbatch",
+    *,
+    clips: bool = False,
 ) -> Schedule:
     made = partial(make_schedule, placement=placement, microbatches=microbatches, first_trainable=frozen)
     try:
-        return made(name, mode=mode, ties=ties, tied=tied)
+        return made(name, mode=mode, ties=ties, tied=tied, clips=clips)
     except ScheduleRefused:  # interleaving is not for every shape
-        return made("1f1b", ties=ties, tied=tied)
+        return made("1f1b", ties=ties, tied=tied, clips=clips)
 
 
 def _weather(rng: random.Random) -> Weather:

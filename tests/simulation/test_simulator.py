@@ -92,11 +92,12 @@ def test_a_seed_is_the_same_run_in_every_process():
     assert {fault: int(times) for times, fault in re.findall(r"(\d+)  (.+)", told)} == found.fired
 
 
+@pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize(("ties", "tied"), [((), "microbatch"), (((0, 2),), "microbatch"), (((0, 2),), "step")])
-def test_without_faults_the_result_does_not_depend_on_the_schedule(ties: Ties, tied: Tied):
+def test_without_faults_the_result_does_not_depend_on_the_schedule(ties: Ties, tied: Tied, *, clips: bool):
     schedules = [drawn(seed).schedule for seed in range(500)]
     shapes = {(s.name, s.placement) for s in schedules if (s.mode, s.stages, s.microbatches) == ("sync", 3, 2)}
-    alike = [make_schedule(name, placement, 2, ties=ties, tied=tied) for name, placement in shapes]
+    alike = [make_schedule(name, placement, 2, ties=ties, tied=tied, clips=clips) for name, placement in shapes]
     assert len(alike) > 4
     assert len({undisturbed(s, 5) for s in alike}) == 1
 

@@ -36,7 +36,7 @@ STARTING = 0.1  # seconds, on the average
 LOADING = 0.1  # likewise, the snapshots that a worker begins with
 ACTION = 0.02  # likewise, an action
 FOREVER = float("inf")
-_BOUNDED = (Flow.FORWARD, Flow.BACKWARD, Flow.TIED, Flow.SUBTOTAL, Flow.TOTAL)
+_BOUNDED = (Flow.FORWARD, Flow.BACKWARD, Flow.TIED, Flow.SUBTOTAL, Flow.TOTAL, Flow.NORMS, Flow.CLIP)
 
 
 @dataclass(frozen=True, slots=True)

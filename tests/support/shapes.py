@@ -28,7 +28,7 @@ def scattered(stages: int, seed: int) -> Placement:
 
 def parsed(text: str) -> Action:
     """The action that is written `2F0`, or `2U`."""
-    stage, kind, microbatch = re.fullmatch(r"(\d+)([FBIWTSU])(\d*)", text).groups()
+    stage, kind, microbatch = re.fullmatch(r"(\d+)([FBIWTSNCU])(\d*)", text).groups()
     return Action(Kind(kind), int(stage), int(microbatch or 0))
 
 

@@ -18,8 +18,17 @@ class OwnWeights:
             for module in modules:
                 module.weight = own
 
+    @property
+    def copies(self) -> list[nn.Parameter]:
+        """Those of all stages but the first."""
+        return self._own[1:]
+
     def add_up(self) -> None:
         """Those of the last stage first. Before the optimizer's step."""
-        total = reduce(add, [each.grad for each in reversed(self._own)])
-        for each in self._own:
-            each.grad = total.clone()
+        self._own[0].grad = reduce(add, [each.grad for each in reversed(self._own)])
+        self.spread()
+
+    def spread(self) -> None:
+        """The first stage's gradients are those of all."""
+        for each in self.copies:
+            each.grad = self._own[0].grad.clone()

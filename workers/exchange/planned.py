@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stageline.pipeline.model.cut import build_segments, optimizer_of
+from stageline.pipeline.model.groups import groups_of
 from stageline.pipeline.model.layout import layouts_of
 from stageline.pipeline.model.load import base_folder, call, load_object
 from stageline.pipeline.model.stage_layout import StageLayout
@@ -14,7 +15,7 @@ def planned_layouts(plan: Plan) -> Sequence[StageLayout]:
     """The stages of the plan's model. Raises `ModelRefused`, or `PlanRefused` if it has others than the plan says."""
     segments = build_segments(plan)
     plan.resolved(len(segments))
-    return layouts_of(segments, optimizer_of(plan))
+    return layouts_of(segments, optimizer_of(plan), groups_of(plan))
 
 
 def planned_model(plan: Plan) -> Any:

@@ -96,7 +96,7 @@ class Children:
         how = (*(("--resume",) if resume else ()), *(("--new",) if new else ()))
         length = self.local.length
         if length is not None:
-            how += ("--length", str(length.training), str(length.evaluation))
+            how += ("--length", str(length.training), str(length.evaluation), str(length.epoch))
         run = ("--run", self.local.folder.name, *how)
         bound = () if self.local.broker else ("--bind", self.url)
         self.broker = self._start("broker", "broker", *self.local.plan, *bound, *run)

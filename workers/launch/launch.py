@@ -122,11 +122,12 @@ def _schedule_of(plan: Plan, tried: TriedPlan) -> Schedule:
     return make_schedule(
         choice.name,
         plan.placement,
-        choice.microbatches,
+        choice.in_step,
         mode=choice.mode,
         window=choice.window,
         first_trainable=tried.first_trainable,
         frozen=tried.frozen,
+        clips=plan.clips,
     )
 
 
@@ -148,7 +149,7 @@ def run_launch(
 
 def keep_result(plan: Plan, folder: Path, facts: Facts, seconds: float) -> Result:
     """Writes the result of a finished run to its folder; `facts` is the broker's last status."""
-    result = result_of(folder.name, plan.schedule.microbatches, facts, seconds)
+    result = result_of(folder.name, plan.schedule.in_step, facts, seconds)
     persist_json(folder / runs.RESULT, result)
     return result
 

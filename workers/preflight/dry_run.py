@@ -34,9 +34,11 @@ _WORDS = {
     Kind.BACKWARD: "backward",
     Kind.TIED: "gradients of what stages share",
     Kind.SUBTOTAL: "sums of gradients of what stages share",
+    Kind.NORMS: "norms of gradients",
+    Kind.CLIP: "clipping of gradients",
     Kind.UPDATE: "update",
 }
-_FLOWS = {Kind.TIED: Flow.TIED, Kind.SUBTOTAL: Flow.SUBTOTAL}
+_FLOWS = {Kind.TIED: Flow.TIED, Kind.SUBTOTAL: Flow.SUBTOTAL, Kind.NORMS: Flow.NORMS, Kind.CLIP: Flow.CLIP}
 
 
 def _ignore(*_: object) -> None:
@@ -121,6 +123,7 @@ class _DryRun:
                     received = [] if index == self._job.program.last else [gradient]
                     gradient = self._carry_out(Kind.BACKWARD, index, received + self._of_neighbour(Flow.TIED, index))
                     self._send(Kind.TIED, index, [])
+                self._clip(index)
                 if index not in sharing:
                     self._update(index)
         for index in sorted(sharing, reverse=True):
@@ -166,12 +169,18 @@ class _DryRun:
         self._gave_weights(stage, "after the update")
         self._estimates[index] = _estimate(self._job, stage, self._kept[index])
 
+    def _clip(self, index: int) -> None:
+        """A stage does not stay until those before it have gone backward: all but the first clip by some norm."""
+        self._tied.setdefault(Flow.CLIP, torch.ones(()))
+        self._send(Kind.NORMS, index, self._of_neighbour(Flow.NORMS, index))
+        self._send(Kind.CLIP, index, self._of_neighbour(Flow.CLIP, index))
+
     def _of_neighbour(self, flow: Flow, stage: int) -> list[Tree]:
-        """What `stage` is given by a stage that it shares parameters with: what the last of those gave."""
+        """What `stage` is given by a stage that it shares parameters or norms with: what the last of those gave."""
         return [self._tied[flow]] if str(QueueKey(flow, stage)) in self._job.schedule.routes else []
 
     def _send(self, kind: Kind, stage: int, received: Sequence[Tree]) -> None:
-        """Gradients of what `stage` shares with an earlier one, if its schedule has that."""
+        """What `stage` gives to one that it shares parameters or norms with, if its schedule has that."""
         schedule, action = self._job.schedule, Action(kind, stage)
         if action in schedule.workers[schedule.owner(stage)]:
             self._tied[_FLOWS[kind]] = self._carry_out(kind, stage, received)

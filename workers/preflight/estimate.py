@@ -5,6 +5,7 @@ optimizer or metric show here, before the run begins. The bytes that stages and 
 """
 
 from collections.abc import Iterator
+from functools import partial
 from math import ceil
 
 from stageline.broker.codec.message import messages_per_step
@@ -64,12 +65,15 @@ def _demand_last_batches(job: Job, watch: TrialWatch) -> None:
     `DataError` if the model is known not to take one of them."""
     if not job.segments[0].refuses_inputs:
         return
-    for step in (job.feed.last_of_epoch, *job.evaluation[-1:]):
-        name = "the last batch of the rows held out" if step in job.evaluation else f"batch({step})"
+    feed, choice = job.feed, job.plan.schedule
+    last = [(f"batch({feed.last_of_epoch})", partial(feed.batch, feed.last_of_epoch), choice.microbatches)]
+    held_out = "the last batch of the rows held out"
+    last += [(held_out, partial(feed.held_out_batch, step), choice.in_step) for step in job.evaluation[-1:]]
+    for name, ask, microbatches in last:
         watch.doing(f"{job.plan.data.origin}: {name}")
-        inputs, _ = job.feed.batch(step)
+        inputs, _ = ask()
         try:
-            job.segments[0].check_inputs(inputs, job.schedule.microbatches)
+            job.segments[0].check_inputs(inputs, microbatches)
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
 

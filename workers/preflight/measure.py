@@ -71,7 +71,7 @@ def _in_flight(plan: Plan, stages: int) -> Sequence[int] | None:
     choice, own = plan.schedule, stages == plan.model.stages
     placement = plan.placement if own else [(stage,) for stage in range(stages)]
     try:
-        schedule = make_schedule(choice.name, placement, choice.microbatches, mode=choice.mode, window=choice.window)
+        schedule = make_schedule(choice.name, placement, choice.in_step, mode=choice.mode, window=choice.window)
     except ScheduleRefused:
         return None
     return check_schedule(schedule).stage_peak

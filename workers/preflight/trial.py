@@ -18,6 +18,7 @@ import torch
 
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.model.cut import optimizer_of
+from stageline.pipeline.model.groups import groups_of
 from stageline.pipeline.model.layout import layouts_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.tree import Tree
@@ -72,7 +73,7 @@ def _tried(plan: Plan, writer: TrialWriter, layouts: bool) -> TriedPlan:
 
     job = prepare(plan, writer.doing)
     torch.set_num_threads(job.plan.workers[0].threads)
-    of_stages = tuple(layouts_of(job.segments, optimizer_of(job.plan))) if layouts else ()
+    of_stages = tuple(layouts_of(job.segments, optimizer_of(job.plan), groups_of(job.plan))) if layouts else ()
     first = _batch(job, writer)
     held_out = job.feed.held_out_sample
     kept = () if held_out is None else _record_batch(held_out)

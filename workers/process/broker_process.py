@@ -215,7 +215,14 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
         return job.plan, job.schedule
     plan.demand_cut()
     choice = plan.schedule
-    return plan, make_schedule(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
+    return plan, make_schedule(
+        choice.name,
+        plan.placement,
+        choice.in_step,
+        mode=choice.mode,
+        window=choice.window,
+        clips=plan.clips,
+    )
 
 
 def _clear_queues(run: RunRecords, url: str) -> None:
@@ -272,7 +279,7 @@ class _Host:
         for _, answer in self._core.handle(b"", Ask("status"), time()):
             if isinstance(answer, Answer) and answer.facts["weights_sha256"] and answer.facts["training_steps"]:
                 result = result_of(
-                    self._core.run.id, self._plan.schedule.microbatches, answer.facts, monotonic() - self._started
+                    self._core.run.id, self._plan.schedule.in_step, answer.facts, monotonic() - self._started
                 )
                 self._write(result)
 

@@ -61,7 +61,14 @@ def _asked(view: RunView, what: str, of: Mapping[str, str]) -> Facts:
 def _view(run: RecordedRun) -> RunView:
     plan = _plan(run)
     choice = plan.schedule
-    schedule = make_schedule(choice.name, plan.placement, choice.microbatches, mode=choice.mode, window=choice.window)
+    schedule = make_schedule(
+        choice.name,
+        plan.placement,
+        choice.in_step,
+        mode=choice.mode,
+        window=choice.window,
+        clips=plan.clips,
+    )
     records = RunRecords(run.id, RunConfig.of(plan, schedule), run.store)
     records.restore(run.stored, run.as_of)
     restart = Restart(records)

@@ -21,7 +21,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Schema train/1. `loss` is the last step's, None if it had no rows; `losses` are by step, counted from 0. A metric
     that is no finite number is a text, since JSON has no such number; `float` reads it.
 
-    `microbatches` are those of one step. `seconds` is from the start of the processes to the end of the run.
+    `microbatches` are those of one step. `gradient_norm` is that of the last step, where gradients are clipped.
+    `seconds` is from the start of the processes to the end of the run.
     """
 
     schema: str = "train/1"
@@ -34,11 +35,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     weights_sha256: str
     seconds: float
     restarts: int = 0
+    gradient_norm: float | None = None
 
 
 def result_of(run: str, microbatches: int, facts: Facts, seconds: float) -> Result:
     """The result of a run from the broker's last status of it."""
-    last = facts["last_loss"]
+    last, norm = facts["last_loss"], facts.get("gradient_norm")
     return Result(
         run=run,
         steps=facts["training_steps"],
@@ -49,4 +51,5 @@ def result_of(run: str, microbatches: int, facts: Facts, seconds: float) -> Resu
         weights_sha256=facts["weights_sha256"],
         seconds=round(seconds, 3),
         restarts=int(facts.get("restarts") or 0),
+        gradient_norm=norm and norm["norm"],
     )

@@ -84,7 +84,8 @@ class CallSequence:
             case Call() if last and self._executor.gives_up:
                 return emptied()
             case Call(CallKind.TRAIN) if last:
-                return self._executor.loss
+                loss, norm = self._executor.loss, self._executor.gradient_norm
+                return loss if norm is None else (loss, norm)
             case Call(CallKind.EVALUATE) if last:
                 sums = self._executor.sums
                 return {"rows": sums.rows, "loss": sums.loss, **sums.metrics}

@@ -31,8 +31,8 @@ from torch import Tensor
 
 from stageline.broker.codec.emptied import emptied, is_emptied, rest_of
 from stageline.broker.codec.message import Flow
-from stageline.pipeline.data import Microbatch, cut, split_batch
-from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.data import Batch, Microbatch, cut, cut_step, split_batch
+from stageline.pipeline.errors import DataError, StagelineError
 from stageline.pipeline.tree import Tree, describe, tensors
 
 LAST_REPLIES = 2.0  # seconds that the replies to a script's last calls may take, once the run is over
@@ -164,13 +164,14 @@ def decode_call(payload: Tree) -> Call:
 class CallFeed:
     """Serves the microbatches of the call that is `open`, as a `Feed` does those of a data source."""
 
-    def __init__(self, microbatches: int) -> None:
+    def __init__(self, microbatches: int, accumulate: int = 1) -> None:
         self._count = microbatches
+        self._accumulate = accumulate
         self._cut: list[Microbatch] = []
 
     def open(self, call: Call) -> None:
         """Raises `DataError` if its batch cannot be cut into microbatches, or rows of inputs and targets differ."""
-        self._cut = cut_call(call, self._count)
+        self._cut = cut_call(call, self._count, self._accumulate)
 
     def close(self) -> None:
         self._cut = []
@@ -180,16 +181,32 @@ class CallFeed:
         return self._cut[microbatch]
 
 
-def cut_call(call: Call, microbatches: int) -> list[Microbatch]:
-    """The microbatches of a call's batch, as far as this worker has it.
+def cut_call(call: Call, microbatches: int, accumulate: int = 1) -> list[Microbatch]:
+    """The microbatches of a call's batch, or of the batches of its step if there are several, as far as this worker has
+    them.
 
     Rows and shares follow from inputs or targets. In what is not there, the other stands: it is not looked at. What is
     only to be run forward has no rows to measure.
     """
-    inputs, targets = call.inputs, call.targets
+    inputs, targets, count = call.inputs, call.targets, microbatches * accumulate
     if not call.kind.takes_batch:
         return []
     if call.kind is CallKind.PREDICT or (inputs is None and targets is None):
-        slices = [None] * microbatches if inputs is None else split_batch(inputs, microbatches)
+        slices = [None] * count if inputs is None else split_batch(inputs, count)
         return [Microbatch(each, None, 0, 1.0) for each in slices]
-    return cut(targets if inputs is None else inputs, inputs if targets is None else targets, microbatches)
+    given: Batch = targets if inputs is None else inputs, inputs if targets is None else targets
+    if call.kind is CallKind.TRAIN and accumulate > 1:
+        return cut_step(batches_of_step(*given, accumulate), microbatches)
+    return cut(*given, count)
+
+
+def batches_of_step(inputs: Tree, targets: Tree, accumulate: int) -> list[Batch]:
+    """The batches of a step that has several. Raises `DataError` if there are not so many."""
+    for tree, name in ((inputs, "x"), (targets, "y")):
+        if not isinstance(tree, tuple | list) or len(tree) != accumulate:
+            size = f" of {len(tree)}" if isinstance(tree, tuple | list) else ""
+            raise DataError(
+                f"a step has accumulate = {accumulate} batches: {name} is a tuple with that of each, and it is a "
+                f"{type(tree).__name__}{size}. Call line.step((x0, x1, ...), (y0, y1, ...))"
+            )
+    return list(zip(inputs, targets, strict=True))  # type: ignore[arg-type]  # both are sequences

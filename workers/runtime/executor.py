@@ -75,6 +75,7 @@ class Executor:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     evaluates_loss: bool = False
     loss: float | None = None  # of the last step, on the worker that has the last stage
+    gradient_norm: float | None = None  # likewise, if gradients are clipped
     sums: Sums = field(default_factory=Sums)  # of what was evaluated so far
     gives_up: bool = False  # the batch that is evaluated: its script has the result already
     _losses: list[Tensor | None] = field(default_factory=list)  # of the open step; None for one that does not count
@@ -95,12 +96,19 @@ class Executor:
                     return self._backward(stage, instruction, received)
                 case Kind.TIED | Kind.SUBTOTAL:
                     return _sent(stage, kind, received)
+                case Kind.NORMS:
+                    if stage.index == self.last:
+                        self._summed_loss(instruction.step)  # a bad microbatch is named before its gradients are
+                    return stage.norms(*received)
+                case Kind.CLIP:
+                    return stage.clip(*received)
                 case _:
                     if stage.index == self.last:
-                        self.loss = self._step_loss(instruction.step)
+                        self.loss, self.gradient_norm = self._summed_loss(instruction.step), stage.gradient_norm
+                        self._losses.clear()
                     if isinstance(stage, TiedStage):
-                        return stage.exchange(*received)
-                    stage.update()
+                        return stage.exchange(*received, step=instruction.step)
+                    stage.update(instruction.step)
                     return None
         except (ComputeFailed, DataError):
             raise
@@ -113,13 +121,12 @@ class Executor:
                 Culprit(instruction.step, instruction.action) if alone else None,
             ) from error
 
-    def _step_loss(self, step: int) -> float | None:
+    def _summed_loss(self, step: int) -> float | None:
         """The loss of the step that ends now, None if it had no rows. Raises `BadMicrobatch`."""
         counted = [loss for loss in self._losses if loss is not None]
         value = reduce(add, counted).item() if counted else None
         if value is not None and not math.isfinite(value):
             self._blame(step)
-        self._losses.clear()
         return value
 
     def measured(self) -> dict[str, float]:

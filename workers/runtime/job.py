@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import RunLength
@@ -9,6 +10,7 @@ from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages, make_stage
+from stageline.pipeline.model.groups import demand_matched
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.ties import ties_of
@@ -70,10 +72,12 @@ class Job:
         """The same with the data, which tell how long the run is. Raises `ModelRefused`."""
         doing(self.plan.data.origin)
         plan, source = self.plan, load_source(self.plan)
-        steps = plan.run.steps if plan.run.steps is not None else (plan.run.epochs or 0) * source.steps_per_epoch
+        steps = plan.run.steps if plan.run.steps is not None else _steps_of_epochs(plan, source.steps_per_epoch)
         keep = len(self.segments) + 2
-        feed = Feed(source, plan.schedule.microbatches, steps, plan.data.batch_size, keep=keep)
-        length = RunLength(steps, len(feed.evaluation) if plan.model.metrics else 0)
+        choice = plan.schedule
+        feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, accumulate=choice.accumulate, keep=keep)
+        epoch = _steps_of_epoch(plan, source.steps_per_epoch) if plan.counts_epochs else 0
+        length = RunLength(steps, len(feed.evaluation) if plan.model.metrics else 0, epoch)
         return replace(self, own_feed=feed, length=length)
 
     def executor(self, stages: Iterable[int], decisions: SkipLog | None = None) -> Executor:
@@ -81,7 +85,8 @@ class Job:
         microbatches are left out if the plan says so. Raises `ModelRefused` for a wrong optimizer or loss."""
         device = {stage: worker.device for worker in self.plan.workers for stage in worker.stages}
         made = {stage: self._stage(stage, device[stage]) for stage in stages}
-        feed = CallFeed(self.schedule.microbatches) if self.plan.scripted else self.own_feed
+        choice = self.plan.schedule
+        feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
         parts = made, feed, self.program.last, self.metrics, self.plan.scripted
         if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
             return Executor(*parts)
@@ -127,7 +132,10 @@ class Job:
     def _stage(self, stage: int, device: str) -> Stage:
         last = stage == self.program.last
         stash_weights = self.schedule.mode == "async" and self.verdict.stage_peak[stage] > 1
-        return make_stage(self.plan, self.segments[stage], last=last, device=device, stash_weights=stash_weights)
+        every = self.known_length.epoch if self.plan.counts_epochs else 1
+        return make_stage(
+            self.plan, self.segments[stage], last=last, device=device, stash_weights=stash_weights, epoch=every
+        )
 
 
 def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None, *, worker: int | None = None) -> Job:
@@ -144,21 +152,47 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     """`prepare` without the data."""
     doing(f'model.factory = "{plan.model.factory}"')
     segments = build_segments(plan)
+    demand_matched(plan, segments)
     plan = plan.resolved(len(segments))
     choice = plan.schedule
     schedule = make_schedule(
         choice.name,
         plan.placement,
-        choice.microbatches,
+        choice.in_step,
         mode=choice.mode,
         window=choice.window,
         first_trainable=first_trainable(segments),
         ties=ties_of(segments, choice.mode),
         tied=choice.tied,
         frozen=frozen_stages(segments),
+        clips=plan.clips,
     )
-    length = None if plan.run.steps is None or plan.model.metrics else RunLength(plan.run.steps, 0)
+    told = plan.run.steps is None or plan.model.metrics or plan.counts_epochs  # by the data
+    length = None if told else RunLength(plan.run.steps or 0, 0)
     return Job(plan, segments, schedule, check_schedule(schedule), length)
+
+
+def _steps_of_epochs(plan: Plan, batches: int) -> int:
+    """How many steps the plan's epochs of so many `batches` have. Raises `PlanRefused` if batches would be left."""
+    every, of = (plan.run.epochs or 0) * batches, plan.schedule.accumulate
+    if every % of:
+        raise plan.refused(
+            "run.epochs",
+            f"{every} batches, {batches} in each, are no whole steps of schedule.accumulate = {of} batches; use "
+            f"run.steps = {every // of or 1}, or a number of epochs that is a multiple of {of // gcd(of, batches)}",
+        )
+    return every // of
+
+
+def _steps_of_epoch(plan: Plan, batches: int) -> int:
+    """Raises `PlanRefused` if a step has batches of two epochs."""
+    if batches % plan.schedule.accumulate:
+        raise plan.refused(
+            "lr_scheduler.every",
+            f"an epoch has {batches} batches, which are no whole steps of schedule.accumulate = "
+            f"{plan.schedule.accumulate}; use a number of steps",
+        )
+    return batches // plan.schedule.accumulate
 
 
 def _told_apart(names: Sequence[str], short: Sequence[str]) -> list[str]:

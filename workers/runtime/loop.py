@@ -231,8 +231,9 @@ class WorkerLoop:
             self._queues.pump(0)
 
     def _end_step(self, stage: int, step: int) -> None:
-        loss = self._executor.loss if stage == self.program.last else None
-        self.progress.closed(stage, step, loss)
+        last = stage == self.program.last
+        loss, norm = (self._executor.loss, self._executor.gradient_norm) if last else (None, None)
+        self.progress.closed(stage, step, loss, norm)
         self._on_step(stage, step, loss)
         self._queues.pump(0)
 

@@ -213,14 +213,15 @@ class Program:
         aside = evaluates and self.scripted
         of_every_step = self._in_evaluation if aside else self._in_training
         count, counted = self.schedule.microbatches, not aside
-        shares = bool(self.schedule.ties)  # messages of which a step has one are numbered by the step
+        # Messages of which a step has one are numbered by the step.
+        once = ONCE_PER_STEP if self.schedule.ties or self.schedule.clips else ()
 
         def chunks() -> Iterator[list[Instruction]]:
             while chunk := [
                 Instruction(
                     step,
                     each,
-                    step if shares and each.kind in ONCE_PER_STEP else message_number(step, each.microbatch, count),
+                    step if each.kind in once else message_number(step, each.microbatch, count),
                     *of_every_step(each),
                     evaluates,
                     counted,

@@ -151,12 +151,12 @@ class Progress:
         self.busy += (now if self.full is None else self.full) - self.since
         self.since, self.full = now, None
 
-    def closed(self, stage: int, step: int, loss: float | None) -> None:
+    def closed(self, stage: int, step: int, loss: float | None, norm: float | None = None) -> None:
         """`stage` has finished `step`."""
         mine = [d for d in self.open[stage] if d.instruction.step == step]
         self.open[stage] = [d for d in self.open[stage] if d.instruction.step != step]
         times = array("d", [time for d in mine for time in (d.start, d.end)])
-        self.steps.append(StepRecord(stage, step, times.tobytes(), loss))
+        self.steps.append(StepRecord(stage, step, times.tobytes(), loss, norm))
         self.finished[stage] = step + 1
         if stage == self.last and loss is not None:
             self.newest = step, loss

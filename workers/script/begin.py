@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stageline.pipeline.model.cut import first_trainable, frozen_stages, with_stored_weights
+from stageline.pipeline.model.groups import demand_matched, groups_of
 from stageline.pipeline.model.layout import layouts_of
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.ties import ties_of
@@ -27,7 +28,7 @@ from .script_run import ScriptRun
 if TYPE_CHECKING:
     from stageline.workers.script.remote.remote_plan import RemotePlan
 
-InputsCheck = Callable[[Tree], object]
+InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times `microbatches` it is cut
 
 
 def begin_run(
@@ -61,30 +62,32 @@ def _begin(
     if remote is None:  # other machines have paths of their own
         for part in segments:
             part.check()
+    demand_matched(plan, segments)
     schedule = _schedule_of(options, plan, segments)
     names = _weight_names(segments, schedule.placement)
     if workers == "inline":
-        return weights, check, InlineRun(segments, schedule, names, options)
+        return weights, check, InlineRun(segments, schedule, names, options, groups_of(plan))
     if remote is not None:
         return weights, check, _begin_remotely(plan, schedule, names, remote, resume)
     with registered(model, options):
         return weights, check, _begin_here(plan, schedule, names, segments, options, resume)
 
 
-def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree) -> None:
-    check(inputs, microbatches)
+def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree, times: int) -> None:
+    check(inputs, microbatches * times)
 
 
 def _schedule_of(options: LineOptions, plan: Plan, segments: Sequence[Segment]) -> Schedule:
     return make_schedule(
         options.schedule,
         plan.placement,
-        options.microbatches,
+        plan.schedule.in_step,
         window=options.window,
         first_trainable=first_trainable(segments),
         ties=ties_of(segments),
         tied=plan.schedule.tied,
         frozen=frozen_stages(segments),
+        clips=plan.clips,
     )
 
 
@@ -117,7 +120,11 @@ def _begin_here(
     from stageline.workers.script.processes.process_run import ProcessRun
     from stageline.workers.script.processes.saving import run_to_resume
 
-    known = None if resume is None else run_to_resume(plan, resume, lambda: layouts_of(segments, options.optimizer))
+    known = (
+        None
+        if resume is None
+        else run_to_resume(plan, resume, lambda: layouts_of(segments, options.optimizer, groups_of(plan)))
+    )
     return ProcessRun(plan, schedule, names, known)
 
 

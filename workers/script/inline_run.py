@@ -16,6 +16,7 @@ from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.generators import generators_kept
+from stageline.pipeline.stage.optimizer import ParameterGroup
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
@@ -35,8 +36,14 @@ class InlineRun:
     """The stages of `segments` as workers of `schedule`. `submit` computes, and raises `ComputeFailed`."""
 
     def __init__(
-        self, segments: Sequence[Segment], schedule: Schedule, names: WeightNames, options: LineOptions
+        self,
+        segments: Sequence[Segment],
+        schedule: Schedule,
+        names: WeightNames,
+        options: LineOptions,
+        groups: Sequence[ParameterGroup] = (),
     ) -> None:
+        self._groups = groups
         self.folder: Path | None = None
         self.size = len(schedule.placement)
         self._names = names
@@ -118,7 +125,7 @@ class InlineRun:
 
     def _executor(self, owned: Sequence[int], segments: Sequence[Segment], options: LineOptions) -> Executor:
         stages = {stage: self._stage(segments[stage], options) for stage in owned}
-        feed = CallFeed(self._program.schedule.microbatches)
+        feed = CallFeed(options.microbatches, options.accumulate)
         return Executor(stages, feed, self._program.last, options.named_metrics, evaluates_loss=True)
 
     def _stage(self, part: Segment, options: LineOptions) -> Stage:
@@ -128,8 +135,12 @@ class InlineRun:
             seed=options.seed,
             optimizer=options.optimizer,
             lr_scheduler=options.lr_scheduler,
+            lr_every=options.lr_every,
             loss=options.loss if part.index == self._program.last else None,
             device=options.device,
+            clip_norm=options.clip_norm,
+            autocast=options.autocast,
+            groups=self._groups,
         )
 
 

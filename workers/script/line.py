@@ -19,10 +19,12 @@ from torch import Tensor
 
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
+from stageline.pipeline.stage.optimizer import OptimizerFactory
+from stageline.pipeline.stage.precision import Autocast
+from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed
-from stageline.workers.runtime.calls import CallKind
+from stageline.workers.runtime.calls import CallKind, batches_of_step
 from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
 from stageline.workers.script.arguments.line_arguments import LineArguments, Workers
@@ -45,7 +47,10 @@ class Line(AbstractContextManager["Line"]):
     `model`: an `nn.Sequential`, a model of a known family or `Layers`, with `cut` (the numbers or names of the layers
     that stages 1, 2, ... begin with) or `stages` (their number); a list with one module for each stage; or a function
     that returns one of these. `loss` is a mean over rows;
-    `optimizer` makes an optimizer from a stage's parameters; `metrics` are means over rows, which `evaluate` gives.
+    `optimizer` makes an optimizer from a stage's parameters; `groups` give some of these settings of their own, by
+    their names: {"match": ["*.bias"], "weight_decay": 0.0}. Before its steps gradients are scaled down so that their
+    norm over all stages is at most `clip_norm`. With `autocast` = "bf16", forwards and the loss are computed as in
+    torch.autocast. `metrics` are means over rows, which `evaluate` gives.
     `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
     `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
     thread. `broker`: the address at which workers on other machines join, "tcp://0.0.0.0:7000" or "redis://host/0":
@@ -68,14 +73,19 @@ class Line(AbstractContextManager["Line"]):
         loss: Loss,
         optimizer: OptimizerFactory,
         lr_scheduler: LrSchedulerFactory | None = None,
+        lr_every: int = 1,
+        clip_norm: float | None = None,
+        groups: Sequence[Mapping[str, object]] | None = None,
         cut: Sequence[int | str] | None = None,
         stages: int | None = None,
         placement: Sequence[Sequence[int]] | None = None,
         schedule: str = "1f1b",
         microbatches: int = 1,
+        accumulate: int = 1,
         window: Sequence[int] | None = None,
         seed: int = 0,
         device: str | torch.device = "cpu",
+        autocast: Autocast | None = None,
         threads: int = 1,
         metrics: Sequence[Metric] = (),
         workers: Workers = "processes",
@@ -92,14 +102,19 @@ class Line(AbstractContextManager["Line"]):
             loss=loss,
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
+            lr_every=lr_every,
+            clip_norm=clip_norm,
+            groups=groups,
             cut=cut,
             stages=stages,
             placement=placement,
             schedule=schedule,
             microbatches=microbatches,
+            accumulate=accumulate,
             window=window,
             seed=seed,
             device=device,
+            autocast=autocast,
             threads=threads,
             metrics=metrics,
             name=name,
@@ -111,7 +126,7 @@ class Line(AbstractContextManager["Line"]):
         )
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
-        self._name = name
+        self._name, self._accumulate = name, accumulate
         self._weights, self._check_inputs, self._run = begin_run(model, options, workers, resume)
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
@@ -155,14 +170,15 @@ class Line(AbstractContextManager["Line"]):
     def step(self, x: Tree, y: Tree) -> StepLoss:
         """Trains on one batch; its loss, which is waited for when it is read, so that the next step may begin before.
 
-        `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows; they are copied. Raises `DataError`
+        `x` and `y` are trees of tensors whose dimension 0 counts the batch's rows; they are copied. With `accumulate`
+        above 1, each is a tuple of so many, of the step's batches. Raises `DataError`
         if they have different numbers of rows, one has no tensor, or a traced model was traced with inputs of another
         shape or for other numbers of rows (then nothing has changed), `RunFailed` or `ComputeFailed` if the run has
         failed, also in an earlier step.
         """
         done = self._submit(CallKind.TRAIN, x, y)
         done.add_done_callback(self._seen.step_ended)
-        return StepLoss(lambda: _loss_of(done.result()))
+        return StepLoss(lambda: _measured(done.result()))
 
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients.
@@ -183,7 +199,7 @@ class Line(AbstractContextManager["Line"]):
     def predict(self, x: Tree) -> Tree:
         """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
         rows(x)
-        self._check_inputs(x)
+        self._check_inputs(x, self._accumulate)
         return concatenate(_only(self._call(CallKind.PREDICT, _copied(x)).result()))
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -241,9 +257,14 @@ class Line(AbstractContextManager["Line"]):
             self._display.close()
 
     def _submit(self, kind: CallKind, x: Tree, y: Tree) -> "Future[Replies]":
-        demand_batch(x, y)
-        self._check_inputs(x)
+        self._demand(kind, x, y)
         return self._call(kind, _copied(x), _copied(y))
+
+    def _demand(self, kind: CallKind, x: Tree, y: Tree) -> None:
+        of_step = self._accumulate if kind is CallKind.TRAIN else 1
+        for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
+            demand_batch(inputs, targets)
+            self._check_inputs(inputs, self._accumulate // of_step)
 
     def _call(
         self, kind: CallKind, x: Tree = None, y: Tree = None, state: Mapping[str, Tensor] | None = None
@@ -271,6 +292,7 @@ def _only(replies: Replies) -> Any:
     return next((reply for reply in replies.values() if reply is not None), None)
 
 
-def _loss_of(replies: Replies) -> float | None:
-    loss: float | None = _only(replies)
-    return loss
+def _measured(replies: Replies) -> tuple[float | None, float | None]:
+    """A step's loss, and the norm of its gradients."""
+    found: float | tuple[float | None, float] | None = _only(replies)
+    return found if isinstance(found, tuple) else (found, None)

@@ -51,7 +51,8 @@ class Layer:
 
 
 class Layers:
-    """`model` as the `layers` that its forward goes through, in order. `bound` are the modules that compute them.
+    """`model` as the `layers` that its forward goes through, in order. `bound` are the modules that compute them;
+    `parameters` are the model's, by name, in its own order.
 
     Raises `ModelRefused` if a name is not the model's, two layers have one name, or a parameter or buffer of the model
     is in no layer.
@@ -59,6 +60,7 @@ class Layers:
 
     def __init__(self, model: torch.nn.Module, layers: Sequence[Layer]) -> None:
         self.names = [layer.names[0] for layer in layers]
+        self.parameters = dict(model.named_parameters())
         if twice := [name for name in self.names if self.names.count(name) > 1]:
             raise ModelRefused(f"two layers are called {twice[0]}, which their first names must tell apart")
         self.bound = [each.bind({name: _part(model, name) for name in each.names}) for each in layers]

@@ -78,6 +78,9 @@ def _wanted(schedule: Schedule, stage: int) -> Iterator[Action]:
             yield Action(Kind.TIED, stage, microbatch)
     if schedule.tied == "step" and any(stage in pair for pair in schedule.ties):
         yield Action(Kind.SUBTOTAL, stage)
+    if schedule.clips and stage >= schedule.first_trainable:
+        yield Action(Kind.NORMS, stage)
+        yield Action(Kind.CLIP, stage)
     # A step of forwards alone, as in evaluation, updates nothing.
     if any(action.kind is not Kind.FORWARD for actions in schedule.workers for action in actions):
         yield Action(Kind.UPDATE, stage)
@@ -97,8 +100,8 @@ def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[in
         yield step - 1, action
         for kind in _AFTER_PREVIOUS:
             yield step, Action(kind, action.stage, schedule.microbatches - 1)
-        if action.kind is Kind.UPDATE:
-            yield step, action._replace(kind=Kind.SUBTOTAL)
+        for kind in ONCE_PER_STEP[: ONCE_PER_STEP.index(action.kind)]:
+            yield step, action._replace(kind=kind)
         return
     first = action.microbatch == 0
     previous = (step - 1, schedule.microbatches - 1) if first else (step, action.microbatch - 1)

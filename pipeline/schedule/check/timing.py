@@ -21,7 +21,7 @@ class Costs:
 
     A backward takes as long as its two halves, `input` and `weight`. `latency[h]` is the one-way latency between stages
     h and h+1; between two stages of one worker there is none, whatever its value, and between two that share parameters
-    it is that of the slowest hop on the way. To send and add gradients of those takes a stage no time.
+    it is that of the slowest hop on the way. To send and add gradients of those, and to clip, takes a stage no time.
     """
 
     forward: tuple[float, ...]
@@ -65,7 +65,7 @@ class Costs:
                 return self.weight[action.stage]
             case Kind.UPDATE:
                 return self.update[action.stage]
-            case Kind.TIED | Kind.SUBTOTAL:
+            case Kind.TIED | Kind.SUBTOTAL | Kind.NORMS | Kind.CLIP:
                 return 0
 
 
@@ -189,6 +189,8 @@ _CARRIED = {
     "tied": "gradient of shared parameters",
     "subtotal": "gradient of shared parameters",
     "total": "total gradient of shared parameters",
+    "norms": "norms of gradients",
+    "clip": "norm to clip by",
 }
 
 

@@ -76,6 +76,7 @@ class CommandedWorker:
     def __init__(self, *commands: object, at: Mapping[int, object] | None = None) -> None:
         self.broker, self.hooks, self.queues = AnsweringBroker(*commands), NotedHooks(), WiredQueues("run", 1)
         self.loss: float | None = None
+        self.gradient_norm: float | None = None
         self.steps: list[int] = []
         self._at = dict(at or {})
         program = Program(make_schedule("gpipe", ((0, 1),), 1), STEPS)
@@ -184,7 +185,8 @@ class CalledWorker:
         self.hooks.start = start
         self.program = Program(make_schedule("gpipe", ((0, 1),), 1), ENDLESS, scripted=True)
         self.loop = WorkerLoop(self.program, 0, self, self.queues, run="run", incarnation=7, start=start.step)
-        self.feed, self.stages, self.loss, self.sums = CallFeed(1), {}, None, None
+        self.feed, self.stages, self.sums = CallFeed(1), {}, None
+        self.loss = self.gradient_norm = None
         self.retained: dict[int, list[int]] = {}
         self._commands = dict(commands)
         position = start

@@ -20,6 +20,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.loss: float | None = 0.5
+        self.gradient_norm: float | None = 2.0
         self.done: list[str] = []
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
@@ -46,8 +47,8 @@ def test_two_workers_in_turn_run_their_programs_to_the_end(queues: MemoryQueues)
     first, last = loops(queues, evaluation=range(STEPS, STEPS + 1))
     take_turns([first, last], lambda loop: loop.finished)
     assert [record.step for record in last.progress.steps] == [0, 1, 2, 3]
-    assert [record.loss for record in last.progress.steps] == [0.5, 0.5, 0.5, None]
-    assert [record.loss for record in first.progress.steps] == [None] * 4
+    assert [(record.loss, record.norm) for record in last.progress.steps] == [(0.5, 2.0)] * 3 + [(None, None)]
+    assert [(record.loss, record.norm) for record in first.progress.steps] == [(None, None)] * 4
     assert last.progress.metrics == {"accuracy": 1.0}
     assert (first.doing, first.step) == ("finished", None)
 

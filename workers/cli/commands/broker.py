@@ -26,7 +26,12 @@ from stageline.workers.cli.logs import log_to_stderr
     help="Continue the run even if it was stopped. Workers that are still training keep their places.",
 )
 @click.option("--new", is_flag=True, hidden=True, help="No broker has served the run before.")
-@click.option("--length", type=(int, int), hidden=True, help="Steps that the run trains, and those of its evaluation.")
+@click.option(
+    "--length",
+    type=(int, int, int),
+    hidden=True,
+    help="Steps that the run trains, those of its evaluation, and those of an epoch.",
+)
 @options.lifeline
 def broker(
     config: str,
@@ -35,7 +40,7 @@ def broker(
     run: str | None,
     resume: bool,
     new: bool,
-    length: tuple[int, int] | None,
+    length: tuple[int, int, int] | None,
     lifeline: int,
 ) -> int:
     """Run the broker of the plan CONFIG until the run is over."""

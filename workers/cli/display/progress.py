@@ -109,7 +109,7 @@ class Pace:
     """What a single status does not hold: rates over a few seconds, and which damages are new."""
 
     def __init__(self, launch: Launch) -> None:
-        self._rows = launch.plan.data.batch_size
+        self._rows = launch.plan.data.batch_size * launch.plan.schedule.accumulate
         self._history: deque[tuple[float, int]] = deque()  # time in seconds, steps finished
         self._damages = 0
         self.steps = launch.steps
@@ -160,9 +160,11 @@ class Pace:
 
 
 def finished_loss(facts: Facts) -> str:
-    """`loss 0.1234`, of the newest step that every stage has finished; "" before the first, and if it has no rows."""
-    last = facts["finished_loss"]
-    return f"loss {last['loss']:.4g}" if last and last["loss"] is not None else ""
+    """`loss 0.1234`, of the newest step that every stage has finished, and where gradients are clipped, their norm; ""
+    before the first, and if it has no rows."""
+    last, norm = facts["finished_loss"], facts.get("gradient_norm")
+    loss = f"loss {last['loss']:.4g}" if last and last["loss"] is not None else ""
+    return f"{loss}, gradient norm {norm['norm']:.4g}" if loss and norm else loss
 
 
 def stage_activity(facts: Facts, stage: int) -> tuple[int, str]:

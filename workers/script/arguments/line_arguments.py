@@ -6,7 +6,9 @@ from typing import Literal, Required, TypedDict
 
 import torch
 
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
+from stageline.pipeline.stage.optimizer import OptimizerFactory
+from stageline.pipeline.stage.precision import Autocast
+from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
 
 from .script_plan import Metric
 
@@ -19,14 +21,19 @@ class LineArguments(TypedDict, total=False):
     loss: Required[Loss]
     optimizer: Required[OptimizerFactory]
     lr_scheduler: LrSchedulerFactory | None
+    lr_every: int
+    clip_norm: float | None
+    groups: Sequence[Mapping[str, object]] | None
     cut: Sequence[int | str] | None
     stages: int | None
     placement: Sequence[Sequence[int]] | None
     schedule: str
     microbatches: int
+    accumulate: int
     window: Sequence[int] | None
     seed: int
     device: str | torch.device
+    autocast: Autocast | None
     threads: int
     metrics: Sequence[Metric]
     workers: Workers

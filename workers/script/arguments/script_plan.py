@@ -22,7 +22,9 @@ from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.models import SCRIPT_BATCHES
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.generators import generators_kept
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory, OptimizerFactory
+from stageline.pipeline.stage.optimizer import OptimizerFactory
+from stageline.pipeline.stage.precision import Autocast
+from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
 from stageline.workers.runtime.metric_names import numbered
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
@@ -36,14 +38,19 @@ class LineOptions:
     loss: Loss
     optimizer: OptimizerFactory
     lr_scheduler: LrSchedulerFactory | None = None
+    lr_every: int = 1
+    clip_norm: float | None = None
+    groups: Sequence[Mapping[str, object]] | None = None
     cut: Sequence[int | str] | None = None
     stages: int | None = None
     placement: Sequence[Sequence[int]] | None = None
     schedule: str = "1f1b"
     microbatches: int = 1
+    accumulate: int = 1
     window: Sequence[int] | None = None
     seed: int = 0
     device: str | torch.device = "cpu"
+    autocast: Autocast | None = None
     threads: int = 1
     metrics: Sequence[Metric] = ()
     name: str = "line"
@@ -123,7 +130,11 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
             **({"cut": list(options.cut)} if options.cut is not None else {"stages": stages}),
         },
         "data": {"source": SCRIPT_BATCHES, "batch_size": options.microbatches},
-        "schedule": {"name": options.schedule, "microbatches": options.microbatches},
+        "schedule": {
+            "name": options.schedule,
+            "microbatches": options.microbatches,
+            "accumulate": options.accumulate,
+        },
         "optimizer": {"factory": "script:optimizer"},
         "workers": workers,
     }
@@ -133,8 +144,14 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
         tables["model"]["trainable"] = list(options.trainable)
     if options.window is not None:
         tables["schedule"]["window"] = list(options.window)
+    if options.autocast is not None:
+        tables["model"]["autocast"] = options.autocast
+    if options.clip_norm is not None:
+        tables["optimizer"]["clip_norm"] = options.clip_norm
+    if options.groups is not None:
+        tables["optimizer"]["groups"] = options.groups
     if options.lr_scheduler is not None:
-        tables["lr_scheduler"] = {"factory": "script:lr_scheduler"}
+        tables["lr_scheduler"] = {"factory": "script:lr_scheduler", "every": options.lr_every}
     for table, keys in (remote or {}).items():
         tables[table] = {**tables.get(table, {}), **keys}
     sets = [f"{key}={_as_toml(value)}" for key, value in options.settings.items()]

@@ -12,17 +12,26 @@ class StepLoss:
     later comes with a later call, or with `close`. Inline, the step is over when it is returned.
     """
 
-    __slots__ = ("_value", "_wait")
+    __slots__ = ("_found", "_wait")
 
-    def __init__(self, wait: Callable[[], float | None]) -> None:
-        self._wait: Callable[[], float | None] | None = wait
-        self._value: float | None = None
+    def __init__(self, wait: Callable[[], tuple[float | None, float | None]]) -> None:
+        self._wait: Callable[[], tuple[float | None, float | None]] | None = wait
+        self._found: tuple[float | None, float | None] = None, None
 
     def item(self) -> float | None:
+        return self._measured()[0]
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The norm of all gradients before they were clipped, for which it waits as for the loss; None without
+        `clip_norm`."""
+        return self._measured()[1]
+
+    def _measured(self) -> tuple[float | None, float | None]:
         if self._wait is not None:
-            self._value = self._wait()
+            self._found = self._wait()
             self._wait = None
-        return self._value
+        return self._found
 
     def __float__(self) -> float:
         value = self.item()

@@ -21,7 +21,8 @@ class Seen:
         """The loss of a step has come; or it has failed."""
         if done.cancelled() or done.exception() is not None:
             return
-        loss = next((reply for reply in done.result().values() if isinstance(reply, float)), None)
+        replies = (reply[0] if isinstance(reply, tuple) else reply for reply in done.result().values())
+        loss = next((reply for reply in replies if isinstance(reply, float)), None)
         if loss is not None:
             self.loss = loss
             self.curve.add(self.steps, loss)

@@ -23,6 +23,7 @@ TRAIN_1 = [
     "weights_sha256",
     "seconds",
     "restarts",
+    "gradient_norm",
 ]
 
 

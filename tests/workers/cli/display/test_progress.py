@@ -8,7 +8,11 @@ from stageline.workers.cli.display import progress
 from stageline.workers.cli.display.progress import INTERVAL, Lines, Pace, finished_loss, progress_of, stage_activity
 
 LAUNCH = SimpleNamespace(
-    steps=100, plan=SimpleNamespace(data=SimpleNamespace(batch_size=32), workers=[None, None]), schedule=None
+    steps=100,
+    plan=SimpleNamespace(
+        data=SimpleNamespace(batch_size=16), schedule=SimpleNamespace(accumulate=2), workers=[None, None]
+    ),
+    schedule=None,
 )
 
 

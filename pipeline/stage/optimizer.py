@@ -1,0 +1,83 @@
+"""Makes the optimizer of a stage: of all its parameters alike, or of groups of them with settings of their own.
+
+groups = [{match = ["*.bias", "*norm*"], weight_decay = 0.0}]
+
+    0.weight 4.weight               the first group, with the settings of all
+    0.bias 2.norm.weight 4.bias     the next one, with those and its own
+
+Each stage makes every group, also where it has no parameter of it: a learning rate scheduler, and a checkpoint that is
+cut in another way, know groups by their places.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from stageline.pipeline.errors import ModelRefused
+
+OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
+# They compute one value of all parameters, of which a stage has a part.
+_OVER_ALL = ("DAdaptAdaGrad", "DAdaptAdam", "DAdaptAdan", "DAdaptLion", "DAdaptSGD", "LBFGS", "Prodigy", "SAM")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Parameters whose names `match` one of these patterns, as in a shell, have these `settings` of their own."""
+
+    match: tuple[str, ...]
+    settings: Mapping[str, object]
+
+    def has(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.match)
+
+
+def grouped(parameters: Mapping[str, torch.Tensor], groups: Sequence[ParameterGroup]) -> list[Any]:
+    """What an optimizer is made of: `parameters`, by their names in the unsplit model, or lists of them with the
+    settings of their groups. One that several groups match is of the first of these."""
+    if not groups:
+        return list(parameters.values())
+    members: list[list[torch.Tensor]] = [[] for _ in range(len(groups) + 1)]
+    for name, parameter in parameters.items():
+        place = next((number for number, group in enumerate(groups, 1) if group.has(name)), 0)
+        members[place].append(parameter)
+    own = ({}, *(group.settings for group in groups))
+    return [{"params": each, **settings} for each, settings in zip(members, own, strict=True)]
+
+
+def make_optimizer(
+    factory: OptimizerFactory, parameters: Mapping[str, torch.Tensor], groups: Sequence[ParameterGroup]
+) -> torch.optim.Optimizer | None:
+    """None without parameters. Raises `ModelRefused` for an optimizer that stages cannot have, and for settings of a
+    group that it does not know."""
+    if not parameters:
+        return None
+    made = factory(grouped(parameters, groups))
+    _demand_separable(made)
+    known = getattr(made, "defaults", None)
+    for place, group in enumerate(groups):
+        if known is not None and (strange := [name for name in group.settings if name not in known]):
+            raise ModelRefused(
+                f"optimizer.groups: group {place} sets {strange[0]}, which {type(made).__name__} does not know; it has "
+                f"{', '.join(known)}"
+            )
+    return made
+
+
+def _demand_separable(made: torch.optim.Optimizer) -> None:
+    """Raises `ModelRefused` unless stages can each have one for their own parameters."""
+    name = type(made).__name__
+    if name in _OVER_ALL:
+        raise ModelRefused(
+            f"the optimizer {name} computes with all parameters at once, and each stage has its own: use one that "
+            f"updates every parameter by itself, such as torch.optim.AdamW"
+        )
+    step = inspect.signature(made.step).parameters.get("closure")
+    if step is not None and step.default is inspect.Parameter.empty:
+        raise ModelRefused(
+            f"the optimizer {name} needs a closure, which computes the loss again: no stage can. Use one whose step "
+            f"takes none, such as torch.optim.AdamW"
+        )

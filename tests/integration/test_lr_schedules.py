@@ -1,0 +1,101 @@
+"""A learning rate scheduler steps after each step, after each epoch or after so many steps, as in a plain loop."""
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from stageline import Line, PlanRefused
+from support import reference
+from support.fork_server import ForkServer
+from support.paths import EXAMPLES
+from support.plain_loop import PlainLoop, differing
+from support.small_models import SMALL_MODELS
+from support.workspace import Workspace
+
+SGD = partial(torch.optim.SGD, lr=0.3)
+HALVED = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+MLP = EXAMPLES / "mlp"  # 320 rows, of which this leaves out the last
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_scripts_scheduler_steps_after_so_many_steps(name: str, every: int) -> None:
+    small, model = SMALL_MODELS[name], SMALL_MODELS[name].build()
+    batches, optimizer = [small.batch(number, 6) for number in range(5)], SGD(model.parameters())
+    plain = PlainLoop(model, small.loss, optimizer, 2, lr_scheduler=HALVED(optimizer), lr_every=every).train(batches)
+    given = {"loss": small.loss, "optimizer": SGD, "lr_scheduler": HALVED, "cut": small.cut, "workers": "inline"}
+    with Line(small.build(), microbatches=2, lr_every=every, **given) as line:
+        losses = [line.step(*batch).item() for batch in batches]
+    assert losses == plain.losses
+    assert not differing(line.state_dict(), plain.state())
+    assert optimizer.param_groups[0]["lr"] == 0.3 * 0.5 ** (5 // every)
+
+
+OF_EPOCHS = (
+    "data.batch_size=64",
+    "data.options.short_tenth=true",
+    "run.log_every=1",
+    "schedule.microbatches=2",
+    "lr_scheduler.factory=torch.optim.lr_scheduler.StepLR",
+    "lr_scheduler.step_size=1",
+    "lr_scheduler.gamma=0.5",
+    "lr_scheduler.every=epoch",
+)
+
+
+def _plain(steps: int) -> PlainLoop:
+    """Epochs have 5 steps."""
+    recipe = reference.recipe(MLP, batch_size=64, microbatches=2, changes={"data.options.short_tenth": True})
+    torch.manual_seed(recipe.seed)
+    model = recipe.build()
+    optimizer = recipe.optimizer(model.parameters())
+    halved = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    rows = ((x, y) for x, y in map(recipe.batch, range(steps)))
+    return PlainLoop(model, recipe.loss, optimizer, 2, seed=recipe.seed, lr_scheduler=halved, lr_every=5).train(rows)
+
+
+def _sets(*sets: str) -> list[str]:
+    return [word for each in sets for word in ("--set", each)]
+
+
+def test_a_plans_scheduler_steps_after_each_epoch(workspace: Workspace, capsys: Any) -> None:
+    sets = [*OF_EPOCHS, "run.steps=13", "queues.url=memory://", f"run.dir={workspace.folder}"]
+    assert workspace.here("train", str(MLP), "--json", *_sets(*sets)) == 0
+    result, plain = json.loads(capsys.readouterr().out), _plain(13)
+    assert [*result["losses"].values()] == plain.losses
+    assert result["weights_sha256"] == reference.weights_sha256(plain.state())
+
+
+@pytest.mark.slow
+def test_workers_without_data_are_told_how_long_an_epoch_is_and_replaced_ones_go_on_within_it(
+    fork_server: ForkServer, workspace: Workspace
+) -> None:
+    folder = workspace.folder
+    sets = [*OF_EPOCHS, "run.steps=13", "model.cut=[1, 2]", "recovery.snapshot_every=3", f"run.dir={folder}"]
+    placed = [f"workers.{index}.stages=[{index}]" for index in range(3)]
+    kills = [("worker-1", 5 * 7 + 3), ("worker-0", 5 * 8)]
+    outcome = fork_server.train(MLP / "stageline.toml", *sets, *placed, folder=folder / "run", kills=kills)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert outcome["facts"]["weights_sha256"] == reference.weights_sha256(_plain(13).state())
+
+
+def test_what_cannot_be_is_refused(workspace: Workspace, capsys: Any) -> None:
+    small = SMALL_MODELS["transformer"]
+    given = {"loss": small.loss, "optimizer": SGD, "lr_scheduler": HALVED, "workers": "inline"}
+    with pytest.raises(
+        PlanRefused, match=r'lr_every = "epoch": a script\'s epochs are not known; use a number of steps'
+    ):
+        Line(small.build(), lr_every="epoch", **given)
+    with pytest.raises(
+        PlanRefused, match=r'lr_every = 0: "step", "epoch" or a whole number of steps from 1 on is want'
+    ):
+        Line(small.build(), lr_every=0, **given)
+    sets = _sets(*OF_EPOCHS, "schedule.accumulate=2", "run.steps=4")
+    assert workspace.here("plan", str(MLP), *sets) == 78
+    assert 'lr_scheduler.every = "epoch": an epoch has 5 batches, which are no whole' in capsys.readouterr().err
