@@ -82,13 +82,16 @@ class RedisThread(threading.Thread, ABC):
     def run(self) -> None:
         try:
             while self._take_lead():
-                self._try_turn()
-                self.lead.release()
+                try:
+                    self._try_turn()
+                finally:
+                    self.lead.release()
         except Exception as error:  # noqa: BLE001 - it is raised where the queues are used
             self._ends.close(error)
             self._wake()
         finally:
-            self.link.close()
+            with self.lead:  # the computing thread may still wait for this connection
+                self.link.close()
 
     @abstractmethod
     def _take_lead(self) -> bool:
