@@ -102,7 +102,7 @@ def new_descriptor(size: int) -> int:
     try:
         os.ftruncate(descriptor, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    except OSError:
+    except BaseException:
         os.close(descriptor)
         raise
     return descriptor
