@@ -68,10 +68,11 @@ class LinkedQueues(QueueEnds):
         for key, endpoint in peers.items():
             end = self.inbound(key)
             if isinstance(end, LinkedInbound):
+                link = self._link_to(endpoint)
                 for other in self._links.values():
                     other.requesters.pop(key, None)
-                end.link = self._link_to(endpoint)
-                end.link.add(end.requester)
+                end.link = link
+                link.add(end.requester)
         for endpoint in [endpoint for endpoint, link in self._links.items() if not link.requesters]:
             self._links.pop(endpoint).close()
         self._send_requests()

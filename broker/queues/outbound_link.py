@@ -116,6 +116,9 @@ class OutboundLink(ABC):
         with suppress(BadMessage):
             if run_named_in(frame) != self._run:
                 self._introduce(route)
+        self._log_refusal(reason)
+
+    def _log_refusal(self, reason: str) -> None:
         if self._refusals.allows(monotonic()):
             log.warning("refused", reason=reason, before=self._refusals.take_withheld())
 

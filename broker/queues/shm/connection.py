@@ -3,8 +3,12 @@
 import os
 import socket as sockets
 from collections.abc import Sequence
+from time import monotonic
+
+import structlog
 
 from stageline.broker.codec.message import Frame
+from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.outbound_link import RouteGone
 
 from .memory import LEAST, MESSAGES, Places, SharedMemory, new_descriptor
@@ -14,20 +18,24 @@ REQUEST_BYTES = 2**12  # the most that a packet of a consumer may have
 
 _MESSAGE = bytes([MESSAGE])
 
+log = structlog.get_logger()
+
 
 class ConsumerConnection:
-    """To one consumer. `blocked`: the system has no room for another packet now."""
+    """To one consumer. `blocked`: there was something to send, and the system had no room for another packet.
+    `trouble`: why long messages cannot be sent, if they cannot."""
 
     def __init__(self, socket: sockets.socket) -> None:
         socket.setblocking(False)
         self.socket = socket
         self.blocked = False
+        self.trouble: Trouble | None = None
         self._memory: SharedMemory | None = None
         self._places = Places(0)
         self._copied = 0  # messages that the consumer has copied out of shared memory
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """False if there is no room for it now. Raises `RouteGone`, and `OSError` if there is no memory to share."""
+        """False if there is no room for it now. Raises `RouteGone`."""
         content = [preamble(frames), *frames]
         size = sum(map(len, content))
         if size < LARGEST:
@@ -66,9 +74,12 @@ class ConsumerConnection:
         return packet
 
     def note_copied(self, count: int) -> None:
-        """The consumer has copied `count` messages out of shared memory in all."""
-        self._places.free(min(max(0, count - self._copied), len(self._places)))
-        self._copied = max(self._copied, count)
+        """The consumer has copied `count` messages out of shared memory in all. Raises `RouteGone` if there were not so
+        many: what it says of this connection cannot be relied on."""
+        if not 0 <= count - self._copied <= len(self._places):
+            raise RouteGone
+        self._places.free(count - self._copied)
+        self._copied = count
 
     def close(self) -> None:
         self.socket.close()
@@ -80,11 +91,16 @@ class ConsumerConnection:
         the consumer has copied all out of the old."""
         memory = self._memory
         if memory is None or (not self._places and memory.size < MESSAGES * size):
-            memory = self._share(max(LEAST, MESSAGES * size))
+            try:
+                memory = self._share(max(LEAST, MESSAGES * size))
+            except OSError as error:
+                if memory is None or size > memory.size:  # else the old memory will do
+                    self._note_no_memory(error)
         return memory is not None and size <= memory.size
 
     def _share(self, size: int) -> SharedMemory | None:
-        """New memory; None if the connection has no room for the packet now."""
+        """New memory; None if the connection has no room for the packet now. Raises `RouteGone`, and `OSError` if the
+        system gives none."""
         descriptor = new_descriptor(size)
         try:
             memory = SharedMemory(descriptor, size)
@@ -95,7 +111,7 @@ class ConsumerConnection:
             os.close(descriptor)
         if self._memory is not None:
             self._memory.close()
-        self._memory, self._places = memory, Places(size)
+        self._memory, self._places, self.trouble = memory, Places(size), None
         return memory
 
     def _send_descriptor(self, descriptor: int, size: int) -> bool:
@@ -107,3 +123,9 @@ class ConsumerConnection:
         except OSError as error:
             raise RouteGone from error
         return True
+
+    def _note_no_memory(self, error: OSError) -> None:
+        if self.trouble is None:
+            reason = f"the system gives no shared memory for messages: {error.strerror}"
+            self.trouble = Trouble(reason, monotonic())
+            log.warning(reason)

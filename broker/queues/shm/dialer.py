@@ -1,8 +1,12 @@
 """The consuming end: a connection to one other worker, which is made again when it is lost."""
 
+import array
 import os
+import select
 import socket as sockets
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+
+import structlog
 
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
@@ -15,7 +19,11 @@ FIRST_PAUSE = 0.02  # seconds until another attempt to connect; doubles up to LO
 LONGEST_PAUSE = 1.0
 
 _DESCRIPTOR = sockets.CMSG_SPACE(4)  # bytes of ancillary data that one descriptor takes
+_POLLIN_POLLOUT = select.POLLIN | select.POLLOUT
+_PROGRESS = (MESSAGE, PLACE)  # a reply comes over each new connection, also if nothing else does
 _REQUEST = bytes([REQUEST])
+
+log = structlog.get_logger()
 
 
 class Dialer(InboundLink):
@@ -30,6 +38,7 @@ class Dialer(InboundLink):
         self._socket: sockets.socket | None = None
         self._next_attempt = 0.0
         self._pause = FIRST_PAUSE
+        self._blocked = False  # there was something to send, and the system had no room for another packet
         self._buffer = memoryview(bytearray(LARGEST))
         self._memory: SharedMemory | None = None
         self._copied = 0  # messages out of shared memory, over this connection
@@ -39,24 +48,29 @@ class Dialer(InboundLink):
         if self._socket is None:
             return False
         try:
-            size, extra, *_ = self._socket.recvmsg_into([self._buffer], _DESCRIPTOR)
+            size, extra, *_ = self._socket.recvmsg_into([self._buffer], _DESCRIPTOR, sockets.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return False
-        except ConnectionResetError:  # the producer is gone; what it sent before can still be received
-            return self.receive(now)
-        if not size:
-            self._disconnect(now)
-            return False
-        descriptors = [int.from_bytes(data[:4], "little") for _, _, data in extra]
-        self._take_in_packet(self._buffer[:size], descriptors, now)
-        return True
+        except ConnectionResetError:  # once: the producer is gone; what it sent before can still be received
+            return True
+        descriptors = _descriptors(extra) if extra else ()
+        try:
+            if size:
+                self._take_in_packet(self._buffer[:size], descriptors, now)
+            else:
+                self._disconnect(now)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return size > 0
 
     def send_requests(self, now: float) -> None:
+        self._blocked = False
         if self._socket is None and not self._connect(now):
             return
         for requester in self.requesters.values():
             request = requester.request(now)
-            if request is not None and self._transmit(_REQUEST + self._pack(request)):
+            if request is not None and not self._blocked and self._transmit(_REQUEST + self._pack(request)):
                 requester.mark_sent(request, now)
         self._report_copied()
 
@@ -66,10 +80,17 @@ class Dialer(InboundLink):
         return None if self._socket is None else self._socket.fileno()
 
     @property
+    def events(self) -> int:
+        """What to poll `descriptor` for."""
+        return _POLLIN_POLLOUT if self._blocked else select.POLLIN
+
+    @property
     def due(self) -> float:
         """When to call `send_requests` again though nothing has happened."""
         if self._socket is None:
             return self._next_attempt
+        if self._blocked:  # until there is room, which `events` include
+            return float("inf")
         return min((requester.due for requester in self.requesters.values()), default=float("inf"))
 
     def close(self) -> None:
@@ -80,24 +101,23 @@ class Dialer(InboundLink):
             self._memory.close()
             self._memory = None
 
-    def _take_in_packet(self, packet: memoryview, descriptors: list[int], now: float) -> None:
+    def _take_in_packet(self, packet: memoryview, descriptors: Sequence[int], now: float) -> None:
+        kind = packet[0]
         try:
-            frames = self._frames(packet, descriptors)
+            frames = self._frames(kind, packet, descriptors)
         except BadMessage as error:
-            self._count_damage(str(error))
+            self._drop(kind, str(error), now)
         else:
             if frames:
                 self._take_in(frames, now)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        if packet[0] == PLACE:
+            if kind in _PROGRESS:
+                self._pause = FIRST_PAUSE
+        if kind == PLACE:
             self._copied += 1
             self._report_copied()
 
-    def _frames(self, packet: memoryview, descriptors: list[int]) -> list[Frame]:
-        """The frames of a message or of a reply. Raises `BadMessage`."""
-        kind = packet[0]
+    def _frames(self, kind: int, packet: memoryview, descriptors: Sequence[int]) -> list[Frame]:
+        """The frames of a message or of a reply; of shared memory none. Raises `BadMessage`."""
         if kind == MESSAGE:
             return split(packet[1:])
         if kind == PLACE and len(packet) == RANGE.size and self._memory is not None:
@@ -105,15 +125,25 @@ class Dialer(InboundLink):
             return split(self._memory.read(place, size))
         if kind == REPLY:
             return [b"", packet[1:]]
-        if kind == MEMORY and len(packet) == NUMBER.size and len(descriptors) == 1:
-            self._map(descriptors[0], NUMBER.unpack(packet)[1])
+        if kind == MEMORY:
+            self._map(packet, descriptors)
             return []
         raise BadMessage(f"a packet of {len(packet)} bytes that is no message")
 
-    def _map(self, descriptor: int, size: int) -> None:
-        former, self._memory = self._memory, SharedMemory.received(descriptor, size)
+    def _map(self, packet: memoryview, descriptors: Sequence[int]) -> None:
+        """Shared memory in place of the former. Raises `BadMessage`."""
+        if len(packet) != NUMBER.size or len(descriptors) != 1:
+            raise BadMessage(f"shared memory with {len(descriptors)} descriptors; is the limit of open files reached?")
+        former, self._memory = self._memory, SharedMemory.received(descriptors[0], NUMBER.unpack(packet)[1])
         if former is not None:
             former.close()
+
+    def _drop(self, kind: int, reason: str, now: float) -> None:
+        """A packet is of no use. Shared memory comes only once over a connection, so that needs a new one."""
+        if kind == MEMORY:
+            self._disconnect(now)
+            log.warning("disconnected", reason=reason, endpoint=self.endpoint)
+        self._count_damage(reason)
 
     def _report_copied(self) -> None:
         if self._copied > self._reported and self._transmit(NUMBER.pack(COPIED, self._copied)):
@@ -121,14 +151,23 @@ class Dialer(InboundLink):
 
     def _transmit(self, packet: bytes) -> bool:
         """False if there is no room for it now, or the connection is gone, which `receive` finds."""
-        with suppress(OSError):
+        try:
             return self._socket is not None and bool(self._socket.send(packet))
+        except BlockingIOError:
+            self._blocked = True
+        except OSError:
+            return False
         return False
 
     def _connect(self, now: float) -> bool:
         if now < self._next_attempt:
             return False
-        socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
+        try:
+            socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
+        except OSError as error:  # no descriptor is left
+            self._delay(now)
+            log.warning("cannot connect", reason=str(error), endpoint=self.endpoint)
+            return False
         socket.setblocking(False)
         try:
             socket.connect(self._path)
@@ -136,7 +175,7 @@ class Dialer(InboundLink):
             socket.close()
             self._delay(now)
             return False
-        self._socket, self._pause = socket, FIRST_PAUSE
+        self._socket = socket
         self._copied = self._reported = 0
         for requester in self.requesters.values():
             requester.introduce()
@@ -149,3 +188,11 @@ class Dialer(InboundLink):
     def _delay(self, now: float) -> None:
         self._next_attempt = now + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+def _descriptors(extra: Iterable[tuple[int, int, bytes]]) -> Sequence[int]:
+    """Those that came with a packet. There may be several: the system rounds the room for one up."""
+    found = array.array("i")
+    for _, _, data in extra:
+        found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return found

@@ -38,7 +38,6 @@ class Listener(OutboundLink):
 
     def __init__(self, url: str, run: str, key: bytes = b"") -> None:
         super().__init__(run, key)
-        self.trouble: Trouble | None = None
         self._socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
         try:
             bind_path(self._socket, url)
@@ -52,10 +51,16 @@ class Listener(OutboundLink):
         self._accepted = 0
         self._next_attempt = 0.0  # at which to accept a connection again, after that failed
 
+    @property
+    def trouble(self) -> Trouble | None:
+        """What keeps messages from a consumer. For any thread."""
+        return next((each.trouble for each in tuple(self._connections.values()) if each.trouble), None)
+
     def serve(self) -> None:
         """Takes in what consumers have sent, and sends everything that is due."""
         self._accept()
         for route, connection in list(self._connections.items()):
+            connection.blocked = False  # until something is to be sent again, and cannot be
             try:
                 self._receive(route, connection)
             except RouteGone:
@@ -69,6 +74,10 @@ class Listener(OutboundLink):
             found[connection.socket.fileno()] = _POLLIN_POLLOUT if connection.blocked else select.POLLIN
         return found
 
+    def due(self, now: float) -> float:
+        """When to look at `watched` again though nothing has happened."""
+        return self._next_attempt if now < self._next_attempt else float("inf")
+
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
@@ -78,13 +87,7 @@ class Listener(OutboundLink):
         connection = self._connections.get(route)
         if connection is None:
             raise RouteGone
-        try:
-            sent = connection.send(frames)
-        except OSError as error:
-            self._note_no_memory(error)
-            return False
-        self.trouble = None
-        return sent
+        return connection.send(frames)
 
     def _send_reply(self, route: bytes, frame: bytes) -> None:
         if route in self._connections:
@@ -103,14 +106,14 @@ class Listener(OutboundLink):
             elif packet[0] == COPIED and len(packet) == NUMBER.size:
                 connection.note_copied(NUMBER.unpack(packet)[1])
             else:
-                log.warning("refused", reason=f"a packet of {len(packet)} bytes that is no request")
+                self._log_refusal(f"a packet of {len(packet)} bytes that is no request")
                 raise RouteGone
 
     def _accept(self) -> None:
         if monotonic() < self._next_attempt:
             return
         try:
-            while True:
+            for _ in range(BACKLOG):
                 self._admit(self._socket.accept()[0])
         except BlockingIOError:
             return
@@ -123,14 +126,8 @@ class Listener(OutboundLink):
         found = socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(found)
         if user not in (os.geteuid(), 0):
-            log.warning("refused", reason=f"a process of user {user} connected to {self._url}")
+            self._log_refusal(f"a process of user {user} connected to {self._url}")
             socket.close()
             return
         self._accepted += 1
         self._connections[self._accepted.to_bytes(8, "little")] = ConsumerConnection(socket)
-
-    def _note_no_memory(self, error: OSError) -> None:
-        if self.trouble is None:
-            reason = f"the system gives no shared memory for messages: {error.strerror}"
-            self.trouble = Trouble(reason, monotonic())
-            log.warning(reason)

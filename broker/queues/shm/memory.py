@@ -5,6 +5,7 @@ The producer places messages in it one after the other, and begins again at the 
     0 ── free ── oldest │ ... │ newest ── free ── size          newest │ ── free ── oldest │ ... │ ── free
 """
 
+import fcntl
 import mmap
 import os
 from collections import deque
@@ -66,12 +67,15 @@ class SharedMemory:
 
     @classmethod
     def received(cls, descriptor: int, size: int) -> "SharedMemory":
-        """What a producer shares. Raises `BadMessage` if it is smaller than announced: to read it would end the
-        process."""
-        there = os.fstat(descriptor).st_size
-        if not 0 < size <= there:
-            raise BadMessage(f"shared memory of {there} bytes that was announced with {size}")
-        return cls(descriptor, size)
+        """What a producer shares. Raises `BadMessage` if it cannot be mapped, or is or could become smaller than
+        announced: to read what is not there would end the process."""
+        try:
+            there, seals = os.fstat(descriptor).st_size, fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+            if not 0 < size <= there or not seals & fcntl.F_SEAL_SHRINK:
+                raise BadMessage(f"shared memory of {there} bytes and seals {seals} that was announced with {size}")
+            return cls(descriptor, size)
+        except OSError as error:
+            raise BadMessage(f"shared memory of {size} bytes that cannot be mapped: {error.strerror}") from error
 
     def write(self, place: int, parts: Iterable[Frame]) -> None:
         for part in parts:
@@ -92,11 +96,13 @@ class SharedMemory:
 
 
 def new_descriptor(size: int) -> int:
-    """Of `size` bytes of memory without a name, which are taken when they are first written to. Raises `OSError`."""
-    descriptor = os.memfd_create("stageline", os.MFD_CLOEXEC)
+    """Of `size` bytes of memory without a name, which are taken when they are first written to. It can never become
+    smaller, so that the other end may trust its size. Raises `OSError`."""
+    descriptor = os.memfd_create("stageline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
-    except OSError:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    except BaseException:
         os.close(descriptor)
         raise
     return descriptor

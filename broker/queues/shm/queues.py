@@ -69,8 +69,8 @@ class ShmQueues(LinkedQueues):
         for dialer in self._links.values():
             if dialer.descriptor is not None:
                 dialers[dialer.descriptor] = dialer
-                watched[dialer.descriptor] = select.POLLIN
-        due = min([until, *[dialer.due for dialer in self._links.values()]])
+                watched[dialer.descriptor] = dialer.events
+        due = min([until, self._listener.due(now), *[dialer.due for dialer in self._links.values()]])
         ready = _ready(watched, due - now)
         now = monotonic()
         for descriptor in ready & dialers.keys():

@@ -1,0 +1,53 @@
+"""How long a worker looks for a message before it sleeps."""
+
+import pytest
+
+from stageline.broker.queues.shm.patience import LOOK, MOST, Looking
+
+
+def sleeps_until_it_looks(looking: Looking) -> int:
+    """The waits that sleep at once, before one that does not."""
+    count = 0
+    while not looking.seconds():
+        count += 1
+        assert count <= MOST, "it looks no more"
+    return count
+
+
+@pytest.mark.parametrize("processors", [2, 64])
+def test_a_worker_with_several_processors_looks_first(processors: int) -> None:
+    assert Looking(processors).seconds() == LOOK
+
+
+def test_a_worker_goes_on_looking_as_long_as_it_finds_messages() -> None:
+    looking = Looking(2)
+    for _ in range(100):
+        assert looking.seconds() == LOOK
+        looking.found()
+
+
+def test_each_time_in_vain_doubles_the_waits_that_sleep_at_once() -> None:
+    looking, counts = Looking(2), []
+    for _ in range(8):
+        counts.append(sleeps_until_it_looks(looking))
+        looking.in_vain()
+    assert counts == [0, 2, 4, 8, 16, 32, MOST, MOST]
+
+
+def test_one_message_found_makes_it_look_again_at_once_and_forgets_what_was_in_vain() -> None:
+    looking = Looking(2)
+    for _ in range(6):
+        looking.in_vain()
+    assert sleeps_until_it_looks(looking) == MOST
+    looking.found()
+    assert looking.seconds() == LOOK
+    looking.in_vain()
+    assert sleeps_until_it_looks(looking) == 2
+
+
+def test_with_one_processor_a_worker_rarely_looks() -> None:
+    """The producer computes on the same one: to look takes it away."""
+    looking = Looking(1)
+    assert sleeps_until_it_looks(looking) == MOST
+    looking.in_vain()
+    assert sleeps_until_it_looks(looking) == MOST
