@@ -21,7 +21,7 @@ from stageline.pipeline.errors import ModelRefused
 
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 # They compute one value of all parameters, of which a stage has a part.
-_OVER_ALL = ("DAdaptAdaGrad", "DAdaptAdam", "DAdaptAdan", "DAdaptLion", "DAdaptSGD", "LBFGS", "Prodigy", "SAM")
+_OVER_ALL = ("DAdaptAdaGrad", "DAdaptAdam", "DAdaptAdan", "DAdaptLion", "DAdaptSGD", "Prodigy", "SAM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ def make_optimizer(
 def _demand_separable(made: torch.optim.Optimizer) -> None:
     """Raises `ModelRefused` unless stages can each have one for their own parameters."""
     name = type(made).__name__
-    if name in _OVER_ALL:
-        raise ModelRefused(
-            f"the optimizer {name} computes with all parameters at once, and each stage has its own: use one that "
-            f"updates every parameter by itself, such as torch.optim.AdamW"
-        )
     step = inspect.signature(made.step).parameters.get("closure")
     if step is not None and step.default is inspect.Parameter.empty:
         raise ModelRefused(
             f"the optimizer {name} needs a closure, which computes the loss again: no stage can. Use one whose step "
             f"takes none, such as torch.optim.AdamW"
+        )
+    if name in _OVER_ALL:
+        raise ModelRefused(
+            f"the optimizer {name} computes with all parameters at once, and each stage has its own: use one that "
+            f"updates every parameter by itself, such as torch.optim.AdamW"
         )
