@@ -16,7 +16,8 @@ from benchmarks.workload import MICROBATCHES, STAGES, WORKLOADS, Timing, Workloa
 OURS, TORCH, BARE = "stageline", "torch 1F1B, gloo", "bare ZeroMQ loop"
 ALONE = "one process, 1 thread"
 TWO_THREADS = "one process, 2 threads"
-UNSPLIT = ALONE, TWO_THREADS
+BESIDE = "one of two such processes"
+UNSPLIT = ALONE, TWO_THREADS, BESIDE
 LIMIT = STAGES * MICROBATCHES / (MICROBATCHES + STAGES - 1)  # of 1F1B to one process: its bubble, and nothing else
 EAGER = "stageline, eager-1f1b"  # twice the microbatches in flight: a message on its way is not waited for
 
@@ -29,6 +30,7 @@ TRAINERS: Mapping[str, Callable[[Workload], Timing]] = {
     TORCH: gloo.train,
     ALONE: partial(unsplit.train, threads=1),
     TWO_THREADS: partial(unsplit.train, threads=2),
+    BESIDE: unsplit.train_beside_another,
 }
 
 ABOUT = """\
@@ -40,7 +42,8 @@ which keeps nothing on disk. Recovery is off: what it costs is measured by itsel
 weights and must end with the same loss. They take turns; rates are steps per second as `min / median / max` over the
 rounds, ratios are medians of those within each round. The limit is that of 1F1B, whose workers only wait for each other
 at the beginning and the end of a step: 2 workers * 8 / 9 of the rate of one process with one thread, which has the
-memory and the caches to itself."""
+memory and the caches to itself. The last row is that of one of two such processes which train at once, each the whole
+model: what it lacks to the row of one is what the two processors take from each other."""
 
 
 def measure(rounds: int) -> BenchmarkResult:

@@ -19,6 +19,12 @@ def train(workload: Workload, threads: int, trainable: Sequence[str] = ("*",)) -
     return timing
 
 
+def train_beside_another(workload: Workload) -> Timing:
+    """One of two processes that do the same at once, with one thread each."""
+    run = partial(_run, workload, 1, ("*",))
+    return together(run, run)[0]
+
+
 def _run(workload: Workload, threads: int, trainable: Sequence[str]) -> Timing:
     torch.set_num_threads(threads)
     model = nn.Sequential(*layers(workload))
