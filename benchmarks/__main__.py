@@ -16,6 +16,7 @@ from .claims import (
     script_speed,
     startup,
     throughput,
+    transports,
     weights,
 )
 from .measuring.finding import BenchmarkResult
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "throughput": throughput.measure,
     "rungs": rungs.measure,
+    "transports": transports.measure,
     "script": script_speed.measure,
     "recovery": recovery_cost.measure,
     "queues": queue_speed.measure,

@@ -101,4 +101,4 @@ def _planned(found: Estimate | None) -> tuple[str, str, str]:
 
 
 def _plan(sets: Sequence[str]) -> Plan:
-    return read_plan(ours.PLAN, sets=[*ours.settings(WORKLOAD, "runs"), *sets], environment=os.environ)
+    return read_plan(ours.PLAN, sets=[*ours.settings(WORKLOAD), *sets], environment=os.environ)

@@ -51,5 +51,5 @@ def measure(rounds: int) -> BenchmarkResult:
 
 
 def _planned(workload: Workload, key: str) -> int:
-    plan = read_plan(ours.PLAN, sets=[*ours.settings(workload, "runs"), key], environment=os.environ)
+    plan = read_plan(ours.PLAN, sets=[*ours.settings(workload), key], environment=os.environ)
     return sum(queue.retained for queue in estimate(plan).queues)

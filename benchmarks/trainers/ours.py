@@ -28,15 +28,20 @@ class TrainerFailed(Exception):
 
 def train(workload: Workload, sets: Sequence[str] = ()) -> Timing:
     """`sets`: settings of the plan beside the workload's, each as `--set` takes it."""
+    return train_plan(PLAN, [*settings(workload), *sets])
+
+
+def train_plan(plan: Path, sets: Sequence[str]) -> Timing:
+    """The run of a plan's file with these settings, in a folder that is removed."""
     with tempfile.TemporaryDirectory() as folder:
-        sets = [*settings(workload, folder), *sets]
-        arguments = [str(PLAN), *(argument for each in sets for argument in ("--set", each))]
+        sets = [f"run.dir={folder}", *sets]
+        arguments = [str(plan), *(argument for each in sets for argument in ("--set", each))]
         peak = _Peak()
         with Template() as template:
-            launch = prepare_launch(read_plan(PLAN, sets=sets, environment=os.environ), arguments, template)
+            launch = prepare_launch(read_plan(plan, sets=sets, environment=os.environ), arguments, template)
             ended = run_launch(launch, arguments, peak, template)
         if ended.result is None or ended.result.loss is None:
-            raise TrainerFailed(f"{workload}: {ended.reason}")
+            raise TrainerFailed(f"{plan}, {', '.join(sets)}: {ended.reason}")
         return Timing(ends_in(launch.folder, launch.schedule, launch.steps), ended.result.loss, peak.bytes)
 
 
@@ -56,10 +61,9 @@ class _Peak:
         self.bytes = max(self.bytes, sum(worker.get("retained_bytes", 0) for worker in facts["workers"]))
 
 
-def settings(workload: Workload, folder: str) -> list[str]:
+def settings(workload: Workload) -> list[str]:
     """The keys of the plan that `workload` sets, as `--set` takes them."""
     return [
-        f"run.dir={folder}",
         f"run.steps={workload.steps}",
         f"model.options={{ width = {workload.width}, layers = {workload.layers} }}",
         f"data.options={{ width = {workload.width}, sequence = {workload.sequence} }}",

@@ -89,7 +89,8 @@ class Feed:
         batches = [self.batch(number) for number in numbers]
         for number, batch in zip(numbers, batches, strict=True):
             try:
-                rows(batch)
+                for tree in (batch, *batch):
+                    rows(tree)
             except DataError as error:
                 raise DataError(f"the data source's batch({number}): {error}") from error
         return cut_step(batches, self._microbatches)
