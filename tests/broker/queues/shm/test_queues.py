@@ -1,4 +1,4 @@
-"""Queues over Unix sockets and shared memory: real sockets, real processes that are killed, and peers that send garbage."""
+"""Queues over Unix sockets and shared memory: real sockets, and real processes that are killed."""
 
 import errno
 import os
@@ -298,9 +298,9 @@ def test_a_consumer_that_moves_leaves_no_connection_behind(stack: ExitStack, tmp
 def test_the_socket_of_a_dead_process_is_replaced_and_that_of_a_live_one_refused(
     stack: ExitStack, tmp_path: Path
 ) -> None:
-    with raw_producer(tmp_path / "1"):
-        with pytest.raises(EndpointTaken, match=f"{tmp_path}/1: it is in use by pid {os.getpid()}; stop that process"):
-            worker(stack, 1, tmp_path / "1")
+    used = f"{tmp_path}/1: it is in use by pid {os.getpid()}; stop that process"
+    with raw_producer(tmp_path / "1"), pytest.raises(EndpointTaken, match=used):
+        worker(stack, 1, tmp_path / "1")
     assert (tmp_path / "1").is_socket(), "it was left behind"
     line = line_in(stack, tmp_path)
     line.put(0)
