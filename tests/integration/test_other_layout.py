@@ -23,7 +23,7 @@ from torch import nn
 
 
 class Slow(nn.Module):
-    seconds = 0.002
+    seconds = 0.01  # so that a run is stopped long before its end
 
     def forward(self, x):
         sleep(self.seconds)
@@ -101,7 +101,7 @@ def stopped(workspace: Workspace, *arguments: str) -> tuple[Path, str]:
 
 @pytest.mark.slow
 def test_four_stages_over_zeromq_go_on_as_two_over_redis_and_then_as_one(here: Workspace) -> None:
-    first, _ = stopped(here, *FOUR, "--set", "schedule.name=interleaved-1f1b")
+    first, _ = stopped(here, *FOUR, "--set", "schedule.name=interleaved-1f1b", "--set", "queues.url=ipc://")
     with RedisServer() as server:
         second, printed = stopped(here, "--resume", first.name, *TWO, "--set", f"queues.url={server.url}")
         assert second.name.startswith(f"{first.name}-at")
