@@ -9,12 +9,16 @@ Run it from the project's folder with PYTHONPATH=tests. Interesting inputs are k
 
 import contextlib
 import hashlib
+import logging
+import socket
 import sys
+import tempfile
 import warnings
 import zlib
 from pathlib import Path
 
 import atheris
+import structlog
 
 with atheris.instrument_imports(include=["stageline"]):
     import torch
@@ -24,19 +28,42 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.control.messages import Report, Stop
     from stageline.broker.control.protocol import decode_from_broker, decode_to_broker, encode
     from stageline.broker.control.seal import sealed
-    from stageline.broker.errors import BadMessage
+    from stageline.broker.errors import BadMessage, BrokerError
+    from stageline.broker.queues.base import QueueKey
+    from stageline.broker.queues.delivery import Receiver
+    from stageline.broker.queues.outbound_link import RouteGone
     from stageline.broker.queues.redis.entries import read_credit
     from stageline.broker.queues.requests import (
         SEAL_BYTES,
         CreditRequest,
+        Requester,
         RetentionReply,
         pack,
         run_named_in,
         unpack,
     )
+    from stageline.broker.queues.shm.connection import ConsumerConnection
+    from stageline.broker.queues.shm.dialer import Dialer
+    from stageline.broker.queues.shm.listener import Listener
+    from stageline.broker.queues.shm.memory import SharedMemory, new_descriptor
+    from stageline.broker.queues.shm.packets import (
+        COPIED,
+        MEMORY,
+        MESSAGE,
+        NUMBER,
+        PLACE,
+        RANGE,
+        REPLY,
+        REQUEST,
+        preamble,
+    )
+    from stageline.broker.queues.shm.packets import split as split_content
 
 KEPT = Path("runs") / "fuzz"
 LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)
+SHARED_BYTES = 2**16
+SHARED = new_descriptor(SHARED_BYTES)
+LISTENER = Listener(f"shm://{tempfile.mkdtemp()}/fuzz", "run")
 
 
 def message(data: bytes) -> None:
@@ -72,7 +99,36 @@ def control(data: bytes) -> None:
             decode_control(sealed(data))
 
 
-TARGETS = (message, header, request, announcement, control)
+def content(data: bytes) -> None:
+    """The frames of a message in one piece, as a packet or shared memory holds them."""
+    with contextlib.suppress(BadMessage):
+        frames = split_content(memoryview(data))
+        assert sum(map(len, frames)) + len(preamble(frames)) == len(data)
+
+
+def from_producer(data: bytes) -> None:
+    """Packets to a consumer, each after its length, beside shared memory that holds the same bytes."""
+    dialer = Dialer("shm://nothing", "run", microbatches=4)
+    dialer.add(Requester("run", 1, Receiver(QueueKey(Flow.FORWARD, 1), 8)))
+    dialer._memory = SharedMemory(SHARED, SHARED_BYTES)
+    dialer._memory.write(0, [data[:SHARED_BYTES]])
+    with contextlib.closing(dialer), contextlib.suppress(BrokerError):  # of a reply, also `Fenced` or `QueueGap`
+        for packet in filter(None, _split(data)):
+            descriptors = [SHARED] if packet[0] == MEMORY else []
+            dialer._take_in_packet(memoryview(packet), descriptors, 0.0)
+
+
+def from_consumer(data: bytes) -> None:
+    """Packets to a producer, each after its length."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = ConsumerConnection(ours)
+    with contextlib.closing(connection), theirs, contextlib.suppress(RouteGone):
+        for packet in filter(None, _split(data)):
+            theirs.send(packet)
+            LISTENER._receive(b"route", connection)
+
+
+TARGETS = (message, header, request, announcement, control, content, from_producer, from_consumer)
 
 
 def seeds() -> list[bytes]:
@@ -83,7 +139,10 @@ def seeds() -> list[bytes]:
         CreditRequest("run", Flow.FORWARD, 1, 3, 9, 4, 8, False, True),
         RetentionReply("run", Flow.FORWARD, 1, 3, 9, 0, 4),
     )
-    joined = b"".join(len(frame).to_bytes(2, "little") + frame for frame in frames)
+    joined, whole = _join(frames), b"".join([preamble(frames), *frames])
+    packets = [bytes([MESSAGE]) + whole, bytes([REPLY]) + pack(retention), NUMBER.pack(MEMORY, SHARED_BYTES)]
+    packets += [RANGE.pack(PLACE, 3, len(whole))]  # of the first packet, in shared memory
+    requests = [bytes([REQUEST]) + pack(credit), NUMBER.pack(COPIED, 0)]
     inputs = [
         (message, joined),
         (header, frames[0][:-4]),
@@ -92,6 +151,9 @@ def seeds() -> list[bytes]:
         (announcement, b"1-1 4 8 -1"),
         (control, encode(Report(1, 5, "2F3 of step 7", 0.5, 0.5, snapshots=[(1, 20)]))[28:]),
         (control, encode(Stop("enough", 75))[28:]),
+        (content, whole),
+        (from_producer, _join(packets)),
+        (from_consumer, _join(requests)),
     ]
     return [bytes([TARGETS.index(target)]) + data for target, data in inputs]
 
@@ -100,6 +162,10 @@ def one(data: bytes) -> None:
     """The first byte chooses the target."""
     if data:
         TARGETS[data[0] % len(TARGETS)](data[1:])
+
+
+def _join(parts: list[bytes]) -> bytes:
+    return b"".join(len(part).to_bytes(2, "little") + part for part in parts)
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -113,6 +179,7 @@ def _split(data: bytes) -> list[bytes]:
 
 def main() -> None:
     warnings.simplefilter("ignore")  # torch's, about complex32
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     KEPT.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(seeds()):
         one(seed)

@@ -12,6 +12,7 @@ from stageline.broker.errors import BadMessage
 from stageline.broker.queues.shm.memory import Places, SharedMemory, new_descriptor
 
 SIZE = 100
+NAMED = "/dev/shm"  # noqa: S108  # where memory with a name would be
 
 #        0         10        20        30
 # a      aaaaaaaaaa                        then b, c, and a is freed: d goes to the front, after it there is no room
@@ -28,7 +29,9 @@ operations = st.lists(st.tuples(st.sampled_from(["take", "take", "back", "free"]
 
 
 @given(operations)
-def test_live_messages_never_overlap_and_room_is_found_wherever_there_is_some(operations: list[tuple[str, int]]) -> None:
+def test_live_messages_never_overlap_and_room_is_found_wherever_there_is_some(
+    operations: list[tuple[str, int]],
+) -> None:
     places = Places(SIZE)
     live: list[range] = []  # the oldest first
     for word, number in operations:
@@ -79,11 +82,11 @@ def test_what_one_end_writes_the_other_reads() -> None:
 
 
 def test_shared_memory_has_no_file_and_leaves_no_descriptor_open() -> None:
-    files, shown = open_files(), sorted(os.listdir("/dev/shm"))
+    files, shown = open_files(), sorted(os.listdir(NAMED))
     memory = SharedMemory((descriptor := new_descriptor(2**20)), 2**20)
     os.close(descriptor)
     memory.write(0, [b"x" * 2**20])
-    assert sorted(os.listdir("/dev/shm")) == shown
+    assert sorted(os.listdir(NAMED)) == shown
     memory.close()
     assert open_files() == files
 
