@@ -25,6 +25,9 @@ _REASONS = {
 }
 
 
+_SERVED = {errno.EAGAIN, errno.EPROTOTYPE}  # its process accepts none now, or listens with another kind of socket
+
+
 def bind(socket: zmq.Socket[Any], url: str) -> str:
     """Binds `socket` to `url` and returns the endpoint to connect to. Raises `EndpointTaken`, naming the process
     that holds it, where the system shows it."""
@@ -82,12 +85,14 @@ def _socket_file(url: str) -> tuple[int, int] | None:
 def _refuse_served_path(url: str, kind: int = sockets.SOCK_STREAM) -> None:
     path = re.sub("^@", "\\0", url.partition("://")[2])  # Linux's abstract names
     with sockets.socket(sockets.AF_UNIX, kind) as probe:
+        probe.setblocking(False)  # a process that hangs accepts nothing
         try:
             probe.connect(path)
-        except OSError:  # nothing there, or left behind by a dead process
-            return
+        except OSError as error:
+            if error.errno not in _SERVED:  # nothing there, left behind by a dead process, or no path for a socket
+                return
         pid = None
-        if hasattr(sockets, "SO_PEERCRED"):  # on Linux
+        if hasattr(sockets, "SO_PEERCRED"):  # on Linux; 0 if it is not connected
             pid = int.from_bytes(probe.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 4), sys.byteorder)
     raise EndpointTaken(f"cannot listen at {url}: it is in use{_by(pid)}; stop that process, or use another path")
 

@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from stageline.broker.errors import EndpointTaken
-from stageline.broker.network.bind import bind, listening
+from stageline.broker.network.bind import bind, bind_path, listening
 
 
 @pytest.fixture
@@ -69,3 +69,17 @@ def test_the_file_of_another_socket_at_the_path_stays(sockets: list[zmq.Socket[A
             (tmp_path / "socket").unlink()
             other.bind(f"{tmp_path}/socket")
         assert (tmp_path / "socket").exists()
+
+
+def test_the_path_of_another_kind_of_socket_or_of_a_process_that_hangs_is_not_taken_away(tmp_path: Path) -> None:
+    url = f"shm://{tmp_path}/socket"
+    for kind, backlog in ((socket.SOCK_STREAM, 8), (socket.SOCK_SEQPACKET, 0)):
+        with socket.socket(socket.AF_UNIX, kind) as served, socket.socket(socket.AF_UNIX, kind) as waiting:
+            served.bind(str(tmp_path / "socket"))
+            served.listen(backlog)
+            waiting.connect(str(tmp_path / "socket"))  # with a backlog of 0 there is room for no other
+            mine = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with mine, pytest.raises(EndpointTaken, match=f"{url}: it is in use"):
+                bind_path(mine, url)
+            assert (tmp_path / "socket").is_socket()
+        (tmp_path / "socket").unlink()

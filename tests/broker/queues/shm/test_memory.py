@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.shm.memory import Places, SharedMemory, new_descriptor
 
-SHARED = "/dev/shm"  # noqa: S108  # where shared memory with a name would be
 SIZE = 100
+NAMED = "/dev/shm"  # noqa: S108  # where memory with a name would be
 
 #        0         10        20        30
 # a      aaaaaaaaaa                        then b, c, and a is freed: d goes to the front, after it there is no room
@@ -82,11 +82,11 @@ def test_what_one_end_writes_the_other_reads() -> None:
 
 
 def test_shared_memory_has_no_file_and_leaves_no_descriptor_open() -> None:
-    files, shown = open_files(), sorted(os.listdir(SHARED))
+    files, shown = open_files(), sorted(os.listdir(NAMED))
     memory = SharedMemory((descriptor := new_descriptor(2**20)), 2**20)
     os.close(descriptor)
     memory.write(0, [b"x" * 2**20])
-    assert sorted(os.listdir(SHARED)) == shown
+    assert sorted(os.listdir(NAMED)) == shown
     memory.close()
     assert open_files() == files
 

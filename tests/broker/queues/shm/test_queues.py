@@ -123,7 +123,7 @@ def test_a_consumer_that_takes_nothing_does_not_block_its_producer(
     assert depth.in_flight > 0
     assert depth.ready + depth.in_flight == 40
     polls.clear()
-    assert line.producer.wait_for(lambda: None, 0.2) is None  # type: ignore[attr-defined]
+    assert line.producer.wait_for(lambda: None, 0.2) is None
     assert len(polls) < FEW
     take_sizes(line, sizes)
 
@@ -201,7 +201,7 @@ def test_a_consumer_whose_producer_hangs_up_at_once_connects_ever_more_rarely(
 
 def test_a_ring_ends_a_wait_at_once(stack: ExitStack, tmp_path: Path) -> None:
     line = line_in(stack, tmp_path)
-    ringing = threading.Timer(0.05, line.consumer.ring)  # type: ignore[attr-defined]
+    ringing = threading.Timer(0.05, line.consumer.ring)
     ringing.start()
     assert line.inbound.take(10_000) is None
     ringing.join()
@@ -260,8 +260,8 @@ def test_what_a_producer_sent_before_it_closed_is_received_though_requests_were_
     """The system reports that connection as reset before it gives out what is in it."""
     line = line_in(stack, tmp_path)
     put_sizes(line, [KB, 100 * KB, KB, 100 * KB])
-    line.inbound.requester.introduce()  # type: ignore[attr-defined]
-    dialer_of(line.consumer).send_requests(monotonic())  # type: ignore[arg-type]
+    line.inbound.requester.introduce()
+    dialer_of(line.consumer).send_requests(monotonic())
     line.producer.close()
     for number, size in enumerate([KB, 100 * KB, KB, 100 * KB]):
         message = line.inbound.take(LIMIT)
@@ -284,9 +284,9 @@ def test_a_consumer_that_moves_leaves_no_connection_behind(stack: ExitStack, tmp
     put_sizes(line, [100 * KB] * 2)
     take_sizes(line, [100 * KB] * 2)
     other = worker(stack, 3, tmp_path / "3")
-    line.consumer.connect({KEY: other.endpoint})  # type: ignore[attr-defined]
+    line.consumer.connect({KEY: other.endpoint})
     line.producer.pump(0)
-    assert not line.producer._listener._connections  # type: ignore[attr-defined]
+    assert not line.producer._listener._connections
     moved = QueuePair(other, line.consumer, 4)
     put_sizes(moved, [100 * KB] * 4)
     assert moved.take_numbers(2) == [2, 3]
@@ -298,8 +298,8 @@ def test_a_consumer_that_moves_leaves_no_connection_behind(stack: ExitStack, tmp
 def test_the_socket_of_a_dead_process_is_replaced_and_that_of_a_live_one_refused(
     stack: ExitStack, tmp_path: Path
 ) -> None:
-    used = f"{tmp_path}/1: it is in use by pid {os.getpid()}; stop that process"
-    with raw_producer(tmp_path / "1"), pytest.raises(EndpointTaken, match=used):
+    refusal = f"{tmp_path}/1: it is in use by pid {os.getpid()}; stop that process"
+    with raw_producer(tmp_path / "1"), pytest.raises(EndpointTaken, match=refusal):
         worker(stack, 1, tmp_path / "1")
     assert (tmp_path / "1").is_socket(), "it was left behind"
     line = line_in(stack, tmp_path)
@@ -326,7 +326,7 @@ def test_an_endpoint_of_other_queues_is_refused_by_name_and_changes_nothing(stac
     with pytest.raises(
         ForeignMessage, match=rf"at tcp://127.0.0.1:5600, this one's at shm://{tmp_path}/2; set the same"
     ):
-        line.consumer.connect({KEY: "tcp://127.0.0.1:5600"})  # type: ignore[attr-defined]
+        line.consumer.connect({KEY: "tcp://127.0.0.1:5600"})
     line.put(0, 1)
     assert line.take_numbers(2) == [0, 1]
 
@@ -459,7 +459,7 @@ def test_old_memory_serves_when_there_is_no_larger(
     for number in (1, 2):
         line.outbound.put(line.message(number, payload_of(number, sizes[number] // 4)))
     assert [line.take().sequence for _ in range(2)] == [1, 2]
-    assert line.producer.trouble is None  # type: ignore[attr-defined]
+    assert line.producer.trouble is None
 
 
 def test_queues_leave_nothing_open(nothing_left_open: None, tmp_path: Path) -> None:
