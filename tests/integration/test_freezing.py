@@ -21,6 +21,7 @@ from torch import Tensor
 from stageline import Line, ModelRefused, traced
 from stageline.pipeline.plan import read_plan
 from stageline.workers.process.in_process import run_memory
+from stageline.workers.replay.replay import ReplayTarget, replay
 from stageline.workers.runs.folder import result_in
 from stageline.workers.runtime.job import prepare
 from support import reference
@@ -244,3 +245,14 @@ def test_a_scripts_worker_is_killed_whatever_of_its_stage_is_frozen(killed: int,
     assert [loss.item() for loss in found] == wanted.losses
     assert reference.weights_sha256(line.state_dict()) == wanted.weights_sha256
     assert result_in(workspace.runs()[0]).restarts == 1
+
+
+@pytest.mark.slow
+def test_microbatches_of_frozen_and_of_trained_stages_can_be_run_again(fork_server: ForkServer, tmp_path: Path) -> None:
+    sets = ("recovery.record=all", f"run.dir={tmp_path}")
+    outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run")
+    assert outcome["code"] == 0, outcome["reason"]
+    for stage in range(5):
+        replayed = replay(tmp_path / "run", ReplayTarget(stage, 7, 2))
+        assert replayed.reproduced
+        assert replayed.outcomes[0].same

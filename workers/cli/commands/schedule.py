@@ -88,6 +88,13 @@ def list_(as_json: bool) -> None:
 @click.option(
     "--window", metavar="K,K,...", callback=_window, help="For the schedule window: microbatches in flight, by stage."
 )
+@click.option(
+    "--first-trainable",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="The first stage that trains; those below it run forward only.",
+)
 @click.option("--mode", type=click.Choice(["sync", "async"]), default="sync", show_default=True, help="Training mode.")
 @click.option("--forward", type=_positive, default=1.0, show_default=True, help="Duration of a forward.")
 @click.option("--backward", type=_positive, default=2.0, show_default=True, help="Duration of a backward.")
@@ -101,6 +108,7 @@ def show_(
     placement: Placement | None,
     microbatches: int,
     window: tuple[int, ...] | None,
+    first_trainable: int,
     mode: Mode,
     forward: float,
     backward: float,
@@ -111,7 +119,7 @@ def show_(
     """Draw the schedule NAME for a shape; print its bubble and the microbatches each stage holds."""
     placed = _placed(name, stages, workers, placement, microbatches)
     try:
-        found = make_schedule(name, placed, microbatches, mode=mode, window=window)
+        found = make_schedule(name, placed, microbatches, mode=mode, window=window, first_trainable=first_trainable)
     except ScheduleRefused as error:  # not a plan is wrong, but the flags
         raise click.UsageError(str(error)) from error
     costs = Costs.even(found.stages, forward=forward, backward=backward, latency=latency)

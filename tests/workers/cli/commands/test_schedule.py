@@ -35,6 +35,15 @@ def test_a_schedule_is_drawn_and_measured(capsys, tmp_path):
     assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")  # noqa: S314  # our own
 
 
+def test_stages_below_the_first_that_trains_are_drawn_without_backwards(capsys):
+    shape = ("1f1b", "--stages", "3", "--microbatches", "2", "--first-trainable", "2", "--json")
+    facts = json.loads(output_of(capsys, "schedule", "show", *shape))
+    assert facts["actions"][:2] == [["0F0", "0F1", "0U"], ["1F0", "1F1", "1U"]]
+    assert facts["stage_peak"] == [0, 0, 1]
+    assert run(["schedule", "show", *shape[:5], "--first-trainable", "4"]) == 2
+    assert "its first trainable stage is 4; use one of 0 to 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "placement"),
     [
