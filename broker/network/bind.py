@@ -23,8 +23,6 @@ _REASONS = {
     errno.ENAMETOOLONG: f"a path may have {zmq.IPC_PATH_MAX_LEN} bytes at most; use a shorter one, such as in /tmp",
     errno.ENOENT: "the folder does not exist; make it first",
 }
-
-
 _SERVED = {errno.EAGAIN, errno.EPROTOTYPE}  # its process accepts none now, or listens with another kind of socket
 
 
