@@ -7,6 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from stageline.pipeline.schedule import Schedule, make_schedule
+from stageline.pipeline.schedule.ties import Ties
+
 from .addresses import masked, open_to_others
 from .checks import problems
 from .difference import counted
@@ -66,6 +69,23 @@ class Plan(PlanTables):
         if wrong := [plan._error(problem.key, problem.reason) for problem in problems(plan)]:
             raise PlanRefused(wrong)
         return plan
+
+    def make_schedule(self, *, first_trainable: int = 0, ties: Ties = (), frozen: Sequence[int] = ()) -> Schedule:
+        """The schedule of the run, for a plan whose workers are named. What the model tells of its stages: see
+        `pipeline.schedule.make_schedule`. Raises `ScheduleRefused`."""
+        choice = self.schedule
+        return make_schedule(
+            choice.name,
+            self.placement,
+            choice.in_step,
+            mode=choice.mode,
+            window=choice.window,
+            first_trainable=first_trainable,
+            ties=ties,
+            tied=choice.tied,
+            frozen=frozen,
+            clips=self.clips,
+        )
 
     def with_cut(self, cut: Sequence[int]) -> "Plan":
         """The same plan, cut before the layers of these numbers into as many stages as it has."""

@@ -9,10 +9,9 @@ from stageline.broker.control.messages import RunLength
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import dialled
-from stageline.pipeline.schedule import Schedule, make_schedule
+from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Timed
 from stageline.workers.disk.atomic_file import persist_json
-from stageline.workers.preflight.trial_result import TriedPlan
 from stageline.workers.process import last_line
 from stageline.workers.process.signals import Signals
 from stageline.workers.process.socket_paths import demand_short_socket_paths
@@ -101,7 +100,7 @@ def prepare_launch(
     folder = runs.make_folder(plan, name)
     if resume is None:  # a resumed run has its own plan there
         persist_json(folder / runs.PLAN, plan.as_mapping())
-    schedule = _schedule_of(plan, tried)
+    schedule = plan.make_schedule(first_trainable=tried.first_trainable, frozen=tried.frozen)
     measured = () if cut is None else tuple(cut_arguments(cut))
     return Launch(plan, schedule, name, folder, tried.length, tuple(warnings), resume is not None, spares, measured)
 
@@ -115,20 +114,6 @@ def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callabl
 
     source = source_in(runs.folder(plan, run))
     return continued(plan, source, layouts, tell) if needs_recut(plan, source) else run
-
-
-def _schedule_of(plan: Plan, tried: TriedPlan) -> Schedule:
-    choice = plan.schedule
-    return make_schedule(
-        choice.name,
-        plan.placement,
-        choice.in_step,
-        mode=choice.mode,
-        window=choice.window,
-        first_trainable=tried.first_trainable,
-        frozen=tried.frozen,
-        clips=plan.clips,
-    )
 
 
 def run_launch(

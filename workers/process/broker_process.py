@@ -29,7 +29,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.retry import reason_of
-from stageline.pipeline.schedule import Schedule, make_schedule
+from stageline.pipeline.schedule import Schedule
 from stageline.workers.control.lifeline import Lifeline
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
@@ -214,15 +214,7 @@ def _scheduled(plan: Plan) -> tuple[Plan, Schedule]:
         job = prepare_model(plan)
         return job.plan, job.schedule
     plan.demand_cut()
-    choice = plan.schedule
-    return plan, make_schedule(
-        choice.name,
-        plan.placement,
-        choice.in_step,
-        mode=choice.mode,
-        window=choice.window,
-        clips=plan.clips,
-    )
+    return plan, plan.make_schedule()
 
 
 def _clear_queues(run: RunRecords, url: str) -> None:

@@ -16,7 +16,6 @@ from stageline.broker.coordinator.shutdown import Shutdown
 from stageline.broker.coordinator.supervision import Supervision
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
-from stageline.pipeline.schedule import make_schedule
 
 from .ending import ending_of
 from .folder import PLAN
@@ -60,16 +59,7 @@ def _asked(view: RunView, what: str, of: Mapping[str, str]) -> Facts:
 
 def _view(run: RecordedRun) -> RunView:
     plan = _plan(run)
-    choice = plan.schedule
-    schedule = make_schedule(
-        choice.name,
-        plan.placement,
-        choice.in_step,
-        mode=choice.mode,
-        window=choice.window,
-        clips=plan.clips,
-    )
-    records = RunRecords(run.id, RunConfig.of(plan, schedule), run.store)
+    records = RunRecords(run.id, RunConfig.of(plan, plan.make_schedule()), run.store)
     records.restore(run.stored, run.as_of)
     restart = Restart(records)
     if observed := run.stored.facts.get(OBSERVED):

@@ -15,7 +15,7 @@ from stageline.pipeline.model.load import base_folder, load_function, load_sourc
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.schedule import Schedule, make_schedule
+from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
@@ -154,22 +154,19 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     segments = build_segments(plan)
     demand_matched(plan, segments)
     plan = plan.resolved(len(segments))
-    choice = plan.schedule
-    schedule = make_schedule(
-        choice.name,
-        plan.placement,
-        choice.in_step,
-        mode=choice.mode,
-        window=choice.window,
-        first_trainable=first_trainable(segments),
-        ties=ties_of(segments, choice.mode),
-        tied=choice.tied,
-        frozen=frozen_stages(segments),
-        clips=plan.clips,
-    )
+    schedule = schedule_of(plan, segments)
     told = plan.run.steps is None or plan.model.metrics or plan.counts_epochs  # by the data
     length = None if told else RunLength(plan.run.steps or 0, 0)
     return Job(plan, segments, schedule, check_schedule(schedule), length)
+
+
+def schedule_of(plan: Plan, segments: Sequence[Segment]) -> Schedule:
+    """The plan's schedule for these stages. Raises `ModelRefused`, and `ScheduleRefused`."""
+    return plan.make_schedule(
+        first_trainable=first_trainable(segments),
+        ties=ties_of(segments, plan.schedule.mode),
+        frozen=frozen_stages(segments),
+    )
 
 
 def _steps_of_epochs(plan: Plan, batches: int) -> int:

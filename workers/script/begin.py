@@ -5,16 +5,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stageline.pipeline.model.cut import first_trainable, frozen_stages, with_stored_weights
+from stageline.pipeline.model.cut import with_stored_weights
 from stageline.pipeline.model.groups import demand_matched, groups_of
 from stageline.pipeline.model.layout import layouts_of
 from stageline.pipeline.model.segment import Segment
-from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import masked
-from stageline.pipeline.schedule import Placement, Schedule, make_schedule
+from stageline.pipeline.schedule import Placement, Schedule
 from stageline.pipeline.stage.layer import BatchCheck
 from stageline.pipeline.tree import Tree
+from stageline.workers.runtime.job import schedule_of
 from stageline.workers.script.arguments.checks import demand_usable
 from stageline.workers.script.arguments.line_arguments import Workers
 from stageline.workers.script.arguments.model_weights import ModelWeights, weights_of
@@ -63,7 +63,7 @@ def _begin(
         for part in segments:
             part.check()
     demand_matched(plan, segments)
-    schedule = _schedule_of(options, plan, segments)
+    schedule = schedule_of(plan, segments)
     names = _weight_names(segments, schedule.placement)
     if workers == "inline":
         return weights, check, InlineRun(segments, schedule, names, options, groups_of(plan))
@@ -75,20 +75,6 @@ def _begin(
 
 def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree, times: int) -> None:
     check(inputs, microbatches * times)
-
-
-def _schedule_of(options: LineOptions, plan: Plan, segments: Sequence[Segment]) -> Schedule:
-    return make_schedule(
-        options.schedule,
-        plan.placement,
-        plan.schedule.in_step,
-        window=options.window,
-        first_trainable=first_trainable(segments),
-        ties=ties_of(segments),
-        tied=plan.schedule.tied,
-        frozen=frozen_stages(segments),
-        clips=plan.clips,
-    )
 
 
 # An inline line does without sockets and processes, so what has those is imported where it is needed.
