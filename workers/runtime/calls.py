@@ -168,10 +168,17 @@ class CallFeed:
         self._count = microbatches
         self._accumulate = accumulate
         self._cut: list[Microbatch] = []
+        self._prepared: tuple[int, list[Microbatch]] = -1, []  # with the call's number
+
+    def prepare(self, call: Call) -> None:
+        """Cuts the batch of a call that is opened later. Raises as `open` does."""
+        self._prepared = call.number, cut_call(call, self._count, self._accumulate)
 
     def open(self, call: Call) -> None:
         """Raises `DataError` if its batch cannot be cut into microbatches, or rows of inputs and targets differ."""
-        self._cut = cut_call(call, self._count, self._accumulate)
+        if self._prepared[0] != call.number:
+            self.prepare(call)
+        self._cut = self._prepared[1]
 
     def close(self) -> None:
         self._cut = []

@@ -122,7 +122,7 @@ class Job:
         microbatches = self.schedule.microbatches
         match key.flow:
             case Flow.CALL | Flow.LOSS | Flow.REPLY:
-                return 3 * AHEAD  # `AHEAD` bounds how many are under way: the rest spares credits
+                return 8 * AHEAD  # `AHEAD` bounds how many are under way: the rest spares requests
             case Flow.EVALUATION:  # nothing bounds how far a stage is ahead but the calls
                 return 2 * microbatches + 2
             case _:

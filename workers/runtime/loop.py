@@ -13,7 +13,7 @@ from functools import cache
 from typing import Protocol
 
 from stageline.broker.codec.message import Flow, Message
-from stageline.broker.queues.base import Outbound, QueueKey, Queues
+from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 
@@ -177,7 +177,7 @@ class WorkerLoop:
                 return False
         while type(command) is Take:
             self.progress.waiting(command)
-            message = self._inbound(command.key).take(timeout)
+            message = self._take(self._inbound(command.key), timeout)
             if message is None:
                 return False
             command = self._machine.arrived(command.key, message.step, message.microbatch)
@@ -186,6 +186,18 @@ class WorkerLoop:
             self._compute(command.instruction)
             return True
         return self._script is not None and self._between_instructions(self._script, timeout)
+
+    def _take(self, inbound: Inbound, timeout: float) -> Message | None:
+        """The next message. While there is none, the script's next call is looked at, which takes a while."""
+        script = self._script
+        if script is None or not script.looks_ahead:
+            return inbound.take(timeout)
+        message = inbound.take(0)
+        if message is not None:
+            return message
+        if (call := self._inbound(script.calls).take(0)) is not None:
+            script.look_at(call)
+        return inbound.take(timeout)
 
     def _await_credit(self, wanted: AwaitCredit, timeout: float) -> Command:
         outbound, number = self._outbound(wanted.key), wanted.instruction.number
@@ -257,9 +269,12 @@ class WorkerLoop:
             self._queues.pump(0)
 
     def _take_call(self, script: CallSequence, timeout: float) -> bool:
-        self.note_answered()
-        self.progress.waiting_for_script(script.calls, script.position.calls, self._now())
-        message = self._inbound(script.calls).take(timeout)
+        if self.progress.snapshots:  # which are reported once the script has the replies before them
+            self.note_answered()
+        message = script.take_next()
+        if message is None:
+            self.progress.waiting_for_script(script.calls, script.position.calls, self._now())
+            message = self._inbound(script.calls).take(timeout)
         if message is None:
             return False
         instructions = script.begin(message)

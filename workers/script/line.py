@@ -39,6 +39,7 @@ from stageline.workers.script.display.timetable import Timetable
 from .begin import begin_run
 
 CLOSED, FINISHED = "closed", "finished"
+MOST = 2 * AHEAD  # calls without replies: a script that has so many sleeps until half are done, not after each call
 
 
 class Line(AbstractContextManager["Line"]):
@@ -275,8 +276,9 @@ class Line(AbstractContextManager["Line"]):
                 "this line is closed, as it is at the end of its `with`: its run is over. Call it before, or make a "
                 "new line" + ("; state_dict() still has the weights" if self._closed == FINISHED else "")
             )
-        while len(self._waiting) >= AHEAD:
-            self._waiting.pop(0).result()
+        if len(self._waiting) >= MOST:
+            while len(self._waiting) > AHEAD:
+                self._waiting.pop(0).result()
         done = self._run.submit(kind, x, y, state)
         self._waiting.append(done)
         return done

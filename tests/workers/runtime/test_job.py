@@ -63,11 +63,11 @@ def test_a_scripted_run_loads_no_data_and_has_no_length(monkeypatch: pytest.Monk
         "forward-1": 4,
         "backward-0": 4,
         "evaluation-1": 4,
-        "call-0": 6,
-        "reply-0": 6,
-        "call-1": 6,
-        "reply-1": 6,
-        "loss-1": 6,
+        "call-0": 16,
+        "reply-0": 16,
+        "call-1": 16,
+        "reply-1": 16,
+        "loss-1": 16,
     }
     executor = prepared.executor([0])
     assert isinstance(executor.feed, CallFeed)
