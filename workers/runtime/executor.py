@@ -152,7 +152,7 @@ class Executor:
         first, last = stage == 0, stage == self.last
         if self.feed is None or not (first or last):
             return Microbatch(received[0], None, 0, 1.0)
-        self.stages[stage].at_layer = DATA
+        self.stages[stage].now_at(DATA)
         supplied = self.feed.microbatch(instruction.step, instruction.action.microbatch)
         inputs = supplied.inputs if first else received[0]
         return Microbatch(inputs, supplied.targets if last else None, supplied.rows, supplied.share)
@@ -183,7 +183,7 @@ class Executor:
             sums.loss = (sums.loss or 0.0) + stage.evaluate_loss(output, given.targets) * given.rows
         targets = map_tensors(lambda t: t.to(stage.device), given.targets)
         for name, metric in self.metrics.items():
-            stage.at_layer = f"the metric {name}"
+            stage.now_at(f"the metric {name}")
             sums.metrics[name] += float(metric(output, targets)) * given.rows
         sums.rows += given.rows
 

@@ -9,9 +9,10 @@ from stageline.broker.control.messages import RunLength
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed
 from stageline.pipeline.errors import DataError, ModelRefused
-from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages, make_stage
+from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
 from stageline.pipeline.model.groups import demand_matched
 from stageline.pipeline.model.load import base_folder, load_function, load_source
+from stageline.pipeline.model.plan_stage import make_stage
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan

@@ -21,7 +21,8 @@ from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.precision import Autocast
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
+from stageline.pipeline.stage.scalar_loss import Loss
+from stageline.pipeline.stage.update import LrSchedulerFactory
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed
 from stageline.workers.runtime.calls import CallKind, batches_of_step

@@ -10,14 +10,16 @@ Layers(model, [
 What a layer returns goes to the next one, in the same stage or across a cut.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model_names import near
 from stageline.pipeline.stage.layer import BoundLayer, HeldTensor, LayerFunction
 from stageline.pipeline.tree import Tree
+
+_SHOWN = 4  # names in an error
 
 
 def _call(x: Tree, module: torch.nn.Module) -> Tree:
@@ -73,15 +75,6 @@ class Layers:
 
     def check_cut(self, cut: Sequence[int | str]) -> None:
         """Raises `ModelRefused` for a name in `cut` of which it is known why no layer begins there."""
-
-
-_SHOWN = 4  # names in an error
-
-
-def near(name: str, names: Sequence[str]) -> str:
-    """The nearest of `names`, for an error."""
-    found = difflib.get_close_matches(name, names, _SHOWN, cutoff=0.4) or names[:_SHOWN]
-    return ", ".join(found)
 
 
 def _part(model: torch.nn.Module, name: str) -> torch.nn.Module:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import stageline
 from stageline import DataError, LineClosed, ModelRefused, NotSaved, PlanRefused
-from stageline.pipeline.stage.stage import layer_seed
+from stageline.pipeline.stage.seeded_layers import layer_seed
 from stageline.workers.runtime.executor import ComputeFailed
 from stageline.workers.script.arguments.line_arguments import LineArguments
 

@@ -8,7 +8,8 @@ import torch
 
 from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.precision import Autocast
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
+from stageline.pipeline.stage.scalar_loss import Loss
+from stageline.pipeline.stage.update import LrSchedulerFactory
 
 from .script_plan import Metric
 

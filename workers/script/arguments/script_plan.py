@@ -24,7 +24,8 @@ from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.precision import Autocast
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
+from stageline.pipeline.stage.scalar_loss import Loss
+from stageline.pipeline.stage.update import LrSchedulerFactory
 from stageline.workers.runtime.metric_names import numbered
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
