@@ -8,27 +8,23 @@ model.load_state_dict(line.state_dict())
 Here is what a script sees; `ScriptRun` carries the calls out, in this process or in others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
 
-import torch
 from torch import Tensor
 
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError
-from stageline.pipeline.stage.optimizer import OptimizerFactory
-from stageline.pipeline.stage.precision import Autocast
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed
 from stageline.workers.runtime.calls import CallKind, batches_of_step
 from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
-from stageline.workers.script.arguments.line_arguments import LineArguments, Workers
-from stageline.workers.script.arguments.script_plan import LineOptions, Metric, Model
+from stageline.workers.script.arguments.line_arguments import LineArguments, line_signature, options_of
+from stageline.workers.script.arguments.script_plan import Model
 from stageline.workers.script.calls.open_call import Replies
 from stageline.workers.script.calls.step_loss import StepLoss
 from stageline.workers.script.display.display import display_of
@@ -66,71 +62,18 @@ class Line(AbstractContextManager["Line"]):
     `RunFailed` if the processes do not start.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        loss: Loss,
-        optimizer: OptimizerFactory,
-        lr_scheduler: LrSchedulerFactory | None = None,
-        lr_every: int = 1,
-        clip_norm: float | None = None,
-        groups: Sequence[Mapping[str, object]] | None = None,
-        cut: Sequence[int | str] | None = None,
-        stages: int | None = None,
-        placement: Sequence[Sequence[int]] | None = None,
-        schedule: str = "1f1b",
-        microbatches: int = 1,
-        accumulate: int = 1,
-        window: Sequence[int] | None = None,
-        seed: int = 0,
-        device: str | torch.device = "cpu",
-        autocast: Autocast | None = None,
-        threads: int = 1,
-        metrics: Sequence[Metric] = (),
-        workers: Workers = "processes",
-        broker: str | None = None,
-        name: str = "line",
-        folder: str | Path = "runs",
-        settings: Mapping[str, object] | None = None,
-        resume: str | Path | None = None,
-        progress: bool | None = None,
-        weights: str | Path | None = None,
-        trainable: Sequence[str] | None = None,
-    ) -> None:
-        options = LineOptions(
-            loss=loss,
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            lr_every=lr_every,
-            clip_norm=clip_norm,
-            groups=groups,
-            cut=cut,
-            stages=stages,
-            placement=placement,
-            schedule=schedule,
-            microbatches=microbatches,
-            accumulate=accumulate,
-            window=window,
-            seed=seed,
-            device=device,
-            autocast=autocast,
-            threads=threads,
-            metrics=metrics,
-            name=name,
-            folder=folder,
-            settings=settings or {},
-            broker=broker,
-            weights=weights,
-            trainable=trainable,
-        )
+    __signature__ = line_signature()  # of `arguments` with their defaults; type checkers read LineArguments
+
+    def __init__(self, model: Model, *, resume: str | Path | None = None, **arguments: Unpack[LineArguments]) -> None:
+        options = options_of(arguments)
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
-        self._name, self._accumulate = name, accumulate
-        self._weights, self._check_inputs, self._run = begin_run(model, options, workers, resume)
+        self._options = options
+        self._weights, self._check_inputs, self._run = begin_run(model, options, resume)
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
-        self._display = display_of(name, self._seen, self._run.waits_for, progress, news)  # its thread is in no fork
+        waits_for, progress = self._run.waits_for, options.progress
+        self._display = display_of(options.name, self._seen, waits_for, progress, news)  # its thread is in no fork
 
     @classmethod
     def resume(cls, saved: str | Path, /, model: Model, **arguments: Unpack[LineArguments]) -> Self:
@@ -199,7 +142,7 @@ class Line(AbstractContextManager["Line"]):
     def predict(self, x: Tree) -> Tree:
         """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
         rows(x)
-        self._check_inputs(x, self._accumulate)
+        self._check_inputs(x, self._options.accumulate)
         return concatenate(_only(self._call(CallKind.PREDICT, _copied(x)).result()))
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -249,7 +192,7 @@ class Line(AbstractContextManager["Line"]):
     def _repr_html_(self) -> str:
         """For a notebook: where it is, its workers, its losses, and a step as it ran."""
         state = self._closed or f"position {self.position}"
-        return page(self._name, state, self._seen, self._run.workers(), self.timetable())
+        return page(self._options.name, state, self._seen, self._run.workers(), self.timetable())
 
     def _hide(self) -> None:
         """Ends the display of progress."""
@@ -261,10 +204,10 @@ class Line(AbstractContextManager["Line"]):
         return self._call(kind, _copied(x), _copied(y))
 
     def _demand(self, kind: CallKind, x: Tree, y: Tree) -> None:
-        of_step = self._accumulate if kind is CallKind.TRAIN else 1
+        of_step = self._options.accumulate if kind is CallKind.TRAIN else 1
         for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
             demand_batch(inputs, targets)
-            self._check_inputs(inputs, self._accumulate // of_step)
+            self._check_inputs(inputs, self._options.accumulate // of_step)
 
     def _call(
         self, kind: CallKind, x: Tree = None, y: Tree = None, state: Mapping[str, Tensor] | None = None
