@@ -61,6 +61,7 @@ LADDER = {
     "workers/script/calls": DOING,
     "workers/script/processes": DOING,
     "workers/script/remote": DOING,
+    "workers/script/fit": DOING,
     "workers/script": DOING,
     "workers/cli/display": DOING,
     "workers/cli": DOING,

@@ -8,7 +8,7 @@ model.load_state_dict(line.state_dict())
 Here is what a script sees; `ScriptRun` carries the calls out, in this process or in others.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -31,6 +31,11 @@ from stageline.workers.script.display.display import display_of
 from stageline.workers.script.display.page import page
 from stageline.workers.script.display.seen import Seen
 from stageline.workers.script.display.timetable import Timetable
+from stageline.workers.script.fit.callback import Callback, Fitted
+from stageline.workers.script.fit.evaluation_record import EvaluationRecord
+from stageline.workers.script.fit.loop import Fit
+from stageline.workers.script.fit.options import BetterName, FitOptions, demand_fit
+from stageline.workers.script.fit.stream import FitBatches, held_out_of, steps_from
 
 from .begin import begin_run
 
@@ -70,6 +75,7 @@ class Line(AbstractContextManager["Line"]):
         self._closed = ""
         self._options = options
         self._weights, self._check_inputs, self._run = begin_run(model, options, resume)
+        self._evaluations, self._fits = EvaluationRecord(self._run.folder, self._run.position), 0
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
         waits_for, progress = self._run.waits_for, options.progress
@@ -123,11 +129,58 @@ class Line(AbstractContextManager["Line"]):
         done.add_done_callback(self._seen.step_ended)
         return StepLoss(lambda: _measured(done.result()))
 
+    def fit(
+        self,
+        batches: FitBatches,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        held_out: FitBatches | None = None,
+        evaluate_every: int | None = None,
+        metric: str = "loss",
+        better: BetterName | None = None,
+        patience: int | None = None,
+        best: str | Path | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Fitted:
+        """Trains on `batches` as a loop over `step` does: a list or a loader of (x, y), walked once for each epoch.
+
+        `epochs` and `steps` count from the beginning of the run: a line that was resumed goes on at its position. With
+        neither, it is one pass. After every `evaluate_every` steps it evaluates the batches of `held_out`, by default
+        those that a `Loader` holds out. They are compared by `metric`: by the loss, of which the lower is `better`, or
+        another, of which you say "lower" or "higher". After `patience` of them in a row that were not better, the fit
+        ends. `best`: the path at which it keeps a checkpoint of the best one, which `Line.resume` goes on from.
+        `callbacks`: see `Callback`.
+
+        Raises `ValueError` for options that cannot be, `DataError` for batches, `NotSaved`, and what `step` and the
+        callbacks raise.
+        """
+        wanted = FitOptions(
+            epochs=epochs,
+            steps=steps,
+            held_out=held_out_of(batches) if held_out is None and evaluate_every is not None else held_out,
+            evaluate_every=evaluate_every,
+            metric=metric,
+            better=better,
+            patience=patience,
+            best=best,
+            callbacks=callbacks,
+        )
+        demand_fit(wanted, self._options.named_metrics, self._run.cannot_save)
+        each = steps_from(batches, self.position, epochs, steps, self._options.accumulate)
+        self._fits += 1
+        return Fit(self, each, wanted, self._evaluations, self._fits, self._evaluate).run()
+
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients.
 
         Raises `DataError` if there are no rows, or for what is no iterable of (inputs, targets).
         """
+        found = self._evaluate(batches)
+        self._evaluations.note(self.position, found)
+        return found
+
+    def _evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         sums: dict[str, float] = {}
         for done in [self._submit(CallKind.EVALUATE, x, y) for x, y in batches_of(batches)]:
             found: Mapping[str, float | None] = _only(done.result())
