@@ -18,6 +18,18 @@ class TensorBoardMissing(StagelineError):
     exit_code = ExitCode.USAGE
 
 
+def writer_class() -> Any:
+    """torch's `SummaryWriter`. Raises `TensorBoardMissing`."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise TensorBoardMissing(
+            f"the package tensorboard is not installed, or not whole ({error}); install it with: "
+            'pip install "stageline[tensorboard]"'
+        ) from error
+    return SummaryWriter
+
+
 class EventFile(AbstractContextManager["EventFile"]):
     """In `folder`, from step `start` on: TensorBoard drops what earlier files there have from that step on.
 
@@ -26,14 +38,7 @@ class EventFile(AbstractContextManager["EventFile"]):
     """
 
     def __init__(self, folder: Path, start: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise TensorBoardMissing(
-                f"the package tensorboard is not installed, or not whole ({error}); install it with: "
-                'pip install "stageline[tensorboard]"'
-            ) from error
-        self._writer: Any = SummaryWriter(folder, purge_step=start)
+        self._writer = writer_class()(folder, purge_step=start)
 
     def __exit__(self, *_: object) -> None:
         self._writer.close()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from stageline.workers.runs.tensorboard import EventFile
+from stageline.workers.runs.tensorboard import EventFile, writer_class
 from stageline.workers.script.calls.step_loss import StepLoss
 
 from .callback import Callback, Fitted
@@ -12,14 +12,14 @@ from .callback import Callback, Fitted
 class TensorBoard(Callback):
     """Writes losses, norms of gradients and evaluations to event files in `folder`.
 
-    Of a line that goes on, steps that an earlier process has written are shown once: those from the first step of this
-    one on replace them. Raises `TensorBoardMissing`.
+    Of a line that goes on, what an earlier process has written of the first step that this one is told of, and of
+    later ones, is replaced. Raises `TensorBoardMissing`.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         self._file: EventFile | None = None
-        EventFile(self._folder, 0).__exit__()
+        writer_class()  # it is missed at once
 
     def on_step(self, step: int, loss: StepLoss) -> None:
         self._opened(step).add_step(step, loss.item(), loss.gradient_norm)
