@@ -215,6 +215,12 @@ class Stage:
         self.now_at(GRADIENTS)
         return self._clipping().clip(total, self.device)
 
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Those of the optimizer's groups, for the next update; none without an optimizer."""
+        groups = () if self.optimizer is None else self.optimizer.param_groups
+        return tuple(float(group["lr"]) for group in groups if "lr" in group)
+
     def update(self, step: int | None = None) -> None:
         """One optimizer step with the gradients added up since the last, then one of the learning rate scheduler: after
         the last of every `lr_every` steps, if the number of this `step` is given, counted from 0."""

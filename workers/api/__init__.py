@@ -32,16 +32,20 @@ if TYPE_CHECKING:
     from stageline.workers.runs.result import Result
     from stageline.workers.runtime.executor import ComputeFailed
     from stageline.workers.script.display.timetable import Timetable
+    from stageline.workers.script.fit.callback import Callback, Fitted
+    from stageline.workers.script.fit.tensorboard import TensorBoard
     from stageline.workers.script.line import Line
     from stageline.workers.script.processes.forkable import CannotFork
     from stageline.workers.script.train import Trained, train
 
 __all__ = [
     "Batch",
+    "Callback",
     "CannotFork",
     "ComputeFailed",
     "Costs",
     "DataError",
+    "Fitted",
     "GradientMismatch",
     "Layer",
     "Layers",
@@ -64,6 +68,7 @@ __all__ = [
     "StageError",
     "StagelineError",
     "StreamLoader",
+    "TensorBoard",
     "Timetable",
     "Trained",
     "UnsoundSchedule",
@@ -103,6 +108,8 @@ _MODULES = {  # where each name is defined
     "workers.runs.folder": ("NoSuchRun",),
     "workers.runs.result": ("Result",),
     "workers.runtime.executor": ("ComputeFailed",),
+    "workers.script.fit.callback": ("Callback", "Fitted"),
+    "workers.script.fit.tensorboard": ("TensorBoard",),
     "workers.script.line": ("Line",),
     "workers.script.processes.forkable": ("CannotFork",),
     "workers.errors": ("LineClosed", "RunFailed"),

@@ -110,7 +110,8 @@ class SnapshotHooks(CheckpointHooks):
 
     A snapshot is written every `every` steps and after the last of `steps`; on stage `last` it holds the losses of
     every `log_every`-th step. `writer`, whose limit is 1, runs what writes to `snapshots`; nothing else may write those
-    of `stages`. `forgotten(step)` is called when snapshots of steps before `step` need not be kept.
+    of `stages`. `forgotten(step)` is called when snapshots of steps before `step` need not be kept; `measured()` before
+    a snapshot of stage `last` is written: it raises `OSError` while what was measured until then is not on the disk.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class SnapshotHooks(CheckpointHooks):
         every: int,
         log_every: int,
         forgotten: Callable[[int], None] = lambda step: None,
+        measured: Callable[[], object] = lambda: None,
     ) -> None:
         self._stages = stages
         self._progress = progress
@@ -143,6 +145,7 @@ class SnapshotHooks(CheckpointHooks):
         self._every = every
         self._log_every = log_every
         self._forgotten = forgotten
+        self._measured = measured
         for stage in stages:
             writer.submit(partial(snapshots.delete_drafts, stage), what=f"look into {snapshots.folder}")
 
@@ -226,6 +229,8 @@ class SnapshotHooks(CheckpointHooks):
             )
 
     def _write(self, snapshot: Snapshot) -> None:
+        if snapshot.stage == self._last:
+            self._measured()
         self._snapshots.write(snapshot)
         self._progress.durable(snapshot.stage, snapshot.step)
 
@@ -236,8 +241,10 @@ def open_snapshots(
     executor: Executor,
     progress: Progress,
     forgotten: Callable[[int], None] = lambda step: None,
+    measured: Callable[[], object] = lambda: None,
 ) -> SnapshotHooks:
-    """Restores the checkpoint that the worker begins at, and makes its hooks; `forgotten` as they take it.
+    """Restores the checkpoint that the worker begins at, and makes its hooks; `forgotten` and `measured` as they take
+    them.
 
     Raises `SnapshotDamaged` and `ForeignState`.
     """
@@ -269,6 +276,7 @@ def open_snapshots(
         every=job.plan.recovery.snapshot_every,
         log_every=job.plan.run.log_every,
         forgotten=forgotten,
+        measured=measured,
     )
 
 

@@ -2,6 +2,7 @@
 
     saved.json                                  written last: which run, how many steps, how many stages
     plan.json                                   the run's plan
+    evaluations.jsonl                           what its script has evaluated so far
     checkpoints/stage-0/step-0000000120/        a snapshot, as in a run's folder, of a position without calls
 
 Each worker writes the snapshots of its stages into a draft of the folder, or why it could not (`stage-0.lacks`); the
@@ -21,6 +22,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync, write_file, write_json
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.metrics import EVALUATIONS, keep_lines
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
@@ -136,6 +138,8 @@ def begin_from_saved(plan: Plan, folder: Path) -> str:
     try:
         for stage in range(saved.stages):
             _copy(folder, made, stage, saved, Origin(run, plan.digest()))
+        if (folder / EVALUATIONS).exists():
+            keep_lines(folder / EVALUATIONS, saved.step, made / EVALUATIONS)
         write_json(made / runs.PLAN, plan.as_mapping())
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)

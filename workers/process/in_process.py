@@ -29,6 +29,7 @@ from stageline.workers.control.reporter import Reporter
 from stageline.workers.control.session import Stopped
 from stageline.workers.replay.recorder import record_failure
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.metrics_file import MetricsFile
 from stageline.workers.runs.result import Facts, LaunchOutcome
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
@@ -48,8 +49,8 @@ def run_memory(
     """Runs `job` to the end under the run id `run`; saves weights in `folder`. `interrupted` is asked in between."""
     torch.set_num_threads(job.plan.workers[0].threads)
     folder.mkdir(parents=True, exist_ok=True)
-    with closing(SqliteStore(folder / runs.STORE)) as store:
-        local = _Local(job, run, store)
+    with closing(SqliteStore(folder / runs.STORE)) as store, MetricsFile(folder, 0) as metrics:
+        local = _Local(job, run, store, metrics)
         outcome = _run(local, folder, on_status, interrupted)
         local.keep(outcome)
     return outcome
@@ -82,8 +83,9 @@ class _Place:
 class _Local:
     """All workers of a job, and the coordinator that they report to."""
 
-    def __init__(self, job: Job, run: str, store: Store) -> None:
+    def __init__(self, job: Job, run: str, store: Store, metrics: MetricsFile) -> None:
         self._job = job
+        self._metrics = metrics
         config = RunConfig.of(job.plan, job.schedule)
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
@@ -118,6 +120,7 @@ class _Local:
         return record_failure(self._job, place.executor, self._queues, error, run, incarnation)
 
     def finish(self, folder: Path) -> LaunchOutcome:
+        self._metrics.finish()
         for place in self._places:
             stages = place.executor.stages
             digests, copies = save_weights(stages, folder), copies_in(stages.values())
@@ -149,6 +152,7 @@ class _Local:
         executor = job.executor(job.schedule.placement[index], self._decisions)
         run = self._coordinator.run.id
         loop = WorkerLoop(job.program, index, executor, self._queues, run=run, incarnation=incarnation)
+        loop.measures_with(self._metrics.add)
         return _Place(sender, executor, loop, Reporter(loop.progress, incarnation, job.training_steps))
 
     def _report(self) -> None:

@@ -39,11 +39,11 @@ from stageline.workers.control.session import NotAdmitted, Stopped, WorkerIdenti
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.replay.recorder import RecordWriter, record_failure
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.metrics_file import MetricsFile, MetricsNotWritten
 from stageline.workers.runtime.calls import CallRefused, Position
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.loop import WorkerLoop
-from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.skipping import SkipLog
 
 from .failures import failures_reported, lacks_resources, why_it_leaves
@@ -60,6 +60,7 @@ EXPECTED = (
     SnapshotDamaged,
     ForeignState,
     CallRefused,
+    MetricsNotWritten,
     runs.FolderUnusable,
 )
 
@@ -197,8 +198,7 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
         work.make_loop(queues)
         here = reachable(queues.endpoint, options.broker)
         control.start(assigned, here, work.loop, steps=job.training_steps, ring=queues.ring)
-        recorder = work.recorder
-        with recorder or nullcontext(), _hooks(job, assigned, work.executor, work.loop.progress, recorder) as hooks:
+        with work.metrics or nullcontext(), work.recorder or nullcontext(), _hooks(job, assigned, work) as hooks:
             work.commands = CommandHandler(assigned, control, queues, hooks, work.loop)
             work.commands.run(work.save, workers_timeout=options.workers_timeout, lease=job.plan.recovery.lease)
 
@@ -209,6 +209,7 @@ class _Work:
 
     queues: WorkerQueues
     executor: Executor
+    metrics: MetricsFile | None
     recorder: RecordWriter | None
     loop: WorkerLoop
     commands: CommandHandler
@@ -224,6 +225,7 @@ class _Work:
         job, assigned = self._job, self._assigned
         stages, decisions = job.schedule.placement[assigned.index], SkipLog(self._folder)
         self.queues = queues
+        self.metrics = MetricsFile(self._folder, assigned.step) if job.program.last in stages else None
         self.executor = executor = job.executor(stages, decisions)
         self.recorder = self._new_recorder(stages)
         self.loop = WorkerLoop(
@@ -240,6 +242,9 @@ class _Work:
         progress.stages, progress.queues = executor.stages, queues
         if not self._joined:
             self.loop.saves_with(self.save_checkpoint)
+        if self.metrics is not None:
+            self.loop.measures_with(self.metrics.add)
+            self.metrics.note = partial(progress.note_fault, "metrics")
         decisions.note, decisions.wait = partial(progress.note_fault, "skip log"), self.serve
 
     def make_room(self, reason: str) -> None:
@@ -266,6 +271,8 @@ class _Work:
         save_stages(folder, plan, self._assigned, stages, position.step, self.loop.progress)
 
     def save(self) -> dict[str, TensorDigest]:
+        if self.metrics is not None:
+            self.metrics.finish(self.serve)
         note = partial(self.loop.progress.note_fault, "weights")
         return save_weights(self.executor.stages, self._folder, note, self.serve)
 
@@ -297,15 +304,19 @@ def _open_queues(
         raise
 
 
-def _hooks(
-    job: Job, assigned: Assigned, executor: Executor, progress: Progress, recorder: RecordWriter | None
-) -> CheckpointHooks:
+def _hooks(job: Job, assigned: Assigned, work: _Work) -> CheckpointHooks:
     """Restores the checkpoint that the worker begins at."""
     if not job.plan.recovery.on:
         return CheckpointHooks()
-    if recorder is None:
-        return open_snapshots(job, assigned, executor, progress)
-    return open_snapshots(job, assigned, executor, progress, recorder.delete_before)
+    recorder, metrics = work.recorder, work.metrics
+    return open_snapshots(
+        job,
+        assigned,
+        work.executor,
+        work.loop.progress,
+        forgotten=(lambda step: None) if recorder is None else recorder.delete_before,
+        measured=(lambda: None) if metrics is None else metrics.flush,
+    )
 
 
 def _identity(job: Job, options: WorkerOptions) -> WorkerIdentity:

@@ -76,9 +76,12 @@ class Executor:
     evaluates_loss: bool = False
     loss: float | None = None  # of the last step, on the worker that has the last stage
     gradient_norm: float | None = None  # likewise, if gradients are clipped
+    rows: int = 0  # likewise
+    learning_rates: tuple[float, ...] = ()  # likewise, of the last stage's groups
     sums: Sums = field(default_factory=Sums)  # of what was evaluated so far
     gives_up: bool = False  # the batch that is evaluated: its script has the result already
     _losses: list[Tensor | None] = field(default_factory=list)  # of the open step; None for one that does not count
+    _rows: list[int] = field(default_factory=list)  # likewise; 0 for one that does not count
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         """What `instruction` gives, computed from what it `received` from its queues.
@@ -104,8 +107,7 @@ class Executor:
                     return stage.clip(*received)
                 case _:
                     if stage.index == self.last:
-                        self.loss, self.gradient_norm = self._summed_loss(instruction.step), stage.gradient_norm
-                        self._losses.clear()
+                        self._end_step(stage, instruction.step)
                     if isinstance(stage, TiedStage):
                         return stage.exchange(*received, step=instruction.step)
                     stage.update(instruction.step)
@@ -120,6 +122,13 @@ class Executor:
                 f"stage {stage.index} failed in {instruction}, {stage.where}: {describe_error(error)}",
                 Culprit(instruction.step, instruction.action) if alone else None,
             ) from error
+
+    def _end_step(self, last: Stage, step: int) -> None:
+        """What the step came to, before the update of the last stage."""
+        self.loss, self.gradient_norm = self._summed_loss(step), last.gradient_norm
+        self.rows, self.learning_rates = sum(self._rows), last.learning_rates
+        self._losses.clear()
+        self._rows.clear()
 
     def _summed_loss(self, step: int) -> float | None:
         """The loss of the step that ends now, None if it had no rows. Raises `BadMicrobatch`."""
@@ -145,6 +154,7 @@ class Executor:
         )
         if stage.index == self.last:
             self._losses.append(output if given.rows and isinstance(output, Tensor) else None)
+            self._rows.append(given.rows)
         return output
 
     def _given(self, stage: int, instruction: Instruction, received: Sequence[Tree]) -> Microbatch:

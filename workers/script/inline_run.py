@@ -35,6 +35,8 @@ RUN = "line"
 class InlineRun:
     """The stages of `segments` as workers of `schedule`. `submit` computes, and raises `ComputeFailed`."""
 
+    cannot_save = "an inline line saves no checkpoints: leave out workers, or keep its state_dict()"
+
     def __init__(
         self,
         segments: Sequence[Segment],
@@ -78,7 +80,7 @@ class InlineRun:
         self._queues.close()
 
     def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
-        raise NotSaved("an inline line saves no checkpoints: leave out workers, or keep its state_dict()")
+        raise NotSaved(self.cannot_save)
 
     def waits_for(self) -> str:
         return ""

@@ -14,28 +14,28 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
 
-import torch
 from torch import Tensor
 
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError
-from stageline.pipeline.stage.optimizer import OptimizerFactory
-from stageline.pipeline.stage.precision import Autocast
-from stageline.pipeline.stage.scalar_loss import Loss
-from stageline.pipeline.stage.update import LrSchedulerFactory
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed
 from stageline.workers.runtime.calls import CallKind, batches_of_step
 from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
-from stageline.workers.script.arguments.line_arguments import LineArguments, Workers
-from stageline.workers.script.arguments.script_plan import LineOptions, Metric, Model
+from stageline.workers.script.arguments.line_arguments import LineArguments, line_signature, options_of
+from stageline.workers.script.arguments.script_plan import Model
 from stageline.workers.script.calls.open_call import Replies
 from stageline.workers.script.calls.step_loss import StepLoss
 from stageline.workers.script.display.display import display_of
 from stageline.workers.script.display.page import page
 from stageline.workers.script.display.seen import Seen
 from stageline.workers.script.display.timetable import Timetable
+from stageline.workers.script.fit.callback import Callback, Fitted
+from stageline.workers.script.fit.evaluation_record import EvaluationRecord
+from stageline.workers.script.fit.loop import Fit
+from stageline.workers.script.fit.options import BetterName, FitOptions, demand_fit
+from stageline.workers.script.fit.stream import FitBatches, held_out_of, steps_from
 
 from .begin import begin_run
 
@@ -68,71 +68,19 @@ class Line(AbstractContextManager["Line"]):
     `RunFailed` if the processes do not start.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        loss: Loss,
-        optimizer: OptimizerFactory,
-        lr_scheduler: LrSchedulerFactory | None = None,
-        lr_every: int = 1,
-        clip_norm: float | None = None,
-        groups: Sequence[Mapping[str, object]] | None = None,
-        cut: Sequence[int | str] | None = None,
-        stages: int | None = None,
-        placement: Sequence[Sequence[int]] | None = None,
-        schedule: str = "1f1b",
-        microbatches: int = 1,
-        accumulate: int = 1,
-        window: Sequence[int] | None = None,
-        seed: int = 0,
-        device: str | torch.device = "cpu",
-        autocast: Autocast | None = None,
-        threads: int = 1,
-        metrics: Sequence[Metric] = (),
-        workers: Workers = "processes",
-        broker: str | None = None,
-        name: str = "line",
-        folder: str | Path = "runs",
-        settings: Mapping[str, object] | None = None,
-        resume: str | Path | None = None,
-        progress: bool | None = None,
-        weights: str | Path | None = None,
-        trainable: Sequence[str] | None = None,
-    ) -> None:
-        options = LineOptions(
-            loss=loss,
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            lr_every=lr_every,
-            clip_norm=clip_norm,
-            groups=groups,
-            cut=cut,
-            stages=stages,
-            placement=placement,
-            schedule=schedule,
-            microbatches=microbatches,
-            accumulate=accumulate,
-            window=window,
-            seed=seed,
-            device=device,
-            autocast=autocast,
-            threads=threads,
-            metrics=metrics,
-            name=name,
-            folder=folder,
-            settings=settings or {},
-            broker=broker,
-            weights=weights,
-            trainable=trainable,
-        )
+    __signature__ = line_signature()  # of `arguments` with their defaults; type checkers read LineArguments
+
+    def __init__(self, model: Model, *, resume: str | Path | None = None, **arguments: Unpack[LineArguments]) -> None:
+        options = options_of(arguments)
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
-        self._name, self._accumulate = name, accumulate
-        self._weights, self._check_inputs, self._run = begin_run(model, options, workers, resume)
+        self._options = options
+        self._weights, self._check_inputs, self._run = begin_run(model, options, resume)
+        self._evaluations, self._fits = EvaluationRecord(self._run.folder, self._run.position), 0
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
-        self._display = display_of(name, self._seen, self._run.waits_for, progress, news)  # its thread is in no fork
+        waits_for, progress = self._run.waits_for, options.progress
+        self._display = display_of(options.name, self._seen, waits_for, progress, news)  # its thread is in no fork
 
     @classmethod
     def resume(cls, saved: str | Path, /, model: Model, **arguments: Unpack[LineArguments]) -> Self:
@@ -182,11 +130,58 @@ class Line(AbstractContextManager["Line"]):
         done.add_done_callback(self._seen.step_ended)
         return StepLoss(lambda: _measured(done.result()))
 
+    def fit(
+        self,
+        batches: FitBatches,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        held_out: FitBatches | None = None,
+        evaluate_every: int | None = None,
+        metric: str = "loss",
+        better: BetterName | None = None,
+        patience: int | None = None,
+        best: str | Path | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Fitted:
+        """Trains on `batches` as a loop over `step` does: a list or a loader of (x, y), walked once for each epoch.
+
+        `epochs` and `steps` count from the beginning of the run: a line that was resumed goes on at its position. With
+        neither, it is one pass. After every `evaluate_every` steps it evaluates the batches of `held_out`, by default
+        those that a `Loader` holds out. They are compared by `metric`: by the loss, of which the lower is `better`, or
+        another, of which you say "lower" or "higher". After `patience` of them in a row that were not better, the fit
+        ends. `best`: the path at which it keeps a checkpoint of the best one, which `Line.resume` goes on from.
+        `callbacks`: see `Callback`.
+
+        Raises `ValueError` for options that cannot be, `DataError` for batches, `NotSaved`, and what `step` and the
+        callbacks raise.
+        """
+        wanted = FitOptions(
+            epochs=epochs,
+            steps=steps,
+            held_out=held_out_of(batches) if held_out is None and evaluate_every is not None else held_out,
+            evaluate_every=evaluate_every,
+            metric=metric,
+            better=better,
+            patience=patience,
+            best=best,
+            callbacks=callbacks,
+        )
+        demand_fit(wanted, self._options.named_metrics, self._run.cannot_save)
+        each = steps_from(batches, self.position, epochs, steps, self._options.accumulate)
+        self._fits += 1
+        return Fit(self, each, wanted, self._evaluations, self._fits, self._evaluate).run()
+
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients.
 
         Raises `DataError` if there are no rows, or for what is no iterable of (inputs, targets).
         """
+        found = self._evaluate(batches)
+        self._evaluations.note(self.position, found)
+        return found
+
+    def _evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         sums: dict[str, float] = {}
         for done in [self._submit(CallKind.EVALUATE, x, y) for x, y in batches_of(batches)]:
             found: Mapping[str, float | None] = _only(done.result())
@@ -201,7 +196,7 @@ class Line(AbstractContextManager["Line"]):
     def predict(self, x: Tree) -> Tree:
         """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
         rows(x)
-        self._check_inputs(x, self._accumulate)
+        self._check_inputs(x, self._options.accumulate)
         return concatenate(_only(self._call(CallKind.PREDICT, _copied(x)).result()))
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -251,7 +246,7 @@ class Line(AbstractContextManager["Line"]):
     def _repr_html_(self) -> str:
         """For a notebook: where it is, its workers, its losses, and a step as it ran."""
         state = self._closed or f"position {self.position}"
-        return page(self._name, state, self._seen, self._run.workers(), self.timetable())
+        return page(self._options.name, state, self._seen, self._run.workers(), self.timetable())
 
     def _hide(self) -> None:
         """Ends the display of progress."""
@@ -263,10 +258,10 @@ class Line(AbstractContextManager["Line"]):
         return self._call(kind, _copied(x), _copied(y))
 
     def _demand(self, kind: CallKind, x: Tree, y: Tree) -> None:
-        of_step = self._accumulate if kind is CallKind.TRAIN else 1
+        of_step = self._options.accumulate if kind is CallKind.TRAIN else 1
         for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
             demand_batch(inputs, targets)
-            self._check_inputs(inputs, self._accumulate // of_step)
+            self._check_inputs(inputs, self._options.accumulate // of_step)
 
     def _call(
         self, kind: CallKind, x: Tree = None, y: Tree = None, state: Mapping[str, Tensor] | None = None

@@ -17,6 +17,7 @@ class ScriptRun(Protocol):
     """A run that a script drives. Its methods are for the script's thread alone."""
 
     size: int  # how many workers it has
+    cannot_save: str  # why it saves no checkpoints; "" if it does
 
     @property
     def folder(self) -> Path | None:

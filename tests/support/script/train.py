@@ -20,6 +20,7 @@ from time import sleep
 import net
 import psutil
 import torch
+from pids import processes
 from torch import Tensor, nn
 
 from stageline import Line, NotSaved
@@ -37,19 +38,6 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(9, 6, generator=generator)
     return x, (x[:, :3]).argmax(1)
-
-
-def processes(folder: str) -> dict[str, int]:
-    """The pids of the run's processes by the names of their logs."""
-    found = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            log = os.readlink(f"/proc/{pid}/fd/2")
-        except OSError:
-            continue
-        if log.startswith(os.path.abspath(folder)):
-            found[os.path.basename(log).removesuffix(".log")] = int(pid)
-    return found
 
 
 def happen(line: Line, step: int) -> None:

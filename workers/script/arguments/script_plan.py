@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -30,6 +30,7 @@ from stageline.workers.runtime.metric_names import numbered
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
 Metric = Callable[[Any, Any], Any]
+Workers = Literal["processes", "inline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +55,14 @@ class LineOptions:
     autocast: Autocast | None = None
     threads: int = 1
     metrics: Sequence[Metric] = ()
+    workers: Workers = "processes"
     name: str = "line"
     folder: str | Path = "runs"
     settings: Mapping[str, object] = field(default_factory=dict)  # other keys of the plan: "recovery.lease"
     broker: str | None = None  # where workers on other machines find the broker; None: there are none
     trainable: Sequence[str] | None = None  # patterns of names; None: what requires a gradient
     weights: str | Path | None = None  # where workers read their weights from; None: the model has them
+    progress: bool | None = None  # whether it is drawn; None: if stderr is a terminal
 
     @property
     def loads_weights(self) -> bool:

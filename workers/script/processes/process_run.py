@@ -64,6 +64,7 @@ class ProcessRun:
     continues the run of that id. Raises `NoSuchRun`, `PlanRefused`, `RunFailed`, and what `start_processes` does.
     """
 
+    cannot_save = ""
     _workers_timeout = inf  # seconds for the workers of a resumed run to come
 
     def __init__(self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None = None) -> None:

@@ -50,6 +50,10 @@ class RemoteRun(ProcessRun):
         self._weights: dict[str, Tensor] = {}
         self._workers_timeout = plan.broker.patience
         super().__init__(plan, schedule, names, resume)
+        self.cannot_save = (
+            "the workers are on other machines, and have their snapshots there: keep the line's state_dict(), or go on "
+            f"with the run itself: Line.resume({str(self.folder)!r}, ...)"
+        )
 
     def submit(
         self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
@@ -70,10 +74,7 @@ class RemoteRun(ProcessRun):
         super().close()
 
     def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
-        raise NotSaved(
-            "the workers are on other machines, and have their snapshots there: keep the line's state_dict(), or go on "
-            f"with the run itself: Line.resume({str(self.folder)!r}, ...)"
-        )
+        raise NotSaved(self.cannot_save)
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self._weights)
