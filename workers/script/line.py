@@ -12,13 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, Unpack, cast
+from typing import Self, Unpack, cast
 
 import torch
 from torch import Tensor
 
 from stageline.pipeline.data import Batch, rows
-from stageline.pipeline.errors import DataError
 from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.precision import Autocast
 from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
@@ -29,7 +28,7 @@ from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
 from stageline.workers.script.arguments.line_arguments import LineArguments, Workers
 from stageline.workers.script.arguments.script_plan import LineOptions, Metric, Model
-from stageline.workers.script.calls.open_call import Replies
+from stageline.workers.script.calls.open_call import Replies, only, total
 from stageline.workers.script.calls.step_loss import StepLoss
 from stageline.workers.script.display.display import display_of
 from stageline.workers.script.display.page import page
@@ -185,22 +184,16 @@ class Line(AbstractContextManager["Line"]):
 
         Raises `DataError` if there are no rows, or for what is no iterable of (inputs, targets).
         """
-        sums: dict[str, float] = {}
-        for done in [self._submit(CallKind.EVALUATE, x, y) for x, y in batches_of(batches)]:
-            found: Mapping[str, float | None] = _only(done.result())
-            for name, value in found.items():
-                if value is not None:  # in a batch without rows there is nothing to measure
-                    sums[name] = sums.get(name, 0.0) + value
-        total = sums.pop("rows", 0)
-        if not total:
-            raise DataError("there are no rows to evaluate. Give at least one batch with rows")
-        return {name: value / total for name, value in sums.items()}
+        calls = [self._submit(CallKind.EVALUATE, x, y) for x, y in batches_of(batches)]
+        sums = total([done.result() for done in calls])
+        rows = sums.pop("rows")
+        return {name: value / rows for name, value in sums.items()}
 
     def predict(self, x: Tree) -> Tree:
         """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
         rows(x)
         self._check_inputs(x, self._accumulate)
-        return concatenate(_only(self._call(CallKind.PREDICT, _copied(x)).result()))
+        return concatenate(only(self._call(CallKind.PREDICT, _copied(x)).result()))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The weights under the unsplit model's names, in its order, on the CPU. For a list: as `nn.Sequential(*model)`
@@ -287,12 +280,7 @@ def _copied(tree: Tree) -> Tree:
     return map_tensors(lambda tensor: tensor.detach().clone(), tree)
 
 
-def _only(replies: Replies) -> Any:
-    """The one reply that says something: that of the last stage's owner."""
-    return next((reply for reply in replies.values() if reply is not None), None)
-
-
 def _measured(replies: Replies) -> tuple[float | None, float | None]:
     """A step's loss, and the norm of its gradients."""
-    found: float | tuple[float | None, float] | None = _only(replies)
+    found: float | tuple[float | None, float] | None = only(replies)
     return found if isinstance(found, tuple) else (found, None)
