@@ -61,6 +61,7 @@ LADDER = {
     "workers/script/processes": DOING,
     "workers/script/remote": DOING,
     "workers/script": DOING,
+    "workers/forward": DOING,
     "workers/cli/display": DOING,
     "workers/cli": DOING,
     "workers/cli/templates": DOING,
