@@ -63,6 +63,7 @@ LADDER = {
     "workers/script/remote": DOING,
     "workers/script/fit": DOING,
     "workers/script": DOING,
+    "workers/forward": DOING,
     "workers/cli/display": DOING,
     "workers/cli": DOING,
     "workers/cli/templates": DOING,

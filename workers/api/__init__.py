@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from stageline.workers.checkpoint.saved import NotSaved
     from stageline.workers.checkpoint.weights import load_weights
     from stageline.workers.errors import LineClosed, RunFailed
+    from stageline.workers.exchange.load import load
+    from stageline.workers.exchange.stored_weights import WeightsUnusable
     from stageline.workers.runs.folder import NoSuchRun
     from stageline.workers.runs.result import Result
     from stageline.workers.runtime.executor import ComputeFailed
@@ -73,9 +75,11 @@ __all__ = [
     "Trained",
     "UnsoundSchedule",
     "Verdict",
+    "WeightsUnusable",
     "check_schedule",
     "draw_svg",
     "draw_text",
+    "load",
     "load_weights",
     "make_schedule",
     "read_plan",
@@ -105,6 +109,8 @@ _MODULES = {  # where each name is defined
     "pipeline.timetable": ("draw_svg", "draw_text"),
     "workers.checkpoint.saved": ("NotSaved",),
     "workers.checkpoint.weights": ("load_weights",),
+    "workers.exchange.load": ("load",),
+    "workers.exchange.stored_weights": ("WeightsUnusable",),
     "workers.runs.folder": ("NoSuchRun",),
     "workers.runs.result": ("Result",),
     "workers.runtime.executor": ("ComputeFailed",),

@@ -37,10 +37,12 @@ class RunMovedOn(WeightsUnusable):
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The weights in `files`, the parts of one model in their order. `title` says what they are, for people."""
+    """The weights in `files`, the parts of one model in their order. `title` says what they are, for people; those of a
+    run are of so many `step`s."""
 
     title: str
     files: tuple[Path, ...]
+    step: int | None = None
 
     @cached_property
     def places(self) -> Mapping[str, Path]:
@@ -106,7 +108,7 @@ def weights_in(folder: Path, step: int | None) -> StoredWeights:
             snapshot = source.snapshots.path(stage, found)
             raise SnapshotDamaged(snapshot, wrong) if snapshot.exists() else RunMovedOn(snapshot)
     files = tuple(source.snapshots.path(stage, found) / WEIGHTS for stage in range(source.stages))
-    return StoredWeights(f"the weights of run {source.run} after {found} steps", files)
+    return StoredWeights(f"the weights of run {source.run} after {found} steps", files, found)
 
 
 def take_weights(
@@ -138,8 +140,9 @@ def _finished(folder: Path) -> StoredWeights:
             "workers"
         )
     result = runs.result_in(folder)
-    steps = "" if result is None else f" after {result.steps} steps"
-    return StoredWeights(f"the weights of run {folder.resolve().name}{steps}", files)
+    steps = None if result is None else result.steps
+    after = "" if steps is None else f" after {steps} steps"
+    return StoredWeights(f"the weights of run {folder.resolve().name}{after}", files, steps)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from stageline.pipeline.stage.stage import Stage
 
 from .calls import CallFeed
 from .executor import Executor, Metric
-from .metric_names import numbered
+from .metric_names import function_of, numbered, told_apart
 from .program import AHEAD, ENDLESS, Program
 from .skipping import SkipLog, SkippingExecutor
 
@@ -101,8 +101,7 @@ class Job:
     def metrics(self) -> Mapping[str, Metric]:
         """By the functions' names; a script numbers those that share one, wherever its workers are."""
         names = self.plan.model.metrics
-        short = [name.replace(":", ".").rpartition(".")[2] for name in names]
-        titles = numbered(short) if self.plan.scripted else _told_apart(names, short)
+        titles = numbered([function_of(name) for name in names]) if self.plan.scripted else told_apart(names)
         folder = base_folder(self.plan)
         metrics = (load_function(name, folder, "model.metrics") for name in names)
         return dict(zip(titles, metrics, strict=True))
@@ -191,11 +190,6 @@ def _steps_of_epoch(plan: Plan, batches: int) -> int:
             f"{plan.schedule.accumulate}; use a number of steps",
         )
     return batches // plan.schedule.accumulate
-
-
-def _told_apart(names: Sequence[str], short: Sequence[str]) -> list[str]:
-    """By the files that they are in, where functions share a name."""
-    return [name if short.count(title) > 1 else title for name, title in zip(names, short, strict=True)]
 
 
 def _reads_data(job: Job, worker: int | None) -> bool:

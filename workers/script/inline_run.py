@@ -103,6 +103,9 @@ class InlineRun:
     def abort(self, reason: str) -> None:
         self._queues.close()
 
+    def discard(self) -> None:
+        self._queues.close()
+
     def _carry_out(self, call: Call) -> "Future[Replies]":
         for message in messages(call, self._program, self._names, RUN, 1):
             self._queues.outbound(call_key(message.stage)).put(message)

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, Unpack, cast
+from typing import Self, Unpack, cast
 
 from torch import Tensor
 
 from stageline.pipeline.data import Batch, rows
-from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed
 from stageline.workers.runtime.calls import CallKind, batches_of_step
@@ -25,7 +24,7 @@ from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import batches_of, demand_batch
 from stageline.workers.script.arguments.line_arguments import LineArguments, line_signature, options_of
 from stageline.workers.script.arguments.script_plan import Model
-from stageline.workers.script.calls.open_call import Replies
+from stageline.workers.script.calls.open_call import Replies, only, total
 from stageline.workers.script.calls.step_loss import StepLoss
 from stageline.workers.script.display.display import display_of
 from stageline.workers.script.display.page import page
@@ -182,22 +181,16 @@ class Line(AbstractContextManager["Line"]):
         return found
 
     def _evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        sums: dict[str, float] = {}
-        for done in [self._submit(CallKind.EVALUATE, x, y) for x, y in batches_of(batches)]:
-            found: Mapping[str, float | None] = _only(done.result())
-            for name, value in found.items():
-                if value is not None:  # in a batch without rows there is nothing to measure
-                    sums[name] = sums.get(name, 0.0) + value
-        total = sums.pop("rows", 0)
-        if not total:
-            raise DataError("there are no rows to evaluate. Give at least one batch with rows")
-        return {name: value / total for name, value in sums.items()}
+        calls = [self._submit(CallKind.EVALUATE, x, y) for x, y in batches_of(batches)]
+        sums = total([done.result() for done in calls])
+        rows = sums.pop("rows")
+        return {name: value / rows for name, value in sums.items()}
 
     def predict(self, x: Tree) -> Tree:
         """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
         rows(x)
         self._check_inputs(x, self._options.accumulate)
-        return concatenate(_only(self._call(CallKind.PREDICT, _copied(x)).result()))
+        return concatenate(only(self._call(CallKind.PREDICT, _copied(x)).result()))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The weights under the unsplit model's names, in its order, on the CPU. For a list: as `nn.Sequential(*model)`
@@ -285,12 +278,7 @@ def _copied(tree: Tree) -> Tree:
     return map_tensors(lambda tensor: tensor.detach().clone(), tree)
 
 
-def _only(replies: Replies) -> Any:
-    """The one reply that says something: that of the last stage's owner."""
-    return next((reply for reply in replies.values() if reply is not None), None)
-
-
 def _measured(replies: Replies) -> tuple[float | None, float | None]:
     """A step's loss, and the norm of its gradients."""
-    found: float | tuple[float | None, float] | None = _only(replies)
+    found: float | tuple[float | None, float] | None = only(replies)
     return found if isinstance(found, tuple) else (found, None)

@@ -58,3 +58,6 @@ class ScriptRun(Protocol):
 
     def abort(self, reason: str) -> None:
         """Ends the run as it is; what has been saved stays."""
+
+    def discard(self) -> None:
+        """Ends the run as it is; nothing of it is of use any more, and nothing is said of it."""

@@ -54,13 +54,14 @@ class Layer:
 
 class Layers:
     """`model` as the `layers` that its forward goes through, in order. `bound` are the modules that compute them;
-    `parameters` are the model's, by name, in its own order.
+    `parameters` are those of the model, by name, in its own order.
 
     Raises `ModelRefused` if a name is not the model's, two layers have one name, or a parameter or buffer of the model
     is in no layer.
     """
 
     def __init__(self, model: torch.nn.Module, layers: Sequence[Layer]) -> None:
+        self.model = model
         self.names = [layer.names[0] for layer in layers]
         self.parameters = dict(model.named_parameters())
         if twice := [name for name in self.names if self.names.count(name) > 1]:

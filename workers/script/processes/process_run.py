@@ -3,6 +3,7 @@
 ProcessRun(...)   launcher -> broker's address -> the script's place -> queues -> Driver
 close()           the call STOP -> the workers save their weights -> the run has finished -> the processes end
 abort(reason)     Goodbye: the workers carry out what was called, save the state after that, and end
+discard()         the processes end, or are killed
 """
 
 import os
@@ -54,6 +55,7 @@ from .script_log import ScriptLog
 JOIN_TIMEOUT = 60.0  # seconds for the broker to answer
 FINISH_TIMEOUT = 60.0  # seconds for the workers of a run to save their weights
 END_TIMEOUT = 20.0  # seconds for the processes of a run that is over to end by themselves
+DISCARD_TIMEOUT = 2.0  # seconds for the processes of a run of which nothing is wanted, before they are killed
 QUIET = 2.0  # seconds that a run may take to end before that is said
 CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
 REPLIES_AHEAD = 16  # replies that a worker may send before the first of them is taken
@@ -70,7 +72,7 @@ class ProcessRun:
     def __init__(self, plan: Plan, schedule: Schedule, names: WeightNames, resume: str | None = None) -> None:
         self._plan = plan
         self.size = len(schedule.placement)
-        self._finished = False
+        self._wanted = True  # is told about if it ends early
         self._names = names
         self._program = Program(schedule, ENDLESS, scripted=True)
         run = runs.name_of(plan, resume)
@@ -116,7 +118,7 @@ class ProcessRun:
                 raise self._failure(f"the run has not ended {FINISH_TIMEOUT:g} s after its last call", ExitCode.FAILED)
             self._driver.raise_failure()
             self._processes.wait(END_TIMEOUT)
-            self._finished = True
+            self._wanted = False
 
     def timetable(self) -> Timetable:
         """Asked of the broker; once that is gone, read from its records."""
@@ -152,6 +154,16 @@ class ProcessRun:
                 self._processes.abandon()
                 raise
 
+    def discard(self) -> None:
+        self._wanted = False
+        self._open.detach()
+        with self._stack:
+            self._driver.leave()
+            for seconds in (DISCARD_TIMEOUT, END_TIMEOUT):  # the second time its processes are killed
+                self._processes.stop()
+                if self._processes.wait(seconds) is not None:
+                    break
+
     def _await_end(self, *, saves: bool) -> None:
         """Waits for the processes to end, and says so if that takes a while."""
         if self._processes.wait(QUIET) is None:
@@ -163,7 +175,7 @@ class ProcessRun:
         return start_processes(self._plan, run, resume=resume)
 
     def _tell_early_end(self) -> None:
-        if not self._finished:
+        if self._wanted:
             with suppress(OSError, ValueError):  # stderr may be closed
                 say(early_end(self.folder, self._plan.broker.store))
 
