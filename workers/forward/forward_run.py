@@ -21,7 +21,7 @@ from stageline.pipeline.data import Batch
 from stageline.pipeline.errors import ModelRefused, StagelineError
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.optimizer import OptimizerFactory
-from stageline.pipeline.stage.stage import Loss
+from stageline.pipeline.stage.scalar_loss import Loss
 from stageline.pipeline.tree import Tree, concatenate, describe
 from stageline.workers.errors import RunFailed
 from stageline.workers.exchange.load import RunModel
@@ -29,7 +29,7 @@ from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.executor import ComputeFailed, Metric
 from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import demand_batch
-from stageline.workers.script.arguments.line_arguments import Workers
+from stageline.workers.script.arguments.script_plan import Workers
 from stageline.workers.script.arguments.model_weights import ModelWeights
 from stageline.workers.script.arguments.script_plan import LineOptions
 from stageline.workers.script.begin import InputsCheck, begin_run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stageline.pipeline.data import rows
 from stageline.workers.exchange.load import RunModel
-from stageline.workers.script.arguments.line_arguments import Workers
+from stageline.workers.script.arguments.script_plan import Workers
 
 from .forward_run import ForwardRun, Tell
 from .input_file import Inputs

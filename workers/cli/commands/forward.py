@@ -15,7 +15,7 @@ from stageline.workers.process.signals import as_interrupts
 if TYPE_CHECKING:  # they load torch
     from stageline.workers.exchange.load import RunModel
     from stageline.workers.forward.forward_run import Measured
-    from stageline.workers.script.arguments.line_arguments import Workers
+    from stageline.workers.script.arguments.script_plan import Workers
 
 _plan = click.option("--plan", type=click.Path(), help="The plan's file or folder, with its code. Default: the run's.")
 _batch_size = click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a batch. Default: the plan's.")
