@@ -29,9 +29,8 @@ from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.executor import ComputeFailed, Metric
 from stageline.workers.runtime.program import AHEAD
 from stageline.workers.script.arguments.batch_shape import demand_batch
-from stageline.workers.script.arguments.script_plan import Workers
 from stageline.workers.script.arguments.model_weights import ModelWeights
-from stageline.workers.script.arguments.script_plan import LineOptions
+from stageline.workers.script.arguments.script_plan import LineOptions, Workers
 from stageline.workers.script.begin import InputsCheck, begin_run
 from stageline.workers.script.calls.open_call import Replies, only, total
 from stageline.workers.script.script_run import ScriptRun
