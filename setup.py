@@ -41,6 +41,7 @@ setup(
     extras_require={
         "examples": ["scikit-learn>=1.4"],
         "fuzz": ["atheris>=3.0"],  # has wheels for Linux
+        "tensorboard": ["tensorboard>=2.16"],
         "test": [
             "pytest>=8.2",
             "pytest-timeout>=2.3",
@@ -56,6 +57,7 @@ setup(
             "mypy>=1.14",
             "setuptools>=75",
             "types-psutil>=6.0",
+            "tensorboard>=2.16",  # reads the event files that are written
         ],
     },
     entry_points={"console_scripts": ["stageline = stageline.workers.cli:main"]},

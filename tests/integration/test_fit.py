@@ -1,10 +1,12 @@
 """`Line.fit` equals a plain loop with evaluation and early stopping, to the bit, whatever is killed on the way."""
 
 import json
+import shutil
 import signal
 from collections.abc import Mapping
 from functools import cache, partial
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from stageline import Line
+from stageline.workers.runs.metrics import StepMetrics, metrics_in
+from support.fork_server import ForkServer
 from support.paths import TESTS
 from support.plain_loop import PlainLoop, differing
 from support.script import overfitted
-from support.workspace import Workspace
+from support.workspace import Workspace, free_port
 
 SCRIPT = TESTS / "support" / "script" / "fit.py"
 EVERY, PATIENCE, MICROBATCHES = 4, 3, 3
@@ -150,6 +154,8 @@ def test_fit_that_was_killed_and_is_resumed_stops_at_the_same_step(workspace: Wo
     found = result(workspace, "processes", "resume")
     assert 0 < found["first"] <= int(at[-1]) + 3
     demand_plain(found)
+    lines = [line for line in metrics_in(workspace.runs()[0]) if isinstance(line, StepMetrics)]
+    assert [(line.step, line.loss) for line in lines] == list(enumerate(plain()[0]["losses"]))
     best = result(workspace, "processes", "best")
     assert best == {"first": found["best"][0], "weights": plain()[0]["best_weights"]}
 
@@ -164,3 +170,20 @@ def test_what_a_callback_raises_ends_the_run_as_it_does_in_a_loop_and_it_goes_on
     found = result(workspace, "processes", "resume")
     assert found["first"] in (8, 9)  # two more were under way
     demand_plain(found)
+
+
+@pytest.mark.slow
+def test_fit_with_workers_that_join_is_the_plain_loop_and_each_machine_has_its_own_metrics(
+    workspace: Workspace, tmp_path: Path, fork_server: ForkServer
+) -> None:
+    address, folder = f"tcp://127.0.0.1:{free_port()}", tmp_path / "there"
+    folder.mkdir()
+    with Workspace(folder, fork_server) as there:
+        shutil.copy(SCRIPT.parent / "overfitted.py", folder)
+        workers = [there.start("worker", "--join", address) for _ in range(3)]
+        found = result(workspace, address)
+        assert [worker.wait() for worker in workers] == [0] * 3
+        demand_plain(found)
+        steps, evaluations = list(metrics_in(there.runs()[0])), list(metrics_in(workspace.runs()[0]))
+    assert [(line.step, line.loss) for line in steps] == list(enumerate(plain()[0]["losses"]))
+    assert [str(line.step) for line in evaluations] == list(plain()[0]["evaluations"])

@@ -21,6 +21,7 @@ COMMANDS = {  # the file in commands/ that each is in
     "worker": "worker",
     "broker": "broker",
     "status": "queries",
+    "metrics": "metrics",
     "why": "queries",
     "story": "queries",
     "replay": "replay",

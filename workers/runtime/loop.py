@@ -18,7 +18,7 @@ from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
-from stageline.workers.runs.metrics import StepMetrics
+from stageline.workers.runs.metrics import MetricsLine, StepMetrics
 
 from .call_sequence import CallSequence, SaveStages
 from .calls import CallKind, Position
@@ -29,7 +29,7 @@ from .progress import Progress
 
 CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]
 OnStep = Callable[[int, int, float | None], None]
-Measured = Callable[[StepMetrics], object]
+Measured = Callable[[MetricsLine], object]
 
 PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker handles the broker's commands
 
@@ -121,7 +121,7 @@ class WorkerLoop:
             self._script.keep = keep
 
     def measures_with(self, measured: Measured) -> None:
-        """What takes the metrics of each training step, on the worker of the last stage."""
+        """What takes the metrics of each training step, on the worker of the last stage; it takes evaluations too."""
         self._measured = measured
 
     @property

@@ -31,7 +31,7 @@ from stageline.workers.script.display.page import page
 from stageline.workers.script.display.seen import Seen
 from stageline.workers.script.display.timetable import Timetable
 from stageline.workers.script.fit.callback import Callback, Fitted
-from stageline.workers.script.fit.evaluation_record import EvaluationRecord
+from stageline.workers.script.fit.evaluation_log import EvaluationLog
 from stageline.workers.script.fit.loop import Fit
 from stageline.workers.script.fit.options import BetterName, FitOptions, demand_fit
 from stageline.workers.script.fit.stream import FitBatches, held_out_of, steps_from
@@ -75,7 +75,7 @@ class Line(AbstractContextManager["Line"]):
         self._closed = ""
         self._options = options
         self._weights, self._check_inputs, self._run = begin_run(model, options, resume)
-        self._evaluations, self._fits = EvaluationRecord(self._run.folder, self._run.position), 0
+        self._evaluations, self._fits = EvaluationLog(self._run.folder, self._run.position), 0
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
         waits_for, progress = self._run.waits_for, options.progress

@@ -21,7 +21,7 @@ from stageline.workers.script.calls.step_loss import StepLoss
 
 from .best import BestCheckpoint
 from .callback import Fitted, named
-from .evaluation_record import EvaluationRecord, Found
+from .evaluation_log import EvaluationLog, Found
 from .options import FitOptions
 from .stream import one_pass
 
@@ -48,7 +48,7 @@ class Fit:
         line: Steps,
         steps: Iterator[Batch],
         options: FitOptions,
-        record: EvaluationRecord,
+        record: EvaluationLog,
         number: int,
         measure: Callable[[Iterable[Batch]], Found],
     ) -> None:

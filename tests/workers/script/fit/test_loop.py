@@ -9,7 +9,7 @@ import pytest
 from stageline.pipeline.evaluation import Score
 from stageline.workers.script.calls.step_loss import StepLoss
 from stageline.workers.script.fit.callback import Callback, Fitted
-from stageline.workers.script.fit.evaluation_record import EvaluationRecord
+from stageline.workers.script.fit.evaluation_log import EvaluationLog
 from stageline.workers.script.fit.loop import Fit
 from stageline.workers.script.fit.options import FitOptions
 
@@ -63,14 +63,14 @@ class Noting(Callback):
         self.say("over" if fitted is None else f"over after {fitted.steps}")
 
 
-def fit(line: CountingLine, record: EvaluationRecord, last: int, number: int = 1, **options: Any) -> Fitted:
+def fit(line: CountingLine, record: EvaluationLog, last: int, number: int = 1, **options: Any) -> Fitted:
     steps = iter([(0, 0)] * (last - line.position))
     wanted = FitOptions(**{"evaluate_every": 2, "held_out": [0], "steps": last, **options})
     return Fit(line, steps, wanted, record, number, line.measure).run()
 
 
-def noted(*steps: int) -> EvaluationRecord:
-    record = EvaluationRecord(None, 0)
+def noted(*steps: int) -> EvaluationLog:
+    record = EvaluationLog(None, 0)
     for step in steps:
         record.note(step, {"loss": VALUES[step]}, 1)
     return record

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from stageline.workers.runs.metrics import EVALUATIONS, metrics_in
-from stageline.workers.script.fit import evaluation_record
-from stageline.workers.script.fit.evaluation_record import EvaluationRecord
+from stageline.workers.script.fit import evaluation_log
+from stageline.workers.script.fit.evaluation_log import EvaluationLog
 
 
 def noted(folder: Path, *steps: int, fit: int | None = 1) -> None:
-    record = EvaluationRecord(folder, min(steps))
+    record = EvaluationLog(folder, min(steps))
     for step in steps:
         record.note(step, {"loss": 1 / step, "accuracy": None}, fit)
 
@@ -21,7 +21,7 @@ def noted(folder: Path, *steps: int, fit: int | None = 1) -> None:
 @pytest.mark.parametrize("position", range(5))
 def test_a_run_that_goes_on_has_what_was_evaluated_until_then(tmp_path: Path, position: int):
     noted(tmp_path, 1, 2, 3)
-    found = EvaluationRecord(tmp_path, position).of_fit(1)
+    found = EvaluationLog(tmp_path, position).of_fit(1)
     assert found == [(step, {"loss": 1 / step, "accuracy": None}) for step in (1, 2, 3) if step <= position]
     assert [line.step for line in metrics_in(tmp_path)] == [step for step in (1, 2, 3) if step <= position]
 
@@ -30,7 +30,7 @@ def test_each_fit_has_its_own_and_other_evaluations_belong_to_none(tmp_path: Pat
     noted(tmp_path, 1, 2)
     noted(tmp_path, 3, fit=2)
     noted(tmp_path, 4, fit=None)
-    record = EvaluationRecord(tmp_path, 9)
+    record = EvaluationLog(tmp_path, 9)
     assert [[step for step, _ in record.of_fit(fit)] for fit in (1, 2, 3)] == [[1, 2], [3], []]
     assert [line.step for line in metrics_in(tmp_path)] == [1, 2, 3, 4]
 
@@ -40,7 +40,7 @@ def test_half_a_line_is_not_there(tmp_path: Path):
     with (tmp_path / EVALUATIONS).open("ab") as file:
         file.write(b'{"kind":"evaluation","st')
     noted(tmp_path, 3)
-    assert [step for step, _ in EvaluationRecord(tmp_path, 9).of_fit(1)] == [1, 2, 3]
+    assert [step for step, _ in EvaluationLog(tmp_path, 9).of_fit(1)] == [1, 2, 3]
 
 
 def test_a_write_that_fails_is_repeated_and_leaves_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -52,14 +52,14 @@ def test_a_write_that_fails_is_repeated_and_leaves_one_line(tmp_path: Path, monk
             raise OSError(errno.ENOSPC, "No space left on device")
         plain(descriptor)
 
-    record = EvaluationRecord(tmp_path, 1)
-    monkeypatch.setattr(evaluation_record.os, "fsync", once_full)
+    record = EvaluationLog(tmp_path, 1)
+    monkeypatch.setattr(evaluation_log.os, "fsync", once_full)
     record.note(2, {"loss": 0.5}, 1)
     assert not left
     assert [line.step for line in metrics_in(tmp_path)] == [1, 2]
 
 
 def test_without_a_folder_it_is_kept_in_this_process():
-    record = EvaluationRecord(None, 0)
+    record = EvaluationLog(None, 0)
     record.note(1, {"loss": 2.0}, 1)
     assert record.of_fit(1) == [(1, {"loss": 2.0})]

@@ -26,7 +26,7 @@ from stageline.workers.runs.metrics import (
 Found = Mapping[str, float | None]
 
 
-class EvaluationRecord:
+class EvaluationLog:
     """Of the run in `folder`, which goes on after `position` steps; without a folder, of this process alone. Raises
     `OSError`."""
 
