@@ -206,6 +206,11 @@ def _made(
 def _layers_of(model: Any, cut: Cut) -> tuple[list[str], list[torch.nn.Module]]:
     if not isinstance(model, torch.nn.Sequential) or type(model).forward is not torch.nn.Sequential.forward:
         listed = model if isinstance(model, Layers) else known_layers(model)
+        if listed is None and hasattr(model, "get_base_model"):
+            raise ModelRefused(
+                f"the model is a {type(model).__name__} of peft, which wraps the model that has the adapters: give its "
+                f"get_base_model(), and save the adapters with the wrapper's save_pretrained (docs/lora.md)"
+            )
         if listed is None:
             families = ", ".join(family.class_name for family in FAMILIES)
             raise ModelRefused(
