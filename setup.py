@@ -52,6 +52,7 @@ setup(
             "nbclient>=0.10",  # runs the notebook of the examples
             "ipykernel>=6.29",  # likewise
             "transformers>=5.23",  # its models are cut; stageline imports it nowhere
+            "peft>=0.21",  # its adapters are trained; stageline imports it nowhere
             "greenlet>=3.1",  # the simulator runs blocking code on a virtual clock
             "ruff>=0.9",
             "mypy>=1.14",

@@ -36,6 +36,11 @@ def _children(model: torch.nn.Sequential) -> _NamedLayers:
 
 
 def _unknown(model: object) -> ModelRefused:
+    if hasattr(model, "get_base_model"):
+        return ModelRefused(
+            f"the model is a {type(model).__name__} of peft, which wraps the model that has the adapters: give its "
+            f"get_base_model(), and save the adapters with the wrapper's save_pretrained (docs/lora.md)"
+        )
     families = ", ".join(family.class_name for family in FAMILIES)
     return ModelRefused(
         f"the model is a {type(model).__name__}; wanted is an nn.Sequential, a model of a known family "

@@ -17,12 +17,12 @@ from typing import Any, cast
 
 import torch
 
-from stageline.pipeline.data import Batch
+from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import ModelRefused, StagelineError
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.scalar_loss import Loss
-from stageline.pipeline.tree import Tree, concatenate, describe
+from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
 from stageline.workers.errors import RunFailed
 from stageline.workers.exchange.load import RunModel
 from stageline.workers.runtime.calls import CallKind
@@ -77,24 +77,33 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
             options = _options(model.plan, folder, workers, loss or _no_loss, list((metrics or {}).values()))
             _, self._check, self._run = _begun(model, options, workers)
             stack.callback(self._run.discard)
-            self._names = list(options.named_metrics)
+            self._names, self._least = list(options.named_metrics), options.microbatches
             self._stack = stack.pop_all()
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def predictions(self, batches: Iterable[Tree]) -> Iterator[Tree]:
-        """What the model returns for each of the `batches`, in evaluation mode, in their order. Raises `ForwardFailed`,
-        and `DataError` for a batch that cannot be cut into microbatches."""
-        for replies in self._replies(CallKind.PREDICT, ((batch, None) for batch in batches)):
-            yield concatenate(only(replies))
+        """What the model returns for each of the `batches`, of any number of rows, in evaluation mode, in their order.
+        Raises `ForwardFailed`, and `DataError` for a batch that cannot be cut into microbatches."""
+        sizes: deque[int] = deque()
+
+        def filled() -> Iterator[Batch]:
+            for batch in batches:
+                sizes.append(rows(batch))
+                yield with_rows(batch, self._least), None
+
+        for replies in self._replies(CallKind.PREDICT, filled()):
+            size = sizes.popleft()
+            output = concatenate(only(replies))
+            yield output if size >= self._least else _first(output, size, self._least)
 
     def evaluate(self, batches: Iterable[Batch]) -> Measured:
         """Raises as `predictions` does."""
         sums = total(self._replies(CallKind.EVALUATE, map(_demanded, batches)))
-        rows = sums["rows"]
-        metrics = {title: sums[name] / rows for title, name in zip(self._titles, self._names, strict=True)}
-        return Measured(int(rows), sums["loss"] / rows if "loss" in sums else None, metrics)
+        count = sums["rows"]
+        metrics = {title: sums[name] / count for title, name in zip(self._titles, self._names, strict=True)}
+        return Measured(int(count), sums["loss"] / count if "loss" in sums else None, metrics)
 
     def _replies(self, kind: CallKind, batches: Iterable[Batch]) -> Iterator[Replies]:
         """At most `AHEAD` calls are under way."""
@@ -125,6 +134,21 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
             layer = next((name for name in self._model.layer_names if f"layer {name}:" in reason), None)
             what = "" if layer is None else f". Layer {layer} is {_described(self._model.module, layer)}"
             raise ForwardFailed(f"{reason}{what}. The batch is {describe(inputs)}", error.exit_code) from error
+
+
+def with_rows(batch: Tree, least: int) -> Tree:
+    """A batch with fewer rows than microbatches has its last row once more for each that would be empty, which some
+    models do not take; one without rows stays as it is."""
+    count = rows(batch)
+    lacking = least - count
+    if not count or lacking <= 0:
+        return batch
+    return map_tensors(lambda tensor: torch.cat([tensor, *[tensor[-1:]] * lacking]), batch)
+
+
+def _first(output: Tree, size: int, least: int) -> Tree:
+    """Of the output for `least` rows, the first `size`."""
+    return map_tensors(lambda tensor: tensor[:size] if tensor.shape[:1] == (least,) else tensor, output)
 
 
 def _begun(model: RunModel, options: LineOptions, workers: Workers) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
