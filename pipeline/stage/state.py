@@ -36,6 +36,7 @@ class StageState:
     """What `Stage.snapshot` returns and `Stage.restore` takes. Tensors are on the CPU, by the unsplit model's names.
 
     `weights` is the stage's `state_dict()`; `buffers` are the buffers that it leaves out (`persistent=False`).
+    `averages` are those of trained parameters, where they are averaged and were updated, by the names in `weights`.
     `gradients` are gradients that no update has cleared; torch's optimizers leave none between two steps.
     `parameters` are the names of those that `optimizer` has by number: by these, other stages can go on from the state.
     `in_flight` is in the order of the forwards, and empty in synchronous mode.
@@ -48,10 +49,15 @@ class StageState:
     parameters: tuple[str, ...] = ()
     lr_scheduler: Settings | None = None
     in_flight: tuple[InFlight, ...] = ()
+    averages: Weights = field(default_factory=dict)
 
 
 def capture_state(
-    body: Body, optimizer: Optimizer | None, lr_scheduler: LRScheduler | None, in_flight: tuple[InFlight, ...]
+    body: Body,
+    optimizer: Optimizer | None,
+    lr_scheduler: LRScheduler | None,
+    in_flight: tuple[InFlight, ...],
+    averages: Weights,
 ) -> StageState:
     """Copies the state of a stage with these parts."""
     weights = body.weights()
@@ -64,11 +70,12 @@ def capture_state(
         parameters=() if optimizer is None else _numbered(body, optimizer),
         lr_scheduler=None if lr_scheduler is None else on_host(lr_scheduler.state_dict()),
         in_flight=in_flight,
+        averages=on_host(averages),
     )
 
 
 def restore_state(state: StageState, body: Body, optimizer: Optimizer | None, lr_scheduler: LRScheduler | None) -> None:
-    """Restores `state`, but for what is in flight, in parts like those that it was captured from.
+    """Restores `state`, but for averages and what is in flight, in parts like those that it was captured from.
 
     Raises `RuntimeError`, `ValueError` or `KeyError`, some from torch, if the parts do not match.
     """

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.data import Batch, rows
-from stageline.pipeline.errors import DataError
+from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.precision import Autocast
 from stageline.pipeline.stage.scalar_loss import Loss
@@ -50,8 +50,9 @@ class Line(AbstractContextManager["Line"]):
     that returns one of these. `loss` is a mean over rows;
     `optimizer` makes an optimizer from a stage's parameters; `groups` give some of these settings of their own, by
     their names: {"match": ["*.bias"], "weight_decay": 0.0}. Before its steps gradients are scaled down so that their
-    norm over all stages is at most `clip_norm`. With `autocast` = "bf16", forwards and the loss are computed as in
-    torch.autocast. `metrics` are means over rows, which `evaluate` gives.
+    norm over all stages is at most `clip_norm`. With `ema_decay`, workers keep an exponential moving average of the
+    weights, as torch's `AveragedModel` does: `ema=True` asks for it. With `autocast` = "bf16", forwards and the loss
+    are computed as in torch.autocast. `metrics` are means over rows, which `evaluate` gives.
     `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
     `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
     thread. `broker`: the address at which workers on other machines join, "tcp://0.0.0.0:7000" or "redis://host/0":
@@ -76,6 +77,7 @@ class Line(AbstractContextManager["Line"]):
         lr_scheduler: LrSchedulerFactory | None = None,
         lr_every: int = 1,
         clip_norm: float | None = None,
+        ema_decay: float | None = None,
         groups: Sequence[Mapping[str, object]] | None = None,
         cut: Sequence[int | str] | None = None,
         stages: int | None = None,
@@ -105,6 +107,7 @@ class Line(AbstractContextManager["Line"]):
             lr_scheduler=lr_scheduler,
             lr_every=lr_every,
             clip_norm=clip_norm,
+            ema_decay=ema_decay,
             groups=groups,
             cut=cut,
             stages=stages,
@@ -127,7 +130,7 @@ class Line(AbstractContextManager["Line"]):
         )
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
-        self._name, self._accumulate = name, accumulate
+        self._name, self._accumulate, self._averages = name, accumulate, ema_decay is not None
         self._weights, self._check_inputs, self._run = begin_run(model, options, workers, resume)
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
@@ -181,13 +184,16 @@ class Line(AbstractContextManager["Line"]):
         done.add_done_callback(self._seen.step_ended)
         return StepLoss(lambda: _measured(done.result()))
 
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients.
+    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> dict[str, float]:
+        """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients; with
+        `ema`, of the averages of the weights.
 
-        Raises `DataError` if there are no rows, or for what is no iterable of (inputs, targets).
+        Raises `DataError` if there are no rows, or for what is no iterable of (inputs, targets); `ModelRefused` for
+        averages of a line without `ema_decay`.
         """
+        self._demand_averages(ema=ema)
         sums: dict[str, float] = {}
-        for done in [self._submit(CallKind.EVALUATE, x, y) for x, y in batches_of(batches)]:
+        for done in [self._submit(CallKind.EVALUATE, x, y, ema=ema) for x, y in batches_of(batches)]:
             found: Mapping[str, float | None] = _only(done.result())
             for name, value in found.items():
                 if value is not None:  # in a batch without rows there is nothing to measure
@@ -197,25 +203,29 @@ class Line(AbstractContextManager["Line"]):
             raise DataError("there are no rows to evaluate. Give at least one batch with rows")
         return {name: value / total for name, value in sums.items()}
 
-    def predict(self, x: Tree) -> Tree:
-        """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
+    def predict(self, x: Tree, *, ema: bool = False) -> Tree:
+        """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype. With
+        `ema`, as the averages of the weights compute it. Raises `ModelRefused` as `evaluate` does."""
+        self._demand_averages(ema=ema)
         rows(x)
         self._check_inputs(x, self._accumulate)
-        return concatenate(_only(self._call(CallKind.PREDICT, _copied(x)).result()))
+        return concatenate(_only(self._call(CallKind.PREDICT, _copied(x), ema=ema).result()))
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
         """The weights under the unsplit model's names, in its order, on the CPU. For a list: as `nn.Sequential(*model)`
-        has them.
+        has them. With `ema`, averages stand for the parameters that are trained; before the first step, these are the
+        weights themselves.
 
-        Also of a line that was closed without an error.
+        Also of a line that was closed without an error. Raises `ModelRefused` as `evaluate` does.
         """
+        self._demand_averages(ema=ema)
         if self._closed == FINISHED:
-            return self._weights.in_order(self._run.weights())
-        parts = cast("Mapping[int, dict[str, Tensor]]", self._call(CallKind.STATE).result())
+            return self._weights.in_order(self._run.weights(ema=ema))
+        parts = cast("Mapping[int, dict[str, Tensor]]", self._call(CallKind.STATE, ema=ema).result())
         return self._weights.in_order({name: tensor for part in parts.values() for name, tensor in part.items()})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Sets the weights, which have the unsplit model's names. The optimizers keep their state.
+        """Sets the weights, which have the unsplit model's names. The optimizers keep their state, averages too.
 
         Raises `ModelRefused` for names that are missing or not the model's, and other shapes or dtypes; nothing has
         changed then.
@@ -257,9 +267,13 @@ class Line(AbstractContextManager["Line"]):
         if self._display is not None:
             self._display.close()
 
-    def _submit(self, kind: CallKind, x: Tree, y: Tree) -> "Future[Replies]":
+    def _demand_averages(self, *, ema: bool) -> None:
+        if ema and not self._averages:
+            raise ModelRefused("ema=True: this line keeps no averages of its weights. Make it with ema_decay = 0.999")
+
+    def _submit(self, kind: CallKind, x: Tree, y: Tree, *, ema: bool = False) -> "Future[Replies]":
         self._demand(kind, x, y)
-        return self._call(kind, _copied(x), _copied(y))
+        return self._call(kind, _copied(x), _copied(y), ema=ema)
 
     def _demand(self, kind: CallKind, x: Tree, y: Tree) -> None:
         of_step = self._accumulate if kind is CallKind.TRAIN else 1
@@ -268,7 +282,13 @@ class Line(AbstractContextManager["Line"]):
             self._check_inputs(inputs, self._accumulate // of_step)
 
     def _call(
-        self, kind: CallKind, x: Tree = None, y: Tree = None, state: Mapping[str, Tensor] | None = None
+        self,
+        kind: CallKind,
+        x: Tree = None,
+        y: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
     ) -> "Future[Replies]":
         """Waits while too many calls are under way; what they raise is raised here at the latest."""
         if self._closed:
@@ -278,7 +298,7 @@ class Line(AbstractContextManager["Line"]):
             )
         while len(self._waiting) >= AHEAD:
             self._waiting.pop(0).result()
-        done = self._run.submit(kind, x, y, state)
+        done = self._run.submit(kind, x, y, state, ema=ema)
         self._waiting.append(done)
         return done
 

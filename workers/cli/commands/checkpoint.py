@@ -33,6 +33,9 @@ _step = click.option(
 )
 
 
+_ema = click.option("--ema", is_flag=True, help="The averages of the weights, which optimizer.ema_decay keeps.")
+
+
 @click.group()
 def checkpoint() -> None:
     """List, verify and convert checkpoints, and lay them out for other stages.
@@ -96,12 +99,13 @@ def verify(run: str | None, step: int | None, as_json: bool) -> None:
 @_run
 @click.argument("file", type=click.Path())
 @_step
-def merge(run: str, file: str, step: int | None) -> None:
+@_ema
+def merge(run: str, file: str, step: int | None, ema: bool) -> None:
     """Write the weights of RUN into one safetensors FILE, under the unsplit model's names."""
     from stageline.workers.exchange.export import export_file
     from stageline.workers.exchange.stored_weights import take_weights
 
-    weights = take_weights(Path(run), step, lambda found: export_file(found, Path(file)), _tell)
+    weights = take_weights(Path(run), step, lambda found: export_file(found, Path(file)), _tell, ema=ema)
     say(f"{weights.title} are in {file}")
 
 
@@ -116,6 +120,7 @@ def merge(run: str, file: str, step: int | None) -> None:
     help="One file; a file for each stage; for from_pretrained; for torch.distributed.checkpoint.load.",
 )
 @_step
+@_ema
 @click.option(
     "--config",
     type=click.Path(),
@@ -130,7 +135,9 @@ def merge(run: str, file: str, step: int | None) -> None:
     help="For transformers: the most that a file may have, such as 500MiB.",
 )
 @click.option("--plan", type=click.Path(), help="For transformers, without --config: the plan. Default: the run's.")
-def export(run: str, out: str, form: str, step: int | None, config: str | None, most: int, plan: str | None) -> None:
+def export(
+    run: str, out: str, form: str, step: int | None, ema: bool, config: str | None, most: int, plan: str | None
+) -> None:
     """Write the weights of RUN to OUT, which must not exist, in the form of another program."""
     from stageline.workers.exchange import export as forms
     from stageline.workers.exchange.stored_weights import take_weights
@@ -148,7 +155,7 @@ def export(run: str, out: str, form: str, step: int | None, config: str | None, 
             case _:
                 forms.export_transformers(weights, target, _configuration(Path(run), config, plan), most)
 
-    weights = take_weights(Path(run), step, write, _tell)
+    weights = take_weights(Path(run), step, write, _tell, ema=ema)
     say(f"{weights.title} are in {out}")
 
 

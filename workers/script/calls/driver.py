@@ -102,13 +102,15 @@ class Driver:
         inputs: Tree = None,
         targets: Tree = None,
         state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
     ) -> "Future[Replies]":
         """Puts the next call; the workers' replies to it. For the script's thread alone.
 
         Raises `RunFailed` if the run is over.
         """
         self.raise_failure()
-        opened = OpenCall(Call(kind, *_UNNUMBERED, inputs, targets, state), deque(self._program.answers(kind)))
+        opened = OpenCall(Call(kind, *_UNNUMBERED, inputs, targets, state, ema), deque(self._program.answers(kind)))
         self._submitted.append(opened)  # all at once, where Ctrl-C comes before or after: a number alone would be lost
         self._queues.ring()
         if self.ended.is_set():  # the thread may have ended before it saw the call
@@ -219,7 +221,7 @@ class Driver:
                 return None
             opened = self._submitted.popleft()
             call = opened.call
-            opened.call = self.calls.call(call.kind, call.inputs, call.targets, call.state)
+            opened.call = self.calls.call(call.kind, call.inputs, call.targets, call.state, ema=call.ema)
         return opened
 
     def _take_replies(self) -> None:
