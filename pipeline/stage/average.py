@@ -7,7 +7,8 @@ Of parameters that are trained; the average of one that is not is itself. Buffer
 `use_buffers=False`): with averages, a layer's buffers are as training has left them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -36,6 +37,20 @@ class WeightAverage:
     def entries(self) -> Weights:
         """The same by the names of the unsplit model's `state_dict`, all that a parameter has there."""
         return self._body.entries_of(self._averages)
+
+    @contextmanager
+    def in_place_of_weights(self) -> Iterator[None]:
+        """A context in which parameters have the memory of their averages, so that whatever refers to a parameter
+        computes with its average. Nothing is written, and autograd does not see it: graphs and versions that were there
+        before go on as they are afterwards, when parameters have their own memory again, also after an exception."""
+        own = {name: self._parameters[name].data for name in self._averages}
+        try:
+            for name, average in self._averages.items():
+                self._parameters[name].data = average
+            yield
+        finally:
+            for name, data in own.items():
+                self._parameters[name].data = data
 
     def update(self) -> None:
         """To be called after each update of the weights."""

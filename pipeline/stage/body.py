@@ -29,10 +29,6 @@ class Body(torch.nn.ModuleList):
     def forward(self, run: Callable[[], Tree]) -> Tree:
         return run()
 
-    def run_with(self, weights: Weights, run: Callable[[], Tree]) -> Tree:
-        """What `run` returns, which runs the layers, with other `weights` by the names in here; nothing is written."""
-        return torch.func.functional_call(self, weights, (run,)) if weights else run()
-
     def weights(self) -> dict[str, torch.Tensor]:
         """The layers' state dicts as one, by unsplit names. The tensors are the layers' own, not copies."""
         return {joined(name, key): value for name, part in self._parts for key, value in part.state_dict().items()}

@@ -15,6 +15,7 @@ In a loop of your own:
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -230,11 +231,11 @@ class Stage:
         """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`; with
         `ema`, as the averages of the weights compute it. The layers' modes are afterwards what they were before, and
         nothing has written to weights. Raises `StageError` for averages on a stage that has none."""
-        averages = self._averaging().averages if ema else {}
-        with torch.no_grad(), evaluating(self._body):
-            inputs = self._arrivals.own(x, owned=owned)
-            output = self._body.run_with(averages, lambda: self._run(inputs, (step, microbatch), None))
-            return self._output_guard.sendable(output, [*averages.values(), None if owned else x])
+        average = self._averaging() if ema else None
+        with torch.no_grad(), evaluating(self._body), average.in_place_of_weights() if average else nullcontext():
+            output = self._run(self._arrivals.own(x, owned=owned), (step, microbatch), None)
+            kept = [*average.averages.values()] if average else []
+            return self._output_guard.sendable(output, [*kept, None if owned else x])
 
     def evaluate_loss(self, output: Tree, target: Tree) -> float:
         """The loss of what `evaluate` has returned, a mean over rows, without gradients. Raises `LossNotScalar`, and

@@ -53,7 +53,8 @@ class Versions:
         are: those hold its changes already.
         """
         buffers = {name: copied(buffer) for name, buffer in version.buffers.items()} if version.rerun else {}
-        return self._body.run_with({**version.weights, **buffers}, forward)
+        output: Tree = torch.func.functional_call(self._body, {**version.weights, **buffers}, (forward,))
+        return output
 
     def collect(self, version: Version) -> None:
         """Moves the gradients from the version's weights, where backward leaves them, to the parameters."""

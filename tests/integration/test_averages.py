@@ -14,14 +14,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from stageline import Line, ModelRefused, PlanRefused, load_weights
+from stageline import Line, ModelRefused, PlanRefused, load_weights, traced
 from stageline.pipeline.plan import read_plan
-from support import reference
+from support import reference, whole_models
 from support.fork_server import ForkServer
 from support.plain_loop import PlainLoop, differing
 from support.small_models import SMALL_MODELS
+from support.whole_models import WHOLE_MODELS, logits_of, mean_loss, split, train_whole
 from support.workspace import Workspace, wait_for
 
 STEPS, MICROBATCHES, ACCUMULATE, DECAY = 6, 2, 3, 0.9
@@ -118,6 +120,44 @@ def test_a_killed_worker_changes_nothing_of_all_that_training_loops_have(workspa
         assert not differing(line.state_dict(ema=True), plain.averages())
     assert not differing(line.state_dict(), plain.state())
     assert not differing(line.state_dict(ema=True), plain.averages())
+
+
+@pytest.mark.parametrize(
+    ("name", "is_traced"),
+    [
+        ("u-net", False),
+        ("u-net", True),
+        pytest.param("resnet18", True, marks=pytest.mark.slow),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in WHOLE_MODELS if name != "u-net"),
+    ],
+)
+def test_averages_of_models_that_are_no_sequential(name: str, *, is_traced: bool) -> None:
+    whole, models, averaged = WHOLE_MODELS[name], [], []
+    layers = traced(whole.made(), whole.batches(1)[0][0]) if is_traced else whole.layers(whole.made())
+
+    def build() -> Any:
+        models.append(whole.build())
+        return models[0]
+
+    def average(*_: object) -> None:
+        if not averaged:
+            averaged.append(averaged_model(models[0]))
+        averaged[0].update_parameters(models[0])
+
+    seeded = ("", *layers.names[1:]) if is_traced else whole.seeded
+    with register_optimizer_step_post_hook(average):
+        train_whole(replace(whole, build=build, seeded=seeded), 3, MICROBATCHES)
+    given = {"loss": mean_loss, "optimizer": whole_models.ADAM, "microbatches": MICROBATCHES, "workers": "inline"}
+    x, _ = whole.batches(4)[3]
+    with Line(layers, stages=3, ema_decay=DECAY, **given) as line:
+        for batch in whole.batches(3):
+            line.step(*batch)
+        found = line.predict(x, ema=True)
+        assert not differing(line.state_dict(ema=True), averaged[0].module.state_dict())
+    with torch.no_grad():
+        model = averaged[0].module.eval()
+        wanted = torch.cat([logits_of(model, part) for part in split(x, MICROBATCHES)])
+    assert torch.equal(found["logits"] if isinstance(found, dict) else found, wanted)
 
 
 def test_averages_change_nothing_in_the_training() -> None:

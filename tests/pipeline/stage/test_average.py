@@ -132,6 +132,56 @@ def test_evaluation_computes_with_averages_and_leaves_weights_and_modes_as_they_
     assert all(each.training for each in trained._body.modules())
 
 
+class Referring(nn.Module):
+    """Has its weight in a list, too, where nothing but the parameter itself is looked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.again = [self.linear.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) @ self.again[0]
+
+
+class Recurrent(nn.LSTM):
+    """Keeps a list of its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0]
+
+
+@pytest.mark.parametrize("layer", [Referring, partial(Recurrent, 4, 4)], ids=["referring", "recurrent"])
+def test_whatever_refers_to_a_weight_is_evaluated_with_its_average(layer: Any) -> None:
+    torch.manual_seed(0)
+    made = nn.Sequential(layer())
+    averaged, trained = averaged_model(made), Stage(deepcopy(made), optimizer=ADAM, ema_decay=DECAY)
+    optimizer = ADAM(made.parameters())
+    for step in range(3):
+        x, _ = batch(step)
+        made(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        averaged.update_parameters(made)
+        y = trained.forward(x, step=step).requires_grad_()
+        y.square().mean().backward()
+        trained.backward(y.grad)
+        trained.update()
+    x, _ = batch(9)
+    with torch.no_grad():
+        assert torch.equal(trained.evaluate(x, ema=True), averaged(x))
+        assert torch.equal(trained.evaluate(x), made(x))
+
+
+def test_weights_are_back_after_an_error_in_an_evaluation() -> None:
+    trained = stage()
+    train(trained, range(2))
+    before = {name: tensor.clone() for name, tensor in trained.state_dict().items()}
+    with pytest.raises(RuntimeError):
+        trained.evaluate(torch.ones(5, 7), ema=True)
+    assert same(trained.state_dict(), before)
+
+
 @pytest.mark.parametrize("stash_weights", [False, True])
 def test_evaluation_with_averages_disturbs_no_microbatch_in_flight(*, stash_weights: bool) -> None:
     trained, other = stage(stash_weights=stash_weights), stage(stash_weights=stash_weights)
