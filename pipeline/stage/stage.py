@@ -98,8 +98,8 @@ class Stage:
         self._arrivals = Arrivals(self.device)
         named, known = self._body.unsplit_parameters(), titles or {}
         trainable = {known.get(name, name): each for name, each in named.items() if each.requires_grad}
-        self._average = None if ema_decay is None else WeightAverage(self._body, ema_decay)
-        self._update = StageUpdate(trainable, optimizer, groups, lr_scheduler, lr_every, self._average, self._activity)
+        average = None if ema_decay is None else WeightAverage(self._body, ema_decay)
+        self._update = StageUpdate(trainable, optimizer, groups, lr_scheduler, lr_every, average, self._activity)
         numbers = numbers_of(named, first_layer) if order is None else order
         self._clip = None if clip_norm is None else GradientClip(index, clip_norm, named, numbers)
         self._output_guard = OutputGuard(self._body, index)
@@ -254,7 +254,7 @@ class Stage:
     def averages(self) -> Weights:
         """Of the trained parameters, by their names in `state_dict`; nothing before the first update, when they are the
         weights, and nothing without `ema_decay`."""
-        return {} if self._average is None else self._average.entries
+        return {} if self._update.average is None else self._update.average.entries
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Loads what `state_dict` returns; averages stay, and the next update goes on from them. Raises torch's
@@ -274,11 +274,11 @@ class Stage:
             )
         stashed = ((key, each.version) for key, each in self._stash.kept.items() if each.version)
         in_flight = self._versions.in_flight(stashed) if self._versions else ()
-        return capture_state(self._body, self.optimizer, self.lr_scheduler, in_flight, self.averages)
+        return capture_state(self._body, self._update, in_flight)
 
     def state(self) -> StageState:
         """Copies all state but that of microbatches in flight. Possible within a step, too."""
-        return capture_state(self._body, self.optimizer, self.lr_scheduler, (), self.averages)
+        return capture_state(self._body, self._update, ())
 
     def restore(self, state: StageState) -> None:
         """Restores what `snapshot` returned, here or in another process. Does not change `state`.
@@ -290,8 +290,7 @@ class Stage:
         self._stash.kept.clear()
         self._forwarded = 0
         try:
-            restore_state(state, self._body, self.optimizer, self.lr_scheduler)
-            self._restore_averages(state.averages)
+            restore_state(state, self._body, self._update)
         except (RuntimeError, ValueError, KeyError) as error:
             raise ForeignState(f"stage {self.index} cannot go on from this state: {error}") from error
         if self._versions:
@@ -309,15 +308,9 @@ class Stage:
         self._body.set_buffers({name: buffers[name] for name in changed})
 
     def _averaging(self) -> WeightAverage:
-        if self._average is None:
+        if self._update.average is None:
             raise StageError(f"stage {self.index} keeps no averages of its weights: make it with ema_decay")
-        return self._average
-
-    def _restore_averages(self, averages: Weights) -> None:
-        if self._average is not None:
-            self._average.restore(averages)
-        elif averages:
-            raise ValueError("averages of weights are in the state only")
+        return self._update.average
 
     def _clipping(self) -> GradientClip:
         if self._clip is None:

@@ -37,7 +37,7 @@ class StageUpdate:
         self.optimizer = None if optimizer is None else make_optimizer(optimizer, parameters, groups)
         self.lr_scheduler = None if lr_scheduler is None or not self.optimizer else lr_scheduler(self.optimizer)
         self._lr_every = lr_every
-        self._average = average
+        self.average = average
         self._activity = activity
 
     def __call__(self, step: int | None) -> bool:
@@ -48,8 +48,8 @@ class StageUpdate:
         self._activity.at = OPTIMIZER
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self._average is not None:
-            self._average.update()
+        if self.average is not None:
+            self.average.update()
         if self.lr_scheduler is not None and (step is None or (step + 1) % self._lr_every == 0):
             self._activity.at = LR_SCHEDULER
             self.lr_scheduler.step()
