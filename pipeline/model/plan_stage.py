@@ -38,6 +38,7 @@ def make_stage(plan: Plan, part: Segment, *, last: bool, device: str, stash_weig
         device=device,
         stash_weights=stash_weights,
         clip_norm=plan.optimizer.clip_norm,
+        ema_decay=plan.optimizer.ema_decay,
         autocast=plan.model.autocast,
         groups=groups_of(plan),
         lr_every=1 if scheduler is None else _steps_between(scheduler, epoch),

@@ -2,7 +2,7 @@
 
     forward   activation in -> layers, each seeded -> stash -> activation out (or the loss, on the last stage)
     backward  gradient with respect to that output in -> autograd -> gradient with respect to the input out
-    update    optimizer step, gradients cleared
+    update    optimizer step, gradients cleared, averages of the weights
     snapshot  all state, as a value; restore continues from it with the same bits
 
 In a loop of your own:
@@ -15,6 +15,7 @@ In a loop of your own:
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -23,6 +24,7 @@ from stageline.pipeline.tree import Tree, map_tensors
 
 from .activity import GRADIENTS, LOSS, Activity
 from .arrivals import Arrivals
+from .average import WeightAverage
 from .body import Body, Weights, evaluating
 from .clipping import GradientClip, numbers_of
 from .memory import OutputGuard, copied
@@ -54,6 +56,7 @@ class Stage:
     `clip_norm` is the most that the norm of all stages' gradients may be: `norms` and `clip` go before each update.
     `order` has each parameter's number among those of the unsplit model, by name; by default that of the layers.
     `groups` have settings of the optimizer for parameters by their names: those in `titles`, where it has them.
+    With `ema_decay`, every update ends with that of an exponential moving average of the weights.
     With `autocast` = "bf16", forwards and the loss compute in that precision where torch's autocast does.
     Every forward seeds torch's default generators, layer by layer.
     """
@@ -77,6 +80,7 @@ class Stage:
         autocast: Autocast | None = None,
         groups: Sequence[ParameterGroup] = (),
         titles: Mapping[str, str] | None = None,
+        ema_decay: float | None = None,
     ) -> None:
         listed = _listed(layers)
         self.index = index
@@ -94,7 +98,8 @@ class Stage:
         self._arrivals = Arrivals(self.device)
         named, known = self._body.unsplit_parameters(), titles or {}
         trainable = {known.get(name, name): each for name, each in named.items() if each.requires_grad}
-        self._update = StageUpdate(trainable, optimizer, groups, lr_scheduler, lr_every, self._activity)
+        average = None if ema_decay is None else WeightAverage(self._body, ema_decay)
+        self._update = StageUpdate(trainable, optimizer, groups, lr_scheduler, lr_every, average, self._activity)
         numbers = numbers_of(named, first_layer) if order is None else order
         self._clip = None if clip_norm is None else GradientClip(index, clip_norm, named, numbers)
         self._output_guard = OutputGuard(self._body, index)
@@ -228,12 +233,15 @@ class Stage:
         if self._update(step) and self._versions:
             self._versions.invalidate()
 
-    def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False) -> Tree:
-        """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`. The
-        layers' modes are afterwards what they were before."""
-        with torch.no_grad(), evaluating(self._body):
-            inputs = self._arrivals.own(x, owned=owned)
-            return self._output_guard.sendable(self._run(inputs, (step, microbatch), None), None if owned else x)
+    def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False, ema: bool = False) -> Tree:
+        """Returns the stage's output in evaluation mode: without stash and gradients, seeded as in `forward`; with
+        `ema`, as the averages of the weights compute it. The layers' modes are afterwards what they were before, and
+        nothing has written to weights. Raises `StageError` for averages on a stage that has none."""
+        average = self._averaging() if ema else None
+        with torch.no_grad(), evaluating(self._body), average.in_place_of_weights() if average else nullcontext():
+            output = self._run(self._arrivals.own(x, owned=owned), (step, microbatch), None)
+            kept = [*average.averages.values()] if average else []
+            return self._output_guard.sendable(output, [*kept, None if owned else x])
 
     def evaluate_loss(self, output: Tree, target: Tree) -> float:
         """The loss of what `evaluate` has returned, a mean over rows, without gradients. Raises `LossNotScalar`, and
@@ -243,12 +251,20 @@ class Stage:
         with torch.no_grad():
             return self._loss_of(self.loss, output, target).item()
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by the unsplit model's names. The tensors are the stage's own, not copies."""
-        return self._body.weights()
+    def state_dict(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by the unsplit model's names, with `ema` the averages in place of weights. The tensors
+        are the stage's own, not copies. Raises `StageError` for averages on a stage that has none."""
+        return {**self._body.weights(), **(self._averaging().entries if ema else {})}
+
+    @property
+    def averages(self) -> Weights:
+        """Of the trained parameters, by their names in `state_dict`; nothing before the first update, when they are the
+        weights, and nothing without `ema_decay`."""
+        return {} if self._update.average is None else self._update.average.entries
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Loads what `state_dict` returns. Raises torch's `RuntimeError`, which names what is missing or misshapen."""
+        """Loads what `state_dict` returns; averages stay, and the next update goes on from them. Raises torch's
+        `RuntimeError`, which names what is missing or misshapen."""
         self._body.set_weights(state)
 
     def snapshot(self) -> StageState:
@@ -264,11 +280,11 @@ class Stage:
             )
         stashed = ((key, each.version) for key, each in self._stash.kept.items() if each.version)
         in_flight = self._versions.in_flight(stashed) if self._versions else ()
-        return capture_state(self._body, self.optimizer, self.lr_scheduler, in_flight)
+        return capture_state(self._body, self._update, in_flight)
 
     def state(self) -> StageState:
         """Copies all state but that of microbatches in flight. Possible within a step, too."""
-        return capture_state(self._body, self.optimizer, self.lr_scheduler, ())
+        return capture_state(self._body, self._update, ())
 
     def restore(self, state: StageState) -> None:
         """Restores what `snapshot` returned, here or in another process. Does not change `state`.
@@ -280,7 +296,7 @@ class Stage:
         self._stash.kept.clear()
         self._forwarded = 0
         try:
-            restore_state(state, self._body, self.optimizer, self.lr_scheduler)
+            restore_state(state, self._body, self._update)
         except (RuntimeError, ValueError, KeyError) as error:
             raise ForeignState(f"stage {self.index} cannot go on from this state: {error}") from error
         if self._versions:
@@ -296,6 +312,11 @@ class Stage:
         now = self._body.unsplit_buffers()
         changed = (name for name, kept in buffers.items() if name not in now or not torch.equal(kept, now[name]))
         self._body.set_buffers({name: buffers[name] for name in changed})
+
+    def _averaging(self) -> WeightAverage:
+        if self._update.average is None:
+            raise StageError(f"stage {self.index} keeps no averages of its weights: make it with ema_decay")
+        return self._update.average
 
     def _clipping(self) -> GradientClip:
         if self._clip is None:

@@ -26,7 +26,7 @@ from stageline.workers.runs.metrics import EVALUATIONS, keep_lines
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
-from .snapshot import FILES, UNSEALED, Origin, Snapshot, SnapshotDamaged, read_manifest, write_manifest
+from .snapshot import UNSEALED, Origin, Snapshot, SnapshotDamaged, read_manifest, write_manifest
 
 SAVED = "saved.json"
 
@@ -162,8 +162,9 @@ def _copy(folder: Path, made: Path, stage: int, saved: SavedRun, origin: Origin)
         raise SnapshotDamaged(theirs.path(stage, saved.step), found)
     source, target = theirs.path(stage, saved.step), SnapshotDirectory(made / FOLDER, origin).path(stage, saved.step)
     make_folder(target)
-    for name in FILES:
+    manifest = read_manifest(source)
+    for name in manifest.files:
         shutil.copyfile(source / name, target / name)  # not its permissions: what is saved may be read-only
         sync(target / name)
-    write_manifest(target, msgspec.structs.replace(read_manifest(source), run=origin.run, sha256=UNSEALED))
+    write_manifest(target, msgspec.structs.replace(manifest, run=origin.run, sha256=UNSEALED))
     sync(target)

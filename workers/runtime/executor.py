@@ -66,7 +66,7 @@ class Executor:
     """The stages of one worker with what they need besides messages.
 
     `last` is the number of the model's last stage, the one with the loss. `metrics` are means over rows, by name.
-    `evaluates_loss`: evaluation computes the loss too.
+    `evaluates_loss`: evaluation computes the loss too. `ema`: it measures the averages of the weights.
     """
 
     stages: Mapping[int, Stage]
@@ -74,6 +74,7 @@ class Executor:
     last: int
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     evaluates_loss: bool = False
+    ema: bool = False
     loss: float | None = None  # of the last step, on the worker that has the last stage
     gradient_norm: float | None = None  # likewise, if gradients are clipped
     rows: int = 0  # likewise
@@ -182,7 +183,7 @@ class Executor:
             return emptied()
         given = self._given(stage.index, instruction, received)
         step, number = instruction.step, instruction.action.microbatch
-        output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received))
+        output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received), ema=self.ema)
         if stage.index == self.last and given.rows:
             self._measure(stage, output, given)
         return output

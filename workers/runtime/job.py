@@ -88,7 +88,8 @@ class Job:
         made = {stage: self._stage(stage, device[stage]) for stage in stages}
         choice = self.plan.schedule
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
-        parts = made, feed, self.program.last, self.metrics, self.plan.scripted
+        ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
+        parts = made, feed, self.program.last, self.metrics, self.plan.scripted, ema
         if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
             return Executor(*parts)
         return SkippingExecutor(*parts, decisions=decisions)

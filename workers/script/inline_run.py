@@ -65,13 +65,19 @@ class InlineRun:
         return self._calls.position.step
 
     def submit(
-        self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
+        self,
+        kind: CallKind,
+        inputs: Tree = None,
+        targets: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
     ) -> "Future[Replies]":
         if self._broken:
             raise ComputeFailed(f"this line cannot go on: an earlier call failed ({self._broken}). Make a new one")
         try:
             with _threads(self._threads), generators_kept(self._device):
-                return self._carry_out(self._calls.call(kind, inputs, targets, state))
+                return self._carry_out(self._calls.call(kind, inputs, targets, state, ema=ema))
         except BaseException as error:  # Ctrl-C too: messages of the call remain in the queues
             self._broken = str(error) or type(error).__name__
             raise
@@ -96,8 +102,8 @@ class InlineRun:
         """As it is planned: here all workers compute in turn."""
         return planned(self._program.schedule)
 
-    def weights(self) -> dict[str, Tensor]:
-        parts = (stage.state_dict() for executor in self._executors for stage in executor.stages.values())
+    def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        parts = (stage.state_dict(ema=ema) for executor in self._executors for stage in executor.stages.values())
         return {name: tensor.detach().cpu().clone() for part in parts for name, tensor in part.items()}
 
     def abort(self, reason: str) -> None:
@@ -144,6 +150,7 @@ class InlineRun:
             loss=options.loss if part.index == self._program.last else None,
             device=options.device,
             clip_norm=options.clip_norm,
+            ema_decay=options.ema_decay,
             autocast=options.autocast,
             groups=self._groups,
         )

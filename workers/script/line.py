@@ -11,12 +11,14 @@ Here is what a script sees; `ScriptRun` carries the calls out, in this process o
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Self, Unpack, cast
 
 from torch import Tensor
 
 from stageline.pipeline.data import Batch, rows
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed
 from stageline.workers.runtime.calls import CallKind, batches_of_step
@@ -50,8 +52,9 @@ class Line(AbstractContextManager["Line"]):
     that returns one of these. `loss` is a mean over rows;
     `optimizer` makes an optimizer from a stage's parameters; `groups` give some of these settings of their own, by
     their names: {"match": ["*.bias"], "weight_decay": 0.0}. Before its steps gradients are scaled down so that their
-    norm over all stages is at most `clip_norm`. With `autocast` = "bf16", forwards and the loss are computed as in
-    torch.autocast. `metrics` are means over rows, which `evaluate` gives.
+    norm over all stages is at most `clip_norm`. With `ema_decay`, workers keep an exponential moving average of the
+    weights, as torch's `AveragedModel` does: `ema=True` asks for it. With `autocast` = "bf16", forwards and the loss
+    are computed as in torch.autocast. `metrics` are means over rows, which `evaluate` gives.
     `placement`: the stages of each worker, by default one worker each. The names of a schedule are `schedule_names()`;
     `window` goes with "window". `workers`: "processes", one for each worker, forked from this one, or "inline", in this
     thread. `broker`: the address at which workers on other machines join, "tcp://0.0.0.0:7000" or "redis://host/0":
@@ -149,7 +152,7 @@ class Line(AbstractContextManager["Line"]):
         neither, it is one pass. After every `evaluate_every` steps it evaluates the batches of `held_out`, by default
         those that a `Loader` holds out. They are compared by `metric`: by the loss, of which the lower is `better`, or
         another, of which you say "lower" or "higher". After `patience` of them in a row that were not better, the fit
-        ends. `best`: the path at which it keeps a checkpoint of the best one, which `Line.resume` goes on from.
+        ends. Of a line with `ema_decay`, the averages are evaluated. `best`: the path at which it keeps a checkpoint of the best one, which `Line.resume` goes on from.
         `callbacks`: see `Callback`.
 
         Raises `ValueError` for options that cannot be, `DataError` for batches, `NotSaved`, and what `step` and the
@@ -169,42 +172,50 @@ class Line(AbstractContextManager["Line"]):
         demand_fit(wanted, self._options.named_metrics, self._run.cannot_save)
         each = steps_from(batches, self.position, epochs, steps, self._options.accumulate)
         self._fits += 1
-        return Fit(self, each, wanted, self._evaluations, self._fits, self._evaluate).run()
+        measure = partial(self._evaluate, ema=self._keeps_averages)
+        return Fit(self, each, wanted, self._evaluations, self._fits, measure).run()
 
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients.
+    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> dict[str, float]:
+        """The mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode and without gradients; with
+        `ema`, of the averages of the weights.
 
-        Raises `DataError` if there are no rows, or for what is no iterable of (inputs, targets).
+        Raises `DataError` if there are no rows, or for what is no iterable of (inputs, targets); `ModelRefused` for
+        averages of a line without `ema_decay`.
         """
-        found = self._evaluate(batches)
+        self._demand_averages(ema=ema)
+        found = self._evaluate(batches, ema=ema)
         self._evaluations.note(self.position, found)
         return found
 
-    def _evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        calls = [self._submit(CallKind.EVALUATE, x, y) for x, y in batches_of(batches)]
+    def _evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> dict[str, float]:
+        calls = [self._submit(CallKind.EVALUATE, x, y, ema=ema) for x, y in batches_of(batches)]
         sums = total([done.result() for done in calls])
         rows = sums.pop("rows")
         return {name: value / rows for name, value in sums.items()}
 
-    def predict(self, x: Tree) -> Tree:
-        """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype."""
+    def predict(self, x: Tree, *, ema: bool = False) -> Tree:
+        """The model's output for `x`, in evaluation mode and without gradients; trees of tensors of any dtype. With
+        `ema`, as the averages of the weights compute it. Raises `ModelRefused` as `evaluate` does."""
+        self._demand_averages(ema=ema)
         rows(x)
         self._check_inputs(x, self._options.accumulate)
-        return concatenate(only(self._call(CallKind.PREDICT, _copied(x)).result()))
+        return concatenate(only(self._call(CallKind.PREDICT, _copied(x), ema=ema).result()))
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
         """The weights under the unsplit model's names, in its order, on the CPU. For a list: as `nn.Sequential(*model)`
-        has them.
+        has them. With `ema`, averages stand for the parameters that are trained; before the first step, these are the
+        weights themselves.
 
-        Also of a line that was closed without an error.
+        Also of a line that was closed without an error. Raises `ModelRefused` as `evaluate` does.
         """
+        self._demand_averages(ema=ema)
         if self._closed == FINISHED:
-            return self._weights.in_order(self._run.weights())
-        parts = cast("Mapping[int, dict[str, Tensor]]", self._call(CallKind.STATE).result())
+            return self._weights.in_order(self._run.weights(ema=ema))
+        parts = cast("Mapping[int, dict[str, Tensor]]", self._call(CallKind.STATE, ema=ema).result())
         return self._weights.in_order({name: tensor for part in parts.values() for name, tensor in part.items()})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Sets the weights, which have the unsplit model's names. The optimizers keep their state.
+        """Sets the weights, which have the unsplit model's names. The optimizers keep their state, averages too.
 
         Raises `ModelRefused` for names that are missing or not the model's, and other shapes or dtypes; nothing has
         changed then.
@@ -246,9 +257,17 @@ class Line(AbstractContextManager["Line"]):
         if self._display is not None:
             self._display.close()
 
-    def _submit(self, kind: CallKind, x: Tree, y: Tree) -> "Future[Replies]":
+    @property
+    def _keeps_averages(self) -> bool:
+        return self._options.ema_decay is not None
+
+    def _demand_averages(self, *, ema: bool) -> None:
+        if ema and not self._keeps_averages:
+            raise ModelRefused("ema=True: this line keeps no averages of its weights. Make it with ema_decay = 0.999")
+
+    def _submit(self, kind: CallKind, x: Tree, y: Tree, *, ema: bool = False) -> "Future[Replies]":
         self._demand(kind, x, y)
-        return self._call(kind, _copied(x), _copied(y))
+        return self._call(kind, _copied(x), _copied(y), ema=ema)
 
     def _demand(self, kind: CallKind, x: Tree, y: Tree) -> None:
         of_step = self._options.accumulate if kind is CallKind.TRAIN else 1
@@ -257,7 +276,13 @@ class Line(AbstractContextManager["Line"]):
             self._check_inputs(inputs, self._options.accumulate // of_step)
 
     def _call(
-        self, kind: CallKind, x: Tree = None, y: Tree = None, state: Mapping[str, Tensor] | None = None
+        self,
+        kind: CallKind,
+        x: Tree = None,
+        y: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
     ) -> "Future[Replies]":
         """Waits while too many calls are under way; what they raise is raised here at the latest."""
         if self._closed:
@@ -268,7 +293,7 @@ class Line(AbstractContextManager["Line"]):
         if len(self._waiting) >= MOST:
             while len(self._waiting) > AHEAD:
                 self._waiting.pop(0).result()
-        done = self._run.submit(kind, x, y, state)
+        done = self._run.submit(kind, x, y, state, ema=ema)
         self._waiting.append(done)
         return done
 

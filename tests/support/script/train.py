@@ -67,6 +67,7 @@ def happen(line: Line, step: int) -> None:
         case ["evaluate", every] if step % int(every) == 0:
             x, y = batch(step + 1000)
             line.evaluate([(x, y), (x[:2], y[:2])])
+            line.evaluate([(x, y)], ema=True)
             line.predict(x)
         case ["save", at] if step == int(at):
             x, y = batch(step + 1000)
@@ -82,6 +83,10 @@ def happen(line: Line, step: int) -> None:
             found = line.evaluate([(x, y)] * 60)
             os.kill(processes("runs")["worker-1"], signal.SIGKILL)
             assert line.evaluate([(x, y)] * 60) == found
+
+
+def digest(state: dict[str, Tensor]) -> str:
+    return sha256(b"".join(state[name].contiguous().numpy().tobytes() for name in sorted(state))).hexdigest()
 
 
 def main() -> None:
@@ -101,6 +106,7 @@ def main() -> None:
         loss=nn.functional.cross_entropy,
         optimizer=(lambda parameters: 3) if HAPPENS == ["optimizer"] else partial(torch.optim.AdamW, lr=0.01),  # type: ignore[arg-type]
         lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.9),
+        ema_decay=0.9,
         microbatches=MICROBATCHES,
         workers="processes" if joins else WORKERS,
         broker=WORKERS if joins else None,
@@ -115,9 +121,8 @@ def main() -> None:
         for step in range(first, STEPS):
             happen(line, step)
             losses.append(line.step(*batch(step + (HAPPENS == ["resume-other"]))))
-    weights = line.state_dict()
-    digest = sha256(b"".join(weights[name].contiguous().numpy().tobytes() for name in sorted(weights)))
-    print(json.dumps({"first": first, "losses": [loss.item() for loss in losses], "weights": digest.hexdigest()}))
+    digests = {"weights": digest(line.state_dict()), "averages": digest(line.state_dict(ema=True))}
+    print(json.dumps({"first": first, "losses": [loss.item() for loss in losses], **digests}))
 
 
 main()

@@ -27,6 +27,7 @@ _SHARD = "5GiB"
     "first, for an OUT that ends with .safetensors.",
 )
 @options.step
+@click.option("--ema", is_flag=True, help="The averages of the weights, which optimizer.ema_decay keeps.")
 @click.option(
     "--config",
     type=click.Path(),
@@ -42,7 +43,7 @@ _SHARD = "5GiB"
 )
 @click.option("--plan", type=click.Path(), help="For transformers, without --config: the plan. Default: the run's.")
 def export(
-    run: str, out: str, form: str | None, step: int | None, config: str | None, most: int, plan: str | None
+    run: str, out: str, form: str | None, step: int | None, ema: bool, config: str | None, most: int, plan: str | None
 ) -> None:
     """Write the weights of RUN to OUT, which must not exist, under the unsplit model's names.
 
@@ -66,7 +67,7 @@ def export(
             case _:
                 forms.export_transformers(weights, target, _configuration(Path(run), config, plan), most)
 
-    weights = take_weights(Path(run), step, write, options.tell)
+    weights = take_weights(Path(run), step, write, options.tell, ema=ema)
     say(f"{weights.title} are in {out}")
 
 

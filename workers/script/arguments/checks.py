@@ -30,6 +30,8 @@ def _complaints(options: LineOptions, *, inline: bool) -> Iterator[str]:
         )
     if "model.trainable" in options.settings:
         yield 'settings["model.trainable"]: the script needs it too. Pass trainable = [...] instead'
+    if "optimizer.ema_decay" in options.settings:
+        yield 'settings["optimizer.ema_decay"]: the script needs it too. Pass ema_decay = ... instead'
     yield from _uncallable(options)
     if reason := _device_complaint(str(options.device)):
         yield f'device = "{options.device}": {reason}; wanted is one that this torch has, such as "cpu" or "cuda:0"'

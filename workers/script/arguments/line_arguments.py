@@ -23,6 +23,7 @@ class LineArguments(TypedDict, total=False):
     lr_scheduler: LrSchedulerFactory | None
     lr_every: int
     clip_norm: float | None
+    ema_decay: float | None
     groups: Sequence[Mapping[str, object]] | None
     cut: Sequence[int | str] | None
     stages: int | None

@@ -42,6 +42,7 @@ class LineOptions:
     lr_scheduler: LrSchedulerFactory | None = None
     lr_every: int = 1
     clip_norm: float | None = None
+    ema_decay: float | None = None
     groups: Sequence[Mapping[str, object]] | None = None
     cut: Sequence[int | str] | None = None
     stages: int | None = None
@@ -152,6 +153,8 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
         tables["model"]["autocast"] = options.autocast
     if options.clip_norm is not None:
         tables["optimizer"]["clip_norm"] = options.clip_norm
+    if options.ema_decay is not None:
+        tables["optimizer"]["ema_decay"] = options.ema_decay
     if options.groups is not None:
         tables["optimizer"]["groups"] = options.groups
     if options.lr_scheduler is not None:

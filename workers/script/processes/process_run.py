@@ -104,11 +104,17 @@ class ProcessRun:
         return self._driver.position.step
 
     def submit(
-        self, kind: CallKind, inputs: Tree = None, targets: Tree = None, state: Mapping[str, Tensor] | None = None
+        self,
+        kind: CallKind,
+        inputs: Tree = None,
+        targets: Tree = None,
+        state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
     ) -> "Future[Replies]":
         if kind is CallKind.TRAIN and self._batches is not None:
             self._batches.check(self.position, inputs, targets)
-        return self._driver.submit(kind, inputs, targets, state)
+        return self._driver.submit(kind, inputs, targets, state, ema=ema)
 
     def close(self) -> None:
         self._open.detach()
@@ -140,8 +146,8 @@ class ProcessRun:
     def workers(self) -> list[str]:
         return [] if self._driver.ended.is_set() else worker_lines(self._processes.broker)
 
-    def weights(self) -> dict[str, Tensor]:
-        return load_weights(self.folder)
+    def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        return load_weights(self.folder, ema=ema and self.position > 0)
 
     def abort(self, reason: str) -> None:
         self._open.detach()
