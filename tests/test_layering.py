@@ -23,6 +23,7 @@ LADDER = {
     "pipeline/schedule": PURE,
     "pipeline/schedule/check": PURE,
     "pipeline/timetable": PURE,
+    "pipeline/evaluation": PURE,
     "pipeline/plan": PURE,
     "pipeline/stage": TENSORS,
     "pipeline/data": DOING,
