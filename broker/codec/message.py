@@ -46,7 +46,7 @@ class Flow(StrEnum):
     TOTAL = "total"  # their sums over a step, from the earlier one to stage k
     NORMS = "norms"  # norms of the gradients of a step, from stage k+1 to stage k
     CLIP = "clip"  # the norm over all stages, by which they are clipped, from stage k-1 to stage k
-    EVALUATION = "evaluation"  # activations of evaluation for a script, from stage k-1 to stage k
+    EVALUATION = "evaluation"  # activations of evaluation, from stage k-1 to stage k
     CALL = "call"  # what a script wants done, to worker k (in place of a stage)
     LOSS = "loss"  # what came of a call to train, from the last stage's worker k to the script
     REPLY = "reply"  # what came of any other call, from worker k to the script

@@ -16,6 +16,7 @@ from stageline.broker.control.messages import (
     Assigned,
     Confirmed,
     Declined,
+    EvaluationRecord,
     Exited,
     Failed,
     Finished,
@@ -28,6 +29,7 @@ from stageline.broker.control.messages import (
     Trim,
 )
 from stageline.broker.control.protocol import SealedMessage
+from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, told
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.stores.base import Store
@@ -221,7 +223,6 @@ class Coordinator:
             self.run.events.count("implausible", f"{member.label} reports what cannot be: {wrong}")
             return
         self.run.registry.note_report(member, report, now)
-        self.run.metrics |= report.metrics
         if report.training_steps is not None:
             self._note_training_steps(member, report.training_steps)
         holder = Holder(member.name, member.incarnation)
@@ -229,6 +230,7 @@ class Coordinator:
         if found.steps:
             self.run.store.append(found.steps, found.losses)
             member.counted.update(record.stage for record in found.steps)
+        found.illegal.extend(self._add_evaluations(report, member))
         if report.snapshots or (report.steps and self.run.checkpoints.candidates):
             found.illegal.extend(self._record_snapshots(report, member))
             if self.run.outcome is not None:
@@ -250,6 +252,33 @@ class Coordinator:
             self.run.training_steps = steps
         elif member.is_script:
             self._shutdown.called_for = steps
+
+    def _add_evaluations(self, report: Report, member: Member) -> list[IllegalTransition]:
+        """Stores what rounds of evaluation found, before the snapshots that come with it are counted: the best round is
+        known before a checkpoint lets go of its snapshots. Returns what was wrong."""
+        illegal = []
+        for record in report.evaluations:
+            try:
+                if self.run.config.schedule.stages - 1 not in member.stages:
+                    raise IllegalTransition(f"the evaluation after step {record.step} is not its own")
+                if self.run.add_evaluation(record):
+                    self._tell(record)
+            except EvaluationsDiffer as error:
+                self.run.fail(str(error), ExitCode.FAILED)
+            except KeyError as error:
+                illegal.append(IllegalTransition(f"the evaluation after step {record.step} has no {error}"))
+            except IllegalTransition as error:
+                illegal.append(error)
+        return illegal
+
+    def _tell(self, record: EvaluationRecord) -> None:
+        standing = self.run.evaluations.standing()
+        best = ", the best so far" if standing is not None and standing.improved else ""
+        self.run.events.infos.append(f"evaluation after step {record.step}: {told(record)}{best}")
+        for name, value in not_finite(record).items():
+            self.run.events.warnings.append(
+                f"evaluation after step {record.step}: {name} is {value}, which is not better than any number"
+            )
 
     def _record_snapshots(self, report: Report, member: Member) -> list[IllegalTransition]:
         """Records the snapshots that `member` reports; completes a checkpoint if it can. Returns what was wrong."""

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stageline.broker.control.messages import LONGEST_NAME, Declined, FromBroker
+from stageline.broker.control.messages import LONGEST_NAME, Declined, EvaluationRecord, FromBroker
 from stageline.broker.control.seal import RunKeys
+from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
 from stageline.broker.ledger.ledger import Ledger
 from stageline.broker.membership.member import Member, MemberStatus
 from stageline.broker.membership.registry import Registry
@@ -95,7 +96,8 @@ class RunRecords:
         self.standby = StandbyWorkers()
         self.training_steps: int | None = None  # of the run, once a worker has loaded the data
         self.length = config.length  # of the run, once it is known; for workers that have no data
-        self.metrics: dict[str, float] = {}
+        self.evaluations = Evaluations(config.criterion)
+        self.metrics: dict[str, float] = {}  # of the newest round of evaluation
         self.declined: deque[Declined] = deque(maxlen=_DECLINED)
         self.events = EventLog()
         self.fault = ""  # what the broker itself cannot do for now, continuing "the broker"
@@ -164,6 +166,20 @@ class RunRecords:
         for member in members:
             self.lost_work += lost_attempts(member, self.ledger, self.checkpoints.complete, why, now)
 
+    def add_evaluation(self, record: EvaluationRecord) -> bool:
+        """Stores what a round of evaluation found, once; False if it is known. Raises as `Evaluations.add` does."""
+        new = self.note_evaluation(record)
+        if new:
+            self.store.put(fact_name(record), fact_of(record))
+        return new
+
+    def note_evaluation(self, record: EvaluationRecord) -> bool:
+        """The same of a round that is stored."""
+        new = self.evaluations.add(record)
+        if (newest := self.evaluations.newest) is not None:
+            self.metrics = newest.metrics
+        return new
+
     def go_back(self, stages: Iterable[int]) -> None:
         """The stages, which have lost their workers, will begin at the complete checkpoint again."""
         lost = list(stages)
@@ -189,6 +205,8 @@ class RunRecords:
         if identity is not None:
             self.keys, self.adopted = identity.keys, identity.adopted
         self.ledger.restore(stored.finished, stored.losses)
+        for record in stored_in(stored.facts):
+            self.note_evaluation(record)
         self.registry.floor = self.unused_incarnation(now) if self.config.restarts else 0
         if _FACT in stored.facts:
             self.registry.restore(stored.facts[_FACT], now)

@@ -300,7 +300,7 @@ class Registration:
 
 def _steps(length: RunLength) -> str:
     epoch = f", {length.epoch} in an epoch" if length.epoch else ""
-    return f"{length.training} training and {length.evaluation} evaluation steps{epoch}"
+    return f"{length.training} training steps and {length.evaluation} batches to evaluate{epoch}"
 
 
 def _restarts(hello: Hello) -> int | None:

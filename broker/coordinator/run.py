@@ -12,6 +12,7 @@ from stageline.broker.errors import BrokerError
 from stageline.broker.membership.failure_detector import Leases
 from stageline.broker.recovery.earlier_run import EarlierRun
 from stageline.broker.stores.base import Fact, Store
+from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Placement, Schedule
 
@@ -92,6 +93,7 @@ class RunConfig:
     scripted: bool = False  # a user's script calls the workers, and has the last place
     code: ScriptCode | None = None
     earlier: EarlierRun | None = None
+    criterion: Criterion | None = None  # by which rounds of evaluation are compared
 
     @property
     def placement(self) -> Placement:
@@ -132,6 +134,7 @@ class RunConfig:
             length=length,
             scripted=plan.scripted,
             code=code,
+            criterion=plan.criterion,
         )
 
 

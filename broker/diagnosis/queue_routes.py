@@ -8,7 +8,7 @@
     total-2         an earlier stage that shares parameters with stage 2 -> stage 2
 
 Which stages share parameters only the workers know: the one that waits says which stage puts the message.
-Calls, losses, replies and evaluations are those of scripted runs.
+Calls, losses and replies are those of scripted runs.
 """
 
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ def _scripted(plan: PlanTables) -> Iterator[PlanError]:
     for key in ("steps", "epochs"):
         if getattr(plan.run, key) is not None:
             yield PlanError(f"run.{key}", "the script decides how long it trains; leave it out")
-    if plan.counts_epochs:
+    if plan.lr_scheduler is not None and plan.lr_scheduler.every == "epoch":
         yield PlanError("lr_scheduler.every", "a script's epochs are not known; use a number of steps")
     if plan.schedule.mode != "sync":
         yield PlanError("schedule.mode", 'a script trains batch by batch; use mode = "sync"')
@@ -55,6 +55,35 @@ def _scripted(plan: PlanTables) -> Iterator[PlanError]:
             yield PlanError(
                 "model.metrics", f"{name} has the name of what every evaluation returns; give the function another"
             )
+
+
+def _evaluation(plan: PlanTables) -> Iterator[PlanError]:
+    choice = plan.evaluation
+    if choice is None:
+        return
+    if plan.scripted:
+        yield PlanError("evaluation", "a script evaluates when it calls line.evaluate; leave the table out")
+        return
+    names = ("loss", *plan.metric_names)
+    if choice.metric not in names:
+        yield PlanError(
+            "evaluation.metric",
+            f"it is no metric of the run; use {' or '.join(map(repr, names))}, or add it to model.metrics",
+        )
+    elif choice.metric != "loss" and choice.better is None:
+        yield PlanError("evaluation.better", f'say which {choice.metric} is better: better = "higher", or "lower"')
+    if "loss" in plan.metric_names:
+        yield PlanError(
+            "model.metrics", "one has the name of what every evaluation returns, loss; give the function another"
+        )
+    if choice.every is not None and plan.schedule.mode == "async":
+        yield PlanError(
+            "evaluation.every",
+            'mode = "async" has no moment at which all stages have done the same steps; leave it out, and the rows '
+            'held out are evaluated after the last step, or use schedule.mode = "sync"',
+        )
+    if plan.data.dataset is not None and plan.data.held_out is None:
+        yield PlanError("data.held_out", 'there are no rows to evaluate: add held_out = "data.py:test"')
 
 
 _WITH_DATASET = ("held_out", "target", "collate", "shuffle", "num_workers")
@@ -227,6 +256,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate"), _asynchronous),
     (("schedule.microbatches", "schedule.accumulate"), _accumulated),
     (("optimizer.clip_norm", "schedule.mode"), _clipping),
+    (("evaluation", "model.metrics", "schedule.mode", "data.source", "data.dataset", "data.held_out"), _evaluation),
     (("schedule.name", "schedule.window", *_STAGES), _window),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
     (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),

@@ -187,6 +187,7 @@ class SnapshotHooks(CheckpointHooks):
             kept if stage == self._last else {},
             position.calls,
             position.evaluations,
+            tuple(self._progress.evaluations) if stage == self._last else (),
         )
         path = self._snapshots.path(stage, done)
         self._writer.submit(
@@ -285,7 +286,7 @@ def restore(
         if place and snapshot.position != position:
             raise ForeignState(f"stage {index} was at {snapshot.position} after {step} steps, another at {position}")
         stage.restore(snapshot.state)
-        progress.restored(snapshot.losses)
+        progress.restored(snapshot.losses, snapshot.rounds)
         position = snapshot.position
     return position
 

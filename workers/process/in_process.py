@@ -158,5 +158,6 @@ class _Local:
             place.reporter.confirmed(report.number)
         for _, message in self._coordinator.tick(time()):
             if isinstance(message, Trim):
+                position = self._job.program.position(message.step)
                 for key in self._job.program.queues:
-                    self._queues.outbound(key).trim(min(message.step, self._job.program.steps_of(key)))
+                    self._queues.outbound(key).trim(position.of(key.flow))

@@ -180,6 +180,8 @@ class CallFeed:
         """The microbatch of the open call; `step` is the call's."""
         return self._cut[microbatch]
 
+    held_out_microbatch = microbatch
+
 
 def cut_call(call: Call, microbatches: int, accumulate: int = 1) -> list[Microbatch]:
     """The microbatches of a call's batch, or of the batches of its step if there are several, as far as this worker has

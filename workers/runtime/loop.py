@@ -67,6 +67,8 @@ class WorkerLoop:
         self.progress = Progress(clock.time(), complete=start, last=program.last, finished=finished)
         self.progress.tied_sources = program.tied_sources
         self.progress.first_trainable = program.schedule.first_trainable
+        if not program.scripted:
+            self.progress.position_after = program.position
         self.program = program
         self.attention = True
         self._on_step: OnStep = lambda stage, step, loss: None
@@ -99,7 +101,7 @@ class WorkerLoop:
         self.progress.waits = self.progress.over = True
 
     def begin_at(self, position: Position) -> None:
-        """A scripted run goes on from there: its checkpoint has been restored."""
+        """A scripted run goes on from there: its checkpoint has been restored. Another one knows where it is."""
         if self._script is not None:
             self._script.begin_at(position)
             self.progress.positions[position.step] = position
@@ -127,12 +129,12 @@ class WorkerLoop:
 
     @property
     def step(self) -> int | None:
-        """The step of the current instruction, or, in a scripted run, of the script's next training step; None when
-        the program is over."""
+        """How many training steps come before the current instruction, or, in a scripted run, before the script's next
+        call to train; None when the program is over."""
         command = self._machine.command
         if self._script is not None:
             return None if self._script.over else self._script.position.step
-        return None if isinstance(command, Finish) else command.instruction.step
+        return None if isinstance(command, Finish) else self.program.step_at(command.instruction)
 
     @property
     def doing(self) -> str:
@@ -219,15 +221,13 @@ class WorkerLoop:
         return outbound
 
     def _end_evaluation(self, instruction: Instruction, result: Tree) -> None:
-        stage = instruction.action.stage
+        stage, batch, program = instruction.action.stage, instruction.step, self.program
+        self.progress.evaluated(self._now())
         if self._script is not None:
-            self.progress.evaluated(self._now())
             self._script.evaluated(stage, result)
-            return
-        self.progress.done(instruction, self._now())
-        self.progress.metrics = self._executor.measured()
-        if instruction.action.microbatch == self.program.schedule.microbatches - 1:
-            self.progress.closed(stage, instruction.step, None)
+        elif instruction.action.microbatch == program.schedule.microbatches - 1:
+            if stage == program.last and program.rounds.ends_round(batch):
+                self.progress.found(self._executor.evaluated(program.rounds.step_of(batch)))
             self._queues.pump(0)
 
     def _end_step(self, stage: int, step: int) -> None:

@@ -4,7 +4,7 @@ schedule of worker 1    1F0 1F1 1B0 1B1 1U
 its program             step 0: 1F0 takes forward-1 and gives forward-2, ..., 1U; step 1: 1F0, ...
 
 In a scripted run there is no program beforehand: each call of the script brings the instructions of one step, or of one
-evaluated batch. Evaluation then has queues of its own (evaluation-1, ...), which number its batches.
+evaluated batch. Evaluation has queues of its own (evaluation-1, ...), which number its batches over the whole run.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,13 +16,15 @@ import msgspec
 
 from stageline.broker.codec.message import Flow, message_number
 from stageline.broker.queues.base import QueueKey
+from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, forward_only
 from stageline.pipeline.schedule.ties import tied_queues
 
-from .calls import Call, CallKind
+from .calls import Call, CallKind, Position
 
 CHUNK = 64  # instructions that are made at once
 ENDLESS = 2**62  # steps: a script says when it is over
+NO_ROUNDS = Rounds()
 AHEAD = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
 
 _Touched = tuple[str, tuple[QueueKey, ...], QueueKey | None]  # an action's name, what it takes from, what it gives to
@@ -33,7 +35,7 @@ class Instruction(msgspec.Struct, frozen=True):
     `needs_credit`: no gradient comes back for what it gives, so the consumer says when it may be computed.
 
     `name` is the action's, as in "1F0"; its messages have `number` in their queues. `counted`: its step is one of the
-    run's, which the ledger knows; the evaluated batches of a script are not, and `step` then numbers those.
+    run's, which the ledger knows; evaluated batches are not, and `step` then numbers those.
     """
 
     step: int
@@ -52,14 +54,14 @@ class Instruction(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Program:
-    """`schedule` over `steps` steps, then forward only over the steps of `evaluation`.
+    """`schedule` over `steps` steps, with `rounds` of evaluation between them, forward only.
 
     `scripted` says that the calls of a script bring the batches, for as long as it likes.
     """
 
     schedule: Schedule
     steps: int
-    evaluation: range = range(0)
+    rounds: Rounds = NO_ROUNDS
     scripted: bool = False
 
     @property
@@ -81,9 +83,10 @@ class Program:
     def queues(self) -> tuple[QueueKey, ...]:
         """Every queue between stages, and between script and workers."""
         between_stages = tuple(map(queue_key, self.schedule.routes))
+        evaluates = self.scripted or self.rounds.batches
+        evaluation = [QueueKey(Flow.EVALUATION, stage) for stage in range(1, self.schedule.stages) if evaluates]
         if not self.scripted:
-            return between_stages
-        evaluation = [QueueKey(Flow.EVALUATION, stage) for stage in range(1, self.schedule.stages)]
+            return (*between_stages, *evaluation)
         calls = [key(worker) for worker in range(self.script) for key in (call_key, reply_key)]
         return (*between_stages, *evaluation, *calls, self._losses)
 
@@ -101,11 +104,7 @@ class Program:
         made some at a time, ahead of their use."""
         if self.scripted:
             return iter(())
-        training = self.schedule.program(worker, range(start, self.steps))
-        return chain(
-            self._instructions(training, evaluates=False),
-            self._instructions(self._forward_only.program(worker, self.evaluation), evaluates=True),
-        )
+        return chain.from_iterable(self._parts(worker, start))
 
     def instructions_of(self, call: Call, worker: int) -> Iterator[Instruction]:
         """What `worker` computes for a call of the script."""
@@ -176,11 +175,13 @@ class Program:
         queues = tied_queues(self.schedule.ties, self.schedule.tied)
         return {queue_key(name): source for name, (source, _) in queues.items()}
 
-    def steps_of(self, key: QueueKey) -> int:
-        """The step from which on `key` carries nothing: evaluation has no gradients."""
-        if self.scripted:
-            return ENDLESS
-        return self.steps + (len(self.evaluation) if key.flow is Flow.FORWARD else 0)
+    def position(self, step: int) -> Position:
+        """Where a run that no script calls is after `step` steps, before the round of evaluation that follows them."""
+        return Position(step, evaluations=self.rounds.batches_before(step))
+
+    def step_at(self, instruction: Instruction) -> int:
+        """How many training steps come before `instruction`, in a run that no script calls."""
+        return instruction.step if instruction.counted else self.rounds.step_of(instruction.step)
 
     @cached_property
     def _runs_ahead(self) -> Callable[[Action], bool]:
@@ -201,7 +202,7 @@ class Program:
 
     @cached_property
     def _in_evaluation(self) -> Callable[[Action], _Touched]:
-        """Of a script: the same as in training, but through queues of its own."""
+        """The same as in training, but through queues of its own."""
 
         def touched(action: Action) -> _Touched:
             name, takes, gives = self._in_training(action)
@@ -209,10 +210,16 @@ class Program:
 
         return cache(touched)
 
+    def _parts(self, worker: int, start: int) -> Iterator[Iterator[Instruction]]:
+        """Training up to each round of evaluation, and the round. No worker waits for another between them."""
+        for end in self.rounds.ends(start) if self.rounds.batches else (self.steps,):
+            yield self._instructions(self.schedule.program(worker, range(start, end)), evaluates=False)
+            yield self._instructions(self._forward_only.program(worker, self.rounds.batches_of(end)), evaluates=True)
+            start = end
+
     def _instructions(self, actions: Iterator[tuple[int, Action]], *, evaluates: bool) -> Iterator[Instruction]:
-        aside = evaluates and self.scripted
-        of_every_step = self._in_evaluation if aside else self._in_training
-        count, counted = self.schedule.microbatches, not aside
+        of_every_step = self._in_evaluation if evaluates else self._in_training
+        count, counted, throttled = self.schedule.microbatches, not evaluates, not self.scripted
         # Messages of which a step has one are numbered by the step.
         once = ONCE_PER_STEP if self.schedule.ties or self.schedule.clips else ()
 
@@ -225,7 +232,7 @@ class Program:
                     *of_every_step(each),
                     evaluates,
                     counted,
-                    not evaluates and self._runs_ahead(each),
+                    throttled if evaluates else self._runs_ahead(each),
                 )
                 for step, each in islice(actions, CHUNK)
             ]:

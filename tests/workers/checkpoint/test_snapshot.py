@@ -67,7 +67,7 @@ def test_the_weights_can_be_used_without_stageline(folder):
 def test_the_manifest_holds_where_the_snapshot_is_from(folder):
     manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
     assert {key: manifest[key] for key in ("format", "run", "plan", "stage", "step", "incarnation", "torch")} == {
-        "format": "snapshot/4",
+        "format": "snapshot/5",
         "run": "digits-1",
         "plan": "5fa0" * 16,
         "stage": 2,
@@ -215,9 +215,9 @@ def test_forged_notes_on_tensors_are_refused_with_the_reason(folder, metadata):
         b"null",
         b"[]",
         b"{}",
-        b'{"format": "snapshot/4"}',
+        b'{"format": "snapshot/5"}',
         b"\xff\xfe",
-        b'{"format": "snapshot/4", "x": ' + b"[" * 100_000,
+        b'{"format": "snapshot/5", "x": ' + b"[" * 100_000,
     ],
     ids=range(7),
 )

@@ -69,7 +69,7 @@ def new_session(identity: WorkerIdentity, progress: Progress, outbox: Outbox) ->
 def progress() -> Progress:
     """The last stage's, which began at step 20 and has done 20 and 21."""
     progress = Progress(since=0.0, complete=20, last=0, finished={0: 20})
-    progress.restored({0: 0.9, 10: 0.8})
+    progress.restored({0: 0.9, 10: 0.8}, [])
     for step in (20, 21):
         progress.losses |= {20: 0.7} if step == 20 else {}
         progress.closed(0, step, {20: 0.7, 21: 0.6}[step])

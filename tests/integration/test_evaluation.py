@@ -1,0 +1,150 @@
+"""Evaluation every so many steps finds what a plain loop over the unsplit model finds, to the bit, whatever dies."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stageline.pipeline.plan import PlanRefused, read_plan
+from stageline.workers.process.in_process import run_memory
+from stageline.workers.runtime.job import prepare
+from support.evaluated_loop import FOLDER, STEPS, EvaluatedLoop, evaluated_loop
+from support.fork_server import ForkServer
+from support.workspace import Workspace
+
+PLAN = FOLDER / "stageline.toml"
+LAYOUTS = {
+    "gpipe": ("schedule.name=gpipe",),
+    "1f1b": (),
+    "eager-1f1b": ("schedule.name=eager-1f1b",),
+    "interleaved-1f1b": ("schedule.name=interleaved-1f1b", "model.cut=[1, 2, 4]", *(
+        f"workers.{index}.stages=[{index}, {index + 2}]" for index in range(2)
+    )),
+    "v": ("workers.0.stages=[0, 2]", "workers.1.stages=[1]"),
+    "one worker": ("workers.0.stages=[0, 1, 2]",),
+}  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def in_memory(folder: Path, *sets: str) -> dict[str, Any]:
+    """The broker's status of a run in this process."""
+    plan = read_plan(FOLDER, sets=["queues.url=memory://", f"run.dir={folder}", *sets], environment={})
+    outcome = run_memory(prepare(plan), "run", folder / "run")
+    assert outcome.code == 0, outcome.reason
+    return outcome.facts
+
+
+def check(facts: dict[str, Any], plain: EvaluatedLoop) -> None:
+    assert facts["evaluations"] == plain.rounds
+    assert facts["last_evaluation"] == plain.rounds[-1]
+    assert facts["metrics"] == plain.rounds[-1]["metrics"]
+    assert list(facts["losses"].values()) == plain.losses
+    assert facts["weights_sha256"] == plain.weights_sha256
+    assert facts["training_steps"] == plain.steps
+    assert facts["oddities"] == {}
+
+
+def test_the_plain_loop_has_a_best_round_in_the_middle():
+    """Else the tests below would show little."""
+    losses = evaluated_loop()
+    assert [each["step"] for each in losses.rounds] == [3, 6, 9, 12, 15, 18, 20]
+    assert 3 < losses.best < 18
+    assert len({json.dumps(each["metrics"]) for each in losses.rounds}) == 7
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_round_finds_what_the_plain_loop_finds(layout: str, tmp_path: Path):
+    facts = in_memory(tmp_path, *LAYOUTS[layout])
+    check(facts, evaluated_loop())
+    assert facts["best"]["step"] == evaluated_loop().best
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "highest"])
+def test_the_best_round_is_that_of_the_metric_that_the_plan_names(metric: str, tmp_path: Path):
+    facts = in_memory(tmp_path, f"evaluation.metric={metric}", "evaluation.better=higher")
+    check(facts, evaluated_loop())
+    plain = evaluated_loop(metric, "higher")
+    value = next(each["metrics"][metric] for each in plain.rounds if each["step"] == plain.best)
+    assert facts["best"] == {"step": plain.best, "metric": metric, "value": value, "since": facts["best"]["since"]}
+
+
+def test_without_every_there_is_one_round_after_the_last_step(tmp_path: Path):
+    facts = in_memory(tmp_path, "evaluation={}")
+    check(facts, evaluated_loop(every=None))
+    assert facts["best"]["step"] == STEPS
+
+
+def test_an_epoch_is_as_many_steps_as_the_source_has_batches(tmp_path: Path):
+    facts = in_memory(tmp_path, "evaluation.every=epoch")
+    check(facts, evaluated_loop(every=6))
+
+
+def test_a_metric_that_is_no_number_is_told_and_ends_nothing(tmp_path: Path):
+    metrics = 'model.metrics=["model.py:late", "model.py:never"]'
+    facts = in_memory(tmp_path, metrics, "evaluation.metric=late", "evaluation.better=lower")
+    plain = evaluated_loop("late", metrics=("late", "never"))
+    check(facts, plain)
+    assert facts["evaluations"][0]["metrics"] == {"late": "nan", "never": "nan"}
+    assert facts["best"]["step"] == plain.best
+
+
+REFUSED = {
+    "evaluation.metric=acuracy": r"evaluation.metric = \"acuracy\": it is no metric of the run; use 'loss' or 'acc",
+    "evaluation.metric=accuracy": r'evaluation.better: say which accuracy is better: better = "higher"',
+    "evaluation.every=0": r'evaluation.every = 0: "epoch" or a whole number of steps from 1 on is wanted',
+    "evaluation.evry=3": r'evaluation.evry: there is no such key; did you mean "every"',
+    "schedule.mode=async": r'evaluation.every = 3: mode = "async" has no moment',
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_a_plan_that_cannot_evaluate_is_refused(change: str):
+    more = ("schedule.microbatches=1",) if "async" in change else ()
+    with pytest.raises(PlanRefused, match=REFUSED[change]):
+        read_plan(FOLDER, sets=[change, *more], environment={})
+
+
+def test_a_source_that_holds_nothing_back_is_refused(workspace: Workspace):
+    workspace.write("data.py", (workspace.folder / "data.py").read_text().replace("held_out=(x[32:], y[32:])", ""))
+    plan = read_plan(workspace.folder, sets=["evaluation.every=3"], environment={})
+    with pytest.raises(PlanRefused, match=r"evaluation.every = 3: there are no rows to evaluate: what data.source = "):
+        prepare(plan)
+
+
+# Of each worker, actions up to the middle of the second round: 6 steps of 5, one round of 4, and half a round.
+MIDDLE = 6 * 5 + 4 + 2
+LAST_OF_ROUND = 6 * 5 + 4 + 4
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        (("worker-1", MIDDLE), ("broker", 30)),
+        pytest.param((("worker-2", MIDDLE),), marks=pytest.mark.slow),
+        pytest.param((("worker-2", LAST_OF_ROUND),), marks=pytest.mark.slow),
+        pytest.param((("worker-0", MIDDLE), ("worker-1", MIDDLE), ("worker-2", MIDDLE)), marks=pytest.mark.slow),
+        pytest.param((("worker-0", LAST_OF_ROUND), ("worker-0", 9)), marks=pytest.mark.slow),
+    ],
+    ids=["middle", "last middle", "round has ended", "all", "again"],
+)
+def test_processes_are_killed_in_a_round_of_evaluation(kills: Any, fork_server: ForkServer, tmp_path: Path):
+    outcome = fork_server.train(PLAN, f"run.dir={tmp_path}", folder=tmp_path / "run", kills=kills)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == outcome["orphans"] == outcome["left"] == []
+    check(outcome["facts"], evaluated_loop())
+    assert outcome["facts"]["best"]["step"] == evaluated_loop().best
+
+
+def test_the_result_and_the_status_have_every_round(workspace: Workspace, capsys: pytest.CaptureFixture[str]):
+    assert workspace.here("train", str(PLAN), "--json", "--set", "queues.url=memory://") == 0
+    result, plain = json.loads(capsys.readouterr().out), evaluated_loop()
+    assert (result["evaluations"], result["metrics"]) == (plain.rounds, plain.rounds[-1]["metrics"])
+    assert result["best"]["step"] == plain.best
+    assert workspace.here("status", "--json", str(workspace.runs()[0])) == 0
+    assert json.loads(capsys.readouterr().out)["evaluations"] == plain.rounds
+    assert workspace.here("status", str(workspace.runs()[0])) == 0
+    shown = capsys.readouterr().out
+    assert f"after step {plain.best}" in shown
+    assert "after step  rows" in shown
