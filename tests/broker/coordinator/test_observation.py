@@ -27,7 +27,7 @@ def talk() -> Conversation:
     )
     talk.send(
         name(1),
-        report(1, 1, now="1F2 of step 3", steps=steps(1, 0, 1, 2), evaluations=[BAD], training_steps=9),
+        report(1, now="1F2 of step 3", steps=steps(1, 0, 1, 2), evaluations=[BAD], training_steps=9),
     )
     talk.core.run.events.count("damaged", "a message arrived damaged")
     talk.now += 0.25

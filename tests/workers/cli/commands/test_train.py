@@ -24,6 +24,8 @@ TRAIN_1 = [
     "seconds",
     "restarts",
     "gradient_norm",
+    "evaluations",
+    "best",
 ]
 
 

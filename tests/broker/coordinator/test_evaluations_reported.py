@@ -1,0 +1,64 @@
+"""The broker stores what rounds of evaluation found, once, before it confirms the report."""
+
+from dataclasses import replace
+
+from stageline.broker.control.messages import Confirmed, EvaluationRecord
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.ledger.evaluations import stored_in
+from stageline.pipeline.evaluation import Criterion
+from support.conversation import SNAPSHOTS, Conversation, name, report
+
+TERMS = replace(SNAPSHOTS, criterion=Criterion("loss"))
+ROUNDS = [EvaluationRecord(step, 8, loss, {"accuracy": 0.5}) for step, loss in ((3, 0.9), (6, 0.4), (9, 0.7))]
+
+
+def conversation() -> Conversation:
+    talk = Conversation(terms=TERMS)
+    talk.join(0), talk.join(1)
+    return talk
+
+
+def test_a_round_is_stored_before_its_report_is_confirmed_and_only_once():
+    talk = conversation()
+    for number in (1, 1, 2):  # the first confirmation was lost
+        ((_, confirmed),) = talk.send(name(1), report(1, number=number, evaluations=ROUNDS[:2]))
+        assert confirmed == Confirmed(number)
+        assert list(stored_in(talk.store.load().facts)) == ROUNDS[:2]
+    lines = [line for line in talk.core.run.events.infos if line.startswith("evaluation")]
+    assert lines == [
+        "evaluation after step 3: loss 0.9, accuracy 0.5, the best so far",
+        "evaluation after step 6: loss 0.4, accuracy 0.5, the best so far",
+    ]
+
+
+def test_a_restarted_broker_knows_the_rounds_of_before():
+    talk = conversation()
+    talk.send(name(1), report(1, evaluations=ROUNDS))
+    again = Coordinator(TERMS, talk.store, "run-1", talk.now)
+    assert list(again.run.evaluations) == ROUNDS
+    assert (again.run.evaluations.standing().best.step, again.run.metrics) == (6, {"accuracy": 0.5})
+
+
+def test_a_round_that_finds_something_else_the_second_time_ends_the_run():
+    talk = conversation()
+    talk.send(name(1), report(1, evaluations=ROUNDS))
+    talk.send(name(1), report(1, evaluations=[EvaluationRecord(6, 8, 0.41, {"accuracy": 0.5})]))
+    assert talk.status()["phase"] == "failed"
+    assert "the evaluation after step 6 found loss 0.41" in talk.status()["reason"]
+
+
+def test_what_no_worker_can_have_found_is_left_out_and_counted():
+    talk = conversation()
+    talk.core.run.evaluations.criterion = Criterion("accuracy")
+    talk.send(name(0), report(0, evaluations=ROUNDS))
+    talk.send(name(1), report(1, evaluations=[EvaluationRecord(3, 8, 0.9)]))
+    assert talk.status()["evaluations"] == []
+    assert talk.status()["oddities"] == {"illegal": 4}
+
+
+def test_a_metric_that_is_no_number_is_a_warning():
+    talk = conversation()
+    talk.send(name(1), report(1, evaluations=[EvaluationRecord(3, 8, 0.9, {"accuracy": float("nan")})]))
+    assert talk.core.run.events.warnings == [
+        "evaluation after step 3: accuracy is nan, which is not better than any number"
+    ]
