@@ -294,12 +294,14 @@ class Confirmed(_ControlMessage, frozen=True, tag="heard"):
 
 
 class Trim(_ControlMessage, frozen=True, tag="trim"):
-    """Checkpoint `step` is complete: queues may be trimmed to it, older snapshots deleted.
+    """Checkpoint `step` is complete: queues may be trimmed to it, older snapshots deleted, but for those of step
+    `best`, of the best round of evaluation before `step`.
 
     In a run without snapshots: every stage has finished the steps before `step`.
     """
 
     step: int
+    best: Count | None = None
 
 
 class Stop(_ControlMessage, frozen=True, tag="stop"):

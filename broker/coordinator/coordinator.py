@@ -26,7 +26,6 @@ from stageline.broker.control.messages import (
     Standby,
     StopRun,
     ToBroker,
-    Trim,
 )
 from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, told
@@ -298,7 +297,8 @@ class Coordinator:
             return f"stage {stage} is not its own"
         stopped = None if self.run.outcome is None else self.run.outcome.step
         ends = (step if self.run.config.scripted else self.run.training_steps, stopped)  # the script may end anywhere
-        if not is_due(step, self.run.config.snapshot_every, ends):
+        evaluated = self.run.config.keeps_best and (self.run.rounds is None or self.run.rounds.due(step))
+        if not evaluated and not is_due(step, self.run.config.snapshot_every, ends):
             return f"stage {stage} writes no snapshot of step {step}"
         # If there are so many steps that they do not fit into one report, snapshots come before the rest of them.
         if stage in member.counted and len(report.steps) < MOST_STEPS and step > self.run.ledger.finished[stage]:
@@ -330,6 +330,7 @@ class Coordinator:
 
     def _trim(self, now: float) -> None:
         floor = self.run.trimmable
-        if floor > self._trimmed and not self.run.lifecycle.over and now - self._trimmed_at >= TRIM_EVERY:
+        due = floor > self._trimmed and not self.run.lifecycle.over and now - self._trimmed_at >= TRIM_EVERY
+        if due and (announcement := self.run.announcement(floor)) is not None:
             self._trimmed, self._trimmed_at = floor, now
-            self.run.broadcast(Trim(floor))
+            self.run.broadcast(announcement)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stageline.broker.control.messages import LONGEST_NAME, Declined, EvaluationRecord, FromBroker
+from stageline.broker.control.messages import LONGEST_NAME, Declined, EvaluationRecord, FromBroker, Trim
 from stageline.broker.control.seal import RunKeys
 from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
 from stageline.broker.ledger.ledger import Ledger
@@ -20,6 +20,7 @@ from stageline.broker.membership.standby import StandbyWorkers
 from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
 from stageline.broker.recovery.lost_work import KEPT_LOSSES, LostAttempt, lost_attempts
 from stageline.broker.stores.base import Fact, Store, StoredRun
+from stageline.pipeline.evaluation import Rounds
 
 from .run import RunConfig, RunIdentity, RunOutcome, RunPhase
 from .run_state import RunEvent, RunLifecycle
@@ -126,6 +127,29 @@ class RunRecords:
     def trimmable(self) -> int:
         """The step before which no worker, and no replacement, needs a message."""
         return self.checkpoints.complete if self.config.snapshots else self.ledger.finished_floor
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """When the run evaluates; None before it is known how long it is."""
+        every, length = self.config.evaluates_every, self.length
+        if length is None:
+            return None
+        return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
+
+    def announcement(self, step: int) -> Trim | None:
+        """What lets go of all that comes before the complete checkpoint of `step`, but for the snapshots of the best
+        round of evaluation before it. None as long as one of those rounds is not known: a broker that has lost its
+        records is told them again.
+
+        The round after `step` steps does not count, though it may be known: so what is kept follows from the last
+        stage's snapshot of `step`, in which all rounds before it are.
+        """
+        if not self.config.keeps_best:
+            return Trim(step)
+        if self.rounds is None or self.evaluations.count_before(step) < self.rounds.before(step):
+            return None
+        standing = self.evaluations.standing(step - 1)
+        return Trim(step, None if standing is None or standing.best is None else standing.best.step)
 
     def broadcast(self, message: FromBroker) -> None:
         """Sends `message` to every reachable worker with a place."""

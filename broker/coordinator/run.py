@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -94,6 +95,8 @@ class RunConfig:
     code: ScriptCode | None = None
     earlier: EarlierRun | None = None
     criterion: Criterion | None = None  # by which rounds of evaluation are compared
+    evaluates_every: int | Literal["epoch"] | None = None  # steps; None: only after the last
+    keeps_best: bool = False  # the checkpoint of the best round
 
     @property
     def placement(self) -> Placement:
@@ -135,6 +138,8 @@ class RunConfig:
             scripted=plan.scripted,
             code=code,
             criterion=plan.criterion,
+            evaluates_every=None if plan.evaluation is None else plan.evaluation.every,
+            keeps_best=plan.keeps_best,
         )
 
 

@@ -3,7 +3,7 @@
 Each round is kept once. A replaced worker reports rounds again, with the same bits.
 """
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
@@ -62,6 +62,10 @@ class Evaluations:
             return None
         count = len(self._steps) if step is None else bisect_right(self._steps, step)
         return self._standings[count - 1] if count else Standing(self.criterion)
+
+    def count_before(self, step: int) -> int:
+        """How many rounds of fewer than `step` steps are known."""
+        return bisect_left(self._steps, step)
 
     def _judge(self, *, from_start: bool) -> None:
         """Brings the standings up to date."""

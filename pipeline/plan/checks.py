@@ -82,8 +82,21 @@ def _evaluation(plan: PlanTables) -> Iterator[PlanError]:
             'mode = "async" has no moment at which all stages have done the same steps; leave it out, and the rows '
             'held out are evaluated after the last step, or use schedule.mode = "sync"',
         )
+    if choice.keep_best and (lacking := _why_best_is_not_kept(plan)):
+        yield PlanError("evaluation.keep_best", f"{lacking}, or leave it out")
     if plan.data.dataset is not None and plan.data.held_out is None:
         yield PlanError("data.held_out", 'there are no rows to evaluate: add held_out = "data.py:test"')
+
+
+def _why_best_is_not_kept(plan: PlanTables) -> str:
+    """What the plan lacks for it, and the way out; "" if nothing."""
+    if plan.evaluation is not None and plan.evaluation.every is None:
+        return "it needs several evaluations: add evaluation.every = 100"
+    if plan.queues.url == "memory://":
+        return 'over queues.url = "memory://" no checkpoints are written: use another'
+    if not plan.recovery.on:
+        return "no checkpoints are written: use recovery.restarts = 5 and snapshot_every = 20"
+    return ""
 
 
 _WITH_DATASET = ("held_out", "target", "collate", "shuffle", "num_workers")
@@ -246,6 +259,8 @@ _OF_SCRIPTS = (
     "lr_scheduler.every",
 )
 
+_KEPT = ("queues.url", "recovery.restarts", "recovery.snapshot_every")
+
 _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("run.steps", "run.epochs"), _length),
     (_OF_SCRIPTS, _scripted),
@@ -256,7 +271,10 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("schedule.name", "schedule.mode", "schedule.microbatches", "schedule.accumulate"), _asynchronous),
     (("schedule.microbatches", "schedule.accumulate"), _accumulated),
     (("optimizer.clip_norm", "schedule.mode"), _clipping),
-    (("evaluation", "model.metrics", "schedule.mode", "data.source", "data.dataset", "data.held_out"), _evaluation),
+    (
+        ("evaluation", "model.metrics", "schedule.mode", "data.source", "data.dataset", "data.held_out", *_KEPT),
+        _evaluation,
+    ),
     (("schedule.name", "schedule.window", *_STAGES), _window),
     (("recovery.restarts", "recovery.snapshot_every"), _recovery),
     (("recovery.record", "recovery.restarts", "recovery.snapshot_every", "queues.url"), _record),

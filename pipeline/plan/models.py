@@ -74,6 +74,11 @@ class PlanTables(Section):
         return bool(self.model.metrics) or self.evaluation is not None
 
     @property
+    def keeps_best(self) -> bool:
+        """Whether the checkpoint of the best evaluation is kept."""
+        return self.evaluation is not None and self.evaluation.keep_best
+
+    @property
     def metric_names(self) -> tuple[str, ...]:
         """What the metrics are called in what an evaluation finds: by their functions, and by the files that those are
         in where functions share a name."""

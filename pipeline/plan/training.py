@@ -255,6 +255,11 @@ class EvaluationPlan(Section):
         "it.",
         examples=["higher"],
     )
+    keep_best: Truth = Field(
+        default=False,
+        description="Whether a checkpoint is written at each evaluation, and that of the best one is kept.",
+        examples=[True],
+    )
 
 
 class OptimizerPlan(FactorySection):

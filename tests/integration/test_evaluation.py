@@ -1,16 +1,24 @@
 """Evaluation every so many steps finds what a plain loop over the unsplit model finds, to the bit, whatever dies."""
 
+import io
 import json
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from stageline.pipeline.plan import PlanRefused, read_plan
+from stageline.workers.checkpoint.listing import checkpoint_rows
+from stageline.workers.checkpoint.source import source_in
+from stageline.workers.cli.app import run
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
-from support.evaluated_loop import FOLDER, STEPS, EvaluatedLoop, evaluated_loop
+from support.evaluated_loop import EVERY, FOLDER, STEPS, EvaluatedLoop, evaluated_loop
 from support.fork_server import ForkServer
+from support.plain_loop import differing
 from support.workspace import Workspace
 
 PLAN = FOLDER / "stageline.toml"
@@ -91,6 +99,9 @@ def test_a_metric_that_is_no_number_is_told_and_ends_nothing(tmp_path: Path):
 
 
 REFUSED = {
+    "evaluation={keep_best=true}": r"evaluation.keep_best = true: it needs several evaluations: add evaluation.every",
+    "recovery.restarts=0": r"evaluation.keep_best = true: no checkpoints are written: use recovery.restarts = 5 and",
+    "queues.url=memory://": r'keep_best = true: over queues.url = "memory://" no checkpoints are written: use another',
     "evaluation.metric=acuracy": r"evaluation.metric = \"acuracy\": it is no metric of the run; use 'loss' or 'acc",
     "evaluation.metric=accuracy": r'evaluation.better: say which accuracy is better: better = "higher"',
     "evaluation.every=0": r'evaluation.every = 0: "epoch" or a whole number of steps from 1 on is wanted',
@@ -101,7 +112,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("change", REFUSED)
 def test_a_plan_that_cannot_evaluate_is_refused(change: str):
-    more = ("schedule.microbatches=1",) if "async" in change else ()
+    more = ("schedule.microbatches=1",) if "async" in change else ("evaluation.keep_best=true",)
+    more = () if "keep_best" in change else more
     with pytest.raises(PlanRefused, match=REFUSED[change]):
         read_plan(FOLDER, sets=[change, *more], environment={})
 
@@ -148,3 +160,64 @@ def test_the_result_and_the_status_have_every_round(workspace: Workspace, capsys
     shown = capsys.readouterr().out
     assert f"after step {plain.best}" in shown
     assert "after step  rows" in shown
+
+
+def best_of(folder: Path) -> list[int]:
+    """The step that `checkpoint ls` marks. The first evaluation's checkpoint, which was not the best, is gone."""
+    rows = checkpoint_rows(source_in(folder))
+    assert min(row.step for row in rows) > EVERY
+    return [row.step for row in rows if row.best and row.complete]
+
+
+def merged(folder: Path, file: Path, *options: str) -> dict[str, torch.Tensor]:
+    with redirect_stdout(io.StringIO()):
+        assert run(["checkpoint", "merge", str(folder), str(file), *options]) == 0
+    return load_file(file)
+
+
+KEEPING = ("evaluation.keep_best=true", "model.options={seconds=0.03}")
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        (("worker-2", LAST_OF_ROUND), ("broker", 40)),
+        pytest.param((("worker-1", MIDDLE + 20), ("worker-2", MIDDLE + 40)), marks=pytest.mark.slow),
+    ],
+    ids=["last stage and broker", "others"],
+)
+def test_the_checkpoint_of_the_best_round_is_kept(kills: Any, fork_server: ForkServer, tmp_path: Path):
+    here = tmp_path / "run"
+    outcome = fork_server.train(PLAN, f"run.dir={tmp_path}", *KEEPING, folder=here, kills=kills)
+    assert outcome["code"] == 0, outcome["reason"]
+    plain = evaluated_loop()
+    check(outcome["facts"], plain)
+    assert best_of(here) == [plain.best]
+    best = merged(here, tmp_path / "best.safetensors", "--best")
+    assert not differing(best, plain.states[plain.best])
+    assert not differing(merged(here, tmp_path / "last.safetensors"), plain.states[STEPS])
+
+
+def test_a_run_that_was_stopped_has_its_best_checkpoint_and_goes_on(fork_server: ForkServer, tmp_path: Path):
+    here = tmp_path / "run"
+    kills = [("worker-0", 16 * 5 + 5 * 4), ("worker-0", 1)]  # in step 16; then nothing replaces it
+    sets = (f"run.dir={tmp_path}", *KEEPING, "recovery.restarts=1")
+    ended = fork_server.train(PLAN, *sets, folder=here, kills=kills)
+    assert ended["code"] == 1
+    plain = evaluated_loop()
+    assert best_of(here) == [plain.best]
+    assert not differing(merged(here, tmp_path / "best.safetensors", "--best"), plain.states[plain.best])
+    resumed = fork_server.train(PLAN, *sets, folder=here, resume=True)
+    assert resumed["code"] == 0, resumed["reason"]
+    assert resumed["facts"]["evaluations"] == plain.rounds
+    assert resumed["facts"]["weights_sha256"] == plain.weights_sha256
+    assert best_of(here) == [plain.best]
+
+
+def test_the_best_of_a_plan_that_keeps_none_is_refused(workspace: Workspace, capsys: pytest.CaptureFixture[str]):
+    assert workspace.here("train", str(PLAN), "--set", "queues.url=memory://") == 0
+    folder = str(workspace.runs()[0])
+    assert workspace.here("checkpoint", "merge", folder, "best.safetensors", "--best") == 2
+    assert "keeps no best checkpoint: evaluation.keep_best = true does. Name a step" in capsys.readouterr().err
+    assert workspace.here("checkpoint", "merge", folder, "best.safetensors", "--best", "--step", "3") == 2
+    assert "--step and --best name two checkpoints" in capsys.readouterr().err

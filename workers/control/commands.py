@@ -77,10 +77,10 @@ class CommandHandler:
                     there = {key: workers[index][1] for key, index in self._producers.items() if index in workers}
                     self._queues.connect(there)
                     self._joined = True
-                case Trim(step):
+                case Trim(step, best):
                     self._trim(self._loop.progress.position(step))
                     self._loop.progress.completed(step)
-                    self._hooks.forget(step)
+                    self._hooks.forget(step, best)
                 case Stop() as stop:
                     self._end(stop)
                 case Refused(reason, code):

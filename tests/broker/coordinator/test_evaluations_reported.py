@@ -1,12 +1,13 @@
 """The broker stores what rounds of evaluation found, once, before it confirms the report."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from stageline.broker.control.messages import Confirmed, EvaluationRecord
+from stageline.broker.control.messages import Confirmed, EvaluationRecord, FromBroker, RunLength, Trim
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.ledger.evaluations import stored_in
 from stageline.pipeline.evaluation import Criterion
-from support.conversation import SNAPSHOTS, Conversation, name, report
+from support.conversation import SNAPSHOTS, Conversation, name, report, steps
 
 TERMS = replace(SNAPSHOTS, criterion=Criterion("loss"))
 ROUNDS = [EvaluationRecord(step, 8, loss, {"accuracy": 0.5}) for step, loss in ((3, 0.9), (6, 0.4), (9, 0.7))]
@@ -62,3 +63,41 @@ def test_a_metric_that_is_no_number_is_a_warning():
     assert talk.core.run.events.warnings == [
         "evaluation after step 3: accuracy is nan, which is not better than any number"
     ]
+
+
+KEEPS = replace(TERMS, keeps_best=True, evaluates_every=3, length=RunLength(12, 2))
+
+
+def checkpoint(talk: Conversation, step: int, rounds: Sequence[EvaluationRecord] = ()) -> list[FromBroker]:
+    """Both stages have come to `step` and have its snapshot; what the first is then told."""
+    for index in range(2):
+        done = steps(index, *range(step))
+        found = list(rounds) if index else []
+        talk.send(name(index), report(index, number=step, steps=done, snapshots=[(index, step)], evaluations=found))
+    return [message for sender, message in talk.after(0.2) if sender == name(0)]
+
+
+def test_an_announced_checkpoint_names_the_best_round_before_it():
+    talk = Conversation(terms=KEEPS)
+    talk.join(0), talk.join(1)
+    assert checkpoint(talk, 3) == [Trim(3)]
+    assert checkpoint(talk, 6, ROUNDS[:1]) == [Trim(6, best=3)]
+    assert checkpoint(talk, 9, ROUNDS[1:]) == [Trim(9, best=6)]  # round 9 is known and does not count yet
+    assert checkpoint(talk, 12) == [Trim(12, best=6)]
+
+
+def test_nothing_is_announced_before_all_rounds_before_it_are_known():
+    """A broker that had lost its records would let the best snapshots go."""
+    talk = Conversation(terms=KEEPS)
+    talk.join(0), talk.join(1)
+    assert checkpoint(talk, 9) == []
+    assert checkpoint(talk, 9, ROUNDS[:1]) == []
+    assert checkpoint(talk, 9, ROUNDS[:2]) == [Trim(9, best=6)]
+
+
+def test_a_snapshot_of_an_evaluated_step_is_due():
+    for step, count in ((3, 0), (4, 1)):
+        talk = Conversation(terms=replace(KEEPS, snapshot_every=10))
+        talk.join(0), talk.join(1)
+        talk.send(name(0), report(0, steps=steps(0, *range(step)), snapshots=[(0, step)], training_steps=12))
+        assert talk.core.run.events.anomalies["illegal"] == count

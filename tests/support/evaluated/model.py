@@ -1,13 +1,27 @@
 """Dropout (random numbers) and batch norm (buffers): what evaluation must neither use nor change."""
 
+from time import sleep
+
 import torch
 from torch import Tensor, nn
 
 
-def build() -> nn.Sequential:
+class Pausing(nn.Tanh):
+    """Takes `seconds` longer, so that something can happen meanwhile."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        sleep(self.seconds)
+        return super().forward(x)
+
+
+def build(seconds: float = 0.0) -> nn.Sequential:
     return nn.Sequential(
         *(nn.Linear(5, 8), nn.Dropout(0.4)),
-        *(nn.BatchNorm1d(8), nn.Tanh()),
+        *(nn.BatchNorm1d(8), Pausing(seconds)),
         *(nn.Linear(8, 6), nn.Linear(6, 3)),
     )
 

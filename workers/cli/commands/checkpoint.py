@@ -32,6 +32,10 @@ _step = click.option(
     "--step", type=click.IntRange(min=1), help="The checkpoint of this step. Default: the newest that all stages have."
 )
 
+_best = click.option(
+    "--best", is_flag=True, help="The checkpoint of the best evaluation, which evaluation.keep_best keeps."
+)
+
 
 @click.group()
 def checkpoint() -> None:
@@ -96,12 +100,14 @@ def verify(run: str | None, step: int | None, as_json: bool) -> None:
 @_run
 @click.argument("file", type=click.Path())
 @_step
-def merge(run: str, file: str, step: int | None) -> None:
+@_best
+def merge(run: str, file: str, step: int | None, best: bool) -> None:
     """Write the weights of RUN into one safetensors FILE, under the unsplit model's names."""
     from stageline.workers.exchange.export import export_file
     from stageline.workers.exchange.stored_weights import take_weights
 
-    weights = take_weights(Path(run), step, lambda found: export_file(found, Path(file)), _tell)
+    chosen = _chosen(run, step, best=best)
+    weights = take_weights(Path(run), chosen, lambda found: export_file(found, Path(file)), _tell)
     say(f"{weights.title} are in {file}")
 
 
@@ -116,6 +122,7 @@ def merge(run: str, file: str, step: int | None) -> None:
     help="One file; a file for each stage; for from_pretrained; for torch.distributed.checkpoint.load.",
 )
 @_step
+@_best
 @click.option(
     "--config",
     type=click.Path(),
@@ -130,7 +137,9 @@ def merge(run: str, file: str, step: int | None) -> None:
     help="For transformers: the most that a file may have, such as 500MiB.",
 )
 @click.option("--plan", type=click.Path(), help="For transformers, without --config: the plan. Default: the run's.")
-def export(run: str, out: str, form: str, step: int | None, config: str | None, most: int, plan: str | None) -> None:
+def export(
+    run: str, out: str, form: str, step: int | None, best: bool, config: str | None, most: int, plan: str | None
+) -> None:
     """Write the weights of RUN to OUT, which must not exist, in the form of another program."""
     from stageline.workers.exchange import export as forms
     from stageline.workers.exchange.stored_weights import take_weights
@@ -148,7 +157,7 @@ def export(run: str, out: str, form: str, step: int | None, config: str | None, 
             case _:
                 forms.export_transformers(weights, target, _configuration(Path(run), config, plan), most)
 
-    weights = take_weights(Path(run), step, write, _tell)
+    weights = take_weights(Path(run), _chosen(run, step, best=best), write, _tell)
     say(f"{weights.title} are in {out}")
 
 
@@ -191,6 +200,15 @@ def _configuration(run: Path, config: str | None, plan: str | None) -> Mapping[s
         return planned_configuration(options.plan_of_run(run, plan, ()))
 
 
+def _chosen(run: str, step: int | None, *, best: bool) -> int | None:
+    """The step whose checkpoint is meant; None: the newest."""
+    if not best:
+        return step
+    if step is not None:
+        raise click.UsageError("--step and --best name two checkpoints; give one of them")
+    return _source(run).best_step()
+
+
 def _source(run: str | None) -> "CheckpointSource":
     from stageline.workers.checkpoint.source import source_in
 
@@ -208,7 +226,7 @@ def _row(source: "CheckpointSource", row: "CheckpointRow") -> tuple[object, ...]
     lacking = sorted(set(range(source.stages)) - set(row.stages))
     state = "damaged" if row.damages else f"lacks stage {', '.join(map(str, lacking))}" if lacking else "complete"
     written = "-" if row.written is None else f"{datetime.fromtimestamp(row.written):%F %T}"
-    return row.step, ", ".join(map(str, row.stages)), state, size(row.bytes), written
+    return row.step, ", ".join(map(str, row.stages)), f"{state}, best" if row.best else state, size(row.bytes), written
 
 
 def _problem(source: "CheckpointSource", found: "Sequence[SnapshotState]") -> str:
