@@ -248,7 +248,8 @@ class Coordinator:
     def _note_training_steps(self, member: Member, steps: int) -> None:
         """How many steps a script trains is known to it alone, when it makes no more calls; it may still be resumed."""
         if not self.run.config.scripted:
-            self.run.training_steps = steps
+            early = self.run.early_end
+            self.run.training_steps = steps if early is None else early.step
         elif member.is_script:
             self._shutdown.called_for = steps
 
@@ -297,7 +298,9 @@ class Coordinator:
             return f"stage {stage} is not its own"
         stopped = None if self.run.outcome is None else self.run.outcome.step
         ends = (step if self.run.config.scripted else self.run.training_steps, stopped)  # the script may end anywhere
-        evaluated = self.run.config.keeps_best and (self.run.rounds is None or self.run.rounds.due(step))
+        criterion, rounds = self.run.config.criterion, self.run.rounds
+        keeps = self.run.config.keeps_best or (criterion is not None and criterion.patience is not None)
+        evaluated = keeps and (rounds is None or rounds.due(step))  # it may be the last step: the verdict comes later
         if not evaluated and not is_due(step, self.run.config.snapshot_every, ends):
             return f"stage {stage} writes no snapshot of step {step}"
         # If there are so many steps that they do not fit into one report, snapshots come before the rest of them.
@@ -322,7 +325,11 @@ class Coordinator:
                 self.run.fail(why, ExitCode.FAILED)
                 return
             digest = weights_sha256({name: digest for part in parts for name, digest in part.items()})
-            outcome = RunOutcome(RunPhase.FINISHED, "all steps are done", ExitCode.OK, digest)
+            early = self.run.early_end
+            reason = "all steps are done" if early is None else early.reason
+            outcome = RunOutcome(RunPhase.FINISHED, reason, ExitCode.OK, digest, early=early is not None)
+            if early is not None:
+                self.run.training_steps = early.step
             if self.run.config.scripted:  # the script has ended it here
                 self.run.training_steps = self.run.ledger.finished_floor
             self.keep_observation(now)  # first: records that say that it has finished have its whole result

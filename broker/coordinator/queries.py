@@ -97,6 +97,7 @@ def _status(view: RunView, of: Mapping[str, str]) -> Facts:
         "evaluations": [fact_of(each) for each in run.evaluations if each.step > first],
         "last_evaluation": None if run.evaluations.newest is None else fact_of(run.evaluations.newest),
         "best": _best(run.evaluations.standing()),
+        "stopped_early": outcome.reason if outcome and outcome.early else None,
         "checkpoint": run.checkpoints.complete if run.config.snapshots else None,
         "listening": run.lifecycle.state is RunState.RECONNECTING,
         "recollecting": run.lifecycle.state is RunState.RECONCILING,

@@ -20,7 +20,7 @@ from stageline.broker.membership.standby import StandbyWorkers
 from stageline.broker.recovery.checkpoint_tracker import CheckpointTracker
 from stageline.broker.recovery.lost_work import KEPT_LOSSES, LostAttempt, lost_attempts
 from stageline.broker.stores.base import Fact, Store, StoredRun
-from stageline.pipeline.evaluation import Rounds
+from stageline.pipeline.evaluation import Rounds, Standing
 
 from .run import RunConfig, RunIdentity, RunOutcome, RunPhase
 from .run_state import RunEvent, RunLifecycle
@@ -135,6 +135,13 @@ class RunRecords:
         if length is None:
             return None
         return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
+
+    @property
+    def early_end(self) -> Standing | None:
+        """How the run stood when it ended early; None if it has not."""
+        standing = self.evaluations.standing()
+        early = standing is not None and (self.length is None or standing.step < self.length.training)
+        return standing if standing is not None and standing.stops and early else None
 
     def announcement(self, step: int) -> Trim | None:
         """What lets go of all that comes before the complete checkpoint of `step`, but for the snapshots of the best

@@ -57,6 +57,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
     weights_sha256: str | None = None
     at_step_end: bool = False
     step: int | None = None  # the number of steps that the workers were to finish first
+    early: bool = False  # a finished run has not trained all its steps: its evaluations were not getting better
 
     @property
     def stop_message(self) -> Stop:

@@ -82,6 +82,10 @@ def _evaluation(plan: PlanTables) -> Iterator[PlanError]:
             'mode = "async" has no moment at which all stages have done the same steps; leave it out, and the rows '
             'held out are evaluated after the last step, or use schedule.mode = "sync"',
         )
+    if choice.patience is not None and choice.every is None:
+        yield PlanError(
+            "evaluation.patience", "it needs several evaluations: add evaluation.every = 100, or leave it out"
+        )
     if choice.keep_best and (lacking := _why_best_is_not_kept(plan)):
         yield PlanError("evaluation.keep_best", f"{lacking}, or leave it out")
     if plan.data.dataset is not None and plan.data.held_out is None:

@@ -90,7 +90,9 @@ class PlanTables(Section):
     def criterion(self) -> Criterion | None:
         """What evaluations are compared by; None if they are not compared."""
         choice = self.evaluation
-        return None if choice is None else Criterion(choice.metric, Better(choice.better or Better.LOWER))
+        if choice is None:
+            return None
+        return Criterion(choice.metric, Better(choice.better or Better.LOWER), choice.patience)
 
     @property
     def measures_cut(self) -> bool:

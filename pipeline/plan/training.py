@@ -255,6 +255,12 @@ class EvaluationPlan(Section):
         "it.",
         examples=["higher"],
     )
+    patience: Unset[Annotated[int, whole(1)]] = Field(
+        default=None,
+        description="After how many evaluations in a row that were not better the run ends early. Default: it never "
+        "does.",
+        examples=[5],
+    )
     keep_best: Truth = Field(
         default=False,
         description="Whether a checkpoint is written at each evaluation, and that of the best one is kept.",

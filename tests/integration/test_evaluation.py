@@ -99,6 +99,8 @@ def test_a_metric_that_is_no_number_is_told_and_ends_nothing(tmp_path: Path):
 
 
 REFUSED = {
+    "evaluation={patience=3}": r"evaluation.patience = 3: it needs several evaluations: add evaluation.every = 100",
+    "evaluation.patience=0": r"evaluation.patience = 0: a whole number from 1 on is wanted",
     "evaluation={keep_best=true}": r"evaluation.keep_best = true: it needs several evaluations: add evaluation.every",
     "recovery.restarts=0": r"evaluation.keep_best = true: no checkpoints are written: use recovery.restarts = 5 and",
     "queues.url=memory://": r'keep_best = true: over queues.url = "memory://" no checkpoints are written: use another',
@@ -113,7 +115,7 @@ REFUSED = {
 @pytest.mark.parametrize("change", REFUSED)
 def test_a_plan_that_cannot_evaluate_is_refused(change: str):
     more = ("schedule.microbatches=1",) if "async" in change else ("evaluation.keep_best=true",)
-    more = () if "keep_best" in change else more
+    more = () if "evaluation={" in change or "patience" in change else more
     with pytest.raises(PlanRefused, match=REFUSED[change]):
         read_plan(FOLDER, sets=[change, *more], environment={})
 
@@ -221,3 +223,87 @@ def test_the_best_of_a_plan_that_keeps_none_is_refused(workspace: Workspace, cap
     assert "keeps no best checkpoint: evaluation.keep_best = true does. Name a step" in capsys.readouterr().err
     assert workspace.here("checkpoint", "merge", folder, "best.safetensors", "--best", "--step", "3") == 2
     assert "--step and --best name two checkpoints" in capsys.readouterr().err
+
+
+REASON = "stopped early after step 12: loss was not better than 0.921516 (step 6) in 2 evaluations"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_a_run_ends_early_after_the_step_that_the_plain_loop_ends_at(layout: str, patience: int, tmp_path: Path):
+    facts, plain = (
+        in_memory(tmp_path, *LAYOUTS[layout], f"evaluation.patience={patience}"),
+        evaluated_loop(patience=patience),
+    )
+    check(facts, plain)
+    assert plain.steps == 6 + 3 * patience
+    assert facts["finished"] == [plain.steps] * len(facts["finished"])
+    assert facts["stopped_early"] == facts["reason"]
+    assert facts["reason"].startswith(f"stopped early after step {plain.steps}: loss was not better than ")
+
+
+def test_a_run_whose_last_round_would_end_it_has_done_all_its_steps(tmp_path: Path):
+    facts = in_memory(tmp_path, "evaluation.patience=3", "run.steps=15")
+    assert facts["evaluations"] == evaluated_loop(patience=3).rounds
+    assert (facts["training_steps"], facts["stopped_early"], facts["reason"]) == (15, None, "all steps are done")
+
+
+def test_a_metric_that_is_never_a_number_ends_a_run_early_and_says_so(tmp_path: Path):
+    metrics = ('model.metrics=["model.py:never"]', "evaluation.metric=never", "evaluation.better=lower")
+    facts = in_memory(tmp_path, *metrics, "evaluation.patience=2")
+    assert facts["reason"] == "stopped early after step 6: never was no finite number in 2 evaluations"
+
+
+# Of each worker, actions up to the end of the round after step 12: 12 steps of 5, 4 rounds of 4, and 3 verdicts; the
+# last stage's worker has one more for each round: it tells two others before it goes by its own.
+TOLD = 12 * 5 + 4 * 4 + 3
+TELLS = 12 * 5 + 4 * 4 + 3 * 3
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        (("worker-2", TELLS + 1), ("worker-1", TOLD), ("broker", 40)),
+        pytest.param((("worker-2", TELLS),), marks=pytest.mark.slow),
+        pytest.param((("worker-2", TELLS + 2), ("worker-2", 8)), marks=pytest.mark.slow),
+        pytest.param((("worker-0", TOLD), ("worker-1", TOLD - 2)), marks=pytest.mark.slow),
+        pytest.param((("worker-0", TOLD), ("worker-1", TOLD), ("worker-2", TELLS + 1)), marks=pytest.mark.slow),
+        pytest.param((("worker-0", TOLD + 1), ("worker-2", TELLS + 3)), marks=pytest.mark.slow),
+    ],
+    ids=["on its way", "before it", "twice", "told", "all", "after it"],
+)
+def test_a_run_ends_early_after_the_same_step_whatever_is_killed(kills: Any, fork_server: ForkServer, tmp_path: Path):
+    here = tmp_path / "run"
+    sets = (f"run.dir={tmp_path}", *KEEPING, "evaluation.patience=2")
+    outcome = fork_server.train(PLAN, *sets, folder=here, kills=kills)
+    assert (outcome["code"], outcome["reason"]) == (0, REASON)
+    assert outcome["not killed"] == outcome["orphans"] == outcome["left"] == []
+    plain = evaluated_loop(patience=2)
+    check(outcome["facts"], plain)
+    assert not differing(merged(here, tmp_path / "best.safetensors", "--best"), plain.states[plain.best])
+    assert not differing(merged(here, tmp_path / "last.safetensors"), plain.states[plain.steps])
+
+
+def test_a_run_that_was_killed_before_its_early_end_is_resumed_and_ends_there(fork_server: ForkServer, tmp_path: Path):
+    here, plain = tmp_path / "run", evaluated_loop(patience=2)
+    sets = (f"run.dir={tmp_path}", *KEEPING, "evaluation.patience=2", "recovery.restarts=1")
+    ended = fork_server.train(PLAN, *sets, folder=here, kills=[("worker-1", TOLD), ("worker-1", 1)])
+    assert ended["code"] == 1
+    resumed = fork_server.train(PLAN, *sets, folder=here, resume=True)
+    assert (resumed["code"], resumed["reason"]) == (0, REASON)
+    assert resumed["facts"]["evaluations"] == plain.rounds
+    assert resumed["facts"]["weights_sha256"] == plain.weights_sha256
+
+
+def test_the_result_says_why_the_run_ended_early(workspace: Workspace, capsys: pytest.CaptureFixture[str]):
+    sets = ("--set", "queues.url=memory://", "--set", "evaluation.patience=2")
+    assert workspace.here("train", str(PLAN), "--json", *sets) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["steps"], result["stopped_early"]) == (12, REASON)
+    folder = str(workspace.runs()[0])
+    assert workspace.here("why", "--json", folder) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == REASON
+    assert workspace.here("status", folder) == 0
+    assert f"steps           12, {REASON}" in capsys.readouterr().out
+    assert workspace.here("train", str(PLAN), "--resume", folder, *sets) == 2
+    assert "has finished" in capsys.readouterr().err

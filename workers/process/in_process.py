@@ -84,7 +84,7 @@ class _Local:
 
     def __init__(self, job: Job, run: str, store: Store) -> None:
         self._job = job
-        config = RunConfig.of(job.plan, job.schedule)
+        config = RunConfig.of(job.plan, job.schedule, job.length)
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
         self._queues: Queues = MemoryQueues(run, job.schedule.microbatches, windows=job.windows())

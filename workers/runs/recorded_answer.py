@@ -98,7 +98,7 @@ def _unplanned(run: RecordedRun, what: str) -> Facts:
             "name": run.owner.name if run.owner is not None else run.id,
             "plan": None, "missing": [], "reason": None, "code": None, "weights_sha256": None, "training_steps": None,
             "finished": [], "finished_floor": 0, "last_loss": None, "finished_loss": None, "losses": {}, "metrics": {},
-            "evaluations": [], "last_evaluation": None, "best": None,
+            "evaluations": [], "last_evaluation": None, "best": None, "stopped_early": None,
             "checkpoint": None, "listening": False, "recollecting": False, "damaged": [], "restarts": 0,
             "recovering": [], "spares": [], "oddities": {}, "workers": [], "script": None,
         },

@@ -101,7 +101,9 @@ class Job:
 
     @property
     def program(self) -> Program:
-        return Program(self.schedule, self.steps, self.rounds, scripted=self.plan.scripted)
+        return Program(
+            self.schedule, self.steps, self.rounds, scripted=self.plan.scripted, criterion=self.plan.criterion
+        )
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -131,8 +133,8 @@ class Job:
     def _window(self, key: QueueKey) -> int:
         microbatches = self.schedule.microbatches
         match key.flow:
-            case Flow.CALL | Flow.LOSS | Flow.REPLY:
-                return 3 * AHEAD  # `AHEAD` bounds how many are under way: the rest spares credits
+            case Flow.CALL | Flow.LOSS | Flow.REPLY | Flow.VERDICT:
+                return 3 * AHEAD  # at most `AHEAD` are under way: the rest spares credits
             case Flow.EVALUATION:  # two batches: one may wait while the next one is computed
                 return 2 * microbatches + 2
             case _:

@@ -16,7 +16,7 @@ import msgspec
 
 from stageline.broker.codec.message import Flow, message_number
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.evaluation import Rounds
+from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, forward_only
 from stageline.pipeline.schedule.ties import tied_queues
 
@@ -49,12 +49,15 @@ class Instruction(msgspec.Struct, frozen=True):
     needs_credit: bool = False
 
     def __str__(self) -> str:
+        if self.action.kind is Kind.VERDICT:
+            return f"{self.name} of round {self.step} of evaluation"
         return f"{self.name} of {'step' if self.counted else 'evaluated batch'} {self.step}"
 
 
 @dataclass(frozen=True)
 class Program:
-    """`schedule` over `steps` steps, with `rounds` of evaluation between them, forward only.
+    """`schedule` over `steps` steps, with `rounds` of evaluation between them, forward only. By the `criterion`, the
+    last stage's worker decides after each whether the run goes on, and tells the others; None: it always does.
 
     `scripted` says that the calls of a script bring the batches, for as long as it likes.
     """
@@ -63,6 +66,7 @@ class Program:
     steps: int
     rounds: Rounds = NO_ROUNDS
     scripted: bool = False
+    criterion: Criterion | None = None
 
     @property
     def last(self) -> int:
@@ -86,7 +90,7 @@ class Program:
         evaluates = self.scripted or self.rounds.batches
         evaluation = [QueueKey(Flow.EVALUATION, stage) for stage in range(1, self.schedule.stages) if evaluates]
         if not self.scripted:
-            return (*between_stages, *evaluation)
+            return (*between_stages, *evaluation, *map(verdict_key, self._told))
         calls = [key(worker) for worker in range(self.script) for key in (call_key, reply_key)]
         return (*between_stages, *evaluation, *calls, self._losses)
 
@@ -148,7 +152,7 @@ class Program:
     def consumer(self, key: QueueKey) -> int:
         """The worker that takes from `key`; `script` for a loss or a reply."""
         match key.flow:
-            case Flow.CALL:
+            case Flow.CALL | Flow.VERDICT:
                 return key.stage
             case Flow.LOSS | Flow.REPLY:
                 return self.script
@@ -166,8 +170,14 @@ class Program:
                 return self.schedule.owner(self.source(key))
 
     def source(self, key: QueueKey) -> int:
-        """The stage that puts into `key`, a queue between stages."""
-        return key.stage - 1 if key.flow is Flow.EVALUATION else self.schedule.routes[str(key)][0]
+        """The stage that puts into `key`, a queue between stages, or of what the last one decides."""
+        match key.flow:
+            case Flow.EVALUATION:
+                return key.stage - 1
+            case Flow.VERDICT:
+                return self.last
+            case _:
+                return self.schedule.routes[str(key)][0]
 
     @cached_property
     def tied_sources(self) -> dict[QueueKey, int]:
@@ -177,16 +187,45 @@ class Program:
 
     def position(self, step: int) -> Position:
         """Where a run that no script calls is after `step` steps, before the round of evaluation that follows them."""
-        return Position(step, evaluations=self.rounds.batches_before(step))
+        return Position(step, evaluations=self.rounds.batches_before(step), rounds=self.rounds.before(step))
 
     def step_at(self, instruction: Instruction) -> int:
         """How many training steps come before `instruction`, in a run that no script calls."""
+        if instruction.action.kind is Kind.VERDICT:
+            return self.rounds.step_of_round(instruction.step)
         return instruction.step if instruction.counted else self.rounds.step_of(instruction.step)
 
     @cached_property
     def _runs_ahead(self) -> Callable[[Action], bool]:
         ahead = self.schedule.ahead
         return lambda action: action.outbound in ahead and action.kind is Kind.FORWARD
+
+    @property
+    def _may_end(self) -> bool:
+        """Whether the run may end early."""
+        return self.criterion is not None and self.criterion.patience is not None and self.rounds.every is not None
+
+    @cached_property
+    def _told(self) -> tuple[int, ...]:
+        """The workers that are told whether a run that may end early goes on."""
+        others = (worker for worker in range(self.script) if worker != self.schedule.owner(self.last))
+        return tuple(others) if self._may_end else ()
+
+    def _verdict(self, worker: int, number: int) -> Iterator[Instruction]:
+        """After round `number`, and before any further step: the last stage's worker tells each other one, then goes by
+        its verdict, as they do."""
+        stages = self.schedule.placement[worker]
+        action = Action(Kind.VERDICT, self.last if self.last in stages else min(stages))
+
+        def instruction(takes: tuple[QueueKey, ...], gives: QueueKey | None) -> Instruction:
+            return Instruction(number, action, number, str(action), takes, gives, counted=False)
+
+        if self.last not in stages:
+            yield instruction((verdict_key(worker),), None)
+            return
+        for other in self._told:
+            yield instruction((), verdict_key(other))
+        yield instruction((), None)
 
     @cached_property
     def _losses(self) -> QueueKey:
@@ -211,10 +250,13 @@ class Program:
         return cache(touched)
 
     def _parts(self, worker: int, start: int) -> Iterator[Iterator[Instruction]]:
-        """Training up to each round of evaluation, and the round. No worker waits for another between them."""
+        """Training up to each round of evaluation, and the round. No worker waits for another between them, unless the
+        run may end there: then for the verdict."""
         for end in self.rounds.ends(start) if self.rounds.batches else (self.steps,):
             yield self._instructions(self.schedule.program(worker, range(start, end)), evaluates=False)
             yield self._instructions(self._forward_only.program(worker, self.rounds.batches_of(end)), evaluates=True)
+            if self._may_end and end < self.steps:
+                yield self._verdict(worker, self.rounds.before(end))
             start = end
 
     def _instructions(self, actions: Iterator[tuple[int, Action]], *, evaluates: bool) -> Iterator[Instruction]:
@@ -255,6 +297,11 @@ def call_key(worker: int) -> QueueKey:
 def loss_key(worker: int) -> QueueKey:
     """The queue of the training steps' losses, from `worker`, which has the last stage, to the script."""
     return QueueKey(Flow.LOSS, worker)
+
+
+def verdict_key(worker: int) -> QueueKey:
+    """The queue of the verdicts on rounds of evaluation, to `worker`."""
+    return QueueKey(Flow.VERDICT, worker)
 
 
 def reply_key(worker: int) -> QueueKey:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stageline.broker.control.messages import Confirmed, EvaluationRecord, FromBroker, RunLength, Trim
+from stageline.broker.control.messages import Confirmed, EvaluationRecord, FromBroker, RunLength, Trim, Wait
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.ledger.evaluations import stored_in
 from stageline.pipeline.evaluation import Criterion
-from support.conversation import SNAPSHOTS, Conversation, name, report, steps
+from support.conversation import SNAPSHOTS, Conversation, finished, name, report, steps
 
 TERMS = replace(SNAPSHOTS, criterion=Criterion("loss"))
 ROUNDS = [EvaluationRecord(step, 8, loss, {"accuracy": 0.5}) for step, loss in ((3, 0.9), (6, 0.4), (9, 0.7))]
@@ -101,3 +101,47 @@ def test_a_snapshot_of_an_evaluated_step_is_due():
         talk.join(0), talk.join(1)
         talk.send(name(0), report(0, steps=steps(0, *range(step)), snapshots=[(0, step)], training_steps=12))
         assert talk.core.run.events.anomalies["illegal"] == count
+
+
+STOPS = replace(KEEPS, keeps_best=False, criterion=Criterion("loss", patience=1))
+
+
+def test_a_run_that_ends_early_has_finished_with_its_reason_and_its_last_step():
+    talk = Conversation(terms=STOPS)
+    talk.join(0), talk.join(1)
+    checkpoint(talk, 9, ROUNDS)
+    for index in range(2):
+        talk.send(name(index), report(index, training_steps=12))
+        talk.send(name(index), finished(index))
+    status = talk.status()
+    reason = "stopped early after step 9: loss was not better than 0.4 (step 6) in 1 evaluation"
+    assert (status["phase"], status["reason"], status["code"]) == ("finished", reason, 0)
+    assert (status["training_steps"], status["stopped_early"], status["best"]["step"]) == (9, reason, 6)
+
+
+def test_a_run_whose_last_round_was_not_better_has_done_all_its_steps():
+    talk = Conversation(terms=replace(STOPS, length=RunLength(9, 2)))
+    talk.join(0), talk.join(1)
+    checkpoint(talk, 9, ROUNDS)
+    for index in range(2):
+        talk.send(name(index), finished(index))
+    assert (talk.status()["reason"], talk.status()["stopped_early"]) == ("all steps are done", None)
+
+
+def test_a_snapshot_of_the_last_step_may_come_before_the_round_after_it():
+    talk = Conversation(terms=replace(STOPS, snapshot_every=10))
+    talk.join(0), talk.join(1)
+    talk.send(name(0), report(0, steps=steps(0, *range(9)), snapshots=[(0, 9)], training_steps=12))
+    assert talk.status()["oddities"] == {}
+
+
+def test_a_worker_that_waits_for_a_verdict_or_for_credit_in_evaluation_says_of_whom():
+    talk = conversation()
+    waits = Wait("verdict-0", 3, "0V", 3, since=talk.now - 5)
+    talk.send(name(0), report(0, now="waits for verdict-0 to run 0V of round 3 of evaluation", waits=[waits]))
+    talk.send(name(1), report(1, now="1F0 of evaluated batch 7"))
+    assert "stage 1 (worker-1" in talk.why() or "worker-1" in talk.why()
+    assert "waits for the verdict on round 3 of evaluation from" in talk.why()
+    waits = Wait("evaluation-1", 9, "0F1", 4, since=talk.now - 5, room=True, source=1)
+    talk.send(name(0), report(0, now="waits for credit in evaluation-1 to run 0F1", waits=[waits]))
+    assert "stage 0 waits for room in evaluation-1 until stage 1 (worker-1, generation 1) makes progress" in talk.why()

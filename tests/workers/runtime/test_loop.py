@@ -8,7 +8,7 @@ from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import EvaluationRecord
 from stageline.broker.queues.base import QueueKey
 from stageline.broker.queues.memory import MemoryQueues
-from stageline.pipeline.evaluation import Rounds
+from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
@@ -42,8 +42,10 @@ def queues():
     queues.close()
 
 
-def loops(queues: MemoryQueues, start: int = 0, rounds: Rounds = NO_ROUNDS) -> list[WorkerLoop]:
-    program = Program(make_schedule("1f1b", line(2), MICROBATCHES), STEPS, rounds)
+def loops(
+    queues: MemoryQueues, start: int = 0, rounds: Rounds = NO_ROUNDS, criterion: Criterion | None = None
+) -> list[WorkerLoop]:
+    program = Program(make_schedule("1f1b", line(2), MICROBATCHES), STEPS, rounds, criterion=criterion)
     return [WorkerLoop(program, each, Echo(), queues, run="run", incarnation=1, start=start) for each in range(2)]
 
 
@@ -95,6 +97,21 @@ def test_a_stage_that_runs_forward_only_is_ahead_as_far_as_the_next_one_grants()
     take_turns([first, last], lambda loop: loop.finished)
     assert [record.step for record in first.progress.steps] == list(range(STEPS))
     queues.close()
+
+
+def test_no_worker_begins_a_step_before_the_verdict_on_the_evaluation_before_it(queues: MemoryQueues) -> None:
+    first, last = loops(queues, rounds=Rounds(STEPS, 1, every=1), criterion=Criterion(patience=1))
+    take_turns([first, last], lambda loop: loop.step == 1)
+    while first.poll(0):
+        pass
+    assert first.doing == "0V of round 0 of evaluation waits for message 0 of verdict-0"
+    assert first.step == 1
+    kept: list[int] = []
+    first.keeps_with(kept.append)
+    take_turns([first, last], lambda loop: loop.finished)
+    assert [record.step for record in last.progress.evaluations] == [1, 2]  # the second is not better: 0.25 again
+    assert [record.step for record in first.progress.steps] == [0, 1]
+    assert kept == [2]
 
 
 def test_workers_that_wait_for_each_other_are_stuck_and_say_for_what(queues: MemoryQueues) -> None:

@@ -1,11 +1,13 @@
 """What a worker does: every instruction with its queues and the number of its messages."""
 
+from dataclasses import replace
+
 import pytest
 
-from stageline.pipeline.evaluation import Rounds
+from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.workers.runtime.calls import Call, CallKind, Position
-from stageline.workers.runtime.program import Program, call_key, loss_key, queue_key, reply_key
+from stageline.workers.runtime.program import Program, call_key, loss_key, queue_key, reply_key, verdict_key
 from support.shapes import line, looped
 
 
@@ -74,6 +76,21 @@ def test_a_worker_that_begins_at_a_checkpoint_evaluates_what_comes_after_it(star
     assert rest == [each for each in every if EVALUATES.step_at(each) >= start]
     first = next(each for each in rest if each.evaluates)
     assert EVALUATES.position(start) == Position(start, evaluations=first.step)
+
+
+def test_a_run_that_may_end_early_has_a_verdict_after_each_round_but_the_last() -> None:
+    program = replace(EVALUATES, schedule=make_schedule("gpipe", line(3), 1), criterion=Criterion(patience=2))
+    assert [str(key) for key in program.queues[-2:]] == ["verdict-0", "verdict-1"]
+    assert [each for each in written(program, 1) if "V" in each] == ["1V of round 0 of evaluation #0 verdict-1 -> -"]
+    assert [each for each in written(program, 2) if "V" in each] == [
+        "2V of round 0 of evaluation #0 - -> verdict-0",
+        "2V of round 0 of evaluation #0 - -> verdict-1",
+        "2V of round 0 of evaluation #0 - -> -",
+    ]
+    assert written(program, 0).index("0V of round 0 of evaluation #0 verdict-0 -> -") == 2 * 3 + 2
+    assert all(program.step_at(each) == 2 for each in program.instructions(2) if each.name == "2V")
+    assert (program.producer(verdict_key(1)), program.consumer(verdict_key(1))) == (2, 1)
+    assert [program.position(step).rounds for step in (2, 3)] == [0, 1]
 
 
 def test_a_frozen_stage_sends_no_gradient_and_gets_none() -> None:

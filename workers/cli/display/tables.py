@@ -30,7 +30,7 @@ def summary(result: Result, folder: Path) -> str:
     """What the finished run in `folder` came to: one line each."""
     rows = {
         "run": str(folder),
-        "steps": str(result.steps),
+        "steps": str(result.steps) if result.stopped_early is None else f"{result.steps}, {result.stopped_early}",
         "loss": "no rows in the last step" if result.loss is None else f"{result.loss:.6g}",
         **{name: f"{float(value):.6g}" for name, value in result.metrics.items()},
         **({"best": best_of(result.best)} if result.best is not None else {}),

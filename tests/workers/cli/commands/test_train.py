@@ -26,6 +26,7 @@ TRAIN_1 = [
     "gradient_norm",
     "evaluations",
     "best",
+    "stopped_early",
 ]
 
 
