@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stageline.broker.control.messages import Confirmed, EvaluationRecord, FromBroker, RunLength, Trim, Wait
+from stageline.broker.control.messages import (
+    Answer,
+    Ask,
+    Confirmed,
+    EvaluationRecord,
+    FromBroker,
+    RunLength,
+    Trim,
+    Wait,
+)
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.ledger.evaluations import stored_in
 from stageline.pipeline.evaluation import Criterion
@@ -135,13 +144,25 @@ def test_a_snapshot_of_the_last_step_may_come_before_the_round_after_it():
     assert talk.status()["oddities"] == {}
 
 
-def test_a_worker_that_waits_for_a_verdict_or_for_credit_in_evaluation_says_of_whom():
+def why(talk: Conversation) -> str:
+    ((_, answer),) = talk.send(b"me", Ask("why"))
+    assert isinstance(answer, Answer)
+    return str(answer.facts["text"])
+
+
+def test_a_worker_that_waits_for_a_verdict_says_of_whom():
     talk = conversation()
-    waits = Wait("verdict-0", 3, "0V", 3, since=talk.now - 5)
-    talk.send(name(0), report(0, now="waits for verdict-0 to run 0V of round 3 of evaluation", waits=[waits]))
+    wait = Wait("verdict-0", 3, "0V", 3, since=talk.now)
+    talk.send(name(0), report(0, now="waits for verdict-0 to run 0V of round 3 of evaluation", waits=[wait]))
     talk.send(name(1), report(1, now="1F0 of evaluated batch 7"))
-    assert "stage 1 (worker-1" in talk.why() or "worker-1" in talk.why()
-    assert "waits for the verdict on round 3 of evaluation from" in talk.why()
-    waits = Wait("evaluation-1", 9, "0F1", 4, since=talk.now - 5, room=True, source=1)
-    talk.send(name(0), report(0, now="waits for credit in evaluation-1 to run 0F1", waits=[waits]))
-    assert "stage 0 waits for room in evaluation-1 until stage 1 (worker-1, generation 1) makes progress" in talk.why()
+    assert why(talk).startswith(
+        "worker 0 (stage 0) waits for the verdict on round 3 of evaluation from stage 1 (worker-1, generation 1)"
+    )
+
+
+def test_a_worker_that_waits_for_credit_in_evaluation_says_of_whom():
+    talk = conversation()
+    wait = Wait("evaluation-1", 9, "0F1", 4, since=talk.now, room=True, source=1)
+    talk.send(name(0), report(0, now="waits for credit in evaluation-1 to run 0F1", waits=[wait]))
+    talk.send(name(1), report(1, now="1F0 of evaluated batch 1"))
+    assert why(talk).startswith("stage 0 waits for room in evaluation-1 until stage 1 (worker-1, generation 1) makes")

@@ -75,7 +75,7 @@ def test_a_worker_that_begins_at_a_checkpoint_evaluates_what_comes_after_it(star
     rest = list(EVALUATES.instructions(1, start))
     assert rest == [each for each in every if EVALUATES.step_at(each) >= start]
     first = next(each for each in rest if each.evaluates)
-    assert EVALUATES.position(start) == Position(start, evaluations=first.step)
+    assert EVALUATES.position(start) == Position(start, evaluations=first.step, rounds=first.step // 2)
 
 
 def test_a_run_that_may_end_early_has_a_verdict_after_each_round_but_the_last() -> None:
