@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stageline.broker.membership.failure_detector import describe_exit, silence_limit
 from stageline.broker.membership.member import SCRIPT, Member, stages_label, worker_label
 
-from .queue_routes import CALL, EVALUATION, LOSS, REPLY, SUBTOTAL, TIED, TOTAL
+from .queue_routes import CALL, EVALUATION, LOSS, REPLY, SUBTOTAL, TIED, TOTAL, VERDICT
 from .wait_graph import (
     ClusterState,
     RootCause,
@@ -42,6 +42,7 @@ _MESSAGES = {  # by the flow of the edge that waits for it
     SUBTOTAL: "the gradient of shared parameters of step {edge.step}",
     TOTAL: "the gradient of shared parameters of step {edge.step}",
     EVALUATION: "the activation of evaluated batch {edge.step} microbatch {edge.microbatch}",
+    VERDICT: "the verdict on round {edge.step} of evaluation",
     CALL: "call {edge.step}",
     LOSS: "the loss of call {edge.step}",
     REPLY: "the reply to call {edge.step}",

@@ -1,8 +1,9 @@
-"""Which evaluation of a run is the best so far, and after which one a run stops early: decided by their figures alone.
+"""When a run evaluates, which evaluation is the best so far, and after which one the run stops early.
 
-Imports nothing of stageline. Read `standing.py`.
+Decided by figures alone. Imports nothing of stageline. Read `rounds.py`, when a run evaluates, then `standing.py`.
 """
 
+from .rounds import Rounds
 from .standing import Better, Criterion, Score, Standing
 
-__all__ = ["Better", "Criterion", "Score", "Standing"]
+__all__ = ["Better", "Criterion", "Rounds", "Score", "Standing"]

@@ -231,6 +231,10 @@ Every = Annotated[
     Literal["step", "epoch"] | Annotated[int, Field(strict=True, ge=1)],
     Accepts('"step", "epoch" or a whole number of steps from 1 on'),
 ]
+EvaluationEvery = Annotated[
+    Literal["epoch"] | Annotated[int, Field(strict=True, ge=1)],
+    Accepts('"epoch" or a whole number of steps from 1 on'),
+]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), Accepts("a number above 0, such as 1.0,")]
 Decay = Annotated[
     float,

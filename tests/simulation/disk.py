@@ -62,9 +62,9 @@ class Disk:
         stages = [stage for stages in self.placement for stage in stages]
         return set.intersection(*({s for s in self.steps(stage) if self.is_whole(stage, s)} for stage in stages))
 
-    def delete_before(self, stage: int, below: int) -> None:
+    def delete_before(self, stage: int, below: int, best: int | None = None) -> None:
         for step in self.steps(stage):
-            if step < below:
+            if step < below and step != best:
                 self._delete(stage, step)
 
     def abandon(self, stage: int, above: int) -> None:

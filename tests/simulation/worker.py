@@ -182,12 +182,12 @@ class CheckedHooks(SnapshotHooks):
         self._check_bounds(stage)
         super().stepped(stage, step, loss)
 
-    def forget(self, complete: int) -> None:
+    def forget(self, complete: int, best: int | None = None) -> None:
         if complete > min(self._progress.finished.values()):
             self._environment.report(
                 f"told of checkpoint {complete}, having done {self._progress.finished} steps, by stage"
             )
-        super().forget(complete)
+        super().forget(complete, best)
 
     def _check_bounds(self, stage: int) -> None:
         """A producer keeps its lead over the checkpoint it was told of, and without flush what is in flight."""

@@ -51,8 +51,9 @@ class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
     def stepped(self, stage: int, step: int, loss: float | None) -> None:
         """Called when `stage` has finished `step`. Raises `SnapshotFailed`."""
 
-    def forget(self, complete: int) -> None:
-        """Called when the broker announces the checkpoint of step `complete`: older ones may be deleted."""
+    def forget(self, complete: int, best: int | None = None) -> None:
+        """Called when the broker announces the checkpoint of step `complete`: older ones may be deleted, but for that
+        of step `best`."""
 
     def flush(self) -> None:
         """Waits until all snapshots are on the disk. Raises `SnapshotFailed`."""
@@ -108,10 +109,11 @@ class LocalSnapshots:
 class SnapshotHooks(CheckpointHooks):
     """Recovery by snapshots of one worker's `stages`, whose state is that of the checkpoint at `start`.
 
-    A snapshot is written every `every` steps and after the last of `steps`; on stage `last` it holds the losses of
-    every `log_every`-th step. `writer`, whose limit is 1, runs what writes to `snapshots`; nothing else may write those
-    of `stages`. `forgotten(step)` is called when snapshots of steps before `step` need not be kept; `measured()` before
-    a snapshot of stage `last` is written: it raises `OSError` while what was measured until then is not on the disk.
+    A snapshot is written every `every` steps, after the last of `steps`, and where it is `due` besides; on stage
+    `last` it holds the losses of every `log_every`-th step. `writer`, whose limit is 1, runs what writes to
+    `snapshots`; nothing else may write those of `stages`. `forgotten(step)` is called when snapshots of steps before
+    `step` need not be kept; `measured()` before a snapshot of stage `last` is written: it raises `OSError` while what
+    was measured until then is not on the disk.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class SnapshotHooks(CheckpointHooks):
         log_every: int,
         forgotten: Callable[[int], None] = lambda step: None,
         measured: Callable[[], object] = lambda: None,
+        due: Callable[[int], bool] = lambda step: False,
     ) -> None:
         self._stages = stages
         self._progress = progress
@@ -146,6 +149,7 @@ class SnapshotHooks(CheckpointHooks):
         self._log_every = log_every
         self._forgotten = forgotten
         self._measured = measured
+        self._due = due
         for stage in stages:
             writer.submit(partial(snapshots.delete_drafts, stage), what=f"look into {snapshots.folder}")
 
@@ -158,7 +162,7 @@ class SnapshotHooks(CheckpointHooks):
             self._loss = loss
             if step % self._log_every == 0:
                 self._progress.losses[step] = loss
-        if not done % self._every or done in (self._steps, self._stop_at):
+        if not done % self._every or done in (self._steps, self._stop_at) or self._due(done):
             self._take(stage, done)
 
     def stop_at(self, step: int) -> None:
@@ -190,18 +194,19 @@ class SnapshotHooks(CheckpointHooks):
             kept if stage == self._last else {},
             position.calls,
             position.evaluations,
+            tuple(self._progress.evaluations) if stage == self._last else (),
         )
         path = self._snapshots.path(stage, done)
         self._writer.submit(
             partial(self._write, snapshot), stage, 1, what=f"write its snapshot of step {done} to {path}"
         )
 
-    def forget(self, complete: int) -> None:
+    def forget(self, complete: int, best: int | None = None) -> None:
         """Keeps the complete checkpoint before `complete`: a run that is resumed can begin there if `complete` is
-        damaged. Newer snapshots are kept in any case."""
+        damaged; and that of step `best`. Newer snapshots are kept in any case."""
         if complete > self._newest:
             for stage in self._stages:  # before the snapshots that wait: it makes space on the disk
-                delete = partial(self._snapshots.delete_before, stage, self._newest)
+                delete = partial(self._snapshots.delete_before, stage, self._newest, best)
                 what = f"delete snapshots of stage {stage} before step {self._newest} in {self._snapshots.folder}"
                 self._writer.submit(delete, first=True, what=what)
             self._forgotten(self._newest)
@@ -277,6 +282,7 @@ def open_snapshots(
         log_every=job.plan.run.log_every,
         forgotten=forgotten,
         measured=measured,
+        **({"due": job.rounds.due} if job.plan.keeps_best else {}),
     )
 
 
@@ -293,7 +299,7 @@ def restore(
         if place and snapshot.position != position:
             raise ForeignState(f"stage {index} was at {snapshot.position} after {step} steps, another at {position}")
         stage.restore(snapshot.state)
-        progress.restored(snapshot.losses)
+        progress.restored(snapshot.losses, snapshot.rounds)
         position = snapshot.position
     return position
 

@@ -164,12 +164,13 @@ class Recut:
     def _snapshot(self, share: Share, load: Callable[[int], Snapshot]) -> Snapshot:
         parts = [load(old) for old in share.sources]
         losses = {step: loss for part in parts for step, loss in part.losses.items()}
+        rounds = tuple(each for part in parts for each in part.rounds)
         last = share.layout is self.layouts[-1]
         try:
             state = regrouped(share, [part.state for part in parts])
         except ForeignState as error:
             raise ModelRefused(str(error)) from error
-        return Snapshot(share.layout.stage, self.step, 0, state, losses if last else {})
+        return Snapshot(share.layout.stage, self.step, 0, state, losses if last else {}, rounds=rounds if last else ())
 
     def _wanted(self, stages: Iterable[int] | None) -> list[Share]:
         chosen = None if stages is None else set(stages)

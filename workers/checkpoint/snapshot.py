@@ -8,7 +8,7 @@ manifest.json          everything that is not a tensor, and the size and SHA-256
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
@@ -17,6 +17,9 @@ from typing import Any
 import msgspec
 import torch
 
+from stageline.broker.control.messages import EvaluationRecord
+from stageline.broker.ledger.evaluations import fact_of, record_of
+from stageline.broker.stores.base import Fact
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.retry import passing_fault
 from stageline.pipeline.stage.state import InFlight, StageState
@@ -27,7 +30,8 @@ from stageline.workers.runtime.calls import Position
 from .state_tree import BadStateTree, Json, decode_state, encode_state
 
 FORMAT = "snapshot/5"
-READABLE = ("snapshot/3", "snapshot/4", FORMAT)  # 3 lacks the names of the optimizer's parameters; 4 has no averages
+# 3 lacks the names of the optimizer's parameters; 3 and 4 know of no averages and no rounds of evaluation.
+READABLE = ("snapshot/3", "snapshot/4", FORMAT)
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 AVERAGES = "averages.safetensors"
@@ -42,8 +46,9 @@ class Snapshot:
     """The state of one stage after `step` steps, taken by its worker under `incarnation`.
 
     `losses`, on the last stage, are the losses before `step` that the run still has to report, by step; None for a step
-    without rows. All of them and not only the latest, since older snapshots are deleted. `calls` and `evaluations` are
-    how many calls of the script, and evaluated batches among them, came before; 0 in a run without a script.
+    without rows. All of them and not only the latest, since older snapshots are deleted. So are `rounds` of evaluation,
+    all those before. `calls` is how many calls of the script came before, 0 in a run without one; `evaluations` counts
+    evaluated batches.
     """
 
     stage: int
@@ -53,6 +58,7 @@ class Snapshot:
     losses: Mapping[int, float | None] = field(default_factory=dict)
     calls: int = 0
     evaluations: int = 0
+    rounds: Sequence[EvaluationRecord] = ()
 
     @property
     def position(self) -> Position:
@@ -101,6 +107,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     torch: str
     files: dict[str, FileRecord]
     losses: dict[int, float | None]
+    rounds: list[Fact] = []
     training: dict[str, Json]
 
     @property
@@ -109,7 +116,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def same_state(self, other: "Manifest") -> bool:
         """Whether both snapshots hold the same bits, at the same position, whichever worker wrote them."""
-        names = ("files", "losses", "training", "position")
+        names = ("files", "losses", "rounds", "training", "position")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
 
@@ -142,6 +149,7 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin, former: Pat
         torch=str(torch.__version__),
         files={name: file_record(folder / name) for name in (*FILES, *([AVERAGES] if snapshot.state.averages else []))},
         losses=dict(snapshot.losses),
+        rounds=[fact_of(each) for each in snapshot.rounds],
         training=training,
     )
     write_manifest(folder, manifest)
@@ -171,11 +179,13 @@ def read_snapshot(folder: Path, stage: int, step: int, origin: Origin) -> Snapsh
         averages = read_tensors(folder / AVERAGES) if AVERAGES in manifest.files else {}
         training = {name: decode_state(each, tensors) for name, each in manifest.training.items()}
         state = _state(weights, averages, training)
+        rounds = [record_of(each) for each in manifest.rounds]
     except (OSError, ValueError, TypeError, RecursionError, BadStateTree) as error:
         if isinstance(error, OSError) and passing_fault(error):
             raise
         raise SnapshotDamaged(folder, [f"its checksums are right, its contents are not: {error}"]) from error
-    return Snapshot(stage, step, manifest.incarnation, state, manifest.losses, manifest.calls, manifest.evaluations)
+    position = manifest.calls, manifest.evaluations
+    return Snapshot(stage, step, manifest.incarnation, state, manifest.losses, *position, rounds)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -77,10 +77,10 @@ class CommandHandler:
                     there = {key: workers[index][1] for key, index in self._producers.items() if index in workers}
                     self._queues.connect(there)
                     self._joined = True
-                case Trim(step):
+                case Trim(step, best):
                     self._trim(self._loop.progress.position(step))
                     self._loop.progress.completed(step)
-                    self._hooks.forget(step)
+                    self._hooks.forget(step, best)
                 case Stop() as stop:
                     self._end(stop)
                 case Refused(reason, code):
@@ -134,16 +134,17 @@ class CommandHandler:
 
     def _begin_at(self, start: Position) -> None:
         self._loop.begin_at(start)
-        self._trim(start)
+        begin = self._loop.progress.position(start.step)
+        self._trim(begin)
         for inbound in self._inbound:
-            inbound.rewind(start.of(inbound.key.flow))
+            inbound.rewind(begin.of(inbound.key.flow))
 
     def _trim(self, position: Position) -> None:
         """Replies are kept until they have arrived: without snapshots, a step may be over before they have."""
         self._loop.note_answered()
         for outbound in self._outbound:
             flow = outbound.key.flow
-            floor = min(position.of(flow), self._loop.program.steps_of(outbound.key))
+            floor = position.of(flow)
             outbound.trim(min(floor, self._loop.progress.answered.get(flow, floor)))
 
     def _end(self, stop: Stop) -> None:

@@ -10,7 +10,6 @@ from stageline.pipeline.model.load import base_folder, load_function, load_sourc
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.scalar_loss import Loss
 from stageline.workers.runtime.executor import Metric
-from stageline.workers.runtime.metric_names import told_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +50,9 @@ def batches_of(plan: Plan, wanted: Wanted) -> Iterator[Batch]:
     if wanted.dataset is not None:
         return map(source.batch, range(source.steps_per_epoch))
     feed = Feed(source, plan.schedule.in_step, 0, plan.data.batch_size)
-    if not feed.evaluation:
+    if not feed.batches_held_out:
         raise DataError(f"{plan.data.origin} holds no rows out to evaluate on: name a dataset by --data")
-    return map(feed.held_out_batch, feed.evaluation)
+    return map(feed.held_out_batch, range(feed.batches_held_out))
 
 
 def loss_of(plan: Plan) -> Loss:
@@ -65,4 +64,4 @@ def metrics_of(plan: Plan) -> Mapping[str, Metric]:
     """By the names that the run's result has. Raises `ModelRefused`."""
     names = plan.model.metrics
     made: list[Callable[..., Any]] = [load_function(name, base_folder(plan), "model.metrics") for name in names]
-    return dict(zip(told_apart(names), made, strict=True))
+    return dict(zip(plan.metric_names, made, strict=True))

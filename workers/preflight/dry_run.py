@@ -103,7 +103,7 @@ class _DryRun:
         for index in range(self._job.schedule.stages):
             with self._stages.there(index):
                 output = self._first_forward(index, [output] if index else [])
-                if self._job.evaluation:  # a wrong metric would show at the end of the run
+                if self._job.rounds.batches:  # a wrong metric would show in the first round of evaluation
                     received = [evaluated] if index else []
                     evaluated = self._carry_out(Kind.FORWARD, index, received, evaluates=True)
         if self._trains and self._job.program.last not in self._backward:
@@ -193,8 +193,7 @@ class _DryRun:
         action = Action(kind, index)
         word = "evaluation and metrics" if evaluates else _WORDS[kind]
         self._watch.doing(f"the trial of one microbatch: stage {index}, {word}")
-        step = self._job.feed.evaluation.start if evaluates else 0
-        instruction = self._job.program.instruction(step, action, evaluates=evaluates)
+        instruction = self._job.program.instruction(0, action, evaluates=evaluates)
         before = {tensor.data_ptr(): tensor.clone() for tensor in tensors([*received])}
         result = self._stages[index].carry_out(instruction, received)
         self._watch.gave(f"what stage {index} gave in its {word}", result)

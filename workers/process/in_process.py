@@ -86,7 +86,7 @@ class _Local:
     def __init__(self, job: Job, run: str, store: Store, metrics: MetricsFile) -> None:
         self._job = job
         self._metrics = metrics
-        config = RunConfig.of(job.plan, job.schedule)
+        config = RunConfig.of(job.plan, job.schedule, job.length)
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
         self._queues: Queues = MemoryQueues(run, job.schedule.microbatches, windows=job.windows())
@@ -162,5 +162,6 @@ class _Local:
             place.reporter.confirmed(report.number)
         for _, message in self._coordinator.tick(time()):
             if isinstance(message, Trim):
+                position = self._job.program.position(message.step)
                 for key in self._job.program.queues:
-                    self._queues.outbound(key).trim(min(message.step, self._job.program.steps_of(key)))
+                    self._queues.outbound(key).trim(position.of(key.flow))

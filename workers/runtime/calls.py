@@ -96,11 +96,12 @@ class CallRefused(StagelineError):
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How many training steps, calls and evaluated batches are done."""
+    """How many training steps, calls, evaluated batches and rounds of those are done."""
 
     step: int = 0
     calls: int = 0
     evaluations: int = 0
+    rounds: int = 0  # of evaluation, in a run that no script calls
 
     @classmethod
     def of_checkpoint(cls, step: int, calls: int, evaluations: int) -> "Position":
@@ -113,8 +114,8 @@ class Position(msgspec.Struct, frozen=True):
         return Position(step, self.calls + 1, self.evaluations + kind.runs_forward_only)
 
     def of(self, flow: Flow) -> int:
-        """The first step, call, reply or evaluated batch from here on: whichever the messages of `flow` are counted
-        by."""
+        """The first step, call, reply, evaluated batch or round from here on: whichever the messages of `flow` are
+        counted by."""
         match flow:
             case Flow.CALL:
                 return self.calls
@@ -122,6 +123,8 @@ class Position(msgspec.Struct, frozen=True):
                 return max(0, self.calls - self.step)  # a call to train has none
             case Flow.EVALUATION:
                 return self.evaluations
+            case Flow.VERDICT:
+                return self.rounds
             case _:
                 return self.step
 
@@ -196,6 +199,8 @@ class CallFeed:
     def microbatch(self, step: int, microbatch: int) -> Microbatch:
         """The microbatch of the open call; `step` is the call's."""
         return self._cut[microbatch]
+
+    held_out_microbatch = microbatch
 
 
 def cut_call(call: Call, microbatches: int, accumulate: int = 1) -> list[Microbatch]:

@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from stageline.broker.codec.emptied import emptied, is_emptied
+from stageline.broker.control.messages import EvaluationRecord
 from stageline.pipeline.data import Microbatch
 from stageline.pipeline.errors import DataError, StagelineError, describe_error, raised_by_user_code
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind
@@ -28,12 +29,15 @@ class MicrobatchSource(Protocol):
     """Where the first stage has its inputs from, and the last its targets; a `Feed` is one."""
 
     def microbatch(self, step: int, microbatch: int) -> Microbatch:
-        """Raises `DataError` if there is none to be had."""
+        """Of a training step. Raises `DataError` if there is none to be had."""
+
+    def held_out_microbatch(self, batch: int, microbatch: int) -> Microbatch:
+        """The same of evaluated batch `batch` of the run."""
 
 
 @dataclass(slots=True)
 class Sums:
-    """What was evaluated, added up over `rows`: the metrics by name, and the loss where that is wanted."""
+    """What was evaluated, added up over `rows`: the loss, None before the first row, and the metrics by name."""
 
     rows: int = 0
     loss: float | None = None
@@ -66,14 +70,13 @@ class Executor:
     """The stages of one worker with what they need besides messages.
 
     `last` is the number of the model's last stage, the one with the loss. `metrics` are means over rows, by name.
-    `evaluates_loss`: evaluation computes the loss too. `ema`: it measures the averages of the weights.
+    `ema`: evaluation measures the averages of the weights.
     """
 
     stages: Mapping[int, Stage]
     feed: MicrobatchSource | None  # None for a worker that has neither the first stage nor the last
     last: int
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    evaluates_loss: bool = False
     ema: bool = False
     loss: float | None = None  # of the last step, on the worker that has the last stage
     gradient_norm: float | None = None  # likewise, if gradients are clipped
@@ -139,9 +142,12 @@ class Executor:
             self._blame(step)
         return value
 
-    def measured(self) -> dict[str, float]:
-        """The metrics over all rows evaluated so far; nothing before the first."""
-        return {name: total / self.sums.rows for name, total in self.sums.metrics.items()}
+    def evaluated(self, step: int) -> EvaluationRecord:
+        """What the round of evaluation after `step` steps found, which ends now: means over its rows."""
+        sums, self.sums = self.sums, Sums()
+        rows, loss = sums.rows, sums.loss
+        metrics = {name: sums.metrics[name] / rows if rows else math.nan for name in self.metrics}
+        return EvaluationRecord(step, rows, None if loss is None else loss / rows, metrics)
 
     def _forward(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         given = self._given(stage.index, instruction, received)
@@ -164,7 +170,8 @@ class Executor:
         if self.feed is None or not (first or last):
             return Microbatch(received[0], None, 0, 1.0)
         self.stages[stage].now_at(DATA)
-        supplied = self.feed.microbatch(instruction.step, instruction.action.microbatch)
+        ask = self.feed.held_out_microbatch if instruction.evaluates else self.feed.microbatch
+        supplied = ask(instruction.step, instruction.action.microbatch)
         inputs = supplied.inputs if first else received[0]
         return Microbatch(inputs, supplied.targets if last else None, supplied.rows, supplied.share)
 
@@ -190,8 +197,7 @@ class Executor:
 
     def _measure(self, stage: Stage, output: Tree, given: Microbatch) -> None:
         sums = self.sums
-        if self.evaluates_loss:
-            sums.loss = (sums.loss or 0.0) + stage.evaluate_loss(output, given.targets) * given.rows
+        sums.loss = (sums.loss or 0.0) + stage.evaluate_loss(output, given.targets) * given.rows
         targets = map_tensors(lambda t: t.to(stage.device), given.targets)
         for name, metric in self.metrics.items():
             stage.now_at(f"the metric {name}")

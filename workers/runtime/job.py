@@ -9,6 +9,7 @@ from stageline.broker.control.messages import RunLength
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed
 from stageline.pipeline.errors import DataError, ModelRefused
+from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
 from stageline.pipeline.model.groups import demand_matched
 from stageline.pipeline.model.load import base_folder, load_function, load_source
@@ -16,14 +17,14 @@ from stageline.pipeline.model.plan_stage import make_stage
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.metric_names import function_of, numbered
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
 
 from .calls import CallFeed
 from .executor import Executor, Metric
-from .metric_names import function_of, numbered, told_apart
-from .program import AHEAD, ENDLESS, Program
+from .program import AHEAD, ENDLESS, NO_ROUNDS, Program
 from .skipping import SkipLog, SkippingExecutor
 
 
@@ -78,7 +79,13 @@ class Job:
         choice = plan.schedule
         feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, accumulate=choice.accumulate, keep=keep)
         epoch = _steps_of_epoch(plan, source.steps_per_epoch) if plan.counts_epochs else 0
-        length = RunLength(steps, len(feed.evaluation) if plan.model.metrics else 0, epoch)
+        if plan.evaluation is not None and not feed.batches_held_out:
+            raise plan.refused(
+                "evaluation" if plan.evaluation.every is None else "evaluation.every",
+                f"there are no rows to evaluate: what {plan.data.origin} names holds none back. Have its held_out() "
+                "return some, or leave the table [evaluation] out",
+            )
+        length = RunLength(steps, feed.batches_held_out if plan.evaluates else 0, epoch)
         return replace(self, own_feed=feed, length=length)
 
     def executor(self, stages: Iterable[int], decisions: SkipLog | None = None) -> Executor:
@@ -89,29 +96,34 @@ class Job:
         choice = self.plan.schedule
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
         ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
-        parts = made, feed, self.program.last, self.metrics, self.plan.scripted, ema
+        parts = made, feed, self.program.last, self.metrics, ema
         if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
             return Executor(*parts)
         return SkippingExecutor(*parts, decisions=decisions)
 
     @property
     def program(self) -> Program:
-        return Program(self.schedule, self.steps, self.evaluation, scripted=self.plan.scripted)
+        return Program(
+            self.schedule, self.steps, self.rounds, scripted=self.plan.scripted, criterion=self.plan.criterion
+        )
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """By the functions' names; a script numbers those that share one, wherever its workers are."""
         names = self.plan.model.metrics
-        titles = numbered([function_of(name) for name in names]) if self.plan.scripted else told_apart(names)
+        titles = numbered([function_of(name) for name in names]) if self.plan.scripted else self.plan.metric_names
         folder = base_folder(self.plan)
         metrics = (load_function(name, folder, "model.metrics") for name in names)
         return dict(zip(titles, metrics, strict=True))
 
     @property
-    def evaluation(self) -> range:
-        """The steps that evaluate, after the training steps; none without metrics. A script calls for evaluation."""
-        length = RunLength(0, 0) if self.plan.scripted else self.known_length
-        return range(length.training, length.training + length.evaluation)
+    def rounds(self) -> Rounds:
+        """When the run evaluates the rows held out. Never in a scripted run: the script calls for it."""
+        if self.plan.scripted:
+            return NO_ROUNDS
+        length, choice = self.known_length, self.plan.evaluation
+        every = None if choice is None else choice.every
+        return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
 
     def windows(self) -> dict[QueueKey, int]:
         """How many messages each queue's consumer lets its producer send ahead: about twice the most that the schedule
@@ -122,9 +134,9 @@ class Job:
     def _window(self, key: QueueKey) -> int:
         microbatches = self.schedule.microbatches
         match key.flow:
-            case Flow.CALL | Flow.LOSS | Flow.REPLY:
-                return 8 * AHEAD  # `AHEAD` bounds how many are under way: the rest spares requests
-            case Flow.EVALUATION:  # nothing bounds how far a stage is ahead but the calls
+            case Flow.CALL | Flow.LOSS | Flow.REPLY | Flow.VERDICT:
+                return 8 * AHEAD  # at most `AHEAD` are under way: the rest spares requests
+            case Flow.EVALUATION:  # two batches: one may wait while the next one is computed
                 return 2 * microbatches + 2
             case _:
                 most = self.verdict.queue_bound[str(key)]
@@ -156,7 +168,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     demand_matched(plan, segments)
     plan = plan.resolved(len(segments))
     schedule = schedule_of(plan, segments)
-    told = plan.run.steps is None or plan.model.metrics or plan.counts_epochs  # by the data
+    told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data
     length = None if told else RunLength(plan.run.steps or 0, 0)
     return Job(plan, segments, schedule, check_schedule(schedule), length)
 
@@ -186,7 +198,7 @@ def _steps_of_epoch(plan: Plan, batches: int) -> int:
     """Raises `PlanRefused` if a step has batches of two epochs."""
     if batches % plan.schedule.accumulate:
         raise plan.refused(
-            "lr_scheduler.every",
+            "evaluation.every" if plan.evaluation and plan.evaluation.every == "epoch" else "lr_scheduler.every",
             f"an epoch has {batches} batches, which are no whole steps of schedule.accumulate = "
             f"{plan.schedule.accumulate}; use a number of steps",
         )

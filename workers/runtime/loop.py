@@ -4,6 +4,7 @@ poll():  AwaitCredit   in a stage that runs forward only: the consumer is too fa
                                                                                                        -> machine
          Take     the queue gives a message, or nothing yet: then this turn is over   -> machine
          Compute  the executor computes, the queue gets the result; then it is over   -> machine
+                  (after an evaluation, of a run that may end early: the verdict, from its figures or from the queue)
          Finish   in a scripted run: the reply to the call is put; then the script's next call is taken
 """
 
@@ -16,6 +17,7 @@ from msgspec import UNSET
 
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
+from stageline.pipeline.evaluation import Criterion, Standing
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
 from stageline.workers.runs.metrics import MetricsLine, StepMetrics
@@ -71,6 +73,8 @@ class WorkerLoop:
         self.progress = Progress(clock.time(), complete=start, last=program.last, finished=finished)
         self.progress.tied_sources = program.tied_sources
         self.progress.first_trainable = program.schedule.first_trainable
+        if not program.scripted:
+            self.progress.position_after = program.position
         self.program = program
         self.attention = True
         self._on_step: OnStep = lambda stage, step, loss: None
@@ -86,6 +90,9 @@ class WorkerLoop:
         self._inbound = cache(queues.inbound)
         self._outbound = cache(self._open_outbound)
         self._evaluation = [key for key in program.outbound(worker) if key.flow is Flow.EVALUATION]
+        self._keep: Callable[[int], object] = lambda step: None
+        self._standing = Standing(program.criterion or Criterion())
+        self._judged = 0  # rounds of evaluation that the standing is of
         self._by_name: dict[str, Outbound] = {}  # those that something was put into
         self._received: list[Tree] = []
 
@@ -104,7 +111,7 @@ class WorkerLoop:
         self.progress.waits = self.progress.over = True
 
     def begin_at(self, position: Position) -> None:
-        """A scripted run goes on from there: its checkpoint has been restored."""
+        """A scripted run goes on from there: its checkpoint has been restored. Another one knows where it is."""
         if self._script is not None:
             self._script.begin_at(position)
             self.progress.positions[position.step] = position
@@ -116,7 +123,8 @@ class WorkerLoop:
             self._script.save = save
 
     def keeps_with(self, keep: Callable[[int], object]) -> None:
-        """What saves the state after so many steps before a script sets other weights."""
+        """What saves the state after so many steps: before a script sets other weights, and where a run ends early."""
+        self._keep = keep
         if self._script is not None:
             self._script.keep = keep
 
@@ -136,12 +144,12 @@ class WorkerLoop:
 
     @property
     def step(self) -> int | None:
-        """The step of the current instruction, or, in a scripted run, of the script's next training step; None when
-        the program is over."""
+        """How many training steps come before the current instruction, or, in a scripted run, before the script's next
+        call to train; None when the program is over."""
         command = self._machine.command
         if self._script is not None:
             return None if self._script.over else self._script.position.step
-        return None if isinstance(command, Finish) else command.instruction.step
+        return None if isinstance(command, Finish) else self.program.step_at(command.instruction)
 
     @property
     def doing(self) -> str:
@@ -218,11 +226,14 @@ class WorkerLoop:
 
     def _compute(self, instruction: Instruction) -> None:
         self.progress.computing(instruction, self._now())
-        result = self._carry_out(instruction, self._received)
+        verdict = instruction.action.kind is Kind.VERDICT
+        result = self._verdict() if verdict else self._carry_out(instruction, self._received)
         self._received.clear()
         if instruction.gives is not None:
             self._put(instruction, instruction.gives, result)
-        if instruction.evaluates:
+        if verdict:
+            self._go_by(instruction, ends=bool(result))
+        elif instruction.evaluates:
             self._end_evaluation(instruction, result)
         else:
             self.progress.done(instruction, self._now())
@@ -240,16 +251,31 @@ class WorkerLoop:
         return outbound
 
     def _end_evaluation(self, instruction: Instruction, result: Tree) -> None:
-        stage = instruction.action.stage
+        stage, batch, program = instruction.action.stage, instruction.step, self.program
+        self.progress.evaluated(self._now())
         if self._script is not None:
-            self.progress.evaluated(self._now())
             self._script.evaluated(stage, result)
-            return
-        self.progress.done(instruction, self._now())
-        self.progress.metrics = self._executor.measured()
-        if instruction.action.microbatch == self.program.schedule.microbatches - 1:
-            self.progress.closed(stage, instruction.step, None)
+        elif instruction.action.microbatch == program.schedule.microbatches - 1:
+            if stage == program.last and program.rounds.ends_round(batch):
+                self.progress.found(self._executor.evaluated(program.rounds.step_of(batch)))
             self._queues.pump(0)
+
+    def _verdict(self) -> bool:
+        """Whether the run ends after the newest round of evaluation: as the last stage's worker was told by the figures
+        of all rounds, and the others by that worker. Nothing else decides: each time, it is the same step."""
+        if self._received:
+            return bool(self._received[0])
+        for record in self.progress.evaluations[self._judged :]:
+            self._standing = self._standing.after(record.step, record.values)
+        self._judged = len(self.progress.evaluations)
+        return self._standing.stops
+
+    def _go_by(self, instruction: Instruction, *, ends: bool) -> None:
+        self.progress.evaluated(self._now())
+        if ends and instruction.gives is None:  # all others are told
+            self._keep(self.program.step_at(instruction))
+            self._machine.end()
+        self._queues.pump(0)
 
     def _end_step(self, stage: int, step: int) -> None:
         last = stage == self.program.last

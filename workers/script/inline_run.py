@@ -137,7 +137,7 @@ class InlineRun:
     def _executor(self, owned: Sequence[int], segments: Sequence[Segment], options: LineOptions) -> Executor:
         stages = {stage: self._stage(segments[stage], options) for stage in owned}
         feed = CallFeed(options.microbatches, options.accumulate)
-        return Executor(stages, feed, self._program.last, options.named_metrics, evaluates_loss=True)
+        return Executor(stages, feed, self._program.last, options.named_metrics)
 
     def _stage(self, part: Segment, options: LineOptions) -> Stage:
         """The stage that computes `part`; only the last stage has a loss. Raises `ModelRefused` for its weights."""

@@ -410,7 +410,7 @@ def test_evaluated_batches_are_no_steps_of_the_run(make) -> None:
         assert progress.actions == before + 3
         assert [record.step for record in progress.steps] == [0]
         assert not any(progress.open.values())
-        assert progress.metrics == {}
+        assert progress.evaluations == []
 
 
 def test_a_snapshot_is_not_reported_before_the_script_has_its_replies(make) -> None:

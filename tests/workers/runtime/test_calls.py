@@ -52,6 +52,7 @@ def test_a_position_counts_calls_steps_and_evaluated_batches() -> None:
     assert position == Position(step=2, calls=6, evaluations=2)
     flows = {flow: position.of(flow) for flow in Flow}
     assert (flows.pop(Flow.CALL), flows.pop(Flow.REPLY), flows.pop(Flow.EVALUATION)) == (6, 4, 2)
+    assert flows.pop(Flow.VERDICT) == 0  # in no script's run
     assert set(flows.values()) == {2}
 
 

@@ -1,10 +1,13 @@
 """What a worker does: every instruction with its queues and the number of its messages."""
 
+from dataclasses import replace
+
 import pytest
 
-from stageline.pipeline.schedule import make_schedule
-from stageline.workers.runtime.calls import Call, CallKind
-from stageline.workers.runtime.program import Program, call_key, loss_key, queue_key, reply_key
+from stageline.pipeline.evaluation import Criterion, Rounds
+from stageline.pipeline.schedule import Kind, make_schedule
+from stageline.workers.runtime.calls import Call, CallKind, Position
+from stageline.workers.runtime.program import Program, call_key, loss_key, queue_key, reply_key, verdict_key
 from support.shapes import line, looped
 
 
@@ -47,10 +50,47 @@ def test_gradients_of_what_stages_share_are_numbered_by_microbatch_and_sums_by_s
     ]
 
 
-def test_evaluation_runs_forward_only_after_the_last_step() -> None:
-    program = Program(make_schedule("gpipe", line(2), 1), 1, evaluation=range(1, 3))
-    assert [str(each) for each in program.instructions(1) if each.evaluates] == ["1F0 of step 1", "1F0 of step 2"]
-    assert [program.steps_of(key) for key in program.queues] == [3, 1]
+EVALUATES = Program(make_schedule("gpipe", line(2), 1), 3, Rounds(steps=3, batches=2, every=2))
+
+
+def test_evaluation_runs_forward_only_after_the_steps_it_is_due() -> None:
+    assert [f"{each} #{each.number}" for each in EVALUATES.instructions(1) if each.action.kind is Kind.FORWARD] == [
+        *("1F0 of step 0 #0", "1F0 of step 1 #1"),
+        *("1F0 of evaluated batch 0 #0", "1F0 of evaluated batch 1 #1"),
+        "1F0 of step 2 #2",
+        *("1F0 of evaluated batch 2 #2", "1F0 of evaluated batch 3 #3"),
+    ]
+
+
+def test_evaluation_has_queues_of_its_own_and_goes_as_far_ahead_as_the_next_stage_grants() -> None:
+    assert [str(key) for key in EVALUATES.queues] == ["forward-1", "backward-0", "evaluation-1"]
+    evaluates = [each for each in EVALUATES.instructions(0) if each.evaluates]
+    assert all(str(each.gives) == "evaluation-1" and each.needs_credit and not each.counted for each in evaluates)
+    assert EVALUATES.source(queue_key("evaluation-1")) == 0
+
+
+@pytest.mark.parametrize("start", range(4))
+def test_a_worker_that_begins_at_a_checkpoint_evaluates_what_comes_after_it(start: int) -> None:
+    every = list(EVALUATES.instructions(1))
+    rest = list(EVALUATES.instructions(1, start))
+    assert rest == [each for each in every if EVALUATES.step_at(each) >= start]
+    first = next(each for each in rest if each.evaluates)
+    assert EVALUATES.position(start) == Position(start, evaluations=first.step, rounds=first.step // 2)
+
+
+def test_a_run_that_may_end_early_has_a_verdict_after_each_round_but_the_last() -> None:
+    program = replace(EVALUATES, schedule=make_schedule("gpipe", line(3), 1), criterion=Criterion(patience=2))
+    assert [str(key) for key in program.queues[-2:]] == ["verdict-0", "verdict-1"]
+    assert [each for each in written(program, 1) if "V" in each] == ["1V of round 0 of evaluation #0 verdict-1 -> -"]
+    assert [each for each in written(program, 2) if "V" in each] == [
+        "2V of round 0 of evaluation #0 - -> verdict-0",
+        "2V of round 0 of evaluation #0 - -> verdict-1",
+        "2V of round 0 of evaluation #0 - -> -",
+    ]
+    assert written(program, 0).index("0V of round 0 of evaluation #0 verdict-0 -> -") == 2 * 3 + 2
+    assert all(program.step_at(each) == 2 for each in program.instructions(2) if each.name == "2V")
+    assert (program.producer(verdict_key(1)), program.consumer(verdict_key(1))) == (2, 1)
+    assert [program.position(step).rounds for step in (2, 3)] == [0, 1]
 
 
 def test_a_frozen_stage_sends_no_gradient_and_gets_none() -> None:

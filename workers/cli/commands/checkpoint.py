@@ -127,7 +127,7 @@ def _row(source: "CheckpointSource", row: "CheckpointRow") -> tuple[object, ...]
     lacking = sorted(set(range(source.stages)) - set(row.stages))
     state = "damaged" if row.damages else f"lacks stage {', '.join(map(str, lacking))}" if lacking else "complete"
     written = "-" if row.written is None else f"{datetime.fromtimestamp(row.written):%F %T}"
-    return row.step, ", ".join(map(str, row.stages)), state, size(row.bytes), written
+    return row.step, ", ".join(map(str, row.stages)), f"{state}, best" if row.best else state, size(row.bytes), written
 
 
 def _problem(source: "CheckpointSource", found: "Sequence[SnapshotState]") -> str:

@@ -27,6 +27,7 @@ _SHARD = "5GiB"
     "first, for an OUT that ends with .safetensors.",
 )
 @options.step
+@click.option("--best", is_flag=True, help="The checkpoint of the best evaluation, which evaluation.keep_best keeps.")
 @click.option("--ema", is_flag=True, help="The averages of the weights, which optimizer.ema_decay keeps.")
 @click.option(
     "--config",
@@ -43,7 +44,16 @@ _SHARD = "5GiB"
 )
 @click.option("--plan", type=click.Path(), help="For transformers, without --config: the plan. Default: the run's.")
 def export(
-    run: str, out: str, form: str | None, step: int | None, ema: bool, config: str | None, most: int, plan: str | None
+    run: str,
+    out: str,
+    *,
+    form: str | None,
+    step: int | None,
+    best: bool,
+    ema: bool,
+    config: str | None,
+    most: int,
+    plan: str | None,
 ) -> None:
     """Write the weights of RUN to OUT, which must not exist, under the unsplit model's names.
 
@@ -67,8 +77,19 @@ def export(
             case _:
                 forms.export_transformers(weights, target, _configuration(Path(run), config, plan), most)
 
-    weights = take_weights(Path(run), step, write, options.tell, ema=ema)
+    weights = take_weights(Path(run), _chosen(run, step, best=best), write, options.tell, ema=ema)
     say(f"{weights.title} are in {out}")
+
+
+def _chosen(run: str, step: int | None, *, best: bool) -> int | None:
+    """The step whose checkpoint is meant; None: the newest."""
+    from stageline.workers.checkpoint.source import source_in
+
+    if not best:
+        return step
+    if step is not None:
+        raise click.UsageError("--step and --best name two checkpoints; give one of them")
+    return source_in(Path(run)).best_step()
 
 
 def _form_of(out: str) -> str:

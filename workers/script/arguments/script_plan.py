@@ -19,6 +19,7 @@ from stageline.pipeline.model.script_objects import OBJECTS
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.difference import is_weights_path
+from stageline.pipeline.plan.metric_names import numbered
 from stageline.pipeline.plan.models import SCRIPT_BATCHES
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.generators import generators_kept
@@ -26,7 +27,6 @@ from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.precision import Autocast
 from stageline.pipeline.stage.scalar_loss import Loss
 from stageline.pipeline.stage.update import LrSchedulerFactory
-from stageline.workers.runtime.metric_names import numbered
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
 Metric = Callable[[Any, Any], Any]
