@@ -154,10 +154,15 @@ def test_fit_that_was_killed_and_is_resumed_stops_at_the_same_step(workspace: Wo
     found = result(workspace, "processes", "resume")
     assert 0 < found["first"] <= int(at[-1]) + 3
     demand_plain(found)
-    lines = [line for line in metrics_in(workspace.runs()[0]) if isinstance(line, StepMetrics)]
+    (folder,) = workspace.runs()
+    lines = [line for line in metrics_in(folder) if isinstance(line, StepMetrics)]
     assert [(line.step, line.loss) for line in lines] == list(enumerate(plain()[0]["losses"]))
     best = result(workspace, "processes", "best")
     assert best == {"first": found["best"][0], "weights": plain()[0]["best_weights"]}
+    known = [int(step) for step in found["evaluations"] if int(step) <= best["first"]]
+    assert [line.step for line in metrics_in(workspace.folder / "best")] == known
+    begun = next(run for run in workspace.runs() if run != folder)  # the run that went on from it
+    assert [line.step for line in metrics_in(begun) if not isinstance(line, StepMetrics)] == known
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ class Line(AbstractContextManager["Line"]):
         self._closed = ""
         self._options = options
         self._weights, self._check_inputs, self._run = begin_run(model, options, resume)
-        self._evaluations, self._fits = EvaluationLog(self._run.folder, self._run.position), 0
+        self._evaluations, self._fits = self._open_log(), 0
         self._seen = Seen(self._run.position)
         news = None if self._run.folder is None else self._run.news
         waits_for, progress = self._run.waits_for, options.progress
@@ -251,6 +251,13 @@ class Line(AbstractContextManager["Line"]):
         """For a notebook: where it is, its workers, its losses, and a step as it ran."""
         state = self._closed or f"position {self.position}"
         return page(self._options.name, state, self._seen, self._run.workers(), self.timetable())
+
+    def _open_log(self) -> EvaluationLog:
+        try:
+            return EvaluationLog(self._run.folder, self._run.position)
+        except OSError as error:  # no process is left behind
+            self._run.abort(f"what it has evaluated cannot be kept: {error}")
+            raise
 
     def _hide(self) -> None:
         """Ends the display of progress."""

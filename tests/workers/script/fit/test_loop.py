@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from stageline.pipeline.evaluation import Score
+from stageline.workers.checkpoint.saved import SAVED, SavedRun, read_saved
+from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.script.calls.step_loss import StepLoss
+from stageline.workers.script.fit.best import BestCheckpoint
 from stageline.workers.script.fit.callback import Callback, Fitted
 from stageline.workers.script.fit.evaluation_log import EvaluationLog
 from stageline.workers.script.fit.loop import Fit
@@ -38,6 +41,22 @@ class CountingLine:
     def measure(self, batches: Iterable[Any]) -> dict[str, float]:
         self.said.append(f"evaluate {self.position}")
         return {"loss": VALUES[self.position]}
+
+
+class SavingLine(CountingLine):
+    """Of which the checkpoint after so many steps was saved as the best."""
+
+    def __init__(self, best: Path, step: int | None, position: int) -> None:
+        super().__init__(position)
+        self.saved: list[int] = []
+        if step is not None:
+            self.position = step
+            BestCheckpoint(best, self.save).keep(step)
+            self.position, self.saved = position, []
+
+    def save(self, folder: str | Path) -> None:
+        write_json(Path(folder) / SAVED, SavedRun("line-1", self.position, 1))
+        self.saved.append(self.position)
 
 
 class Noting(Callback):
@@ -140,6 +159,17 @@ def test_what_a_callback_raises_ends_the_fit_and_names_it(fails: str, method: st
         fit(line, noted(), 10, callbacks=[Noting(line.said, fails)])
     assert raised.value.__notes__ == [f"raised by Noting.{method}, a callback of Line.fit"]
     assert line.said[-1] == "over"
+
+
+@pytest.mark.parametrize("saved", [None, 2, 4])
+def test_a_best_that_was_not_saved_when_the_script_was_killed_is_saved_when_it_goes_on(
+    tmp_path: Path, saved: int | None
+) -> None:
+    """It was noted before."""
+    line = SavingLine(tmp_path / "best", saved, position=4)
+    fit(line, noted(2, 4), 5, best=tmp_path / "best")
+    assert line.saved == ([] if saved == 4 else [4])
+    assert read_saved(tmp_path / "best").step == 4
 
 
 def test_the_batches_may_end_before():
