@@ -208,7 +208,6 @@ def test_a_worker_that_is_killed_while_it_predicts_is_replaced(workspace: Worksp
     os.kill(pid, signal.SIGKILL)
     _, told = predict.communicate()
     assert predict.wait() == 0, told
-    assert "worker 1" in told
     found = load_file(workspace.folder / "y.safetensors")["output"]
     assert torch.equal(found, torch.cat(tensors(unsplit(load(run), x, 6, 3))))
 

@@ -83,6 +83,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+        self._tell_news()  # of the last moments, too
 
     def predictions(self, batches: Iterable[Tree]) -> Iterator[Tree]:
         """What the model returns for each of the `batches`, of any number of rows, in evaluation mode, in their order.
@@ -121,9 +122,12 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
     def _result(self, inputs: Tree, done: "Future[Replies]") -> Replies:
         with self._explained(inputs):
             replies = done.result()
+        self._tell_news()
+        return replies
+
+    def _tell_news(self) -> None:
         for line in self._run.news():
             self._tell(line)
-        return replies
 
     @contextmanager
     def _explained(self, inputs: Tree) -> Iterator[None]:
