@@ -180,6 +180,11 @@ def test_what_cannot_be_predicted_is_refused_before_anything_starts(workspace: W
         (("--input", "x.safetensors", "--output", "y.pt"), 78, "y.pt: wanted is a file of .safetensors or .npy"),
         (("--input", "x.safetensors", "--output", "x.safetensors"), 2, "x.safetensors is there already"),
         (("--input", "x.safetensors", "--output", "y.npy", "--step", "4"), 2, "holds no snapshot"),
+        (
+            ("--input", "x.safetensors", "--output", "y.npy", "--device", "meta"),
+            78,
+            'device = "meta": its tensors have no',
+        ),
     ]:
         ended = workspace.command("predict", str(run), *options)
         assert (ended.returncode, ended.stdout) == (code, "")
