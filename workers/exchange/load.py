@@ -4,7 +4,7 @@ model = stageline.load("runs/digits-20260131-101500-1f0c")
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,11 @@ class RunModel:
     module: torch.nn.Module
     plan: Plan
     weights: StoredWeights
+
+    def on(self, device: str) -> "RunModel":
+        """The same, whose plan has all workers on `device`."""
+        workers = tuple(worker.model_copy(update={"device": device}) for worker in self.plan.workers)
+        return replace(self, plan=self.plan.model_copy(update={"workers": workers}))
 
     @property
     def layer_names(self) -> list[str]:

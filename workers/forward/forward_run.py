@@ -7,12 +7,12 @@ This process has the model's weights in memory once; its workers, which are fork
 written to the run's folder: the processes have a folder of their own, which is removed at the end.
 """
 
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -34,6 +34,8 @@ from stageline.workers.script.arguments.script_plan import LineOptions, Workers
 from stageline.workers.script.begin import InputsCheck, begin_run
 from stageline.workers.script.calls.open_call import Replies, only, total
 from stageline.workers.script.script_run import ScriptRun
+
+from .temporary_run import temporary_run_folder
 
 Tell = Callable[[str], object]  # takes a line for people
 
@@ -73,7 +75,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
     ) -> None:
         self._model, self._titles, self._tell = model, list(metrics or ()), tell
         with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="stageline-forward-"))
+            folder = stack.enter_context(temporary_run_folder())
             options = _options(model.plan, folder, workers, loss or _no_loss, list((metrics or {}).values()))
             _, self._check, self._run = _begun(model, options, workers)
             stack.callback(self._run.discard)
@@ -82,6 +84,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+        self._tell_news()  # of the last moments, too
 
     def predictions(self, batches: Iterable[Tree]) -> Iterator[Tree]:
         """What the model returns for each of the `batches`, of any number of rows, in evaluation mode, in their order.
@@ -120,9 +123,12 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
     def _result(self, inputs: Tree, done: "Future[Replies]") -> Replies:
         with self._explained(inputs):
             replies = done.result()
+        self._tell_news()
+        return replies
+
+    def _tell_news(self) -> None:
         for line in self._run.news():
             self._tell(line)
-        return replies
 
     @contextmanager
     def _explained(self, inputs: Tree) -> Iterator[None]:
@@ -158,7 +164,7 @@ def _begun(model: RunModel, options: LineOptions, workers: Workers) -> tuple[Mod
         raise ForwardFailed(error.reason, error.exit_code) from error
 
 
-def _options(plan: Plan, folder: str, workers: Workers, loss: Loss, metrics: list[Metric]) -> LineOptions:
+def _options(plan: Plan, folder: Path, workers: Workers, loss: Loss, metrics: list[Metric]) -> LineOptions:
     """Evaluation is the same on every schedule; no update is made, so neither optimizer nor snapshots are needed."""
     cut, stages = plan.model.cut, plan.model.stages
     return LineOptions(

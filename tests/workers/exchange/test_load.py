@@ -141,12 +141,15 @@ def test_the_run_of_a_script_is_loaded_into_the_module_that_is_passed(workspace:
     sgd = partial(torch.optim.SGD, lr=0.1)
     with Line(build, cut=[2], loss=nn.functional.cross_entropy, optimizer=sgd, folder=workspace.folder) as line:
         line.step(torch.randn(6, 4), torch.tensor([0, 1] * 3))
+        line.save(workspace.folder / "saved")
     assert line.folder is not None
     with pytest.raises(ModelRefused, match=r"is a script's, .* Pass the module .*load\(RUN, model=\.\.\.\); or go on"):
         load(line.folder)
     model, trained = build(), line.state_dict()
     assert load(line.folder, model=model) is model
     assert all(torch.equal(trained[name], tensor) for name, tensor in model.state_dict().items())
+    saved = load(workspace.folder / "saved", model=build())
+    assert all(torch.equal(trained[name], tensor) for name, tensor in saved.state_dict().items())
     with pytest.raises(ModelRefused, match="are not those of the model that was passed: weight is missing"):
         load(line.folder, model=nn.Linear(4, 8))
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # they load torch
 
 _plan = click.option("--plan", type=click.Path(), help="The plan's file or folder, with its code. Default: the run's.")
 _batch_size = click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a batch. Default: the plan's.")
+_device = click.option("--device", help='Of all stages, such as "cpu". Default: those of the plan\'s workers.')
 _workers = click.option(
     "--workers",
     type=click.Choice(["processes", "inline"]),
@@ -36,6 +37,7 @@ _workers = click.option(
 )
 @_batch_size
 @_workers
+@_device
 @options.step
 @_plan
 def predict(
@@ -44,6 +46,7 @@ def predict(
     target: str,
     batch_size: int | None,
     workers: "Workers",
+    device: str | None,
     step: int | None,
     plan: str | None,
 ) -> None:
@@ -54,7 +57,7 @@ def predict(
 
     demand_writable(Path(target))
     inputs = open_inputs(Path(source))
-    model = _model(run, step, plan)
+    model = _model(run, step, plan, device)
     with as_interrupts(), options.user_prints_to_stderr():
         left_out = predict_rows(model, inputs, Path(target), batch_size, workers, options.tell)
     for name, value in left_out.items():
@@ -69,6 +72,7 @@ def predict(
 @click.option("--metrics", metavar="REFERENCE", multiple=True, help="In place of the plan's metrics; any number.")
 @_batch_size
 @_workers
+@_device
 @options.step
 @_plan
 @options.as_json
@@ -79,6 +83,7 @@ def evaluate(
     metrics: tuple[str, ...],
     batch_size: int | None,
     workers: "Workers",
+    device: str | None,
     step: int | None,
     plan: str | None,
     as_json: bool,
@@ -92,7 +97,7 @@ def evaluate(
     from stageline.workers.forward.evaluate import evaluate_run
     from stageline.workers.forward.held_out import Wanted
 
-    model = _model(run, step, plan)
+    model = _model(run, step, plan, device)
     wanted = Wanted(dataset, source, metrics or None, batch_size)
     with as_interrupts(), options.user_prints_to_stderr():
         data, measured = evaluate_run(model, wanted, workers, options.tell)
@@ -104,12 +109,13 @@ def evaluate(
     show(f"{model.weights.title}, on {data}", list(found), [cells])
 
 
-def _model(run: str, step: int | None, plan: str | None) -> "RunModel":
+def _model(run: str, step: int | None, plan: str | None, device: str | None) -> "RunModel":
     """With the user's code, which may print."""
     from stageline.workers.exchange.load import run_model
 
     with options.user_prints_to_stderr():
-        return run_model(Path(run), place=None if plan is None else Path(plan), step=step, tell=options.tell)
+        model = run_model(Path(run), place=None if plan is None else Path(plan), step=step, tell=options.tell)
+    return model if device is None else model.on(device)
 
 
 def _facts(model: "RunModel", data: str, measured: "Measured") -> dict[str, object]:
