@@ -284,8 +284,8 @@ class OptimizerPlan(FactorySection):
     )
     ema_decay: Unset[Decay] = Field(
         default=None,
-        description="After each update, an exponential moving average of the weights goes on: so much of it stays. "
-        "Metrics measure these averages. Default: no averages.",
+        description="Each update is followed by one of an exponential moving average of the weights, as torch's "
+        "AveragedModel does; this is its decay. Metrics measure the averages. Default: no averages.",
         examples=[0.999],
     )
     groups: Unset[Groups] = Field(

@@ -1,4 +1,4 @@
-"""What changes at the end of a step: the optimizer steps, its gradients are cleared, averages and learning rate go on.
+"""What changes at the end of a step: the optimizer steps, gradients are cleared, averages and the rate change.
 
 step                      0   1   2   3   4   5         lr_every = 3
 optimizer                 x   x   x   x   x   x
