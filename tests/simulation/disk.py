@@ -44,7 +44,7 @@ class Disk:
         if not self.is_whole(snapshot.stage, snapshot.step):
             self._delete(snapshot.stage, snapshot.step)
         there = self._kept.setdefault((snapshot.stage, snapshot.step), snapshot)
-        if (there.state, there.losses) != (snapshot.state, snapshot.losses):
+        if (there.state, there.losses, there.rounds) != (snapshot.state, snapshot.losses, snapshot.rounds):
             raise Torn(f"stage {snapshot.stage} came to step {snapshot.step} with other bits than before")
         if there.position != snapshot.position:
             raise Torn(f"step {snapshot.step} is at {snapshot.position}, and was at {there.position} before")

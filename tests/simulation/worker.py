@@ -138,6 +138,7 @@ class SimulatedWorker(SimulatedMember):
             last=program.last,
             every=scenario.every,
             log_every=LOG_EVERY,
+            due=scenario.rounds.due if scenario.keeps_best else lambda step: False,
         )
         hooks.watch(environment, program, assigned.index, queues)
         return hooks
@@ -154,7 +155,8 @@ class SimulatedWorker(SimulatedMember):
 def program_of(scenario: Scenario) -> Program:
     """Of all that takes part in the run."""
     steps = ENDLESS if scenario.calls else scenario.steps
-    return Program(scenario.schedule, steps, scripted=bool(scenario.calls))
+    rounds, criterion = scenario.rounds, scenario.criterion
+    return Program(scenario.schedule, steps, rounds, scripted=bool(scenario.calls), criterion=criterion)
 
 
 def queue_options(program: Program, worker: int, window: int) -> QueueOptions:
