@@ -9,10 +9,12 @@ batches a run's held-out rows follow, as evaluation steps.
 
 from functools import lru_cache
 
+import torch
+
 from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
 
 from .batch import Batch, Microbatch, cut, cut_step, rows, slice_rows
-from .source import Source
+from .source import Source, samples_of
 
 
 class Feed:
@@ -55,6 +57,22 @@ class Feed:
         """Raises `DataError` if the source gives something that cannot be cut into microbatches."""
         return self.of_step(step)[microbatch]
 
+    def samples(self, step: int, microbatch: int) -> torch.Tensor | None:
+        """The numbers, in the data set, of the microbatch's rows: int64 [rows]; None if the source does not tell them.
+        Rows held out have numbers of their own. Raises `DataError`."""
+        of_batch = self._microbatches if step < self._steps else self._microbatches * self._accumulate
+        batch, place = divmod(microbatch, of_batch)
+        if step < self._steps:
+            found = samples_of(self._source, step * self._accumulate + batch)
+        else:
+            found = self._held_out_samples(step)
+        mine = None if found is None else found.tensor_split(of_batch)[place]
+        if mine is not None and len(mine) != (count := self.microbatch(step, microbatch).rows):
+            raise DataError(
+                f"samples gave {len(mine)} numbers for the {count} rows of microbatch {microbatch} of step {step}"
+            )
+        return mine
+
     @property
     def last_of_epoch(self) -> int:
         """The batch that is the last of an epoch, and may have fewer rows; in a run of less than an epoch, the last."""
@@ -67,6 +85,16 @@ class Feed:
     def held_out_batch(self, step: int) -> Batch:
         """The batch of an evaluation step, likewise."""
         return self._held_out(step - self._steps)
+
+    def _held_out_samples(self, step: int) -> torch.Tensor | None:
+        number = step - self._steps
+        match self.held_out:
+            case None:
+                return None
+            case tuple() | list():
+                return torch.arange(rows(self.held_out))[number * self._batch_size :][: self._batch_size]
+            case source:
+                return samples_of(source, number)
 
     def _cut(self, step: int) -> list[Microbatch]:
         if step < self._steps:

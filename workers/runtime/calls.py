@@ -187,6 +187,9 @@ class CallFeed:
         """The microbatch of the open call; `step` is the call's."""
         return self._cut[microbatch]
 
+    def samples(self, step: int, microbatch: int) -> None:
+        """A script's batches come without the numbers of their rows."""
+
 
 def cut_call(call: Call, microbatches: int, accumulate: int = 1) -> list[Microbatch]:
     """The microbatches of a call's batch, or of the batches of its step if there are several, as far as this worker has

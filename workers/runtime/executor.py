@@ -30,6 +30,9 @@ class MicrobatchSource(Protocol):
     def microbatch(self, step: int, microbatch: int) -> Microbatch:
         """Raises `DataError` if there is none to be had."""
 
+    def samples(self, step: int, microbatch: int) -> Tensor | None:
+        """The numbers of its rows in the data set, int64 [rows]; None if they are not known. Raises `DataError`."""
+
 
 @dataclass(slots=True)
 class Sums:
