@@ -1,4 +1,5 @@
-"""A whole plan: its tables, each with its keys (`training.py`, `deployment.py`), and what follows from them together.
+"""A whole plan: its tables, each with its keys (`training.py`, `deployment.py`, `taps.py`), and what follows from them
+together.
 
 Validation and the JSON schema follow from here.
 """
@@ -15,6 +16,7 @@ from stageline.pipeline.schedule import Placement
 from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
 from .key_types import Unset
 from .section import Section
+from .taps import TapsPlan
 from .training import DataPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan, SchedulePlan
 
 SCRIPT_BATCHES = "script:batches"  # the data source of a run whose batches a script hands over
@@ -43,6 +45,7 @@ class PlanTables(Section):
     schedule: SchedulePlan = Field(default_factory=SchedulePlan)
     optimizer: OptimizerPlan
     lr_scheduler: Unset[LrSchedulerPlan] = None
+    taps: Unset[TapsPlan] = None
     queues: QueuesPlan = Field(default_factory=QueuesPlan)
     recovery: RecoveryPlan = Field(default_factory=RecoveryPlan)
     broker: BrokerPlan = Field(default_factory=BrokerPlan)

@@ -36,6 +36,7 @@ from .versions import Version, Versions
 
 LrSchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 Loss = Callable[[Any, Any], torch.Tensor]
+Tap = Callable[[str, Tree], object]  # of a layer's name and what it returned, neither of which it may change
 
 LOSS, OPTIMIZER, LR_SCHEDULER = "the loss", "the optimizer", "the learning rate scheduler"  # in place of a layer's name
 GRADIENTS = "the gradients"  # likewise
@@ -107,6 +108,7 @@ class Stage:
         self._versions = Versions(self._body) if stash_weights else None
         self._roots: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights with gradients that the next backward adds
         self.at_layer = next(iter(self.names), LOSS)  # the layer or the like that ran last, for diagnosis
+        self.tap: Tap | None = None  # is given what each layer returns, before the next layer may write to it
         self._forwarded = 0
 
     @property
@@ -316,6 +318,8 @@ class Stage:
             for generator in self._generators:
                 generator.manual_seed(number)
             x = layer(x)
+            if self.tap is not None:
+                self.tap(self.names[position], x)
         return x
 
     def _receive(self, input_nodes: InputNodes, owned: bool, tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from stageline.pipeline.model.cut import build_segments, first_trainable, frozen
 from stageline.pipeline.model.groups import demand_matched
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.tapped import tapped_layers
 from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.schedule import Schedule
@@ -97,6 +98,11 @@ class Job:
         return Program(self.schedule, self.steps, self.evaluation, scripted=self.plan.scripted)
 
     @property
+    def tapped(self) -> dict[int, tuple[str, ...]]:
+        """The names of the layers whose outputs are stored, by stage."""
+        return tapped_layers(self.plan, self.segments)
+
+    @property
     def metrics(self) -> Mapping[str, Metric]:
         """By the functions' names; a script numbers those that share one, wherever its workers are."""
         names = self.plan.model.metrics
@@ -153,6 +159,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     doing(f'model.factory = "{plan.model.factory}"')
     segments = build_segments(plan)
     demand_matched(plan, segments)
+    tapped_layers(plan, segments)
     plan = plan.resolved(len(segments))
     schedule = schedule_of(plan, segments)
     told = plan.run.steps is None or plan.model.metrics or plan.counts_epochs  # by the data

@@ -44,3 +44,4 @@ class LineArguments(TypedDict, total=False):
     progress: bool | None
     weights: str | Path | None
     trainable: Sequence[str] | None
+    taps: Sequence[str] | None
