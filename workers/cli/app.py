@@ -28,6 +28,7 @@ COMMANDS = {  # the file in commands/ that each is in
     "run": "run",
     "checkpoint": "checkpoint",
     "schedule": "schedule",
+    "probe": "probe",
     "plan": "plan",
     "doctor": "doctor",
 }
