@@ -275,6 +275,9 @@ def _places_in(folder: Path) -> set[TapPlace]:
     try:
         return {place for place in map(place_of, folder.iterdir()) if place is not None}
     except FileNotFoundError:
-        return set()
+        raise TapsUnusable(
+            f"{folder} is not there: its worker has not begun, or ran on another machine; then copy what is in the "
+            f"folder {FOLDER} of its run into {folder.parent}"
+        ) from None
     except OSError as error:
         raise TapsUnusable(f"{folder} cannot be read: {error.strerror}") from error

@@ -94,6 +94,9 @@ def test_the_folder_of_a_worker_on_another_machine_is_missed(stored: StoredTaps)
     for path in (stored.taps / "stage-2").iterdir():
         path.unlink()
     (stored.taps / "stage-2").rmdir()
+    with pytest.raises(TapsUnusable, match=r"taps/stage-2 is not there: its worker has not begun, or ran on another"):
+        read_taps(stored.run)
+    (stored.taps / "stage-2").mkdir()
     with pytest.raises(TapsUnusable, match=r"files are missing: .*stage-2.* and 1 more\. If workers ran on other mach"):
         read_taps(stored.run)
 
