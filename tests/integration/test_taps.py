@@ -22,6 +22,7 @@ from support.fork_server import ForkServer, Kill
 from support.frozen.data import batches
 from support.frozen.model import build
 from support.planted.model import PLANTED
+from support.whole_run import expected, plan_in
 from support.workspace import Command, Workspace, wait_for
 
 CONFIG = Path(frozen.__path__[0]) / "stageline.toml"
@@ -258,3 +259,30 @@ def test_a_run_is_resumed_with_other_taps_as_a_run_of_its_own(workspace: Workspa
     assert steps == [*range(steps[0], 400)]
     assert steps[0] > 0
     assert not (first / "taps").exists()
+
+
+SLOW_DISK = """
+from stageline.workers.taps import tap_writer
+
+def _slowly(path, tensors, plain=tap_writer.write_tensors):
+    sleep(0.05)
+    plain(path, tensors)
+
+tap_writer.write_tensors = _slowly
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_not_complete_before_what_was_tapped_before_it_is_on_the_disk(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """A worker is killed while much waits to be written: its replacement begins where nothing of that is lost."""
+    plan = plan_in(tmp_path)
+    model = plan.parent / "model.py"
+    model.write_text(model.read_text() + SLOW_DISK)
+    sets = ('taps.layers=["1"]', "taps.every=1", "recovery.snapshot_every=1", f"run.dir={tmp_path}")
+    outcome = fork_server.train(plan, *sets, folder=tmp_path / "run", kills=[("worker-0", 22)])
+    assert (outcome["code"], outcome["not killed"]) == (0, []), outcome["reason"]
+    assert outcome["facts"]["weights_sha256"] == expected(6)
+    names = {path.name for path in (tmp_path / "run" / "taps" / "stage-0").iterdir()}
+    assert names == {f"step-{step}-{microbatch}.safetensors" for step in range(6) for microbatch in range(2)}
