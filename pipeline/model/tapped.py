@@ -5,9 +5,9 @@ layers = ["encoder.layer.4?"]      encoder.layer.40 to encoder.layer.49, on whic
 
 from collections.abc import Sequence
 
+from stageline.pipeline.model_names import matches, near, unmatched
 from stageline.pipeline.plan import Plan
 
-from .patterns import matches, near_names, unmatched
 from .segment import Segment
 
 
@@ -30,4 +30,4 @@ def _hint(pattern: str, names: Sequence[str]) -> str:
     holder = next((name for name in names if pattern.startswith(f"{name}.")), None)
     if holder is not None:
         return f"it names a part of layer {holder}, and only what whole layers return is stored"
-    return f"layers have names such as {near_names(pattern, names)}"
+    return f"layers have names such as {near(pattern, names)}"

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model_names import hint, matches, unmatched
 from stageline.pipeline.stage.layer import joined
 from stageline.pipeline.tree import describe
 
-from .patterns import matches, near_names, unmatched
 from .segment import Segment
 
 
@@ -39,15 +39,7 @@ def _named_parameters(part: Segment) -> Iterable[tuple[str, torch.nn.Parameter]]
 
 def _unmatched(patterns: Sequence[str], names: Sequence[str]) -> Iterable[str]:
     for pattern in unmatched(patterns, names):
-        yield f'model.trainable: no parameter of the model matches "{pattern}". {_hint(pattern, names)}'
-
-
-def _hint(pattern: str, names: Sequence[str]) -> str:
-    if any(name.startswith(f"{pattern}.") for name in names):
-        return f'It names a module: write "{pattern}.*" for its parameters'
-    if not names:
-        return "The model has no parameters"
-    return f"Parameters have names such as {near_names(pattern, names)}"
+        yield f'model.trainable: no parameter of the model matches "{pattern}". {hint(pattern, names)}'
 
 
 def _untrainable(matching: Iterable[tuple[str, torch.nn.Parameter]]) -> Iterable[str]:

@@ -64,6 +64,11 @@ class PlanTables(Section):
         return self.optimizer.clip_norm is not None
 
     @property
+    def averages(self) -> bool:
+        """Whether stages keep averages of their weights."""
+        return self.optimizer.ema_decay is not None
+
+    @property
     def counts_epochs(self) -> bool:
         """Whether workers need to know how many steps an epoch has."""
         return self.lr_scheduler is not None and self.lr_scheduler.every == "epoch"

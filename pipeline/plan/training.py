@@ -11,6 +11,7 @@ from .key_types import (
     Accepts,
     Autocast,
     Cut,
+    Decay,
     Every,
     Folder,
     Groups,
@@ -246,6 +247,12 @@ class OptimizerPlan(FactorySection):
         description="What the norm of all stages' gradients may be at most; before each update they are scaled down to "
         "it, as torch.nn.utils.clip_grad_norm_ does.",
         examples=[1.0],
+    )
+    ema_decay: Unset[Decay] = Field(
+        default=None,
+        description="After each update, an exponential moving average of the weights goes on: so much of it stays. "
+        "Metrics measure these averages. Default: no averages.",
+        examples=[0.999],
     )
     groups: Unset[Groups] = Field(
         default=None,

@@ -112,7 +112,8 @@ class SnapshotHooks(CheckpointHooks):
     A snapshot is written every `every` steps and after the last of `steps`; on stage `last` it holds the losses of
     every `log_every`-th step. `writer`, whose limit is 1, runs what writes to `snapshots`; nothing else may write those
     of `stages`. What else the writer was given before a snapshot is on the disk when that is. `forgotten(step)` is
-    called when snapshots of steps before `step` need not be kept.
+    called when snapshots of steps before `step` need not be kept; `measured()` before a snapshot of stage `last` is
+    written: it raises `OSError` while what was measured until then is not on the disk.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class SnapshotHooks(CheckpointHooks):
         every: int,
         log_every: int,
         forgotten: Callable[[int], None] = lambda step: None,
+        measured: Callable[[], object] = lambda: None,
     ) -> None:
         self._stages = stages
         self._progress = progress
@@ -145,6 +147,7 @@ class SnapshotHooks(CheckpointHooks):
         self._every = every
         self._log_every = log_every
         self._forgotten = forgotten
+        self._measured = measured
         for stage in stages:
             writer.submit(partial(snapshots.delete_drafts, stage), what=f"look into {snapshots.folder}")
 
@@ -210,6 +213,8 @@ class SnapshotHooks(CheckpointHooks):
         self._writer.demand(done, LONGEST_WRITE, SnapshotFailed)
 
     def _write(self, snapshot: Snapshot) -> None:
+        if snapshot.stage == self._last:
+            self._measured()
         self._snapshots.write(snapshot)
         self._progress.durable(snapshot.stage, snapshot.step)
 
@@ -220,10 +225,11 @@ def open_snapshots(
     executor: Executor,
     progress: Progress,
     forgotten: Callable[[int], None] = lambda step: None,
+    measured: Callable[[], object] = lambda: None,
     writer: BackgroundWriter | None = None,
 ) -> SnapshotHooks:
-    """Restores the checkpoint that the worker begins at, and makes its hooks; `forgotten` and `writer` as they take
-    them. Without one they have a writer of their own.
+    """Restores the checkpoint that the worker begins at, and makes its hooks; `forgotten`, `measured` and `writer` as
+    they take them. Without a writer they have one of their own.
 
     Raises `SnapshotDamaged` and `ForeignState`.
     """
@@ -255,6 +261,7 @@ def open_snapshots(
         every=job.plan.recovery.snapshot_every,
         log_every=job.plan.run.log_every,
         forgotten=forgotten,
+        measured=measured,
     )
 
 

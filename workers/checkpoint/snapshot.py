@@ -1,6 +1,7 @@
-"""One snapshot on disk: a folder of three files.
+"""One snapshot on disk: a folder of three files, or four.
 
 weights.safetensors    the stage's part of the model's state_dict, under the unsplit model's names
+averages.safetensors   where weights are averaged, after the first update: the averages of the trained parameters
 training.safetensors   the other tensors: optimizer state, and what the forwards of microbatches in flight have read
 manifest.json          everything that is not a tensor, and the size and SHA-256 of the other files. It carries a
                        checksum of its own, so that a flipped digit in a learning rate is found.
@@ -25,12 +26,13 @@ from stageline.workers.runtime.calls import Position
 
 from .state_tree import BadStateTree, Json, decode_state, encode_state
 
-FORMAT = "snapshot/4"
-READABLE = ("snapshot/3", FORMAT)  # the older lacks the names of the optimizer's parameters
+FORMAT = "snapshot/5"
+READABLE = ("snapshot/3", "snapshot/4", FORMAT)  # 3 lacks the names of the optimizer's parameters; 4 has no averages
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
+AVERAGES = "averages.safetensors"
 TRAINING = "training.safetensors"
-FILES = (WEIGHTS, TRAINING)
+FILES = (WEIGHTS, TRAINING)  # of every snapshot
 
 UNSEALED = "0" * 64  # in place of the seal while that is computed
 
@@ -126,6 +128,8 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin, former: Pat
     if former is None or not link_tensors(folder / WEIGHTS, former / WEIGHTS, snapshot.state.weights):
         write_tensors(folder / WEIGHTS, snapshot.state.weights)
     write_tensors(folder / TRAINING, tensors)
+    if snapshot.state.averages:
+        write_tensors(folder / AVERAGES, snapshot.state.averages)
     manifest = Manifest(
         run=origin.run,
         plan=origin.plan,
@@ -136,7 +140,7 @@ def write_snapshot(folder: Path, snapshot: Snapshot, origin: Origin, former: Pat
         incarnation=snapshot.incarnation,
         written=time(),
         torch=str(torch.__version__),
-        files={name: file_record(folder / name) for name in FILES},
+        files={name: file_record(folder / name) for name in (*FILES, *([AVERAGES] if snapshot.state.averages else []))},
         losses=dict(snapshot.losses),
         training=training,
     )
@@ -164,7 +168,9 @@ def read_snapshot(folder: Path, stage: int, step: int, origin: Origin) -> Snapsh
     manifest = read_manifest(folder)
     try:
         weights, tensors = read_tensors(folder / WEIGHTS), read_tensors(folder / TRAINING)
-        state = _state(weights, {name: decode_state(each, tensors) for name, each in manifest.training.items()})
+        averages = read_tensors(folder / AVERAGES) if AVERAGES in manifest.files else {}
+        training = {name: decode_state(each, tensors) for name, each in manifest.training.items()}
+        state = _state(weights, averages, training)
     except (OSError, ValueError, TypeError, RecursionError, BadStateTree) as error:
         if isinstance(error, OSError) and passing_fault(error):
             raise
@@ -222,10 +228,12 @@ def _training(state: StageState) -> dict[str, Any]:
     }
 
 
-def _state(weights: Mapping[str, torch.Tensor], training: dict[str, Any]) -> StageState:
+def _state(
+    weights: Mapping[str, torch.Tensor], averages: Mapping[str, torch.Tensor], training: dict[str, Any]
+) -> StageState:
     """Raises `TypeError` if `training` has other fields."""
     in_flight = tuple(InFlight(**each) for each in training.pop("in_flight", ()))
-    return StageState(weights, in_flight=in_flight, **training)
+    return StageState(weights, in_flight=in_flight, averages=averages, **training)
 
 
 def _of_another_place(manifest: Manifest, stage: int, step: int, origin: Origin) -> Iterator[str]:
@@ -238,7 +246,7 @@ def _of_another_place(manifest: Manifest, stage: int, step: int, origin: Origin)
 
 
 def _damages(folder: Path, manifest: Manifest) -> list[str]:
-    if manifest.files.keys() != set(FILES):
+    if not set(FILES) <= manifest.files.keys() <= {*FILES, AVERAGES}:
         return [f"it lists the files {', '.join(manifest.files)}"]
     return list(filter(None, (_damage(folder / name, wanted) for name, wanted in manifest.files.items())))
 

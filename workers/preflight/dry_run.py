@@ -256,6 +256,7 @@ def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEst
         "weights": _total(stage.state_dict().values()),
         "gradients": _total(trainable),
         "optimizer": _total(value for entry in state for value in entry.values() if isinstance(value, torch.Tensor)),
+        "averages": _total({id(each): each for each in stage.averages.values()}.values()),
         "activations": activations * in_flight,
         "stashed_weights": _total(trainable) * versions,  # only what is trained has versions
     }

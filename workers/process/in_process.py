@@ -30,6 +30,7 @@ from stageline.workers.control.session import Stopped
 from stageline.workers.disk.background_writer import BackgroundWriter, WriteFailed
 from stageline.workers.replay.recorder import record_failure
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.metrics_file import MetricsFile
 from stageline.workers.runs.result import Facts, LaunchOutcome
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
@@ -50,7 +51,11 @@ def run_memory(
     """Runs `job` to the end under the run id `run`; saves weights in `folder`. `interrupted` is asked in between."""
     torch.set_num_threads(job.plan.workers[0].threads)
     folder.mkdir(parents=True, exist_ok=True)
-    with closing(SqliteStore(folder / runs.STORE)) as store, _Local(job, run, store) as local:
+    with (
+        closing(SqliteStore(folder / runs.STORE)) as store,
+        MetricsFile(folder, 0) as metrics,
+        _Local(job, run, store, metrics) as local,
+    ):
         outcome = _run(local, folder, on_status, interrupted)
         local.keep(outcome)
     return outcome
@@ -84,8 +89,9 @@ class _Place:
 class _Local(AbstractContextManager["_Local"]):
     """All workers of a job, and the coordinator that they report to."""
 
-    def __init__(self, job: Job, run: str, store: Store) -> None:
+    def __init__(self, job: Job, run: str, store: Store, metrics: MetricsFile) -> None:
         self._job = job
+        self._metrics = metrics
         config = RunConfig.of(job.plan, job.schedule)
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
@@ -124,6 +130,7 @@ class _Local(AbstractContextManager["_Local"]):
         return record_failure(self._job, place.executor, self._queues, error, run, incarnation)
 
     def finish(self, folder: Path) -> LaunchOutcome:
+        self._metrics.finish()
         for place in self._places:
             if place.taps is not None:
                 place.taps.flush()
@@ -161,6 +168,7 @@ class _Local(AbstractContextManager["_Local"]):
         loop = WorkerLoop(
             job.program, index, executor, self._queues, carry_out=carry_out, run=run, incarnation=incarnation
         )
+        loop.measures_with(self._metrics.add)
         if taps is not None:
             taps.progress = loop.progress
         return _Place(sender, executor, loop, Reporter(loop.progress, incarnation, job.training_steps), taps)

@@ -39,6 +39,7 @@ from stageline.workers.disk.background_writer import BackgroundWriter, WriteFail
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.replay.recorder import RecordWriter, record_failure
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.metrics_file import MetricsFile, MetricsNotWritten
 from stageline.workers.runtime.calls import CallRefused, Position
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job, prepare
@@ -60,6 +61,7 @@ EXPECTED = (
     SnapshotDamaged,
     ForeignState,
     CallRefused,
+    MetricsNotWritten,
     runs.FolderUnusable,
 )
 
@@ -197,7 +199,12 @@ def _work(job: Job, assigned: Assigned, control: ControlThread, options: WorkerO
         work.make_loop(queues)
         here = reachable(queues.endpoint, options.broker)
         control.start(assigned, here, work.loop, steps=job.training_steps, ring=queues.ring)
-        with work.recorder or nullcontext(), work.taps or nullcontext(), work.hooks() as hooks:
+        with (
+            work.metrics or nullcontext(),
+            work.recorder or nullcontext(),
+            work.taps or nullcontext(),
+            work.hooks() as hooks,
+        ):
             work.commands = CommandHandler(assigned, control, queues, hooks, work.loop)
             work.commands.run(work.save, workers_timeout=options.workers_timeout, lease=job.plan.recovery.lease)
 
@@ -208,6 +215,7 @@ class _Work:
 
     queues: WorkerQueues
     executor: Executor
+    metrics: MetricsFile | None
     recorder: RecordWriter | None
     taps: TapWriter | None
     writer: BackgroundWriter | None  # of snapshots, and of what is tapped
@@ -225,6 +233,7 @@ class _Work:
         job, assigned = self._job, self._assigned
         stages, decisions = job.schedule.placement[assigned.index], SkipLog(self._folder)
         self.queues = queues
+        self.metrics = MetricsFile(self._folder, assigned.step) if job.program.last in stages else None
         self.executor = executor = job.executor(stages, decisions)
         self.recorder = self._new_recorder(stages)
         self.writer = self._new_writer()
@@ -245,6 +254,9 @@ class _Work:
             self.taps.progress = progress
         if not self._joined:
             self.loop.saves_with(self.save_checkpoint)
+        if self.metrics is not None:
+            self.loop.measures_with(self.metrics.add)
+            self.metrics.note = partial(progress.note_fault, "metrics")
         decisions.note, decisions.wait = partial(progress.note_fault, "skip log"), self.serve
 
     def make_room(self, reason: str) -> None:
@@ -274,14 +286,22 @@ class _Work:
         """Restores the checkpoint that the worker begins at."""
         if not self._job.plan.recovery.on:
             return CheckpointHooks()
-        run = self._job, self._assigned, self.executor, self.loop.progress
-        if self.recorder is None:
-            return open_snapshots(*run, writer=self.writer)
-        return open_snapshots(*run, self.recorder.delete_before, writer=self.writer)
+        recorder, metrics = self.recorder, self.metrics
+        return open_snapshots(
+            self._job,
+            self._assigned,
+            self.executor,
+            self.loop.progress,
+            forgotten=(lambda step: None) if recorder is None else recorder.delete_before,
+            measured=(lambda: None) if metrics is None else metrics.flush,
+            writer=self.writer,
+        )
 
     def save(self) -> dict[str, TensorDigest]:
         if self.taps is not None:
             self.taps.flush()
+        if self.metrics is not None:
+            self.metrics.finish(self.serve)
         note = partial(self.loop.progress.note_fault, "weights")
         return save_weights(self.executor.stages, self._folder, note, self.serve)
 

@@ -74,6 +74,7 @@ class CallSequence:
             self._executor.feed.open(call)
         self._executor.sums = Sums()
         self._executor.gives_up = call.settled
+        self._executor.ema = call.ema
         self.open = call
         return instructions
 
@@ -111,8 +112,8 @@ class CallSequence:
                 return {"rows": sums.rows, "loss": sums.loss, **sums.metrics}
             case Call(CallKind.PREDICT) if last:
                 return tuple(self._outputs)
-            case Call(CallKind.STATE):
-                return {name: copied(tensor.detach()) for name, tensor in self._weights().items()}
+            case Call(CallKind.STATE) as call:
+                return {name: copied(tensor.detach()) for name, tensor in self._weights(ema=call.ema).items()}
             case Call(CallKind.LOAD) as call:
                 self.keep(self.position.step)
                 self._load(call)
@@ -131,8 +132,8 @@ class CallSequence:
             self._executor.feed.close()
         self._outputs.clear()
 
-    def _weights(self) -> dict[str, Tensor]:
-        parts = (stage.state_dict() for stage in self._executor.stages.values())
+    def _weights(self, *, ema: bool = False) -> dict[str, Tensor]:
+        parts = (stage.state_dict(ema=ema) for stage in self._executor.stages.values())
         return {name: tensor for part in parts for name, tensor in part.items()}
 
     def _load(self, call: Call) -> None:

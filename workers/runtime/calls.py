@@ -12,6 +12,7 @@ the owner of stage 0, the targets to the owner of the last stage. A worker cuts 
     EVALUATE   one batch forward, with loss and metrics       {"rows": 7, "loss": 9.1, ...}: sums   (last stage)
     PREDICT    one batch forward                              a tuple: the microbatches' outputs    (last stage)
     STATE      nothing                                        the weights of the worker's stages
+               (with `ema`, these three are of the averages of the weights)
     LOAD       set the weights of their stages                None
     SAVE       write snapshots into the folder `inputs`       None; a stage that could not is lacking there
     STOP       end: save the weights                          None
@@ -69,8 +70,8 @@ class Call:
 
     `inputs` and `targets` are trees of tensors whose dimension 0 counts the rows of the whole batch; None where the
     worker has no use for them; of a SAVE, `inputs` is a folder's path. `state` holds weights, by the unsplit model's
-    names. A call that is `settled` has been carried out by all workers, and the script has their replies: this
-    worker's was `reply`.
+    names. With `ema`, averages stand for weights. A call that is `settled` has been carried out by all workers, and the
+    script has their replies: this worker's was `reply`.
     """
 
     kind: CallKind
@@ -80,6 +81,7 @@ class Call:
     inputs: Tree = None
     targets: Tree = None
     state: Mapping[str, Tensor] | None = None
+    ema: bool = False
     settled: bool = False
     reply: Tree = None
 
@@ -136,7 +138,7 @@ class Position(msgspec.Struct, frozen=True):
 def encode_call(call: Call) -> Tree:
     """What travels on a CALL queue."""
     state: Tree = None if call.state is None else {**call.state}
-    return (call.kind.value, call.number, call.step, call.evaluation, call.inputs, call.targets, state)
+    return (call.kind.value, call.number, call.step, call.evaluation, call.inputs, call.targets, state, call.ema)
 
 
 def settled_call(call: Call, reply: Tree) -> Tree:
@@ -151,13 +153,21 @@ def decode_call(payload: Tree) -> Call:
     match rest_of(payload) if is_emptied(payload) else payload:
         case (str(kind), int(number), int(step), int(evaluation), reply) if kind in _KINDS:
             return Call(CallKind(kind), number, step, evaluation, settled=True, reply=reply)
-        case (str(kind), int(number), int(step), int(evaluation), inputs, targets, dict() | None as state) if (
-            kind in _KINDS and all(isinstance(each, Tensor) for each in (state or {}).values())
-        ):
-            return Call(CallKind(kind), number, step, evaluation, inputs, targets, state)
+        case (
+            str(kind),
+            int(number),
+            int(step),
+            int(evaluation),
+            inputs,
+            targets,
+            dict() | None as state,
+            bool(ema),
+        ) if kind in _KINDS and all(isinstance(each, Tensor) for each in (state or {}).values()):
+            return Call(CallKind(kind), number, step, evaluation, inputs, targets, state, ema)
         case _:
             raise CallRefused(
-                f"a call is (kind, number, step, evaluation, inputs, targets, state); this one is {describe(payload)}"
+                f"a call is (kind, number, step, evaluation, inputs, targets, state, ema); this one is "
+                f"{describe(payload)}"
             )
 
 

@@ -69,7 +69,7 @@ class Executor:
     """The stages of one worker with what they need besides messages.
 
     `last` is the number of the model's last stage, the one with the loss. `metrics` are means over rows, by name.
-    `evaluates_loss`: evaluation computes the loss too.
+    `evaluates_loss`: evaluation computes the loss too. `ema`: it measures the averages of the weights.
     """
 
     stages: Mapping[int, Stage]
@@ -77,11 +77,15 @@ class Executor:
     last: int
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     evaluates_loss: bool = False
+    ema: bool = False
     loss: float | None = None  # of the last step, on the worker that has the last stage
     gradient_norm: float | None = None  # likewise, if gradients are clipped
+    rows: int = 0  # likewise
+    learning_rates: tuple[float, ...] = ()  # likewise, of the last stage's groups
     sums: Sums = field(default_factory=Sums)  # of what was evaluated so far
     gives_up: bool = False  # the batch that is evaluated: its script has the result already
     _losses: list[Tensor | None] = field(default_factory=list)  # of the open step; None for one that does not count
+    _rows: list[int] = field(default_factory=list)  # likewise; 0 for one that does not count
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         """What `instruction` gives, computed from what it `received` from its queues.
@@ -107,8 +111,7 @@ class Executor:
                     return stage.clip(*received)
                 case _:
                     if stage.index == self.last:
-                        self.loss, self.gradient_norm = self._summed_loss(instruction.step), stage.gradient_norm
-                        self._losses.clear()
+                        self._end_step(stage, instruction.step)
                     if isinstance(stage, TiedStage):
                         return stage.exchange(*received, step=instruction.step)
                     stage.update(instruction.step)
@@ -123,6 +126,13 @@ class Executor:
                 f"stage {stage.index} failed in {instruction}, {stage.where}: {describe_error(error)}",
                 Culprit(instruction.step, instruction.action) if alone else None,
             ) from error
+
+    def _end_step(self, last: Stage, step: int) -> None:
+        """What the step came to, before the update of the last stage."""
+        self.loss, self.gradient_norm = self._summed_loss(step), last.gradient_norm
+        self.rows, self.learning_rates = sum(self._rows), last.learning_rates
+        self._losses.clear()
+        self._rows.clear()
 
     def _summed_loss(self, step: int) -> float | None:
         """The loss of the step that ends now, None if it had no rows. Raises `BadMicrobatch`."""
@@ -148,6 +158,7 @@ class Executor:
         )
         if stage.index == self.last:
             self._losses.append(output if given.rows and isinstance(output, Tensor) else None)
+            self._rows.append(given.rows)
         return output
 
     def _given(self, stage: int, instruction: Instruction, received: Sequence[Tree]) -> Microbatch:
@@ -155,7 +166,7 @@ class Executor:
         first, last = stage == 0, stage == self.last
         if self.feed is None or not (first or last):
             return Microbatch(received[0], None, 0, 1.0)
-        self.stages[stage].at_layer = DATA
+        self.stages[stage].now_at(DATA)
         supplied = self.feed.microbatch(instruction.step, instruction.action.microbatch)
         inputs = supplied.inputs if first else received[0]
         return Microbatch(inputs, supplied.targets if last else None, supplied.rows, supplied.share)
@@ -175,7 +186,7 @@ class Executor:
             return emptied()
         given = self._given(stage.index, instruction, received)
         step, number = instruction.step, instruction.action.microbatch
-        output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received))
+        output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received), ema=self.ema)
         if stage.index == self.last and given.rows:
             self._measure(stage, output, given)
         return output
@@ -186,7 +197,7 @@ class Executor:
             sums.loss = (sums.loss or 0.0) + stage.evaluate_loss(output, given.targets) * given.rows
         targets = map_tensors(lambda t: t.to(stage.device), given.targets)
         for name, metric in self.metrics.items():
-            stage.at_layer = f"the metric {name}"
+            stage.now_at(f"the metric {name}")
             sums.metrics[name] += float(metric(output, targets)) * given.rows
         sums.rows += given.rows
 

@@ -9,9 +9,10 @@ from stageline.broker.control.messages import RunLength
 from stageline.broker.queues.base import QueueKey
 from stageline.pipeline.data import Feed
 from stageline.pipeline.errors import DataError, ModelRefused
-from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages, make_stage
+from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
 from stageline.pipeline.model.groups import demand_matched
 from stageline.pipeline.model.load import base_folder, load_function, load_source
+from stageline.pipeline.model.plan_stage import make_stage
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.tapped import tapped_layers
 from stageline.pipeline.model.ties import ties_of
@@ -22,7 +23,7 @@ from stageline.pipeline.stage.stage import Stage
 
 from .calls import CallFeed
 from .executor import Executor, Metric
-from .metric_names import numbered
+from .metric_names import function_of, numbered, told_apart
 from .program import AHEAD, ENDLESS, Program
 from .skipping import SkipLog, SkippingExecutor
 
@@ -88,7 +89,8 @@ class Job:
         made = {stage: self._stage(stage, device[stage]) for stage in stages}
         choice = self.plan.schedule
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
-        parts = made, feed, self.program.last, self.metrics, self.plan.scripted
+        ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
+        parts = made, feed, self.program.last, self.metrics, self.plan.scripted, ema
         if decisions is None or self.plan.recovery.on_bad_microbatch == "halt":
             return Executor(*parts)
         return SkippingExecutor(*parts, decisions=decisions)
@@ -106,8 +108,7 @@ class Job:
     def metrics(self) -> Mapping[str, Metric]:
         """By the functions' names; a script numbers those that share one, wherever its workers are."""
         names = self.plan.model.metrics
-        short = [name.replace(":", ".").rpartition(".")[2] for name in names]
-        titles = numbered(short) if self.plan.scripted else _told_apart(names, short)
+        titles = numbered([function_of(name) for name in names]) if self.plan.scripted else told_apart(names)
         folder = base_folder(self.plan)
         metrics = (load_function(name, folder, "model.metrics") for name in names)
         return dict(zip(titles, metrics, strict=True))
@@ -197,11 +198,6 @@ def _steps_of_epoch(plan: Plan, batches: int) -> int:
             f"{plan.schedule.accumulate}; use a number of steps",
         )
     return batches // plan.schedule.accumulate
-
-
-def _told_apart(names: Sequence[str], short: Sequence[str]) -> list[str]:
-    """By the files that they are in, where functions share a name."""
-    return [name if short.count(title) > 1 else title for name, title in zip(names, short, strict=True)]
 
 
 def _reads_data(job: Job, worker: int | None) -> bool:

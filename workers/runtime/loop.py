@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
 
+from msgspec import UNSET
+
 from stageline.broker.codec.message import Flow, Message
 from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
+from stageline.workers.runs.metrics import MetricsLine, StepMetrics
 
 from .call_sequence import CallSequence, SaveStages
 from .calls import CallKind, Position
@@ -26,6 +29,7 @@ from .progress import Progress
 
 CarryOut = Callable[[Instruction, Sequence[Tree]], Tree]
 OnStep = Callable[[int, int, float | None], None]
+Measured = Callable[[MetricsLine], object]
 
 PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker handles the broker's commands
 
@@ -70,6 +74,7 @@ class WorkerLoop:
         self.program = program
         self.attention = True
         self._on_step: OnStep = lambda stage, step, loss: None
+        self._measured: Measured | None = None
         self._machine = Machine(program.instructions(worker, start))
         self._script = CallSequence(program, worker, executor, Position(start)) if program.scripted else None
         self._executor = executor
@@ -114,6 +119,10 @@ class WorkerLoop:
         """What saves the state after so many steps before a script sets other weights."""
         if self._script is not None:
             self._script.keep = keep
+
+    def measures_with(self, measured: Measured) -> None:
+        """What takes the metrics of each training step, on the worker of the last stage; it takes evaluations too."""
+        self._measured = measured
 
     @property
     def finished(self) -> bool:
@@ -246,8 +255,21 @@ class WorkerLoop:
         last = stage == self.program.last
         loss, norm = (self._executor.loss, self._executor.gradient_norm) if last else (None, None)
         self.progress.closed(stage, step, loss, norm)
+        if last and self._measured is not None:
+            self._measured(self._metrics(step))
         self._on_step(stage, step, loss)
         self._queues.pump(0)
+
+    def _metrics(self, step: int) -> StepMetrics:
+        found = self._executor
+        return StepMetrics(
+            step=step,
+            loss=found.loss,
+            gradient_norm=UNSET if found.gradient_norm is None else found.gradient_norm,
+            learning_rates=found.learning_rates,
+            rows=found.rows,
+            time=self._now(),
+        )
 
     def _between_instructions(self, script: CallSequence, timeout: float) -> bool:
         """One turn while nothing is to be computed: the open call is answered, or the next one is taken."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.errors import StagelineError
-from stageline.pipeline.model.patterns import matches, near_names, unmatched
+from stageline.pipeline.model_names import matches, near, unmatched
 
 from .features import Pool, features_of
 from .linear_probe import ProbeRows, ProbeScore, probe_classes, probe_numbers
@@ -120,7 +120,7 @@ class _Task:
 
 def _layers(taps: Taps, patterns: Sequence[str]) -> list[str]:
     if wrong := unmatched(patterns, taps.layers):
-        raise NoTaps(f'no tapped layer matches "{wrong[0]}"; there are {near_names(wrong[0], taps.layers)}')
+        raise NoTaps(f'no tapped layer matches "{wrong[0]}"; there are {near(wrong[0], taps.layers)}')
     return [layer for layer in taps.layers if not patterns or matches(layer, patterns)]
 
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stageline.pipeline.errors import LossNotScalar
-from stageline.pipeline.stage.stage import Stage, layer_seed
+from stageline.pipeline.stage.seeded_layers import layer_seed
+from stageline.pipeline.stage.stage import Stage
 from support.towers import TwoTowers
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -29,6 +29,7 @@ _ARGUMENTS = {
     "run.seed": "seed",
     "lr_scheduler.every": "lr_every",
     "optimizer.clip_norm": "clip_norm",
+    "optimizer.ema_decay": "ema_decay",
     "optimizer.groups": "groups",
     _MICROBATCHES: "microbatches",
     "schedule.accumulate": "accumulate",

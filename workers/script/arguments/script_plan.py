@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,11 +24,13 @@ from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.stage.generators import generators_kept
 from stageline.pipeline.stage.optimizer import OptimizerFactory
 from stageline.pipeline.stage.precision import Autocast
-from stageline.pipeline.stage.stage import Loss, LrSchedulerFactory
+from stageline.pipeline.stage.scalar_loss import Loss
+from stageline.pipeline.stage.update import LrSchedulerFactory
 from stageline.workers.runtime.metric_names import numbered
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
 Metric = Callable[[Any, Any], Any]
+Workers = Literal["processes", "inline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class LineOptions:
     lr_scheduler: LrSchedulerFactory | None = None
     lr_every: int = 1
     clip_norm: float | None = None
+    ema_decay: float | None = None
     groups: Sequence[Mapping[str, object]] | None = None
     cut: Sequence[int | str] | None = None
     stages: int | None = None
@@ -53,6 +56,7 @@ class LineOptions:
     autocast: Autocast | None = None
     threads: int = 1
     metrics: Sequence[Metric] = ()
+    workers: Workers = "processes"
     name: str = "line"
     folder: str | Path = "runs"
     settings: Mapping[str, object] = field(default_factory=dict)  # other keys of the plan: "recovery.lease"
@@ -60,6 +64,7 @@ class LineOptions:
     trainable: Sequence[str] | None = None  # patterns of names; None: what requires a gradient
     taps: Sequence[str] | None = None  # patterns of names of layers; None: nothing is stored
     weights: str | Path | None = None  # where workers read their weights from; None: the model has them
+    progress: bool | None = None  # whether it is drawn; None: if stderr is a terminal
 
     @property
     def loads_weights(self) -> bool:
@@ -151,6 +156,8 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
         tables["model"]["autocast"] = options.autocast
     if options.clip_norm is not None:
         tables["optimizer"]["clip_norm"] = options.clip_norm
+    if options.ema_decay is not None:
+        tables["optimizer"]["ema_decay"] = options.ema_decay
     if options.groups is not None:
         tables["optimizer"]["groups"] = options.groups
     if options.lr_scheduler is not None:

@@ -104,13 +104,15 @@ class Driver:
         inputs: Tree = None,
         targets: Tree = None,
         state: Mapping[str, Tensor] | None = None,
+        *,
+        ema: bool = False,
     ) -> "Future[Replies]":
         """Puts the next call; the workers' replies to it. For the script's thread alone.
 
         Raises `RunFailed` if the run is over.
         """
         self.raise_failure()
-        opened = OpenCall(Call(kind, *_UNNUMBERED, inputs, targets, state), deque(self._program.answers(kind)))
+        opened = OpenCall(Call(kind, *_UNNUMBERED, inputs, targets, state, ema), deque(self._program.answers(kind)))
         self._submitted.append(opened)  # all at once, where Ctrl-C comes before or after: a number alone would be lost
         if len(self._open) < AHEAD:  # else the thread looks for another once it has the replies to the oldest
             self._queues.ring()
@@ -225,7 +227,7 @@ class Driver:
                 return None
             opened = self._submitted.popleft()
             call = opened.call
-            opened.call = self.calls.call(call.kind, call.inputs, call.targets, call.state)
+            opened.call = self.calls.call(call.kind, call.inputs, call.targets, call.state, ema=call.ema)
         return opened
 
     def _take_replies(self) -> None:
