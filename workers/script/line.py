@@ -153,8 +153,8 @@ class Line(AbstractContextManager["Line"]):
         neither, it is one pass. After every `evaluate_every` steps it evaluates the batches of `held_out`, by default
         those that a `Loader` holds out. They are compared by `metric`: by the loss, of which the lower is `better`, or
         another, of which you say "lower" or "higher". After `patience` of them in a row that were not better, the fit
-        ends. Of a line with `ema_decay`, the averages are evaluated. `best`: the path at which it keeps a checkpoint of the best one, which `Line.resume` goes on from.
-        `callbacks`: see `Callback`.
+        ends. Of a line with `ema_decay`, the averages are evaluated. `best`: the path at which it keeps a checkpoint of
+        the best one, which `Line.resume` goes on from. `callbacks`: see `Callback`.
 
         Raises `ValueError` for options that cannot be, `DataError` for batches, `NotSaved`, and what `step` and the
         callbacks raise.
