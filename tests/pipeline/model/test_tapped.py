@@ -23,6 +23,6 @@ def test_each_pattern_that_matches_nothing_is_named_with_names_that_are_near() -
     [error] = refused.value.errors
     assert (error.key, error.value) == ("taps.layers", '["3", "12", "4.weight"]')
     assert error.reason == (
-        'no layer of the model matches "12"; layers have names such as 2, 1, 11; no layer of the model matches '
+        'no layer of the model matches "12"; layers have names such as 2, 1, 11, 10; no layer of the model matches '
         '"4.weight"; it names a part of layer 4, and only what whole layers return is stored'
     )

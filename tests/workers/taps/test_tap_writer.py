@@ -88,7 +88,7 @@ def test_a_forward_that_raises_leaves_no_file_and_no_tap(workspace: Workspace) -
     def fail(layer: object, inputs: object, output: object) -> None:
         raise ValueError("bad")
 
-    worker.executor.stages[0]._layers[1].register_forward_hook(fail)
+    worker.executor.stages[0]._body[1].register_forward_hook(fail)
     with worker.taps as taps:
         with pytest.raises(Exception, match="ValueError: bad"):
             worker.forward()
