@@ -52,6 +52,7 @@ LADDER = {
     "workers/checkpoint": DOING,
     "workers/exchange": DOING,
     "workers/replay": DOING,
+    "workers/taps": DOING,
     "workers/control": DOING,
     "workers/process": DOING,
     "workers/preflight": DOING,

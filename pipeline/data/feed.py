@@ -9,10 +9,12 @@ has the same batches, of the rows held out.
 
 from functools import cached_property, lru_cache
 
+import torch
+
 from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
 
 from .batch import Batch, Microbatch, cut, cut_step, rows, slice_rows
-from .source import Source
+from .source import Source, samples_of
 
 
 class Feed:
@@ -58,9 +60,22 @@ class Feed:
 
     def held_out_microbatch(self, batch: int, microbatch: int) -> Microbatch:
         """The same of an evaluated batch; each round of evaluation has the same ones, from the first on."""
-        if not self.batches_held_out:
-            raise DataError(f"batch {batch} cannot be evaluated: no rows are held out")
-        return self._of_held_out(batch % self.batches_held_out)[microbatch]
+        return self._of_held_out(self._held_out_number(batch))[microbatch]
+
+    def samples(self, step: int, microbatch: int) -> torch.Tensor | None:
+        """The numbers, in the data set, of the microbatch's rows: int64 [rows]; None if the source does not tell them.
+        Raises `DataError`."""
+        batch, place = divmod(microbatch, self._microbatches)
+        found = samples_of(self._source, step * self._accumulate + batch)
+        count = self.microbatch(step, microbatch).rows
+        return _own(found, self._microbatches, place, count, f"microbatch {microbatch} of step {step}")
+
+    def held_out_samples(self, batch: int, microbatch: int) -> torch.Tensor | None:
+        """The same of an evaluated batch: rows held out have numbers of their own."""
+        number, parts = self._held_out_number(batch), self._microbatches * self._accumulate
+        count = self.held_out_microbatch(batch, microbatch).rows
+        what = f"microbatch {microbatch} of evaluated batch {batch}"
+        return _own(self._numbers_held_out(number), parts, microbatch, count, what)
 
     @property
     def last_of_epoch(self) -> int:
@@ -81,6 +96,20 @@ class Feed:
                 return slice_rows(inputs, here), slice_rows(targets, here)
             case source:
                 return _asked(source, number, "the held-out source")
+
+    def _held_out_number(self, batch: int) -> int:
+        if not self.batches_held_out:
+            raise DataError(f"batch {batch} cannot be evaluated: no rows are held out")
+        return batch % self.batches_held_out
+
+    def _numbers_held_out(self, number: int) -> torch.Tensor | None:
+        match self.held_out:
+            case None:
+                return None
+            case tuple() | list():
+                return torch.arange(rows(self.held_out))[number * self._batch_size :][: self._batch_size]
+            case source:
+                return samples_of(source, number)
 
     def _cut(self, step: int) -> list[Microbatch]:
         return self._cut_batches(range(step * self._accumulate, (step + 1) * self._accumulate))
@@ -113,3 +142,11 @@ def _asked(source: Source, step: int, name: str) -> Batch:
         raise DataError(f"{called} returned a {type(batch).__name__}; wanted are two: (inputs, targets)")
     inputs, targets = batch
     return inputs, targets
+
+
+def _own(samples: torch.Tensor | None, parts: int, place: int, count: int, what: str) -> torch.Tensor | None:
+    """Those of a microbatch, of the samples of its batch. Raises `DataError` if there are not as many as rows."""
+    own = None if samples is None else samples.tensor_split(parts)[place]
+    if own is not None and len(own) != count:
+        raise DataError(f"samples gave {len(own)} numbers for the {count} rows of {what}")
+    return own

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from itertools import count, repeat
 from typing import Any, Protocol
 
+import torch
 from torch.utils.data import Dataset, default_collate
 
 from stageline.pipeline.errors import DataError
@@ -85,6 +86,10 @@ class Loader(AbstractContextManager["Loader"]):
         Readers go on with the steps after it. Raises `DataError` with the sample's index and the user's line.
         """
         return self._draw(step)
+
+    def samples(self, step: int) -> torch.Tensor:
+        """The indices in the dataset of the samples of `step`: int64 [rows]."""
+        return self._order.rows(step)
 
     def held_out(self) -> "Loader | None":
         """The rows held out, as a loader of which every loop walks epoch 0; None if there are none."""

@@ -44,6 +44,10 @@ class Rows:
         picked = self._order.rows(step)
         return _pick(self._inputs, picked), _pick(self._targets, picked)
 
+    def samples(self, step: int) -> torch.Tensor:
+        """The numbers of the rows of `step`: int64 [rows]."""
+        return self._order.rows(step)
+
     def held_out(self) -> Batch | None:
         return self._held_out
 

@@ -1,4 +1,5 @@
-"""A whole plan: its tables, each with its keys (`training.py`, `deployment.py`), and what follows from them together.
+"""A whole plan: its tables, each with its keys (`training.py`, `deployment.py`, `taps.py`), and what follows from them
+together.
 
 Validation and the JSON schema follow from here.
 """
@@ -17,6 +18,7 @@ from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
 from .key_types import Unset
 from .metric_names import told_apart
 from .section import Section
+from .taps import TapsPlan
 from .training import DataPlan, EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan, SchedulePlan
 
 SCRIPT_BATCHES = "script:batches"  # the data source of a run whose batches a script hands over
@@ -46,6 +48,7 @@ class PlanTables(Section):
     optimizer: OptimizerPlan
     lr_scheduler: Unset[LrSchedulerPlan] = None
     evaluation: Unset[EvaluationPlan] = None
+    taps: Unset[TapsPlan] = None
     queues: QueuesPlan = Field(default_factory=QueuesPlan)
     recovery: RecoveryPlan = Field(default_factory=RecoveryPlan)
     broker: BrokerPlan = Field(default_factory=BrokerPlan)

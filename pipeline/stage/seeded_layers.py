@@ -1,6 +1,6 @@
 """Runs the layers of a stage, with the random generators seeded before each: its numbers depend on nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 import torch
@@ -10,6 +10,8 @@ from stageline.pipeline.tree import Tree
 from .activity import Activity
 from .generators import default_generators
 from .versions import Key
+
+Tap = Callable[[str, Tree], object]  # of a layer's name and what it returned, neither of which it may change
 
 
 class SeededLayers:
@@ -30,6 +32,7 @@ class SeededLayers:
         self._seed = seed
         self._generators = default_generators(device)
         self._activity = activity
+        self.tap: Tap | None = None  # is given what each layer returns, before the next layer may write to it
 
     def run(self, x: Tree, key: Key) -> Tree:
         """What the last layer returns for microbatch `key`, of which the first gets `x`. Raises what a layer raises."""
@@ -39,6 +42,8 @@ class SeededLayers:
             for generator in self._generators:
                 generator.manual_seed(seed)
             x = layer(x)
+            if self.tap is not None:
+                self.tap(name, x)
         return x
 
 

@@ -31,7 +31,7 @@ from .memory import OutputGuard, copied
 from .optimizer import OptimizerFactory, ParameterGroup
 from .precision import Autocast, precision_of
 from .scalar_loss import Loss, scalar_loss
-from .seeded_layers import SeededLayers
+from .seeded_layers import SeededLayers, Tap
 from .stash import InputNodes, Stash, matched
 from .state import StageState, capture_state, restore_state
 from .update import LrSchedulerFactory, StageUpdate
@@ -107,6 +107,15 @@ class Stage:
         self._versions = Versions(self._body) if stash_weights else None
         self._roots: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights with gradients that the next backward adds
         self._forwarded = 0
+
+    @property
+    def tap(self) -> Tap | None:
+        """What is given the name of each layer and what it returns, before the next layer may write to that."""
+        return self._layers.tap
+
+    @tap.setter
+    def tap(self, tap: Tap | None) -> None:
+        self._layers.tap = tap
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:

@@ -12,6 +12,7 @@ from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.schedule import Placement
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.snapshot import Snapshot
+from stageline.workers.disk.background_writer import WriteFailed
 
 
 class Torn(SnapshotFailed):
@@ -104,9 +105,8 @@ class SnapshotView:
 
 
 class SimulatedWriter:
-    """The `BackgroundWriter` of `process`. Writing takes `slowness` seconds on the average, deleting no time."""
-
-    failure, doing = None, "write"
+    """The `BackgroundWriter` of `process`. Writing takes `slowness` seconds on the average, deleting no time; it never
+    fails."""
 
     def __init__(self, process: SimulatedProcess, rng: random.Random, slowness: float) -> None:
         self._process = process
@@ -131,6 +131,10 @@ class SimulatedWriter:
 
     def flush(self, timeout: float) -> bool:
         return self._wait_for(lambda: not self._waiting and self._writing is None, timeout)
+
+    def demand(self, done: bool, waited: float, failed: type[WriteFailed]) -> None:
+        if not done:
+            raise failed(f"the disk is still busy after {waited:g} s")
 
     def close(self, timeout: float) -> None:
         self.flush(timeout)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from stageline.workers.script.line import Line
     from stageline.workers.script.processes.forkable import CannotFork
     from stageline.workers.script.train import Trained, train
+    from stageline.workers.taps.reading import NoTaps, TappedLayer, TappedMicrobatch, Taps, TapsUnusable, read_taps
 
 __all__ = [
     "Batch",
@@ -57,6 +58,7 @@ __all__ = [
     "LossNotScalar",
     "ModelRefused",
     "NoSuchRun",
+    "NoTaps",
     "NotSaved",
     "Plan",
     "PlanRefused",
@@ -70,6 +72,10 @@ __all__ = [
     "StageError",
     "StagelineError",
     "StreamLoader",
+    "TappedLayer",
+    "TappedMicrobatch",
+    "Taps",
+    "TapsUnusable",
     "TensorBoard",
     "Timetable",
     "Trained",
@@ -83,6 +89,7 @@ __all__ = [
     "load_weights",
     "make_schedule",
     "read_plan",
+    "read_taps",
     "schedule_names",
     "split_batch",
     "traced",
@@ -121,6 +128,7 @@ _MODULES = {  # where each name is defined
     "workers.errors": ("LineClosed", "RunFailed"),
     "workers.script.display.timetable": ("Timetable",),
     "workers.script.train": ("Trained", "train"),
+    "workers.taps.reading": ("NoTaps", "TappedLayer", "TappedMicrobatch", "Taps", "TapsUnusable", "read_taps"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

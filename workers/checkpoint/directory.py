@@ -11,8 +11,8 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stageline.pipeline.errors import StagelineError
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, remove_folder, sync
+from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.disk.tensor_file import Unsaveable
 
 from .snapshot import (
@@ -33,7 +33,7 @@ _STEP = re.compile(r"step-(\d{10,})")
 _DRAFT = re.compile(rf"\.{_STEP.pattern}-[0-9a-f]+")
 
 
-class SnapshotFailed(StagelineError):
+class SnapshotFailed(WriteFailed):
     """A snapshot could not be written; the text names stage, step, folder and reason."""
 
 

@@ -19,11 +19,12 @@ from stageline.broker.control.messages import Assigned, Inspection
 from stageline.broker.recovery.checkpoint_tracker import is_gone
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.retry import lacks_memory, persist, reason_of
+from stageline.pipeline.retry import persist, reason_of
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import Position
+from stageline.workers.runtime.disk_wait import has_room
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
@@ -111,9 +112,10 @@ class SnapshotHooks(CheckpointHooks):
 
     A snapshot is written every `every` steps, after the last of `steps`, and where it is `due` besides; on stage
     `last` it holds the losses of every `log_every`-th step. `writer`, whose limit is 1, runs what writes to
-    `snapshots`; nothing else may write those of `stages`. `forgotten(step)` is called when snapshots of steps before
-    `step` need not be kept; `measured()` before a snapshot of stage `last` is written: it raises `OSError` while what
-    was measured until then is not on the disk.
+    `snapshots`; nothing else may write those of `stages`. What else the writer was given before a snapshot is on the
+    disk when that is. `forgotten(step)` is called when snapshots of steps before `step` need not be kept; `measured()`
+    before a snapshot of stage `last` is written: it raises `OSError` while what was measured until then is not on the
+    disk.
     """
 
     def __init__(
@@ -176,11 +178,7 @@ class SnapshotHooks(CheckpointHooks):
 
     def _take(self, stage: int, done: int) -> None:
         """The stage has finished `done` steps: copies its state, which is written in the background."""
-        if not (room := self._writer.has_room(stage, PATIENCE)):
-            self._progress.waits = self._progress.writes = True
-            room = self._writer.has_room(stage, LONGEST_WRITE)
-            self._progress.writes = False
-        self._require(room)
+        self._require(has_room(self._writer, stage, self._progress, "a snapshot is", LONGEST_WRITE))
         self._taken[stage] = done
         # The loss of the last step, which may be the run's last, is kept too. The same losses in every incarnation.
         losses = self._progress.losses
@@ -216,22 +214,8 @@ class SnapshotHooks(CheckpointHooks):
         self._require(self._writer.flush(LONGEST_WRITE))
 
     def _require(self, done: bool) -> None:
-        """Raises the `SnapshotFailed` that ended the writing, or if what was waited for is not `done`."""
-        match self._writer.failure:
-            case SnapshotFailed() as error if self._writer.tried:
-                raise SnapshotFailed(f"{error}. It was tried for {self._writer.tried:.0f} s") from error
-            case SnapshotFailed() as error:
-                raise error
-            case Exception() as error if lacks_memory(error):
-                raise error
-            case Exception() as bug:
-                raise SnapshotFailed(
-                    f"a bug in stageline while it wrote snapshots: {type(bug).__name__}: {bug}"
-                ) from bug
-        if not done:
-            raise SnapshotFailed(
-                f"the disk is still busy after {LONGEST_WRITE:g} s: the worker could not {self._writer.doing}"
-            )
+        """Raises the error that ended the writing, or `SnapshotFailed` if what was waited for is not `done`."""
+        self._writer.demand(done, LONGEST_WRITE, SnapshotFailed)
 
     def _write(self, snapshot: Snapshot) -> None:
         if snapshot.stage == self._last:
@@ -247,9 +231,10 @@ def open_snapshots(
     progress: Progress,
     forgotten: Callable[[int], None] = lambda step: None,
     measured: Callable[[], object] = lambda: None,
+    writer: BackgroundWriter | None = None,
 ) -> SnapshotHooks:
-    """Restores the checkpoint that the worker begins at, and makes its hooks; `forgotten` and `measured` as they take
-    them.
+    """Restores the checkpoint that the worker begins at, and makes its hooks; `forgotten`, `measured` and `writer` as
+    they take them. Without a writer they have one of their own.
 
     Raises `SnapshotDamaged` and `ForeignState`.
     """
@@ -273,7 +258,7 @@ def open_snapshots(
         executor.stages,
         progress,
         checkpoints,
-        BackgroundWriter("snapshots", limit=1, note=note),
+        writer or BackgroundWriter("snapshots", limit=1, note=note),
         incarnation=assigned.incarnation,
         start=start,
         steps=job.steps,

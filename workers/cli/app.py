@@ -32,6 +32,7 @@ COMMANDS = {  # the file in commands/ that each is in
     "export": "export",
     "checkpoint": "checkpoint",
     "schedule": "schedule",
+    "probe": "probe",
     "plan": "plan",
     "doctor": "doctor",
 }

@@ -108,7 +108,7 @@ class Reporter:
             incarnation=self.incarnation,
             number=number,
             actions=progress.actions,
-            now=self._doing(trouble, blocked=bool(fault and fault.blocks) or progress.writes),
+            now=self._doing(trouble, blocked=bool((fault and fault.blocks) or progress.writes)),
             since=progress.since,
             idle=self._idle(),
             steps=list(self._records) if must_arrive else [],
@@ -152,7 +152,7 @@ class Reporter:
         """What the compute loop does now, in words. `blocked`: it waits for something else than messages."""
         progress, instruction = self._progress, self._progress.instruction
         if blocked:
-            return f"{WAITS} until a snapshot is written" if progress.writes else f"{WAITS} to try again what failed"
+            return f"{WAITS} {f'until {progress.writes} written' if progress.writes else 'to try again what failed'}"
         if progress.over:
             return f"{WAITS} for the others to finish"
         if trouble is not None and (progress.waits or progress.full is not None):

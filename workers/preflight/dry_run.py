@@ -10,6 +10,7 @@ have gone backward.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -87,6 +88,7 @@ class _DryRun:
         self._watch = watch
         self._received: list[list[Tree]] = []  # by stage: what its forward was given
         self._kept: list[int] = []  # by stage: bytes that autograd keeps
+        self._tapped: dict[int, int] = {}  # by stage: bytes that its tapped layers return
         self._backward: set[int] = set()  # stages that have one
         self._trains = False
         self._tied: dict[Flow, Tree] = {}  # what was given last
@@ -142,14 +144,20 @@ class _DryRun:
         self._gave_weights(stage, "as model.factory made it")
         self._trains = self._trains or stage.optimizer is not None
         saved = _Saved(stage)
+        stage.tap = partial(self._note_tapped, index)
         with saved_tensors_hooks(saved.note, lambda tensor: tensor):
             output = self._carry_out(Kind.FORWARD, index, received)
+        stage.tap = None
         for tensor in tensors(output):
             saved.note(tensor)
         self._kept.append(saved.bytes)
         if stage.in_flight:
             self._backward.add(index)
         return output
+
+    def _note_tapped(self, index: int, layer: str, output: Tree) -> None:
+        if layer in self._job.tapped.get(index, ()):
+            self._tapped[index] = self._tapped.get(index, 0) + _total(tensors(output))
 
     def _forward_again(self, index: int) -> None:
         """Of a stage that was not there in between."""
@@ -167,7 +175,7 @@ class _DryRun:
         if given is not None:
             self._tied[Flow.TOTAL] = given
         self._gave_weights(stage, "after the update")
-        self._estimates[index] = _estimate(self._job, stage, self._kept[index])
+        self._estimates[index] = _estimate(self._job, stage, self._kept[index], self._tapped.get(index, 0))
 
     def _clip(self, index: int) -> None:
         """A stage does not stay until those before it have gone backward: all but the first clip by some norm."""
@@ -236,9 +244,9 @@ def _trainable(stage: Stage) -> list[torch.Tensor]:
     return [] if stage.optimizer is None else [p for group in stage.optimizer.param_groups for p in group["params"]]
 
 
-def _estimate(job: Job, stage: Stage, activations: int) -> StageEstimate:
+def _estimate(job: Job, stage: Stage, activations: int, tapped: int) -> StageEstimate:
     """Of a stage after its first update. `activations`: bytes that one microbatch keeps alive between its forward and
-    its backward."""
+    its backward; `tapped`: those of it that are stored."""
     index, trainable = stage.index, _trainable(stage)
     in_flight = job.verdict.stage_peak[index]
     state = [] if stage.optimizer is None else list(stage.optimizer.state.values())
@@ -260,6 +268,7 @@ def _estimate(job: Job, stage: Stage, activations: int) -> StageEstimate:
         in_flight=in_flight,
         bytes=held,
         total=sum(held.values()),
+        tapped=tapped,
     )
 
 

@@ -6,7 +6,7 @@ The same machines, executors, messages and coordinator as in a run of many proce
 import os
 import socket
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
@@ -27,6 +27,7 @@ from stageline.pipeline.stage.tied_stage import copies_in
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.control.session import Stopped
+from stageline.workers.disk.background_writer import BackgroundWriter, WriteFailed
 from stageline.workers.replay.recorder import record_failure
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics_file import MetricsFile
@@ -35,6 +36,7 @@ from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
 from stageline.workers.runtime.skipping import SkipLog
+from stageline.workers.taps.tap_writer import BACKLOG, TapWriter
 
 REPORT_EVERY = 0.1  # seconds between two reports to the coordinator
 
@@ -49,8 +51,11 @@ def run_memory(
     """Runs `job` to the end under the run id `run`; saves weights in `folder`. `interrupted` is asked in between."""
     torch.set_num_threads(job.plan.workers[0].threads)
     folder.mkdir(parents=True, exist_ok=True)
-    with closing(SqliteStore(folder / runs.STORE)) as store, MetricsFile(folder, 0) as metrics:
-        local = _Local(job, run, store, metrics)
+    with (
+        closing(SqliteStore(folder / runs.STORE)) as store,
+        MetricsFile(folder, 0) as metrics,
+        _Local(job, run, store, metrics) as local,
+    ):
         outcome = _run(local, folder, on_status, interrupted)
         local.keep(outcome)
     return outcome
@@ -65,7 +70,7 @@ def _run(
         return LaunchOutcome(stop.code, str(stop), local.status())
     except ComputeFailed as error:
         return LaunchOutcome(ExitCode.FAILED, local.explain(error), local.status())
-    except (BrokerError, Stuck) as error:
+    except (BrokerError, Stuck, WriteFailed) as error:
         return LaunchOutcome(ExitCode.FAILED, str(error), local.status())
     return local.finish(folder)
 
@@ -78,9 +83,10 @@ class _Place:
     executor: Executor
     loop: WorkerLoop
     reporter: Reporter
+    taps: TapWriter | None
 
 
-class _Local:
+class _Local(AbstractContextManager["_Local"]):
     """All workers of a job, and the coordinator that they report to."""
 
     def __init__(self, job: Job, run: str, store: Store, metrics: MetricsFile) -> None:
@@ -91,7 +97,11 @@ class _Local:
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
         self._queues: Queues = MemoryQueues(run, job.schedule.microbatches, windows=job.windows())
         self._decisions = SkipLog(runs.folder(job.plan, run))
+        self._open = ExitStack()
         self._places = [self._place(index) for index in range(len(job.plan.workers))]
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
 
     def run(self, on_status: Callable[[Facts], None], interrupted: Callable[[], bool]) -> None:
         due = observed = 0.0
@@ -122,6 +132,8 @@ class _Local:
     def finish(self, folder: Path) -> LaunchOutcome:
         self._metrics.finish()
         for place in self._places:
+            if place.taps is not None:
+                place.taps.flush()
             stages = place.executor.stages
             digests, copies = save_weights(stages, folder), copies_in(stages.values())
             finished = Finished(place.reporter.incarnation, digests, copies)
@@ -151,9 +163,22 @@ class _Local:
         )
         executor = job.executor(job.schedule.placement[index], self._decisions)
         run = self._coordinator.run.id
-        loop = WorkerLoop(job.program, index, executor, self._queues, run=run, incarnation=incarnation)
+        taps = self._taps(executor, run)
+        carry_out = None if taps is None else taps.tapping(executor.carry_out)
+        loop = WorkerLoop(
+            job.program, index, executor, self._queues, carry_out=carry_out, run=run, incarnation=incarnation
+        )
         loop.measures_with(self._metrics.add)
-        return _Place(sender, executor, loop, Reporter(loop.progress, incarnation, job.training_steps))
+        if taps is not None:
+            taps.progress = loop.progress
+        return _Place(sender, executor, loop, Reporter(loop.progress, incarnation, job.training_steps), taps)
+
+    def _taps(self, executor: Executor, run: str) -> TapWriter | None:
+        """Each worker's has a writer of its own, whose thread ends with this."""
+        if self._job.plan.taps is None:
+            return None
+        writer = BackgroundWriter("taps", limit=BACKLOG)
+        return self._open.enter_context(TapWriter(self._job, executor, runs.folder(self._job.plan, run), writer))
 
     def _report(self) -> None:
         for place in self._places:

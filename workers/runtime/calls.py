@@ -202,6 +202,11 @@ class CallFeed:
 
     held_out_microbatch = microbatch
 
+    def samples(self, step: int, microbatch: int) -> None:
+        """A script's batches come without the numbers of their rows."""
+
+    held_out_samples = samples
+
 
 def cut_call(call: Call, microbatches: int, accumulate: int = 1) -> list[Microbatch]:
     """The microbatches of a call's batch, or of the batches of its step if there are several, as far as this worker has

@@ -34,6 +34,12 @@ class MicrobatchSource(Protocol):
     def held_out_microbatch(self, batch: int, microbatch: int) -> Microbatch:
         """The same of evaluated batch `batch` of the run."""
 
+    def samples(self, step: int, microbatch: int) -> Tensor | None:
+        """The numbers of its rows in the data set, int64 [rows]; None if they are not known. Raises `DataError`."""
+
+    def held_out_samples(self, batch: int, microbatch: int) -> Tensor | None:
+        """The same of an evaluated batch."""
+
 
 @dataclass(slots=True)
 class Sums:

@@ -15,6 +15,7 @@ from stageline.pipeline.model.groups import demand_matched
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.model.plan_stage import make_stage
 from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.tapped import tapped_layers
 from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.metric_names import function_of, numbered
@@ -108,6 +109,11 @@ class Job:
         )
 
     @property
+    def tapped(self) -> dict[int, tuple[str, ...]]:
+        """The names of the layers whose outputs are stored, by stage."""
+        return tapped_layers(self.plan, self.segments)
+
+    @property
     def metrics(self) -> Mapping[str, Metric]:
         """By the functions' names; a script numbers those that share one, wherever its workers are."""
         names = self.plan.model.metrics
@@ -166,6 +172,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     doing(f'model.factory = "{plan.model.factory}"')
     segments = build_segments(plan)
     demand_matched(plan, segments)
+    tapped_layers(plan, segments)
     plan = plan.resolved(len(segments))
     schedule = schedule_of(plan, segments)
     told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data

@@ -16,11 +16,12 @@ from typing import Protocol
 from msgspec import UNSET
 
 from stageline.broker.codec.message import Flow, Message
+from stageline.broker.control.messages import EvaluationRecord
 from stageline.broker.queues.base import Inbound, Outbound, QueueKey, Queues
 from stageline.pipeline.evaluation import Criterion, Standing
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
-from stageline.workers.runs.metrics import MetricsLine, StepMetrics
+from stageline.workers.runs.metrics import MetricsLine, StepMetrics, evaluation_line
 
 from .call_sequence import CallSequence, SaveStages
 from .calls import CallKind, Position
@@ -257,8 +258,13 @@ class WorkerLoop:
             self._script.evaluated(stage, result)
         elif instruction.action.microbatch == program.schedule.microbatches - 1:
             if stage == program.last and program.rounds.ends_round(batch):
-                self.progress.found(self._executor.evaluated(program.rounds.step_of(batch)))
+                self._note_round(self._executor.evaluated(program.rounds.step_of(batch)))
             self._queues.pump(0)
+
+    def _note_round(self, found: EvaluationRecord) -> None:
+        self.progress.found(found)
+        if self._measured is not None:
+            self._measured(evaluation_line(found.step, found.values, self._now(), None))
 
     def _verdict(self) -> bool:
         """Whether the run ends after the newest round of evaluation: as the last stage's worker was told by the figures

@@ -60,7 +60,7 @@ class Progress:
     written: list[tuple[int, int]] = field(default_factory=list)  # (stage, step) of all that this process has on disk
     stages: Mapping[int, Stage] = field(default_factory=dict)  # for the layer that they are in
     queues: WorkerQueues | None = None  # for the trouble that they have
-    writes: bool = False  # the loop waits until a snapshot is written
+    writes: str = ""  # what the loop waits for until it is written, "a snapshot is"; "" if it does not
     faults: dict[str, ResourceFault] = field(default_factory=dict)  # what cannot be done now, by what does it
     call: tuple[QueueKey, int] | None = None  # what the loop waits for the script to put or to take
     answered: dict[Flow, int] = field(default_factory=dict)  # how much has arrived at the script, of what it is sent

@@ -9,6 +9,7 @@ from stageline.pipeline.model.cut import with_stored_weights
 from stageline.pipeline.model.groups import demand_matched, groups_of
 from stageline.pipeline.model.layout import layouts_of
 from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.tapped import tapped_layers
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.addresses import masked
 from stageline.pipeline.schedule import Placement, Schedule
@@ -61,6 +62,7 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
         for part in segments:
             part.check()
     demand_matched(plan, segments)
+    tapped_layers(plan, segments)
     schedule = schedule_of(plan, segments)
     names = _weight_names(segments, schedule.placement)
     if options.workers == "inline":

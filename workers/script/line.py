@@ -64,6 +64,7 @@ class Line(AbstractContextManager["Line"]):
     None if that is a terminal. `weights`: the file or folder that each worker reads those of its stages from; a
     function that makes the model is then called without memory for parameters. `trainable`: patterns of the names of
     parameters that are trained, as `fnmatch` has them; all others get `requires_grad = False`, also in `model` itself.
+    `taps`: patterns of the names of layers whose outputs are written to the run's folder, where `read_taps` reads them.
 
     Equal, bit for bit, to the unsplit model under the same microbatches, loss shares and layer seeding. Raises
     `ModelRefused`, `ScheduleRefused` or `PlanRefused` for what cannot work, `NoSuchRun` for what cannot be resumed,

@@ -23,6 +23,11 @@ class OneRow:
 
     held_out_microbatch = microbatch
 
+    def samples(self, step: int, microbatch: int) -> None:
+        """It does not tell."""
+
+    held_out_samples = samples
+
 
 def executor(loss=nn.functional.mse_loss, **metrics) -> Executor:
     layer = nn.Linear(2, 1, bias=False)

@@ -45,6 +45,7 @@ class LineArguments(TypedDict, total=False):
     progress: bool | None
     weights: str | Path | None
     trainable: Sequence[str] | None
+    taps: Sequence[str] | None
 
 
 def options_of(arguments: LineArguments) -> LineOptions:

@@ -35,12 +35,13 @@ _ARGUMENTS = {
     "schedule.accumulate": "accumulate",
     "schedule.name": "schedule",
     "schedule.window": "window",
+    "taps.layers": "taps",
     "workers": "placement",
 }
 _OF_WORKERS = {"stages": "placement", "device": "device", "threads": "threads"}
 _TYPED, _SETTINGS = "--set", "settings"
 _SAID = {
-    LAYOUT_KEYS: 'cut, stages, placement, schedule, window and settings["recovery.snapshot_every"]',
+    LAYOUT_KEYS: 'cut, stages, placement, schedule, window, settings["recovery.snapshot_every"] and taps',
     "leave out --resume to begin another run": "begin another run with Line(...)",
     "--resume": "Line.resume",
     "another plan": "other arguments",

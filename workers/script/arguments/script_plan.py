@@ -62,6 +62,7 @@ class LineOptions:
     settings: Mapping[str, object] = field(default_factory=dict)  # other keys of the plan: "recovery.lease"
     broker: str | None = None  # where workers on other machines find the broker; None: there are none
     trainable: Sequence[str] | None = None  # patterns of names; None: what requires a gradient
+    taps: Sequence[str] | None = None  # patterns of names of layers; None: nothing is stored
     weights: str | Path | None = None  # where workers read their weights from; None: the model has them
     progress: bool | None = None  # whether it is drawn; None: if stderr is a terminal
 
@@ -147,6 +148,8 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, Mapping[str,
         tables["model"]["weights"] = str(Path(options.weights).absolute())
     if options.trainable is not None:
         tables["model"]["trainable"] = list(options.trainable)
+    if options.taps is not None:
+        tables["taps"] = {"layers": list(options.taps)}
     if options.window is not None:
         tables["schedule"]["window"] = list(options.window)
     if options.autocast is not None:
