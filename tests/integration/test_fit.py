@@ -178,6 +178,17 @@ def test_what_a_callback_raises_ends_the_run_as_it_does_in_a_loop_and_it_goes_on
 
 
 @pytest.mark.slow
+def test_ctrl_c_in_a_fit_loses_no_step(workspace: Workspace) -> None:
+    script = workspace.start("script", str(SCRIPT), "processes", "interrupt", "9")
+    _, errors = script.communicate()
+    assert script.returncode in (-signal.SIGINT, 130, 1)
+    assert "KeyboardInterrupt" in errors
+    found = result(workspace, "processes", "resume")
+    assert found["first"] in (11, 12)
+    demand_plain(found)
+
+
+@pytest.mark.slow
 def test_fit_with_workers_that_join_is_the_plain_loop_and_each_machine_has_its_own_metrics(
     workspace: Workspace, tmp_path: Path, fork_server: ForkServer
 ) -> None:

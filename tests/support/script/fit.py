@@ -5,6 +5,7 @@ fit.py processes kill worker-2 9      that process is killed once the loss of st
                                       Several may be named
 fit.py processes resume               goes on with the newest run in ./runs
 fit.py processes raise 6              a callback raises then
+fit.py processes interrupt 6          Ctrl-C comes then
 fit.py inline
 fit.py tcp://127.0.0.1:7000           with workers that join there
 """
@@ -44,6 +45,8 @@ class Happening(Callback):
                 os.kill(os.getpid() if name == "script" else processes("runs")[name], signal.SIGKILL)
             case ["raise", at] if step == int(at):
                 raise ValueError("a mistake in a callback")
+            case ["interrupt", at] if step == int(at):
+                os.kill(os.getpid(), signal.SIGINT)
 
     def on_evaluation(self, step: int, found: Mapping[str, float | None]) -> None:
         self.told.append(["evaluation", step, max(self.losses, default=None)])
