@@ -265,7 +265,7 @@ def _reference(folder: Path) -> tuple[reference.ReferenceResult, dict[str, Tenso
 
 def _merged(workspace: Workspace, run: Path, *arguments: str) -> dict[str, Tensor]:
     file = workspace.folder / f"{len(list(workspace.folder.iterdir()))}.safetensors"
-    assert workspace.here("checkpoint", "merge", str(run), str(file), *arguments) == 0
+    assert workspace.here("export", str(run), str(file), *arguments) == 0
     return load_file(file)
 
 
@@ -292,7 +292,7 @@ def test_a_plan_without_averages_says_so(workspace: Workspace, capsys: pytest.Ca
     [run] = workspace.runs()
     with pytest.raises(FileNotFoundError, match=r"holds no averages-\*.safetensors: the run averaged no weights"):
         load_weights(run, ema=True)
-    assert workspace.here("checkpoint", "merge", str(run), "out.safetensors", "--ema") == 2
+    assert workspace.here("export", str(run), "out.safetensors", "--ema") == 2
     assert "has no averages of its weights: a plan has them with optimizer.ema_decay" in capsys.readouterr().err
     assert not list(workspace.folder.glob("out*"))
 
@@ -303,7 +303,7 @@ def test_averages_are_exported_in_the_forms_of_weights(form: str, workspace: Wor
     arguments = ("--set", "queues.url=memory://", "--set", f"optimizer.ema_decay={DECAY}")
     assert workspace.here("train", str(TIED), *arguments) == 0
     out = workspace.folder / "out"
-    assert workspace.here("checkpoint", "export", str(workspace.runs()[0]), str(out), "--format", form, "--ema") == 0
+    assert workspace.here("export", str(workspace.runs()[0]), str(out), "--format", form, "--ema") == 0
     files = sorted(out.glob("stage-*.safetensors")) if form == "stages" else [out]
     assert len(files) == (4 if form == "stages" else 1)
     assert not differing({name: each for file in files for name, each in load_file(file).items()}, averages)
