@@ -79,7 +79,7 @@ class TapWriter(AbstractContextManager["TapWriter"]):
                 return carry_out(instruction, received)
             self._put_samples(instruction)
             result = self._put_layers(carry_out, instruction, received)
-            if not instruction.counted:  # no checkpoint brings a worker back to it
+            if instruction.evaluates and self._job.plan.scripted:  # no checkpoint brings a worker back to it
                 self.flush()
             return result
 
