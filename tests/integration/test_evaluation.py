@@ -173,7 +173,7 @@ def best_of(folder: Path) -> list[int]:
 
 def merged(folder: Path, file: Path, *options: str) -> dict[str, torch.Tensor]:
     with redirect_stdout(io.StringIO()):
-        assert run(["checkpoint", "merge", str(folder), str(file), *options]) == 0
+        assert run(["export", str(folder), str(file), *options]) == 0
     return load_file(file)
 
 
@@ -219,9 +219,9 @@ def test_a_run_that_was_stopped_has_its_best_checkpoint_and_goes_on(fork_server:
 def test_the_best_of_a_plan_that_keeps_none_is_refused(workspace: Workspace, capsys: pytest.CaptureFixture[str]):
     assert workspace.here("train", str(PLAN), "--set", "queues.url=memory://") == 0
     folder = str(workspace.runs()[0])
-    assert workspace.here("checkpoint", "merge", folder, "best.safetensors", "--best") == 2
+    assert workspace.here("export", folder, "best.safetensors", "--best") == 2
     assert "keeps no best checkpoint: evaluation.keep_best = true does. Name a step" in capsys.readouterr().err
-    assert workspace.here("checkpoint", "merge", folder, "best.safetensors", "--best", "--step", "3") == 2
+    assert workspace.here("export", folder, "best.safetensors", "--best", "--step", "3") == 2
     assert "--step and --best name two checkpoints" in capsys.readouterr().err
 
 

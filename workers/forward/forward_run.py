@@ -77,7 +77,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
         with ExitStack() as stack:
             folder = stack.enter_context(temporary_run_folder())
             options = _options(model.plan, folder, workers, loss or _no_loss, list((metrics or {}).values()))
-            _, self._check, self._run = _begun(model, options, workers)
+            _, self._check, self._run = _begun(model, options)
             stack.callback(self._run.discard)
             self._names, self._least = list(options.named_metrics), options.microbatches
             self._stack = stack.pop_all()
@@ -157,9 +157,9 @@ def _first(output: Tree, size: int, least: int) -> Tree:
     return map_tensors(lambda tensor: tensor[:size] if tensor.shape[:1] == (least,) else tensor, output)
 
 
-def _begun(model: RunModel, options: LineOptions, workers: Workers) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
+def _begun(model: RunModel, options: LineOptions) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
     try:
-        return begin_run(model.made, options, workers)
+        return begin_run(model.made, options)
     except RunFailed as error:  # its folder is removed
         raise ForwardFailed(error.reason, error.exit_code) from error
 
@@ -180,6 +180,7 @@ def _options(plan: Plan, folder: Path, workers: Workers, loss: Loss, metrics: li
         threads=plan.workers[0].threads,
         autocast=plan.model.autocast,
         metrics=metrics,
+        workers=workers,
         name=plan.run.name,
         folder=folder,
         settings=_unlike(plan, workers),

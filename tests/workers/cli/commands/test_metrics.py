@@ -125,7 +125,9 @@ def test_a_run_is_followed_to_its_end(workspace: Workspace) -> None:
     train.communicate()
     said, errors = followed.communicate()
     assert followed.returncode == 0, errors
-    assert [line.split()[0] for line in said.splitlines()] == [str(step) for step in range(0, 200, 20)]
+    assert [line.split()[0] for line in said.splitlines()] == [
+        str(step) for step in range(0, 201, 20)
+    ]  # the last: rows held out
 
 
 def test_a_run_that_was_killed_is_followed_to_what_there_is(workspace: Workspace, folder: Path) -> None:
