@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-CONTROL_VERSION = 8
+CONTROL_VERSION = 9
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 LONGEST_NAME = 1_000  # characters of a name, an address, or of what a worker does
 LONGEST_TEXT = 100_000  # characters of a reason
@@ -56,13 +56,24 @@ class Inspection(_ControlMessage, frozen=True, tag="inspection"):
     damages: list[str]
 
 
+class SampleOrder(_ControlMessage, frozen=True, tag="order"):
+    """Which samples each batch has: the arguments of `pipeline.data.Order`."""
+
+    count: Count
+    batch_size: Count
+    seed: int
+    shuffle: bool
+
+
 class RunLength(_ControlMessage, frozen=True, tag="length"):
     """How many steps a run trains, and how many steps of evaluation follow: known where the data is. `epoch`: how many
-    steps an epoch has, where workers need to know; else 0."""
+    steps an epoch has, where workers need to know; else 0. `order`: which samples each batch has, where workers without
+    data need to know, and the data source draws them so."""
 
     training: Count
     evaluation: Count
     epoch: Count = 0
+    order: SampleOrder | None = None
 
 
 class Hello(_ControlMessage, frozen=True, tag="hello"):

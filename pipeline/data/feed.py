@@ -8,11 +8,12 @@ batches a run's held-out rows follow, as evaluation steps.
 """
 
 from functools import lru_cache
+from typing import cast
 
 from stageline.pipeline.errors import DataError, describe_error, raised_by_user_code
 
 from .batch import Batch, Microbatch, cut, cut_step, rows, slice_rows
-from .source import Source
+from .source import NumberedSource, Source
 
 
 class Feed:
@@ -45,6 +46,12 @@ class Feed:
             case source:
                 count = source.steps_per_epoch
         return range(self._steps, self._steps + count)
+
+    @property
+    def numbered(self) -> NumberedSource | None:
+        """The source, if it knows which samples each batch has."""
+        source = self._source
+        return cast(NumberedSource, source) if callable(getattr(source, "samples", None)) else None
 
     @property
     def held_out_sample(self) -> Batch | None:

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from itertools import count, repeat
 from typing import Any, Protocol
 
+from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from stageline.pipeline.errors import DataError
@@ -70,6 +71,15 @@ class Loader(AbstractContextManager["Loader"]):
             same = {"collate_fn": collate_fn, "num_workers": num_workers, "target": target}
             self._held_out = Loader(held_out, batch_size, seed, shuffle=False, **same)  # type: ignore[arg-type]
             self._held_out._epochs = repeat(0)
+
+    @property
+    def order(self) -> Order:
+        """Which samples each step has."""
+        return self._order
+
+    def samples(self, step: int) -> Tensor:
+        """The indices of the samples of `batch(step)`, in their order: int64 [rows]."""
+        return self._order.rows(step)
 
     @property
     def steps_per_epoch(self) -> int:

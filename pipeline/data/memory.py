@@ -34,8 +34,16 @@ class Rows:
         self._inputs, self._targets, self._held_out = inputs, targets, held_out
 
     @property
+    def order(self) -> Order:
+        """Which rows each step has."""
+        return self._order
+
+    @property
     def steps_per_epoch(self) -> int:
         return self._order.steps_per_epoch
+
+    def samples(self, step: int) -> torch.Tensor:
+        return self._order.rows(step)
 
     def batch(self, step: int) -> Batch:
         if not self._order.shuffle:

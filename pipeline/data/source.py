@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from torch import Tensor
+
 from .batch import Batch
 
 
@@ -22,3 +24,11 @@ class Source(Protocol):
     def held_out(self) -> "Batch | Source | None":
         """Rows that are in no batch, to evaluate the trained model on; None if there are none. Of a source, the batches
         of one epoch are evaluated, each drawn when its turn comes."""
+
+
+class NumberedSource(Source, Protocol):
+    """A source that knows which samples each batch has, as `model.prefix_cache` needs. `Rows` and `Loader` are such."""
+
+    def samples(self, step: int) -> Tensor:
+        """The numbers of the samples in `batch(step)`, in the order of its rows: int64 [rows], from 0 on. A number
+        stands for the same inputs in all epochs."""
