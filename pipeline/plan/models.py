@@ -61,9 +61,14 @@ class PlanTables(Section):
         return self.optimizer.clip_norm is not None
 
     @property
+    def caches_prefix(self) -> bool:
+        """Whether what leaves the frozen first stages in the first epoch is kept for all later ones."""
+        return bool(self.model.prefix_cache)
+
+    @property
     def counts_epochs(self) -> bool:
         """Whether workers need to know how many steps an epoch has."""
-        return self.lr_scheduler is not None and self.lr_scheduler.every == "epoch"
+        return self.caches_prefix or (self.lr_scheduler is not None and self.lr_scheduler.every == "epoch")
 
     @property
     def measures_cut(self) -> bool:

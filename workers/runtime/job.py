@@ -7,14 +7,15 @@ from math import gcd
 from stageline.broker.codec.message import Flow
 from stageline.broker.control.messages import RunLength
 from stageline.broker.queues.base import QueueKey
-from stageline.pipeline.data import Feed
+from stageline.pipeline.data import Feed, Numbering
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages, make_stage
 from stageline.pipeline.model.groups import demand_matched
 from stageline.pipeline.model.load import base_folder, load_function, load_source
+from stageline.pipeline.model.pure import impure_modules
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.ties import ties_of
-from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.schedule.check import Verdict, check_schedule
 from stageline.pipeline.stage.stage import Stage
@@ -23,7 +24,10 @@ from .calls import CallFeed
 from .executor import Executor, Metric
 from .metric_names import numbered
 from .program import AHEAD, ENDLESS, Program
+from .sample_order import made_order, order_of
 from .skipping import SkipLog, SkippingExecutor
+
+REPLAYED_AHEAD = 16  # messages that are granted to the producer of a queue of steps' ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ class Job:
         choice = plan.schedule
         feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, accumulate=choice.accumulate, keep=keep)
         epoch = _steps_of_epoch(plan, source.steps_per_epoch) if plan.counts_epochs else 0
-        length = RunLength(steps, len(feed.evaluation) if plan.model.metrics else 0, epoch)
+        order = order_of(plan, feed) if plan.caches_prefix else None
+        length = RunLength(steps, len(feed.evaluation) if plan.model.metrics else 0, epoch, order)
         return replace(self, own_feed=feed, length=length)
 
     def executor(self, stages: Iterable[int], decisions: SkipLog | None = None) -> Executor:
@@ -94,7 +99,17 @@ class Job:
 
     @property
     def program(self) -> Program:
-        return Program(self.schedule, self.steps, self.evaluation, scripted=self.plan.scripted)
+        first = self.known_length.epoch if self.plan.caches_prefix else None
+        return Program(self.schedule, self.steps, self.evaluation, scripted=self.plan.scripted, replayed_from=first)
+
+    @property
+    def numbering(self) -> Numbering | None:
+        """Which samples each microbatch has; None if neither the data nor the broker has told it."""
+        order, source = self.known_length.order, None if self.own_feed is None else self.own_feed.numbered
+        choice = self.plan.schedule
+        if order is not None:
+            return Numbering(made_order(order).rows, choice.microbatches, choice.accumulate)
+        return None if source is None else Numbering(source.samples, choice.microbatches, choice.accumulate)
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -125,6 +140,8 @@ class Job:
                 return 3 * AHEAD  # `AHEAD` bounds how many are under way: the rest spares credits
             case Flow.EVALUATION:  # nothing bounds how far a stage is ahead but the calls
                 return 2 * microbatches + 2
+            case Flow.REPLAYED:  # without content; nothing waits until it is sent
+                return REPLAYED_AHEAD
             case _:
                 most = self.verdict.queue_bound[str(key)]
                 return max(2 * most + 2, most + microbatches)
@@ -155,6 +172,8 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     demand_matched(plan, segments)
     plan = plan.resolved(len(segments))
     schedule = schedule_of(plan, segments)
+    if plan.caches_prefix:
+        _demand_prefix(plan, segments, schedule.first_trainable)
     told = plan.run.steps is None or plan.model.metrics or plan.counts_epochs  # by the data
     length = None if told else RunLength(plan.run.steps or 0, 0)
     return Job(plan, segments, schedule, check_schedule(schedule), length)
@@ -166,6 +185,28 @@ def schedule_of(plan: Plan, segments: Sequence[Segment]) -> Schedule:
         first_trainable=first_trainable(segments),
         ties=ties_of(segments, plan.schedule.mode),
         frozen=frozen_stages(segments),
+    )
+
+
+def _demand_prefix(plan: Plan, segments: Sequence[Segment], first_trainable: int) -> None:
+    """Raises `PlanRefused` if no stage is frozen before the first that trains, or if one draws, or counts."""
+    key = "model.prefix_cache"
+    if not first_trainable:
+        raise plan.refused(key, _no_prefix(segments))
+    wrong = [plan.refused(key, reason) for reason in impure_modules(segments[:first_trainable])]
+    if wrong:
+        raise PlanRefused([error for each in wrong for error in each.errors])
+
+
+def _no_prefix(segments: Sequence[Segment]) -> str:
+    """Why nothing can be kept, with where to cut."""
+    first, names = segments[0], segments[0].names
+    at = next(place for place, layer in enumerate(first.layers) if any(p.requires_grad for p in layer.parameters()))
+    if at == 0:
+        return f"the first layer, {names[0]}, is trained, so no stage before it is frozen; leave it out"
+    return (
+        f"stage 0, of layers {names[0]} to {names[-1]}, trains layer {names[at]}; cut there, so that the stages before "
+        f"it are frozen: model.cut = [{at}, ...]"
     )
 
 
@@ -185,9 +226,9 @@ def _steps_of_epoch(plan: Plan, batches: int) -> int:
     """Raises `PlanRefused` if a step has batches of two epochs."""
     if batches % plan.schedule.accumulate:
         raise plan.refused(
-            "lr_scheduler.every",
+            "model.prefix_cache" if plan.caches_prefix else "lr_scheduler.every",
             f"an epoch has {batches} batches, which are no whole steps of schedule.accumulate = "
-            f"{plan.schedule.accumulate}; use a number of steps",
+            f"{plan.schedule.accumulate}; use {'another number' if plan.caches_prefix else 'a number of steps'}",
         )
     return batches // plan.schedule.accumulate
 
