@@ -46,7 +46,8 @@ class Flow(StrEnum):
     TOTAL = "total"  # their sums over a step, from the earlier one to stage k
     NORMS = "norms"  # norms of the gradients of a step, from stage k+1 to stage k
     CLIP = "clip"  # the norm over all stages, by which they are clipped, from stage k-1 to stage k
-    EVALUATION = "evaluation"  # activations of evaluation for a script, from stage k-1 to stage k
+    REPLAYED = "replayed"  # that a step without forwards in stage k is over in stage k+1, from there to stage k
+    EVALUATION = "evaluation"  # activations of evaluation in queues of its own, from stage k-1 to stage k
     CALL = "call"  # what a script wants done, to worker k (in place of a stage)
     LOSS = "loss"  # what came of a call to train, from the last stage's worker k to the script
     REPLY = "reply"  # what came of any other call, from worker k to the script
@@ -54,7 +55,12 @@ class Flow(StrEnum):
     __hash__ = str.__hash__  # an Enum's own is Python code, called for every look-up of a queue
 
 
-_ONE_PER_STEP = frozenset({Flow.SUBTOTAL, Flow.TOTAL, Flow.NORMS, Flow.CLIP, Flow.CALL, Flow.LOSS, Flow.REPLY})
+_ONE_PER_STEP = frozenset(
+    {
+        *(Flow.SUBTOTAL, Flow.TOTAL, Flow.NORMS, Flow.CLIP),
+        *(Flow.REPLAYED, Flow.CALL, Flow.LOSS, Flow.REPLY),
+    }
+)
 
 TO_SCRIPT = frozenset({Flow.LOSS, Flow.REPLY})
 

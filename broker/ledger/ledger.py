@@ -274,15 +274,14 @@ def timed_actions(schedule: Schedule, record: StepRecord) -> list[TimedAction]:
     """Each action of a finished step at a stage, with its times; none if they were not measured.
 
     Their number tells which list the stage ran: its step of the schedule, that of one that shares parameters, a frozen
-    stage's, or evaluation's.
+    stage's, only its end where forwards are replayed, or evaluation's, which with one microbatch is as long as that.
     """
     stage, times = record.stage, struct.unpack(f"<{len(record.times) // 8}d", record.times)
     training = [action for action in schedule.workers[schedule.owner(stage)] if action.stage == stage]
     evaluation = [Action(Kind.FORWARD, stage, microbatch) for microbatch in range(schedule.microbatches)]
     frozen = [*evaluation, Action(Kind.UPDATE, stage)]
-    by_length = {
-        len(actions) * ACTION_BYTES: actions for actions in (*_sharing(stage, training), evaluation, frozen, training)
-    }
+    lists = (frozen[-1:], *_sharing(stage, training), evaluation, frozen, training)
+    by_length = {len(actions) * ACTION_BYTES: actions for actions in lists}
     actions = by_length.get(len(record.times))
     return list(zip(actions, times[0::2], times[1::2], strict=True)) if actions else []
 

@@ -136,15 +136,17 @@ class CommandHandler:
         self._loop.begin_at(start)
         self._trim(start)
         for inbound in self._inbound:
-            inbound.rewind(start.of(inbound.key.flow))
+            inbound.rewind(max(start.of(inbound.key.flow), self._loop.program.first_step(inbound.key)))
 
     def _trim(self, position: Position) -> None:
         """Replies are kept until they have arrived: without snapshots, a step may be over before they have."""
         self._loop.note_answered()
         for outbound in self._outbound:
             flow = outbound.key.flow
-            floor = min(position.of(flow), self._loop.program.steps_of(outbound.key))
-            outbound.trim(min(floor, self._loop.progress.answered.get(flow, floor)))
+            program = self._loop.program
+            floor = min(position.of(flow), program.steps_of(outbound.key))
+            floor = max(min(floor, self._loop.progress.answered.get(flow, floor)), program.first_step(outbound.key))
+            outbound.trim(floor)
 
     def _end(self, stop: Stop) -> None:
         """Ends at once, unless there is a step to finish first, or snapshots to report: those of a worker that has gone

@@ -31,6 +31,19 @@ class MicrobatchSource(Protocol):
         """Raises `DataError` if there is none to be had."""
 
 
+class PrefixRows(Protocol):
+    """What leaves the frozen first stages, kept by sample."""
+
+    def keep(self, step: int, microbatch: int, received: Tree) -> None:
+        """Copies the rows of a microbatch. Raises `ComputeFailed` if they cannot be kept."""
+
+    def rows(self, step: int, microbatch: int) -> Tree:
+        """The rows of a microbatch's samples, in memory of their own. Raises `ComputeFailed` if one is not there."""
+
+    def sync(self) -> None:
+        """When this returns, all that was kept before survives a power failure. For any thread. Raises `OSError`."""
+
+
 @dataclass(slots=True)
 class Sums:
     """What was evaluated, added up over `rows`: the metrics by name, and the loss where that is wanted."""
@@ -77,6 +90,7 @@ class Executor:
     loss: float | None = None  # of the last step, on the worker that has the last stage
     gradient_norm: float | None = None  # likewise, if gradients are clipped
     sums: Sums = field(default_factory=Sums)  # of what was evaluated so far
+    prefix: PrefixRows | None = None  # on the worker that has the first stage that trains, if they are kept
     gives_up: bool = False  # the batch that is evaluated: its script has the result already
     _losses: list[Tensor | None] = field(default_factory=list)  # of the open step; None for one that does not count
 

@@ -4,7 +4,8 @@ schedule of worker 1    1F0 1F1 1B0 1B1 1U
 its program             step 0: 1F0 takes forward-1 and gives forward-2, ..., 1U; step 1: 1F0, ...
 
 In a scripted run there is no program beforehand: each call of the script brings the instructions of one step, or of one
-evaluated batch. Evaluation then has queues of its own (evaluation-1, ...), which number its batches.
+evaluated batch. Evaluation then has queues of its own (evaluation-1, ...), which number its batches. So it has where
+what leaves the frozen first stages is replayed: in their other queues the numbers of those steps would be missing.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,12 +21,14 @@ from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule, f
 from stageline.pipeline.schedule.ties import tied_queues
 
 from .calls import Call, CallKind
+from .replays import CacheUse, Replays
 
 CHUNK = 64  # instructions that are made at once
 ENDLESS = 2**62  # steps: a script says when it is over
 AHEAD = 2  # calls that a script may be ahead of the replies that it has; a worker relies on it
 
 _Touched = tuple[str, tuple[QueueKey, ...], QueueKey | None]  # an action's name, what it takes from, what it gives to
+_Touch = Callable[[Action], _Touched]
 
 
 class Instruction(msgspec.Struct, frozen=True):
@@ -33,7 +36,8 @@ class Instruction(msgspec.Struct, frozen=True):
     `needs_credit`: no gradient comes back for what it gives, so the consumer says when it may be computed.
 
     `name` is the action's, as in "1F0"; its messages have `number` in their queues. `counted`: its step is one of the
-    run's, which the ledger knows; the evaluated batches of a script are not, and `step` then numbers those.
+    run's, which the ledger knows; the evaluated batches of a script are not, and `step` then numbers those. `cache`:
+    what is done with the cache of what leaves the frozen first stages.
     """
 
     step: int
@@ -45,6 +49,14 @@ class Instruction(msgspec.Struct, frozen=True):
     evaluates: bool = False
     counted: bool = True
     needs_credit: bool = False
+    cache: CacheUse | None = None
+
+    @property
+    def inputs(self) -> tuple[QueueKey, ...]:
+        """The queues that bring what it computes from, or once did: what is replayed is what one of them brought."""
+        if self.cache is CacheUse.REPLAYED:
+            return (QueueKey(Flow.FORWARD, self.action.stage),)
+        return self.takes
 
     def __str__(self) -> str:
         return f"{self.name} of {'step' if self.counted else 'evaluated batch'} {self.step}"
@@ -54,13 +66,15 @@ class Instruction(msgspec.Struct, frozen=True):
 class Program:
     """`schedule` over `steps` steps, then forward only over the steps of `evaluation`.
 
-    `scripted` says that the calls of a script bring the batches, for as long as it likes.
+    `scripted` says that the calls of a script bring the batches, for as long as it likes. What leaves the frozen first
+    stages is kept, and from step `replayed_from` on replayed; None: it is computed in every step.
     """
 
     schedule: Schedule
     steps: int
     evaluation: range = range(0)
     scripted: bool = False
+    replayed_from: int | None = None
 
     @property
     def last(self) -> int:
@@ -81,9 +95,9 @@ class Program:
     def queues(self) -> tuple[QueueKey, ...]:
         """Every queue between stages, and between script and workers."""
         between_stages = tuple(map(queue_key, self.schedule.routes))
-        if not self.scripted:
-            return between_stages
         evaluation = [QueueKey(Flow.EVALUATION, stage) for stage in range(1, self.schedule.stages)]
+        if not self.scripted:
+            return between_stages if self.replays is None else (*between_stages, *evaluation, *self.replays.queues)
         calls = [key(worker) for worker in range(self.script) for key in (call_key, reply_key)]
         return (*between_stages, *evaluation, *calls, self._losses)
 
@@ -101,7 +115,8 @@ class Program:
         made some at a time, ahead of their use."""
         if self.scripted:
             return iter(())
-        training = self.schedule.program(worker, range(start, self.steps))
+        ordered = self.schedule if self.replays is None else self.replays
+        training = ordered.program(worker, range(start, self.steps))
         return chain(
             self._instructions(training, evaluates=False),
             self._instructions(self._forward_only.program(worker, self.evaluation), evaluates=True),
@@ -168,7 +183,13 @@ class Program:
 
     def source(self, key: QueueKey) -> int:
         """The stage that puts into `key`, a queue between stages."""
-        return key.stage - 1 if key.flow is Flow.EVALUATION else self.schedule.routes[str(key)][0]
+        match key.flow:
+            case Flow.EVALUATION:
+                return key.stage - 1
+            case Flow.REPLAYED:
+                return key.stage + 1
+            case _:
+                return self.schedule.routes[str(key)][0]
 
     @cached_property
     def tied_sources(self) -> dict[QueueKey, int]:
@@ -180,7 +201,21 @@ class Program:
         """The step from which on `key` carries nothing: evaluation has no gradients."""
         if self.scripted:
             return ENDLESS
-        return self.steps + (len(self.evaluation) if key.flow is Flow.FORWARD else 0)
+        if self.replays is not None and key.flow is Flow.FORWARD:
+            return self.steps if key.stage > self.schedule.first_trainable else self.replays.first
+        return self.steps + (len(self.evaluation) if key.flow in (Flow.FORWARD, Flow.EVALUATION) else 0)
+
+    def first_step(self, key: QueueKey) -> int:
+        """The step with which the messages of `key` begin."""
+        if self.replays is None:
+            return 0
+        return {Flow.EVALUATION: self.steps, Flow.REPLAYED: self.replays.first}.get(key.flow, 0)
+
+    @cached_property
+    def replays(self) -> Replays | None:
+        """What is left to do where what leaves the frozen first stages is there."""
+        first = self.replayed_from
+        return None if first is None or first >= self.steps else Replays(self.schedule, first)
 
     @cached_property
     def _runs_ahead(self) -> Callable[[Action], bool]:
@@ -196,12 +231,27 @@ class Program:
         return forward_only(self.schedule.placement, self.schedule.microbatches)
 
     @cached_property
-    def _in_training(self) -> Callable[[Action], _Touched]:
+    def _in_training(self) -> _Touch:
         return cache(lambda action: (str(action), self.takes(action), self.gives(action)))
 
     @cached_property
-    def _in_evaluation(self) -> Callable[[Action], _Touched]:
-        """Of a script: the same as in training, but through queues of its own."""
+    def _in_replay(self) -> _Touch:
+        """In the steps that replay what leaves the frozen first stages."""
+        replays = self.replays
+
+        def touched(action: Action) -> _Touched:
+            name, takes, gives = self._in_training(action)
+            return (
+                (name, takes, gives)
+                if replays is None
+                else (name, replays.takes(action, takes), replays.gives(action, gives))
+            )
+
+        return cache(touched)
+
+    @cached_property
+    def _in_evaluation(self) -> _Touch:
+        """The same as in training, but through queues of its own."""
 
         def touched(action: Action) -> _Touched:
             name, takes, gives = self._in_training(action)
@@ -210,11 +260,14 @@ class Program:
         return cache(touched)
 
     def _instructions(self, actions: Iterator[tuple[int, Action]], *, evaluates: bool) -> Iterator[Instruction]:
-        aside = evaluates and self.scripted
+        replays = None if evaluates else self.replays
+        aside = evaluates and (self.scripted or self.replays is not None)
         of_every_step = self._in_evaluation if aside else self._in_training
-        count, counted = self.schedule.microbatches, not aside
+        later = of_every_step if replays is None else self._in_replay
+        until = ENDLESS if replays is None else replays.first
+        count, counted = self.schedule.microbatches, not (evaluates and self.scripted)
         # Messages of which a step has one are numbered by the step.
-        once = ONCE_PER_STEP if self.schedule.ties or self.schedule.clips else ()
+        once = ONCE_PER_STEP if self.schedule.ties or self.schedule.clips or replays else ()
 
         def chunks() -> Iterator[list[Instruction]]:
             while chunk := [
@@ -222,10 +275,11 @@ class Program:
                     step,
                     each,
                     step if each.kind in once else message_number(step, each.microbatch, count),
-                    *of_every_step(each),
+                    *(of_every_step if step < until else later)(each),
                     evaluates,
                     counted,
                     not evaluates and self._runs_ahead(each),
+                    None if replays is None else replays.use(step, each),
                 )
                 for step, each in islice(actions, CHUNK)
             ]:
