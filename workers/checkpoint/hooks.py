@@ -110,7 +110,8 @@ class SnapshotHooks(CheckpointHooks):
 
     A snapshot is written every `every` steps and after the last of `steps`; on stage `last` it holds the losses of
     every `log_every`-th step. `writer`, whose limit is 1, runs what writes to `snapshots`; nothing else may write those
-    of `stages`. `forgotten(step)` is called when snapshots of steps before `step` need not be kept.
+    of `stages`. `forgotten(step)` is called when snapshots of steps before `step` need not be kept. `settle` is called
+    before each is written: what else the worker needs, if it begins there, is then on the disk.
     """
 
     def __init__(
@@ -127,7 +128,9 @@ class SnapshotHooks(CheckpointHooks):
         every: int,
         log_every: int,
         forgotten: Callable[[int], None] = lambda step: None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
+        self._settle = settle
         self._stages = stages
         self._progress = progress
         self._snapshots = snapshots
@@ -226,6 +229,10 @@ class SnapshotHooks(CheckpointHooks):
             )
 
     def _write(self, snapshot: Snapshot) -> None:
+        try:
+            self._settle()
+        except OSError as error:
+            raise SnapshotFailed(f"what belongs to the snapshot of step {snapshot.step}: {error}") from error
         self._snapshots.write(snapshot)
         self._progress.durable(snapshot.stage, snapshot.step)
 
@@ -269,6 +276,7 @@ def open_snapshots(
         every=job.plan.recovery.snapshot_every,
         log_every=job.plan.run.log_every,
         forgotten=forgotten,
+        **({} if executor.prefix is None else {"settle": executor.prefix.sync}),
     )
 
 

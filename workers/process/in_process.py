@@ -27,6 +27,7 @@ from stageline.pipeline.stage.tied_stage import copies_in
 from stageline.workers.checkpoint.weights import save_weights
 from stageline.workers.control.reporter import Reporter
 from stageline.workers.control.session import Stopped
+from stageline.workers.prefix_cache.opening import open_prefix_cache
 from stageline.workers.replay.recorder import record_failure
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.result import Facts, LaunchOutcome
@@ -88,6 +89,8 @@ class _Local:
         store.begin()  # nothing of an earlier attempt is continued here
         self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
         self._queues: Queues = MemoryQueues(run, job.schedule.microbatches, windows=job.windows())
+        for key in job.program.queues:
+            self._queues.inbound(key).rewind(job.program.first_step(key))
         self._decisions = SkipLog(runs.folder(job.plan, run))
         self._places = [self._place(index) for index in range(len(job.plan.workers))]
 
@@ -148,6 +151,7 @@ class _Local:
         )
         executor = job.executor(job.schedule.placement[index], self._decisions)
         run = self._coordinator.run.id
+        executor.prefix = open_prefix_cache(job, index, run)
         loop = WorkerLoop(job.program, index, executor, self._queues, run=run, incarnation=incarnation)
         return _Place(sender, executor, loop, Reporter(loop.progress, incarnation, job.training_steps))
 
