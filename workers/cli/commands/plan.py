@@ -47,6 +47,12 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> Non
     show("plan", ("key", "value", "from"), keys)
     _show_split(found)
     _show_queues(found)
+    if found.prefix_cache is not None:
+        kept = found.prefix_cache
+        say(
+            f"prefix cache: {kept.samples} rows of {size(kept.row_bytes)}, {size(kept.bytes)} on the disk of worker "
+            f"{kept.worker}; from step {kept.replayed_from} on, stages 0 to {kept.stage - 1} do not run"
+        )
     idle = ", ".join(f"worker {index} {share(part)}" for index, part in enumerate(found.idle))
     frozen = " (as one where nothing is trained)" if any(not each.trained for each in found.stages) else ""
     say(f"idle, if a backward takes as long as two forwards{frozen} and a message no time: {idle}")
