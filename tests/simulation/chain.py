@@ -136,6 +136,7 @@ class ChainExecutor:
         self.stages = {stage: Chain(stage, stage < schedule.first_trainable) for stage in schedule.placement[worker]}
         self.loss: float | None = None
         self.gradient_norm: float | None = None
+        self.prefix: None = None  # a forward that is given nothing works on a text that follows from its place
         self.feed = feed
         self.sums = Sums()
         self.gives_up = False
@@ -194,9 +195,9 @@ class ChainResult:
 
 
 @cache
-def undisturbed(schedule: Schedule, steps: int) -> ChainResult:
+def undisturbed(schedule: Schedule, steps: int, replayed_from: int | None = None) -> ChainResult:
     """The result of all programs run in turn, with nothing between the workers but lists."""
-    program = Program(schedule, steps)
+    program = Program(schedule, steps, replayed_from=replayed_from)
     queues: dict[object, list[str]] = {}
     executors = [ChainExecutor(schedule, worker) for worker in range(len(schedule.placement))]
     programs = [list(program.instructions(worker))[::-1] for worker in range(len(executors))]

@@ -1,0 +1,189 @@
+"""What leaves the frozen first stages is kept in the first epoch and used in later ones: to the bit as in a plain loop.
+
+embed first | act norm pair | join later drop head       |: a cut; trained is what follows the second
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stageline.pipeline.plan import read_plan
+from stageline.workers.process.in_process import run_memory
+from stageline.workers.runtime.job import prepare
+from support import reference
+from support.fork_server import ForkServer, Kill
+from support.prefix.data import EPOCH, batches
+from support.prefix_loop import train_cached
+from support.whole_run import WholeRun
+
+FOLDER = Path(reference.__file__).parent / "prefix"
+CONFIG = FOLDER / "stageline.toml"
+TRAINED = ("join.*", "later.*", "head.*")
+LOOPED = ("workers.0.stages=[0, 2]", "workers.1.stages=[1, 3]")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@cache
+def plain(microbatches: int = 4) -> reference.ReferenceResult:
+    recipe = reference.recipe(FOLDER, microbatches=microbatches)
+    return train_cached(recipe, 5, batches(8, recipe.seed).samples, EPOCH, TRAINED)
+
+
+def agrees(facts: dict[str, Any], wanted: reference.ReferenceResult) -> bool:
+    losses = [facts["losses"][str(step)] for step in range(len(wanted.losses))]
+    return (facts["weights_sha256"], losses) == (wanted.weights_sha256, wanted.losses)
+
+
+def _run(folder: Path, *sets: str) -> dict[str, Any]:
+    sets = (f"run.dir={folder.parent}", *sets)
+    outcome = run_memory(prepare(read_plan(CONFIG, sets=sets, environment={})), folder.name, folder)
+    assert outcome.code == 0, outcome.reason
+    return outcome.facts
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        (),
+        ("schedule.name=gpipe",),
+        ("schedule.name=eager-1f1b",),
+        ("model.cut=[5]",),
+        ("model.cut=[2, 5, 7]",),
+        ("model.cut=[2, 5, 7]", "schedule.name=interleaved-1f1b", *LOOPED),
+        ("model.cut=[2, 5, 7]", *LOOPED),
+        ("model.cut=[2, 5, 7]", "workers.0.stages=[0, 3]", "workers.1.stages=[1, 2]"),
+        ("model.cut=[2, 5, 7]", "workers.0.stages=[0, 1]", "workers.1.stages=[2, 3]"),
+        ("workers.0.stages=[0, 1, 2]",),
+    ],
+    ids=lambda sets: " ".join(sets),
+)
+def test_a_run_equals_the_plain_loop_that_indexes_the_rows_it_kept(sets: Sequence[str], tmp_path: Path) -> None:
+    assert agrees(_run(tmp_path / "run", *sets), plain())
+
+
+SUFFIX, SUFFIX_LATER, PREFIX_LATER = ("worker-2", 20), ("worker-2", 55), ("worker-0", 23)
+
+
+@pytest.mark.parametrize(
+    ("kills", "sets"),
+    [
+        ((SUFFIX,), ()),
+        ((SUFFIX_LATER, PREFIX_LATER), ()),
+        ((SUFFIX, ("worker-2", 60), ("worker-1", 24), ("broker", 40)), ()),
+        ((SUFFIX_LATER, PREFIX_LATER), ("queues.url=tcp://127.0.0.1:0",)),
+        ((("worker-1", 30), ("worker-0", 22)), ("model.cut=[5, 7]",)),
+    ],
+    ids=["in the first epoch", "in the second", "several", "tcp", "one frozen stage"],
+)
+def test_workers_are_killed_before_and_after_the_cache_is_whole(
+    kills: Sequence[Kill], sets: Sequence[str], fork_server: ForkServer, tmp_path: Path
+) -> None:
+    outcome = fork_server.train(CONFIG, *sets, f"run.dir={tmp_path}", folder=tmp_path / "run", kills=kills)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert agrees(outcome["facts"], plain())
+
+
+SLOW = ("        x, more = parts\n", "        x, more = parts\n        __import__('time').sleep(0.02)\n")
+
+
+def _plan_in(home: Path) -> Path:
+    """A copy of the plan, of which each step takes a while."""
+    plan = Path(shutil.copytree(FOLDER, home / "plan")) / "stageline.toml"
+    model = plan.parent / "model.py"
+    model.write_text(model.read_text().replace(*SLOW))
+    return plan
+
+
+def _stopped_at(step: int, fork_server: ForkServer, plan: Path, *sets: str) -> WholeRun:
+    """A run that was stopped after the checkpoint of `step`."""
+    going = WholeRun(fork_server, plan, *sets)
+    going.until_checkpoint(step)
+    going.stop()
+    assert going.end()["code"] == 75
+    return going
+
+
+def _flip(file: Path) -> None:
+    """Something in each part of it."""
+    file.write_bytes(bytes(byte ^ (place % 50 == 0) for place, byte in enumerate(file.read_bytes())))
+
+
+def _shorten(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def _of_other_data(file: Path) -> None:
+    """As if the folder had been copied from a run on another dataset."""
+    from hashlib import sha256
+
+    header = json.loads(file.read_bytes())["header"]
+    header["parts"]["data.options.shift"] = 7
+    data = json.dumps(header, separators=(",", ":"))
+    file.write_text(f'{{"header":{data},"sha256":"{sha256(data.encode()).hexdigest()}"}}')
+
+
+@pytest.mark.parametrize(
+    ("step", "file", "damage", "reason"),
+    [
+        (6, "", shutil.rmtree, "cache.json is missing"),
+        (2, "leaf-0.rows", _flip, "samples are damaged: their CRC-32 does not match"),
+        (6, "leaf-1.rows", _shorten, "leaf-1.rows has 134 bytes, made were 135"),
+        (6, "marks.rows", Path.unlink, "marks.rows is missing"),
+        (6, "cache.json", _flip, "cache.json is damaged"),
+        (
+            6,
+            "cache.json",
+            _of_other_data,
+            "it is of another model or dataset: data.options.shift is 7 there, None here",
+        ),
+    ],
+    ids=["deleted", "flipped in the first epoch", "shortened", "no marks", "header", "another dataset"],
+)
+def test_a_cache_that_is_lost_damaged_or_foreign_is_computed_again_when_the_run_is_resumed(
+    step: int, file: str, damage: Callable[[Path], object], reason: str, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    plan = _plan_in(tmp_path)
+    stopped = _stopped_at(step, fork_server, plan)
+    damage(stopped.folder / "prefix-cache" / file)
+    resumed = WholeRun(fork_server, plan, resume=True)
+    assert agrees(resumed.end()["facts"], plain())
+    assert "the prefix cache is computed again" in resumed.log("worker-2")
+    assert reason in resumed.log("worker-2")
+
+
+def test_a_whole_cache_is_used_by_a_run_that_is_resumed(fork_server: ForkServer, tmp_path: Path) -> None:
+    plan = _plan_in(tmp_path)
+    _stopped_at(6, fork_server, plan)
+    resumed = WholeRun(fork_server, plan, resume=True)
+    assert agrees(resumed.end()["facts"], plain())
+    assert "computed again" not in resumed.log("worker-2")
+
+
+FULL = """
+
+import errno, os
+
+def _take(file, start, size, plain=os.posix_fallocate, left=[3]):
+    left[0] -= 1
+    if left[0] >= 0:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    plain(file, start, size)
+
+os.posix_fallocate = _take
+"""
+
+
+def test_a_disk_that_is_full_while_rows_are_kept_is_waited_for(fork_server: ForkServer, tmp_path: Path) -> None:
+    plan = _plan_in(tmp_path)
+    model = plan.parent / "model.py"
+    model.write_text(model.read_text() + FULL)
+    going = WholeRun(fork_server, plan)
+    going.wait_for(lambda: going.folder.exists() and "cannot take 3375 bytes for 27 samples in" in going.ask("why"))
+    assert agrees(going.end()["facts"], plain())
