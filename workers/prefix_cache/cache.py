@@ -89,7 +89,7 @@ class PrefixCache:
             )
         parts = zip(self._files, header.leaves, self._types, strict=True)
         found = (
-            file.rows.index_select(0, samples).view(dtype).view(len(samples), *leaf.shape)
+            file.rows.index_select(0, samples).view(-1).view(dtype).view(len(samples), *leaf.shape)
             for file, leaf, dtype in parts
         )
         return unflatten(header.structure, found)
@@ -207,7 +207,7 @@ def _require_sizes(folder: Path, sizes: dict[str, int], samples: int) -> None:
 def _bytes_of(tensor: Tensor, size: int) -> Tensor:
     """Its rows as they are kept: uint8 [rows, size]."""
     here = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return here.view(len(tensor), -1 if here.numel() else 0).view(torch.uint8).view(len(tensor), size)
+    return here.view(-1).view(torch.uint8).view(len(tensor), size)
 
 
 def _listed(leaves: Iterable[CachedLeaf]) -> str:

@@ -49,9 +49,10 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool) -> Non
     _show_queues(found)
     if found.prefix_cache is not None:
         kept = found.prefix_cache
+        idle_stages = "stage 0 does" if kept.stage == 1 else f"stages 0 to {kept.stage - 1} do"
         say(
             f"prefix cache: {kept.samples} rows of {size(kept.row_bytes)}, {size(kept.bytes)} on the disk of worker "
-            f"{kept.worker}; from step {kept.replayed_from} on, stages 0 to {kept.stage - 1} do not run"
+            f"{kept.worker}; from step {kept.replayed_from} on, {idle_stages} not run"
         )
     idle = ", ".join(f"worker {index} {share(part)}" for index, part in enumerate(found.idle))
     frozen = " (as one where nothing is trained)" if any(not each.trained for each in found.stages) else ""
