@@ -6,18 +6,23 @@ embed first | act norm pair | join later drop head       |: a cut; trained is wh
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from stageline import Line, PlanRefused
 from stageline.pipeline.plan import read_plan
 from stageline.workers.process.in_process import run_memory
+from stageline.workers.replay.replay import ReplayTarget, replay
 from stageline.workers.runtime.job import prepare
 from support import reference
 from support.fork_server import ForkServer, Kill
 from support.prefix.data import EPOCH, batches
+from support.prefix.model import build, loss
 from support.prefix_loop import train_cached
 from support.whole_run import WholeRun
 
@@ -187,3 +192,116 @@ def test_a_disk_that_is_full_while_rows_are_kept_is_waited_for(fork_server: Fork
     going = WholeRun(fork_server, plan)
     going.wait_for(lambda: going.folder.exists() and "cannot take 3375 bytes for 27 samples in" in going.ask("why"))
     assert agrees(going.end()["facts"], plain())
+
+
+OWN_SOURCE = """
+
+
+class Turned:
+    \"\"\"A source with an order of its own, which nothing but its code tells.\"\"\"
+
+    def __init__(self, plain):
+        self._plain, self.steps_per_epoch = plain, plain.steps_per_epoch
+
+    def held_out(self):
+        return self._plain.held_out()
+
+    def samples(self, step):
+        return self._plain.samples(step).flip(0)
+
+    def batch(self, step):
+        return tuple(part.flip(0) for part in self._plain.batch(step))
+
+
+def turned(batch_size, seed):
+    return Turned(batches(batch_size, seed))
+"""
+
+
+def test_a_worker_without_data_learns_the_order_of_a_source_of_the_users_own_from_its_code(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """The first stage that trains is neither the first nor the last. Its worker is killed in the second epoch."""
+    plan = Path(shutil.copytree(FOLDER, tmp_path / "plan")) / "stageline.toml"
+    data = plan.parent / "data.py"
+    data.write_text(data.read_text() + OWN_SOURCE)
+    sets = ("data.source=data.py:turned", "model.cut=[5, 7]", f"run.dir={tmp_path}")
+    outcome = fork_server.train(plan, *sets, folder=tmp_path / "run", kills=(("worker-1", 60),))
+    recipe = reference.recipe(FOLDER, microbatches=4)
+
+    def turned(step: int) -> Any:
+        return tuple(part.flip(0) for part in recipe.batch(step))
+
+    wanted = train_cached(
+        replace(recipe, batch=turned), 5, lambda step: batches(8, 0).samples(step).flip(0), EPOCH, TRAINED
+    )
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert agrees(outcome["facts"], wanted)
+    assert not agrees(outcome["facts"], plain())
+
+
+ELSEWHERE = """
+
+import inspect
+
+def batches(batch_size, seed, plain=batches):
+    if any(frame.filename.endswith("again.py") for frame in inspect.stack()):  # only this worker has none
+        raise OSError("the data are elsewhere")
+    return plain(batch_size, seed)
+"""
+
+
+def test_a_lost_cache_that_cannot_be_computed_again_is_named_with_the_way_out(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """The worker in the middle cannot read the data, and did not need them before."""
+    plan = _plan_in(tmp_path)
+    stopped = _stopped_at(6, fork_server, plan, "model.cut=[5, 7]")
+    shutil.rmtree(stopped.folder / "prefix-cache")
+    data = plan.parent / "data.py"
+    data.write_text(data.read_text() + ELSEWHERE)
+    outcome = WholeRun(fork_server, plan, "model.cut=[5, 7]", resume=True).end()
+    assert outcome["code"] != 0
+    assert (
+        "the prefix cache cannot be used: cache.json is missing. It cannot be computed again here" in outcome["reason"]
+    )
+    assert "or resume where worker 1 can read the data" in outcome["reason"]
+
+
+def test_microbatches_of_later_epochs_can_be_run_again_from_their_records(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    sets = ("recovery.record=all", "model.cut=[5, 7]", f"run.dir={tmp_path}")
+    outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run")
+    assert outcome["code"] == 0, outcome["reason"]
+    for stage in (1, 2):
+        replayed = replay(tmp_path / "run", ReplayTarget(stage, 11, 1))
+        assert replayed.reproduced
+        assert replayed.outcomes[0].same
+
+
+def test_a_run_without_recovery_keeps_its_prefix_too(fork_server: ForkServer, tmp_path: Path) -> None:
+    sets = ("recovery.restarts=0", "recovery.snapshot_every=0", f"run.dir={tmp_path}")
+    assert agrees(fork_server.train(CONFIG, *sets, folder=tmp_path / "run")["facts"], plain())
+
+
+@pytest.mark.parametrize("sets", [(), LOOPED, ("workers.0.stages=[0, 3]", "workers.1.stages=[1, 2]")], ids=str)
+def test_in_asynchronous_mode_what_is_kept_is_what_would_be_computed(sets: Sequence[str], tmp_path: Path) -> None:
+    """The frozen stage picks rows of a table, which have the same bits in microbatches of any size."""
+    frozen = ("model.cut=[1, 5, 7]", 'model.trainable=["first.*", "join.*", "later.*", "head.*"]')
+    sets = ("schedule.mode=async", "schedule.microbatches=1", *frozen, *sets)
+    cached = _run(tmp_path / "cached", *sets)
+    assert cached["weights_sha256"] == _run(tmp_path / "plain", *sets, "model.prefix_cache=false")["weights_sha256"]
+
+
+def test_a_script_is_refused_with_the_reason() -> None:
+    with pytest.raises(PlanRefused, match="a script's batches do not say which samples they have"):
+        Line(
+            build,
+            cut=[5],
+            loss=loss,
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+            microbatches=2,
+            settings={"model.prefix_cache": True},
+        )

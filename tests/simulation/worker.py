@@ -154,9 +154,7 @@ class SimulatedWorker(SimulatedMember):
 def program_of(scenario: Scenario) -> Program:
     """Of all that takes part in the run."""
     steps = ENDLESS if scenario.calls else scenario.steps
-    return Program(
-        scenario.schedule, steps, scripted=bool(scenario.calls), replayed_from=scenario.replayed_from
-    )
+    return Program(scenario.schedule, steps, scripted=bool(scenario.calls), replayed_from=scenario.replayed_from)
 
 
 def queue_options(program: Program, worker: int, window: int) -> QueueOptions:
