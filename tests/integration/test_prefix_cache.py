@@ -78,10 +78,10 @@ SUFFIX, SUFFIX_LATER, PREFIX_LATER = ("worker-2", 20), ("worker-2", 55), ("worke
 @pytest.mark.parametrize(
     ("kills", "sets"),
     [
-        ((SUFFIX,), ()),
-        ((SUFFIX_LATER, PREFIX_LATER), ()),
+        pytest.param(*((SUFFIX,), ()), marks=pytest.mark.slow),
+        pytest.param(*((SUFFIX_LATER, PREFIX_LATER), ()), marks=pytest.mark.slow),
         ((SUFFIX, ("worker-2", 60), ("worker-1", 24), ("broker", 40)), ()),
-        ((SUFFIX_LATER, PREFIX_LATER), ("queues.url=tcp://127.0.0.1:0",)),
+        pytest.param(*((SUFFIX_LATER, PREFIX_LATER), ("queues.url=tcp://127.0.0.1:0",)), marks=pytest.mark.slow),
         ((("worker-1", 30), ("worker-0", 22)), ("model.cut=[5, 7]",)),
     ],
     ids=["in the first epoch", "in the second", "several", "tcp", "one frozen stage"],
@@ -137,11 +137,11 @@ def _of_other_data(file: Path) -> None:
 @pytest.mark.parametrize(
     ("step", "file", "damage", "reason"),
     [
-        (6, "", shutil.rmtree, "cache.json is missing"),
+        pytest.param(*(6, "", shutil.rmtree, "cache.json is missing"), marks=pytest.mark.slow),
         (2, "leaf-0.rows", _flip, "samples are damaged: their CRC-32 does not match"),
-        (6, "leaf-1.rows", _shorten, "leaf-1.rows has 134 bytes, made were 135"),
-        (6, "marks.rows", Path.unlink, "marks.rows is missing"),
-        (6, "cache.json", _flip, "cache.json is damaged"),
+        pytest.param(*(6, "leaf-1.rows", _shorten, "leaf-1.rows has 134 bytes, made were 135"), marks=pytest.mark.slow),
+        pytest.param(*(6, "marks.rows", Path.unlink, "marks.rows is missing"), marks=pytest.mark.slow),
+        pytest.param(*(6, "cache.json", _flip, "cache.json is damaged"), marks=pytest.mark.slow),
         (
             6,
             "cache.json",
@@ -163,6 +163,7 @@ def test_a_cache_that_is_lost_damaged_or_foreign_is_computed_again_when_the_run_
     assert reason in resumed.log("worker-2")
 
 
+@pytest.mark.slow
 def test_a_whole_cache_is_used_by_a_run_that_is_resumed(fork_server: ForkServer, tmp_path: Path) -> None:
     plan = _plan_in(tmp_path)
     _stopped_at(6, fork_server, plan)
@@ -218,6 +219,7 @@ def turned(batch_size, seed):
 """
 
 
+@pytest.mark.slow
 def test_a_worker_without_data_learns_the_order_of_a_source_of_the_users_own_from_its_code(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
@@ -269,6 +271,7 @@ def test_a_lost_cache_that_cannot_be_computed_again_is_named_with_the_way_out(
     assert "or resume where worker 1 can read the data" in outcome["reason"]
 
 
+@pytest.mark.slow
 def test_microbatches_of_later_epochs_can_be_run_again_from_their_records(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
@@ -281,6 +284,7 @@ def test_microbatches_of_later_epochs_can_be_run_again_from_their_records(
         assert replayed.outcomes[0].same
 
 
+@pytest.mark.slow
 def test_a_run_without_recovery_keeps_its_prefix_too(fork_server: ForkServer, tmp_path: Path) -> None:
     sets = ("recovery.restarts=0", "recovery.snapshot_every=0", f"run.dir={tmp_path}")
     assert agrees(fork_server.train(CONFIG, *sets, folder=tmp_path / "run")["facts"], plain())

@@ -16,6 +16,7 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.executor import ComputeFailed, Executor
 from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.program import Program
 
 from .cache import PrefixCacheFailed
 
@@ -40,22 +41,23 @@ def compute_again(
 def _computed(job: Job, steps: int, stages: Mapping[int, Stage]) -> Iterator[tuple[tuple[int, int], Tree]]:
     loaded = job if job.own_feed is not None else job.with_data()
     prefix = range(job.schedule.first_trainable)
+    program = loaded.program
     missing = [stage for stage in prefix if stage not in stages]
     executor = loaded.executor(missing)
     executor.stages = {**stages, **executor.stages}
     places = ((step, microbatch) for step in range(steps) for microbatch in range(job.schedule.microbatches))
     with _threads_kept():
         for place in places:
-            yield place, _forward(loaded, executor, prefix, *place)
+            yield place, _forward(loaded, program, executor, prefix, *place)
     for stage in missing:
         job.segments[stage].unload()
 
 
-def _forward(job: Job, executor: Executor, prefix: Sequence[int], step: int, microbatch: int) -> Tree:
+def _forward(job: Job, program: Program, executor: Executor, prefix: Sequence[int], step: int, microbatch: int) -> Tree:
     output: Tree = None
     for stage in prefix:
         torch.set_num_threads(job.plan.workers[job.schedule.owner(stage)].threads)  # bits may follow it
-        instruction = job.program.instruction(step, Action(Kind.FORWARD, stage, microbatch))
+        instruction = program.instruction(step, Action(Kind.FORWARD, stage, microbatch))
         output = executor.carry_out(instruction, [output] if stage else [])
     return output
 
